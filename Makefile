@@ -12,7 +12,19 @@ SYSTEM := chromium systemd-container debootstrap charliecloud-runtime iproute2 o
 # One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
 SIDE_BY_SIDE := --numprocesses auto --dist loadscope --no-loadscope-reorder
 
-.PHONY: quickstart test test-long prepare check golden mutants gpu-proof system clean
+.PHONY: help quickstart test test-long prepare check golden docs mutants gpu-proof system clean
+
+# The first target: what `make` alone says.
+help:
+	@echo "make quickstart   install into $(VENV), train 24 small models on this machine, write the report"
+	@echo "make test         install what the tests need, check the code, run the tests"
+	@echo "make test-long    the same with the long forms of proofs"
+	@echo "make check        ruff, mypy and import-linter"
+	@echo "make golden       write golden files, schemas and generated pages anew"
+	@echo "make docs         write the documentation site to site/"
+	@echo "make gpu-proof    test shardlab on the GPUs of this machine, results to docs/results/"
+	@echo "make mutants      change lines of the product and count which changes the tests notice"
+	@echo "make clean        remove environments and caches"
 
 quickstart: $(VENV)/installed
 	$(BIN)/provision examples/local.yaml --workspace "$(WORKSPACE)"
@@ -42,6 +54,11 @@ golden: $(VENV)/installed-dev
 	$(BIN)/python -m shardlab.json_schema
 	SHARDLAB_GOLDEN=write $(BIN)/pytest --quiet $$(grep -l same_as_golden tests/test_*.py)
 	git status --short tests/golden shardlab/schemas docs/menus.md
+
+# Writes the documentation site to site/, and fails at dead links.
+docs: $(VENV)/installed-dev
+	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
+	@echo "open site/index.html; its search needs a server: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
 # Tests shardlab on the GPUs of this machine; results go to docs/results. More arguments of prove.py: PROOF='--only A'
 gpu-proof:
@@ -79,4 +96,4 @@ system:
 	|| echo "not here, so that the tests that need them are skipped:" $$missing
 
 clean:
-	rm -rf $(VENV) $(HTA) .mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) $(HTA) site .cache .mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlab import console, gc_pause, inventory, registry
+from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
 from shardlab.rundir import RunDir
@@ -34,7 +35,6 @@ EXAMPLES = {
 # Verbs that read a workspace; without `fetch`, which does what is urged.
 OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "watch", "compare", "export")
 LAST_PORT = 65535
-FASTEST_HZ = 50.0  # at 100 the sampler was measured to slow the ranks that it watches by a fifth
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,8 +155,8 @@ def _add_export(verbs: console.Verbs) -> None:
 def _add_sample(verbs: console.Verbs) -> None:
     verb = verbs.add("sample", _sample, "write telemetry of this machine until a signal arrives")
     verb.add_argument("--out", required=True, metavar="FILE", help="append the samples to this file")
-    hz_help = f"samples per second, at most {FASTEST_HZ:g} (default: 2)"
-    verb.add_argument("--hz", type=float, default=2.0, metavar="N", help=hz_help)
+    hz_help = f"samples per second, at most {FASTEST_HZ:g} (default: {TELEMETRY_HZ:g})"
+    verb.add_argument("--hz", type=float, default=TELEMETRY_HZ, metavar="N", help=hz_help)
     verb.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
 
 

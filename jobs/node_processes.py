@@ -20,7 +20,6 @@ from shardlab.errors import ShardlabError
 from shardlab.record import SAMPLER_ENDED
 from shardlab.rundir import RunDir
 
-SAMPLES_PER_S = 2
 SAMPLER_STARTS = 4  # of the sampler on a node: what ends it so often, such as a full disk, does not pass
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
 MARK = "SHARDLAB_RUN"  # variable of every process of a run, by which leftover processes are found
@@ -37,6 +36,7 @@ class Sampler:
 
     def __init__(self, folder: RunDir) -> None:
         self._folder = folder
+        self._hz = folder.read_run().cell.instruments.telemetry_hz
         self._starts = 0
         self._process = self._start()
 
@@ -57,7 +57,7 @@ class Sampler:
     def _start(self) -> subprocess.Popen[bytes]:
         self._starts += 1
         out = self._folder.samples_file(gethostname())
-        command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={SAMPLES_PER_S}"]
+        command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={self._hz:g}"]
         command.append(f"--parent={os.getpid()}")  # it ends when we do, however we end
         with (self._folder.log / f"sampler.{gethostname()}.log").open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -22,7 +22,7 @@ import psutil
 
 from jobs import claim
 from jobs.scheduler import ObservedRun, RunOnDisk
-from shardlab import files, host, workspace_trust
+from shardlab import cloudlab_keys, files, host, workspace_trust
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import Event
@@ -236,13 +236,14 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start the script of a run in a session of its own, so that it outlives this process. descriptors: what it inherits."""
     folder.log.mkdir(exist_ok=True)
+    own = {name: value for name, value in os.environ.items() if name != cloudlab_keys.TOKEN_VARIABLE}
     with (folder.log / "script.log").open("ab") as log:
         return subprocess.Popen(
             ["bash", str(folder.path / SCRIPT)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, **(environment or {})},
+            env={**own, **(environment or {})},
             pass_fds=descriptors,
             start_new_session=True,
         )

@@ -101,7 +101,12 @@ def _parser() -> console.Parser:
     )
     parser.add_argument("--ssh", type=_names, metavar="HOST,...", help="init: machines with a login by SSH")
     parser.add_argument(
-        "--cloudlab", type=Path, nargs="+", action="extend", metavar="FILE", help="init: the manifests of a CloudLab experiment"
+        "--cloudlab",
+        type=Path,
+        nargs="*",
+        action="extend",
+        metavar="FILE",
+        help="init: the manifests of a CloudLab experiment; on one of its nodes none is needed",
     )
     parser.add_argument(
         "--profile", action="store_true", help="request: print a profile (a script for geni-lib) instead of an RSpec"
@@ -139,8 +144,8 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
         if file is not None:
             raise InputError(f"init takes no cluster file, because it prints one: found {file}.")
-        return init.run(output, workspace, arguments.site, arguments.ssh or [], arguments.cloudlab or [])
-    if arguments.site is not None or arguments.ssh or arguments.cloudlab:
+        return init.run(output, workspace, arguments.site, arguments.ssh or [], arguments.cloudlab)
+    if arguments.site is not None or arguments.ssh or arguments.cloudlab is not None:
         raise InputError(
             f"--site, --ssh and --cloudlab belong to the verb init and cannot be combined with the verb {verb!r}. The verb "
             "comes before them: provision init --cloudlab FILE."
@@ -234,7 +239,7 @@ def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> No
         raise InputError(
             f"down was not confirmed. Allowed: the option --yes, or the typed name {confirmation.name} on a terminal."
         )
-    if output.remarks.input(f"Type the name {confirmation.name} to confirm: ").strip() != confirmation.name:
+    if output.ask(f"Type the name {confirmation.name} to confirm: ") != confirmation.name:
         raise InputError(f"down was not confirmed: the typed name is not {confirmation.name}. Nothing was changed.")
 
 

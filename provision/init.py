@@ -3,6 +3,7 @@ commented cluster file. It changes nothing."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import templates
 from provision.cloudlab import cluster_file
 from provision.fact import Fact, Facts
 from provision.facts.nvidia import NVIDIA
+from provision.facts.partitions import SitePartition
 from provision.facts.pythons import OLDEST
 from provision.facts.quotas import Quota
 from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
@@ -20,33 +22,38 @@ from provision.node import Node
 from provision.providers.local import LocalNode
 from provision.providers.ssh import SshNode
 from provision.site import proposal, survey
-from provision.site.proposal import Proposal
+from provision.site.proposal import Proposal, TypedPartition
 from provision.site.survey import Survey
 from shardlab.cluster_keys import Login
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.login_node import is_login_node
 from shardlab.remote import Address, Remote
+from shardlab.slurm_keys import MOST_CPUS_PER_RANK, MOST_NODES
 from shardlab.workspace import Workspace
 
 _LOGIN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?$")
 GIB = 1 << 30
+MOST_MODULES = 24  # that a line of the file names
 _SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)  # the same questions, without root
 _NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 
 
-def run(output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str], manifests: Sequence[Path] = ()) -> int:
+def run(
+    output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str], manifests: Sequence[Path] | None = None
+) -> int:
     """Print the file.
 
     site: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no site is meant.
     hosts: of a cluster of SSH hosts.
-    manifests: the files of the manifests of a CloudLab experiment.
+    manifests: the files of the manifests of a CloudLab experiment; none: this machine is one of its nodes; None: no experiment
+    is meant.
 
     Raises InputError, or Unreachable if a login fails.
     """
-    if sum((site is not None, bool(hosts), bool(manifests))) > 1:
+    if sum((site is not None, bool(hosts), manifests is not None)) > 1:
         raise InputError("--site, --ssh and --cloudlab describe different clusters. Allowed: one of them.")
-    if manifests:
+    if manifests is not None:
         text = cluster_file.text(manifests)
     elif hosts:
         text = _ssh_file(output, workspace, [_login(host, "--ssh") for host in hosts])
@@ -91,7 +98,6 @@ def site_text(login: Login | None, site: Survey, made: Proposal, rejected: dict[
     accepted = [request for request, why in rejected.items() if why is None]
     undecided = [request for request, why in rejected.items() if why is not None and survey.UNDECIDED.search(why)]
     gpus = kind.gpus[0] if kind is not None and kind.gpus else None
-    longest = partition.max_time_s if partition is not None else None
     return templates.render(
         "cluster/slurm.yaml.j2",
         cluster_name=_name(site.settings.cluster or (login.host if login else "site")),
@@ -101,24 +107,25 @@ def site_text(login: Login | None, site: Survey, made: Proposal, rejected: dict[
         account=made.account,
         accounts=made.accounts,
         qos=made.qos,
+        needed_qos=made.needed_qos,
         gpu_request=next(iter([*accepted, *undecided]), None),
         request_table=[f"{request}: {_answer(why)}" for request, why in rejected.items()],
-        time=_time(min(longest or proposal.HOUR_S, proposal.HOUR_S)),
-        max_time=_time(longest) if longest else None,
-        max_nodes=partition.max_nodes if partition is not None else None,
+        time=_time(proposal.time_s(partition)),
+        limits=_limits(partition) if partition is not None else {},
+        typed_partitions=_typed_partitions(proposal.typed_partitions(site, made)),
         exclusive=partition is None or partition.is_exclusive or gpus is None,
-        cpus_per_rank=max(1, kind.cpus // gpus.count) if kind is not None and gpus is not None else None,
+        cpus_per_rank=min(max(1, kind.cpus // gpus.count), MOST_CPUS_PER_RANK) if kind and gpus else None,
         gpus=gpus,
         folder=made.folder,
         free=_free(made.folder) if made.folder is not None else None,
-        folder_table=[f"{entry.variable}={entry.path}: {entry.file_system}, {_free(entry)}" for entry in site.folders],
+        folder_table=[_folder(folder) for folder in site.folders],
         quota_table=[_quota(quota) for quota in site.quotas.quotas],
         quota_commands=site.quotas.site_commands,
         module=made.module,
         python=made.python,
         has_python=made.has_python,
         oldest=".".join(map(str, OLDEST)),
-        module_table=[f"modules: {', '.join(site.modules[:24])}"] if site.modules else [],
+        module_table=_modules(site.modules),
         unknown=site.unknown,
     )
 
@@ -136,6 +143,47 @@ def _partitions(site: Survey) -> list[str]:
         state = "" if partition.is_up else " (not up)"
         lines.append(f"{partition.name}{state}: {nodes or 'no nodes shown'}; {limit}")
     return lines
+
+
+def _limits(partition: SitePartition) -> dict[str, str | int]:
+    """The limits of a partition, by the keys of the cluster file; without those that no run reaches."""
+    limits: dict[str, str | int] = {}
+    if partition.max_time_s and partition.max_time_s <= proposal.LONGEST_S:
+        limits["max_time"] = _time(partition.max_time_s)
+    if partition.max_nodes and partition.max_nodes <= MOST_NODES:
+        limits["max_nodes"] = partition.max_nodes
+    return limits
+
+
+def _typed_partitions(found: Sequence[TypedPartition]) -> list[str]:
+    """The entries of `slurm.partitions` in YAML; none if there are not two types of GPUs."""
+    if len(found) < 2:
+        return []
+    entries = [
+        {
+            "name": entry.partition.name,
+            "gpus": {"type": entry.gpus.type, "per_node": entry.gpus.count},
+            **_limits(entry.partition),
+        }
+        for entry in found
+    ]
+    return [json.dumps(entry) for entry in entries]
+
+
+def _modules(names: Sequence[str]) -> list[str]:
+    """The modules of the site as lines, those with a Python first, as a site may have hundreds of compilers."""
+    pythons = [name for name in names if proposal.is_python(name)]
+    others = [name for name in names if name not in pythons]
+    lines = []
+    for kind, members in (("modules with Python", pythons), ("other modules", others)):
+        more = f" and {len(members) - MOST_MODULES} more" if len(members) > MOST_MODULES else ""
+        lines += [f"{kind}: {', '.join(members[-MOST_MODULES:])}{more}"] if members else []
+    return lines
+
+
+def _folder(folder: SharedFolder) -> str:
+    name = f"{folder.variable}=" if folder.variable else ""
+    return f"{name}{folder.path}: {folder.file_system}, {_free(folder)}"
 
 
 def _local_file() -> str:

@@ -10,10 +10,14 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
+FASTEST_HZ = 50.0  # of telemetry: at 100 the sampler was measured to slow the ranks that it watches by a fifth
+SLOWEST_HZ = 0.5  # a node whose telemetry is silent for 10 s is taken for lost if a run fails
+TELEMETRY_HZ = 2.0
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})$")]
-GpuType = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+GpuType = Annotated[str, msgspec.Meta(pattern=GPU_TYPE)]
 Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
 State = Literal[
     "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
@@ -41,56 +45,62 @@ class Role(enum.Enum):
 
 
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """The update rule; `momentum` is for sgd, `beta1`, `beta2`, `eps` and `fused` are for adam and adamw.
-
-    fused: one operator updates all parameters. If false, torch chooses: foreach operators on a GPU, a loop on a CPU. It has
-    no effect on sgd, because torch has no fused sgd for sharded parameters.
-    """
+    """The update rule. sgd has momentum; adam and adamw have beta1, beta2, eps and fused."""
 
     name: Literal["sgd", "adam", "adamw"]
+    """The update rule."""
     lr: Annotated[float, msgspec.Meta(gt=0)]
+    """The learning rate."""
     momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+    """The momentum of sgd."""
     weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """The weight decay."""
     beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+    """The decay of the mean of gradients (adam, adamw)."""
     beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.999
+    """The decay of the mean of squared gradients (adam, adamw)."""
     eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-8
+    """The number that is added to the denominator (adam, adamw)."""
     fused: bool = True
+    """true: one operator updates all parameters. false: torch chooses, foreach operators on a GPU and a loop on a CPU. It has
+    no effect on sgd, because torch has no fused sgd for sharded parameters."""
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """The learning rate over the run: a linear warm-up, then constant, or a cosine or linear decay to 0.
-
-    lr_warmup_steps: number of steps of the linear warm-up.
-    lr_scaling: linear multiplies the optimizer's lr by the number of data-parallel ranks (Goyal et al., 2017, section 2.1).
-    """
+    """The learning rate over the run: a linear warm-up, then constant, or a cosine or linear decay to 0."""
 
     name: Literal["constant", "cosine", "linear"] = "constant"
+    """The course after the warm-up."""
     lr_warmup_steps: NonNegative = 0
+    """Number of steps of the linear warm-up."""
     lr_scaling: Literal["none", "linear"] = "none"
+    """linear multiplies the optimizer's lr by the number of data-parallel ranks (Goyal et al., 2017, section 2.1)."""
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """Profiles timed steps with torch.profiler and writes traces in Chrome's format.
-
-    first_step: the first timed step that is profiled; timed steps count from 1.
-    steps: number of steps that are profiled.
-    ranks: the ranks that are profiled.
-    shapes, stacks, memory: whether shapes of inputs, call stacks and memory are recorded for each operator, besides its times.
-    """
+    """Profiles timed steps with torch.profiler and writes traces in Chrome's format."""
 
     first_step: Positive = 3
+    """The first timed step that is profiled; timed steps count from 1."""
     steps: Positive = 2
+    """Number of steps that are profiled."""
     ranks: list[NonNegative] = msgspec.field(default_factory=lambda: [0])
+    """The ranks that are profiled."""
     shapes: bool = False
+    """Whether the shapes of inputs are recorded for each operator."""
     stacks: bool = False
+    """Whether the call stack is recorded for each operator."""
     memory: bool = False
+    """Whether allocations are recorded for each operator."""
 
 
 class Recurring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
     """An interval in steps or in epochs: exactly one of the two is given, which is checked when the file is read."""
 
     every_steps: Positive | None = None
+    """The interval in steps."""
     every_epochs: Positive | None = None
+    """The interval in epochs."""
 
     def every(self, steps_per_epoch: int) -> int:
         """The interval in steps."""
@@ -98,75 +108,108 @@ class Recurring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Validation(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """Computes loss and accuracy on the validation split, at an interval and after the last step.
-
-    every_steps, every_epochs: the interval; exactly one of the two is given.
-    items: number of items that are used, from the first item of the split; null: all items.
-    """
+    """Computes loss and accuracy on the validation split, at an interval and after the last step."""
 
     items: Positive | None = None
+    """Number of items that are used, from the first item of the split; null: all items."""
 
 
 class CheckpointSettings(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """Saves checkpoints, from which training can resume.
-
-    every_steps, every_epochs: the interval; exactly one of the two is given.
-    keep: number of checkpoints that are kept; older ones are deleted.
-    layout: sharded (each rank writes its shards) or whole (one rank gathers and writes everything).
-    """
+    """Saves checkpoints, from which training can resume."""
 
     keep: Positive = 2
+    """Number of checkpoints that are kept; older ones are deleted."""
     layout: Literal["sharded", "whole"] = "sharded"
+    """sharded: each rank writes its shards. whole: one rank gathers and writes everything."""
 
 
 class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """What is measured while a run trains. Times, losses and peak memory are always measured.
-
-    memory: peak (nothing more); categories (what the memory contains, over one step); or snapshot (the blocks of the CUDA
-    allocator and their history).
-    """
+    """What is measured while a run trains. Times, losses and peak memory are always measured."""
 
     memory: Literal["peak", "categories", "snapshot"] = "peak"
+    """peak: nothing more. categories: what the memory contains, over one step. snapshot: the blocks of the CUDA allocator and
+    their history."""
     profile: Profile | None = None
+    """The profiler; null: off."""
     validation: Validation | None = None
+    """Validation; null: off."""
     checkpoints: CheckpointSettings | None = None
+    """Checkpoints; null: off."""
+    telemetry_hz: Annotated[float, msgspec.Meta(ge=SLOWEST_HZ, le=FASTEST_HZ)] = TELEMETRY_HZ
+    """Samples of telemetry per second on each node. The sampler costs processor time, so a rate is an instrument."""
 
 
 class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A cell as it is written in a matrix file, with all keys that are allowed there. `Cell` says what each key means."""
+    """A cell as it is written in a matrix file, with all keys that are allowed there."""
 
     workload: str
+    """The model, its data and its loss (`jobs workloads`)."""
     strategy: str
+    """How ranks share the work (`jobs strategies`)."""
     gpus: Positive = 1
+    """Ranks that train, one accelerator each (one process each on a machine without GPUs)."""
     nnodes: Positive | None = None
+    """The number of nodes; null: as few as the cluster allows."""
     gpu_type: GpuType | None = None
+    """The GPU type, as the cluster file names it; null: the GPUs of the default partition."""
     tp: Positive | None = None
+    """The tensor-parallel degree; null: the ranks divided by the other degrees of the strategy, of which at most one may be
+    null."""
     pp: Positive | None = None
+    """The pipeline-parallel degree; null: the ranks divided by the other degrees of the strategy, of which at most one may be
+    null."""
     dp: Positive | None = None
+    """The data-parallel degree; null: the ranks divided by the other degrees of the strategy, of which at most one may be
+    null."""
     servers: Positive | None = None
+    """Further ranks, which are parameter servers; null: 1 if the strategy has parameter servers."""
     launcher: str = "torchrun"
+    """What starts the ranks (`jobs launchers`)."""
     global_batch_size: Positive | None = None
+    """Units of data (images, sequences) in one optimizer step over all ranks. Either this key or gpu_batch_size is required."""
     gpu_batch_size: Positive | None = None
+    """Units of data per data-parallel rank and optimizer step, so that the batch grows with the ranks."""
     micro_batch_size: Positive | None = None
+    """Units of data per data-parallel rank and forward pass; null: the rank's whole part of the batch in one pass."""
     microbatches: Positive | None = None
+    """The number of passes of a step, in place of micro_batch_size."""
     seq_len: Positive | None = None
+    """Tokens of a sequence; null: the number that the workload has."""
     steps: Positive | None = None
+    """The timed steps. Either this key or epochs is required."""
     epochs: Positive | None = None
+    """The timed length as passes over the data set."""
     warmup_steps: NonNegative = 0
+    """Steps that run before the timed steps and are not timed."""
     precision: Precision = "fp32"
+    """The number format of the computation; one format is the same computation under every strategy (docs/strategies.md)."""
     activation_checkpointing: Checkpointing = "none"
+    """none. full: every block is recomputed. every-K: each K-th block. segments-N: the blocks in N segments of nearly equal
+    length, each of which but the last is recomputed as a whole."""
     compile: bool = False
+    """Whether torch.compile compiles the blocks of the model."""
     max_grad_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """A gradient with a larger global L2 norm is scaled down to this norm; null: no limit."""
     prove: Literal["auto", "off"] = "auto"
+    """auto: the same-work proof runs once per distinct computation. off: it does not run."""
     optimizer: Optimizer | None = None
+    """The update rule; null: that of the workload."""
     schedule: Schedule = msgspec.field(default_factory=Schedule)
+    """The learning rate over the run."""
     instruments: Instruments = msgspec.field(default_factory=Instruments)
+    """What is measured while the cell trains."""
     memory_limit_gib: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The limit in GiB of a rank's memory on its GPU, or on the host if the rank has no GPU; null: no limit."""
     seed: NonNegative = 42
+    """The seed of weights, order of data and dropout."""
     time_limit: str | None = None
+    """The time as HH:MM:SS after which the run is ended as `timeout`; null: no limit."""
     hang_limit: str = "00:30:00"
+    """The time as HH:MM:SS without a step, or another sign of progress, after which the run is ended as `hung`."""
     expect: list[State] = []
+    """End states that are expected of this cell, besides completed."""
     options: dict[str, bool | int | float | str | None] = {}
+    """Options of the strategy and the workload (`jobs strategies`, `jobs workloads`)."""
 
 
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False, dict=True):
@@ -286,6 +329,8 @@ def cell_hash(cell: dict[str, Any]) -> str:
     for key in ("gpu_type", "workload_code"):
         if identity.get(key) is None:
             identity.pop(key, None)  # hashes of cells from before this key stay the same
+    if identity["instruments"].get("telemetry_hz") == TELEMETRY_HZ:
+        identity["instruments"] = {key: value for key, value in identity["instruments"].items() if key != "telemetry_hz"}
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]

@@ -13,7 +13,9 @@ from shardlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNo
 from shardlab.errors import InputError
 
 Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # holds a secret, which no run needs
 EXTRA_DISK = "/mydata"  # where a node of an experiment has its local disk, by a blockstore or by mkextrafs.pl
+MOST_NAMED = 5  # nodes in a sentence
 NFS_FOLDERS = ("/proj", "/users")  # of CloudLab, over the control network: home folders and the folders of projects
 
 ImageName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}$")]
@@ -80,7 +82,9 @@ def select(experiment: Experiment, user: str | None, what: str) -> list[Experime
     member = _member(experiment, user, what)
     network = _common_network(experiment.nodes)
     if network is None and len(experiment.nodes) > 1:
-        raise InputError(f"{what}: its nodes share no experiment network. Allowed: a LAN that all nodes are on.")
+        alone = [node.name for node in experiment.nodes if not node.interfaces]
+        on_none = f" ({', '.join(alone[:MOST_NAMED])}{', ...' if len(alone) > MOST_NAMED else ''}: on none)" if alone else ""
+        raise InputError(f"{what}: its nodes share no experiment network{on_none}. Allowed: a LAN that all nodes are on.")
     chosen: dict[str, ExperimentNode] = {}
     owners: dict[str, str] = {}  # the name of a node, by its address on the experiment network
     for node in experiment.nodes:

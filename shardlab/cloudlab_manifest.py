@@ -1,7 +1,8 @@
 """Reads the manifests of a CloudLab experiment: its nodes, logins, networks and end. A manifest is an RSpec v3 in XML.
 
 A manifest comes from a portal or from a person, so nothing in it is trusted: no DOCTYPE, a bounded size, and each name and
-address is checked before it is used. Elements are found by their names in any order, because real manifests differ in it.
+address is checked before it is used. Elements are found by their names in any order, because real manifests differ in it. An
+element of an extension is not taken for an element of the RSpec that has the same name.
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ MOUNT = re.compile(r"^/[A-Za-z0-9._/-]{1,200}$")
 MAC = re.compile(r"^(?:[0-9a-f]{12}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})$")
 # urn:publicid:IDN+wisc.cloudlab.us+node+d8545-sample1: the aggregate, the kind of thing, its name.
 _URN = re.compile(r"^urn:publicid:IDN\+([A-Za-z0-9.:_-]{1,200})\+([a-z]{1,40})\+([A-Za-z0-9.:_-]{1,200})$")
-# Slivers that are no machines of their own.
-NO_MACHINES = ("emulab-blockstore",)
-MACHINES = ("raw-pc", "raw", "emulab-xen", "default-vm", "")
+MACHINES = ("raw-pc", "raw", "")  # kinds of slivers; others are blockstores and virtual machines, which have no GPU
 
 
 class ManifestInterface(msgspec.Struct, frozen=True):
@@ -124,7 +123,10 @@ def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
                 "each site."
             )
     if not nodes:
-        raise InputError("The manifest lists no machine. Allowed: the manifest of an experiment whose nodes are ready.")
+        raise InputError(
+            "The manifest lists no machine (virtual machines and blockstores are none). Allowed: the manifest of an experiment "
+            "whose nodes are ready."
+        )
     return Experiment(tuple(nodes.values()), min(ends)[1] if ends else None)
 
 
@@ -166,7 +168,7 @@ def _links(root: Element) -> dict[str, str]:
 def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | None:
     """None if the element is no machine, such as a blockstore or a virtual machine. Raises InputError."""
     sliver = next((child.get("name", "") for child in _children(element, "sliver_type")), "")
-    if sliver in NO_MACHINES or (sliver and sliver not in MACHINES):
+    if sliver not in MACHINES:
         return None
     called = _matched(name, "the client_id", element.get("client_id", ""), NODE_NAME)
     where = f"{name}: {called}"
@@ -184,7 +186,7 @@ def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | 
     host_element = next(iter(_children(element, "host")), None)
     control = host_element.get("ipv4") if host_element is not None else None
     full_name = host_element.get("name") if host_element is not None else None
-    hardware = next((child.get("hardware_type") for child in _children(element, "vnode")), None) or next(
+    hardware = next((child.get("hardware_type") for child in _extensions(element, "vnode")), None) or next(
         (child.get("name") for child in _children(element, "hardware_type")), None
     )
     return ManifestNode(
@@ -197,7 +199,7 @@ def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | 
         full_name=_matched(where, "the name of the host", full_name, FULL_NAME) if full_name else None,
         mounts=tuple(
             _matched(where, "the mount point of a blockstore", store.get("mountpoint", ""), MOUNT)
-            for store in _children(element, "blockstore")
+            for store in _extensions(element, "blockstore")
             if store.get("mountpoint")
         ),
     )
@@ -206,9 +208,10 @@ def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | 
 def _interfaces(where: str, element: Element, links: dict[str, str]) -> Iterable[ManifestInterface]:
     for interface in _children(element, "interface"):
         for ip in _children(interface, "ip"):
-            if ip.get("type", "ipv4") != "ipv4":
+            text = ip.get("address", "")
+            if ip.get("type", "ipv6" if ":" in text else "ipv4") != "ipv4":
                 continue
-            address = _address(where, ip.get("address", ""))
+            address = _address(where, text)
             try:
                 prefix = ipaddress.IPv4Network(f"{address}/{ip.get('netmask', '')}", strict=False).prefixlen
             except ValueError:
@@ -250,9 +253,16 @@ def _matched(where: str, what: str, text: str, pattern: re.Pattern[str]) -> str:
 
 
 def _tag(element: Element) -> str:
-    """The name without its namespace: a manifest's own elements and emulab's extensions have different ones."""
+    """The name without its namespace."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
 def _children(element: Element, name: str) -> Sequence[Element]:
+    """The children with this name in the namespace of the element itself, whatever version of the RSpec this is."""
+    namespace = element.tag.rpartition("}")[0]
+    return [child for child in _extensions(element, name) if child.tag.rpartition("}")[0] == namespace]
+
+
+def _extensions(element: Element, name: str) -> Sequence[Element]:
+    """The children with this name in any namespace, such as that of emulab's extension."""
     return [child for child in element if _tag(child) == name]

@@ -31,35 +31,44 @@ SYSTEM_FOLDERS = set("bin boot dev etc lib lib32 lib64 proc root run sbin sys tm
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of cluster.yaml.
-
-    provider: `local` uses this machine as the only node; `ssh` uses existing machines, listed under `nodes`; `virtual` boots
-    practice nodes on this machine; `slurm` uses a managed Slurm site, where nothing needs root; `cloudlab` uses the nodes of an
-    experiment.
-    login: null: this machine is the login node (provider slurm).
-    nodes: of an experiment, they are filled in from its manifest.
-    release: the release of Debian on practice nodes (provider virtual), which decides their Slurm and systemd; null: this
-    machine's own release.
-    slurm: null: the cluster has no Slurm; runs on its nodes are started over SSH.
-    price_per_gpu_hour: the price of a GPU for an hour, in any currency, from which `jobs plan` computes costs; null: not known.
-    """
+    """The content of cluster.yaml."""
 
     schema: Literal[1]
+    """The version of the format."""
     name: Name
+    """The name of the cluster: it stands in reports and in the names of files."""
     provider: Literal["local", "ssh", "virtual", "slurm", "cloudlab"]
+    """Where the machines come from. local: this machine is the only node. ssh: existing machines, listed under `nodes`.
+    virtual: practice nodes, which are booted on this machine. slurm: a managed Slurm site, where nothing needs root.
+    cloudlab: the nodes of an experiment."""
     login: Login | None = None
+    """The login node of the site (provider slurm); null: this machine is the login node."""
     cloudlab: Cloudlab | None = None
+    """The experiment (provider cloudlab)."""
     nodes: list[NodeEntry] = []
+    """The nodes. Of an experiment, they are filled in from its manifest."""
     ssh: Ssh = msgspec.field(default_factory=Ssh)
+    """The login to the nodes."""
     lan: Lan = msgspec.field(default_factory=Lan)
+    """The network between practice nodes (provider virtual)."""
     release: Release | None = None
+    """The release of Debian on practice nodes (provider virtual), which decides their Slurm and systemd; null: the release of
+    this machine."""
     gpus: Gpus | None = None
+    """The GPUs of each worker; null: on this machine, those that are found; elsewhere, none."""
     storage: Storage = msgspec.field(default_factory=Storage)
+    """Folders and disks of the nodes."""
     environment: Environment = msgspec.field(default_factory=Environment)
+    """The Python environment of the nodes."""
     slurm: Slurm | None = None
+    """Slurm and the options with which jobs are submitted; null: the cluster has no Slurm, and runs on its nodes are started
+    over SSH."""
     data: Data = msgspec.field(default_factory=Data)
+    """The data sets."""
     network: Network = msgspec.field(default_factory=Network)
+    """The links between GPUs, with which `jobs plan` calculates."""
     price_per_gpu_hour: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The price of a GPU for an hour, in any currency, from which `jobs plan` computes costs; null: not known."""
 
     def with_role(self, role: Role) -> list[NodeEntry]:
         """The nodes that have this role, in the order of the file."""

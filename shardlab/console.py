@@ -141,6 +141,14 @@ class Output:
         if self.verbose:
             self.remark(text, style="dim")
 
+    def ask(self, question: str) -> str:
+        """The line that the user types after a question on standard error; empty if the input has ended, as after Ctrl-D."""
+        try:
+            return self.remarks.input(question).strip()
+        except EOFError:
+            self.remark("")
+            return ""
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
         """Rows of text: a table on a terminal, aligned plain lines elsewhere; columns of numbers are aligned to the right."""
         on_terminal = self.results.is_terminal and not self.json

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from shardlab import field_docs
 from shardlab.cell import Draft
 from shardlab.cluster import Cluster
 from shardlab.matrix import MatrixFile, key_type
@@ -19,6 +20,8 @@ FOLDER = Path(__file__).parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REFINED = ("optimizer", "schedule")  # keys whose members an axis may vary alone, as in `optimizer.lr`
 OPTIONS = r"^options\..+$"  # a strategy's or workload's own keys, which only that plug-in knows
+
+LIST = {"type": "array", "minItems": 1}
 
 Schema = dict[str, Any]
 
@@ -46,11 +49,14 @@ def _cluster() -> Schema:
 
 def _matrix() -> Schema:
     keys, definitions = _cell_keys()
-    lists = {"type": "array", "minItems": 1}
     # A default holds for a cell that does not name the key; a list of values or a condition has none.
     named = {key: {word: value for word, value in schema.items() if word != "default"} for key, schema in keys.items()}
-    axes = _mapping({key: {**lists, "items": schema} for key, schema in named.items()}, lists)
-    conditions = {"when": {"type": "string"}, "why": {"type": "string"}}
+    axes = _mapping({key: _values(schema) for key, schema in named.items()}, LIST)
+    when = "A condition on the keys of a cell, such as `gpus > 4 and tp == 1`."
+    conditions = {
+        "when": {"type": "string", "description": when},
+        "why": {"type": "string", "description": "The reason, which `jobs plan` and the report show."},
+    }
     cell = _mapping(keys)
     definitions |= {
         "CellKeys": {"title": "CellKeys", "description": "Keys of a cell; none is required.", **cell},
@@ -59,23 +65,32 @@ def _matrix() -> Schema:
         "Exclusion": {"title": "Exclusion", **_mapping(named | conditions), "required": ["why"]},
     }
     schema = _document("matrix.yaml", MatrixFile, definitions)
-    schema["properties"] |= {
+    for key, content in {
         "defaults": _reference("CellKeys"),
         "axes": _reference("Axes"),
         "zip": {"type": "array", "items": _reference("Axes")},
         "exclude": {"type": "array", "items": _reference("Exclusion")},
         "include": {"type": "array", "items": _reference("Inclusion")},
-    }
+    }.items():
+        schema["properties"][key] = {"description": schema["properties"][key]["description"], **content}
     return schema
+
+
+def _values(schema: Schema) -> Schema:
+    """The schema of a list of values of a key: what the key means is said of the list."""
+    value = dict(schema)
+    return {"description": value.pop("description"), **LIST, "items": value}
 
 
 def _cell_keys() -> tuple[Schema, Schema]:
     """(cell key, dotted ones included, to its schema; the definitions that those refer to)."""
     names = [field.name for field in msgspec.structs.fields(Draft)]
-    _, definitions = msgspec.json.schema_components([Draft, ModelByConfiguration], ref_template="#/$defs/{name}")
+    definitions = _components(Draft, ModelByConfiguration)
     keys: Schema = dict(definitions.pop("Draft")["properties"])
     assert set(keys) == set(names)
-    keys["workload"] = {"anyOf": [keys["workload"], _reference(ModelByConfiguration.__name__)]}
+    named = keys["workload"]
+    either = [{"type": named["type"]}, _reference(ModelByConfiguration.__name__)]
+    keys["workload"] = {"description": named["description"], "anyOf": either}
     for name in REFINED:
         members = definitions[name.capitalize()]["properties"]
         keys |= {f"{name}.{member}": schema for member, schema in members.items()}
@@ -95,9 +110,19 @@ def _mapping(keys: Schema, option: Schema | None = None) -> Schema:
 
 def _document(title: str, shape: type[msgspec.Struct], definitions: Schema) -> Schema:
     """The schema of a file whose root is `shape`."""
-    (_,), components = msgspec.json.schema_components([shape], ref_template="#/$defs/{name}")
+    components = _components(shape)
     root = components.pop(shape.__name__)
     return {"$schema": DIALECT, **root, "title": title, "$defs": dict(sorted((components | definitions).items()))}
+
+
+def _components(*shapes: type[msgspec.Struct]) -> Schema:
+    """msgspec's schemas of these types and of all types in them; each key has the docstring of its field as its description."""
+    _, components = msgspec.json.schema_components(shapes, ref_template="#/$defs/{name}")
+    for shape in shapes:
+        for name, kind in field_docs.structs(shape).items():
+            for key, description in field_docs.of(kind).items():
+                components[name]["properties"][key]["description"] = description
+    return components
 
 
 def _reference(name: str) -> Schema:

@@ -19,6 +19,7 @@ from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 
 STALE = timedelta(hours=6)  # after this time since the reading, somebody may have extended or ended the experiment
+AHEAD = timedelta(minutes=5)  # between the clocks of two machines; a reading that lies further ahead was by a wrong clock
 URGED = timedelta(hours=2)  # before the end: time to copy the runs of a study over a home's connection
 SOURCES = {"manifest": "the manifest", "portal": "the portal"}
 PORTAL_FILE = "lease.json"  # beside the manifests of an experiment of the portal
@@ -44,16 +45,22 @@ class Lease(msgspec.Struct, frozen=True):
         return now >= self.expires
 
     def is_stale(self, now: datetime) -> bool:
-        """Whether its end may have changed since it was read."""
-        return now - self.read > STALE
+        """Whether its end may have changed since it was read; also if it is not known when it was read."""
+        return now - self.read > STALE or self.lies_ahead(now)
+
+    def lies_ahead(self, now: datetime) -> bool:
+        """Whether it seems to have been read in the future: this clock, or that of the reading, is wrong."""
+        return self.read - now > AHEAD
 
     def in_words(self, now: datetime) -> str:
         """A sentence that says when the lease ends and how old this knowledge is; a second sentence if it is stale."""
         left = self.left_s(now)
         when = f"in {moments.duration(left)}" if left > 0 else f"{moments.duration(-left)} ago"
-        age = moments.duration(max((now - self.read).total_seconds(), 0))
+        age = f"{moments.duration(max((now - self.read).total_seconds(), 0))} ago"
+        if self.lies_ahead(now):
+            age = f"at {moments.in_words(self.read)}, which lies ahead, so a clock is wrong"
         verb = "ends" if left > 0 else "ended"
-        sentence = f"the lease {verb} {moments.in_words(self.expires)}, {when} (read {age} ago, from {SOURCES[self.source]})."
+        sentence = f"the lease {verb} {moments.in_words(self.expires)}, {when} (read {age}, from {SOURCES[self.source]})."
         if self.is_stale(now):
             again = " with a new manifest" if self.source == "manifest" else ""
             sentence += f" This is stale: the lease may have been extended or ended since; run `provision CLUSTER.yaml`{again}."
@@ -84,7 +91,8 @@ def newest(own: Path, manifests: Sequence[Path]) -> Lease | None:
     manifests = manifests or cloudlab_experiment.manifests(own)
     said = _of_portal(own / MANIFESTS / PORTAL_FILE)  # the first: it counts if both were read in the same second
     leases = [lease for lease in (said, _of_manifests(manifests)) if lease is not None]
-    return max(leases, key=lambda lease: lease.read, default=None)
+    now = datetime.now(UTC)
+    return max(leases, key=lambda lease: (not lease.lies_ahead(now), lease.read), default=None)
 
 
 def keep(own: Path, expires: datetime) -> None:

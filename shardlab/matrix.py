@@ -33,40 +33,52 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 class Repeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The number of runs of each cell, if the cells of claims need more runs than others.
-
-    claims: runs of each cell that the test of a claim names. others: runs of each other cell.
-    """
+    """The number of runs of each cell, if the cells of claims need more runs than others."""
 
     claims: Count
+    """Runs of each cell that the test of a claim names."""
     others: Count = 1
+    """Runs of each other cell."""
 
 
 class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of matrix.yaml.
-
-    baseline: the strategy to which speed-up and efficiency are relative.
-    traces: exact, or like-hta if the source analysed its traces with HolisticTraceAnalysis (HTA); then the figures that HTA
-    computes from our traces are compared with those of the source.
-    """
+    """The content of matrix.yaml."""
 
     schema: Literal[1]
+    """The version of the format."""
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,40}$")]
+    """The name of the matrix, as in `--matrix`."""
     title: str = ""
+    """One line that says what the matrix compares."""
     source: str | None = None
+    """The study that the matrix repeats; null: none."""
     defaults: dict[str, Any] = {}
+    """Keys of all cells that do not say otherwise."""
     axes: dict[str, list[Any]] = {}
+    """Each key with the list of its values; all combinations of the values are cells."""
     zip: list[dict[str, list[Any]]] = []
+    """Groups of keys whose lists have the same length and are taken value by value, not crossed with each other."""
     exclude: list[dict[str, Any]] = []
+    """Combinations that are left out: keys and values that they have, or a condition in `when`, and the reason in `why`."""
     include: list[dict[str, Any]] = []
+    """Keys that are added to the combinations whose axes they do not change; if there is none, a combination of its own."""
     repeats: Count | Repeats = 1
+    """The number of runs of each cell."""
     settings: list[Setting] = []
+    """Hardware and software of the study."""
     baseline: str = "single"
+    """The strategy to which speed-up and efficiency are relative."""
     traces: Traces = "exact"
+    """exact: traces are analysed to the nanosecond. like-hta: the study analysed its traces with HolisticTraceAnalysis (HTA),
+    so the figures that HTA computes from our traces are compared with those of the study."""
     assumed: list[Assumed] = []
+    """Values that the study does not state and that had to be chosen."""
     reported: list[Reported] = []
+    """Numbers of the study, which the report shows beside the measured ones."""
     claims: list[Claim] = []
+    """Claims of the study, which `collect verdicts` judges."""
     notes: list[Note] = []
+    """Places where the study contradicts itself or leaves a question open."""
 
     @property
     def tests(self) -> list[str]:

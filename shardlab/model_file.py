@@ -44,16 +44,14 @@ REFUSED = {
 
 
 class ModelByConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A workload without code. Exactly one of transformers and torchvision is given.
-
-    transformers: a configuration of the transformers library (config.json), a path within the folder of the matrix.
-    torchvision: the name of an image classifier of torchvision. seq_len: the tokens of a sequence, of a language model; cells
-    may have another.
-    """
+    """A workload without code. Exactly one of transformers and torchvision is given."""
 
     transformers: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    """A configuration of the transformers library (config.json): a path within the folder of the matrix."""
     torchvision: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}$")] | None = None
+    """The name of an image classifier of torchvision."""
     seq_len: Positive | None = None
+    """The tokens of a sequence, of a language model; cells may have another value."""
 
 
 class ModelFile(msgspec.Struct, frozen=True):

@@ -14,12 +14,9 @@ LinkName = Literal[
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The links between GPUs. They change no run: `jobs plan` and `jobs advise` calculate with them.
-
-    link: between the GPUs of one node; null: that of the GPU model's data sheet.
-    between_nodes: between two nodes; null: not known, so that no time is predicted for runs on several nodes, unless
-    `provision` measured an all-reduce between the nodes.
-    """
+    """The links between GPUs. They change no run: `jobs plan` and `jobs advise` calculate with them."""
 
     link: LinkName | None = None
+    """Between the GPUs of one node; null: that of the GPU model's data sheet."""
     between_nodes: LinkName | None = None
+    """Between two nodes; null: not known, so that no time is predicted for runs on several nodes."""

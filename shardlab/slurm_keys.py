@@ -9,6 +9,9 @@ import msgspec
 from shardlab import document
 from shardlab.cell import GpuType, seconds
 
+MOST_GPUS = 64  # of a node
+MOST_NODES = 100_000  # of a job
+MOST_CPUS_PER_RANK = 1024
 # A value that a line #SBATCH can hold without quotes; sbatch has its own rules for quotes.
 SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}$")]
 SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
@@ -24,27 +27,26 @@ OWN_OPTIONS = {
 
 
 class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The GPUs of each worker. The GPUs of practice nodes are dummy devices that only Slurm uses: ranks train on the CPU.
+    """The GPUs of each worker. The GPUs of practice nodes are dummy devices that only Slurm uses: ranks train on the CPU."""
 
-    per_node: the number of GPUs of each worker.
-    type: the name of the GPU type in Slurm, such as a100; null: no name.
-    memory_gib: the memory of one GPU; null: not known before a run measures it.
-    """
-
-    per_node: Annotated[int, msgspec.Meta(ge=0, le=64)]
+    per_node: Annotated[int, msgspec.Meta(ge=0, le=MOST_GPUS)]
+    """The number of GPUs of each worker."""
     type: GpuType | None = None
+    """The name of the GPU type in Slurm, such as a100; null: no name."""
     memory_gib: Annotated[float, msgspec.Meta(gt=0, le=4096)] | None = None
+    """The memory of one GPU in GiB; null: not known before a run measures it."""
 
 
 class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A partition with GPUs of one type, for cells that name this type in `gpu_type`."""
 
     name: PartitionName
+    """The name of the partition in Slurm."""
     gpus: Gpus
     """The GPUs of each node; `type` is required, and no other partition has the same type."""
     max_time: str | None = None
     """The largest time limit of a job; null: not checked."""
-    max_nodes: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    max_nodes: Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)] | None = None
     """The largest number of nodes of a job; null: not checked."""
 
     @property
@@ -55,43 +57,45 @@ class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Slurm: what `provision` installs (slurmctld and slurmdbd on the one controller, slurmd on the workers), and the options
-    with which `jobs` submits. With provider slurm, nothing is installed.
-
-    partition, account, qos, constraint: passed to sbatch; null: not passed.
-    gpu_request: the option of sbatch that requests GPUs; some sites reject some of the three.
-    time: the time limit of jobs whose cells have no time limit, as HH:MM:SS or D-HH:MM:SS.
-    max_time, max_nodes: the limits of the partition, which `jobs plan` checks; null: not checked.
-    partitions: partitions with different types of GPUs (provider slurm). A cell with `gpu_type` goes to the partition of this
-    type; a cell without it goes to `partition`, which has the GPUs under `gpus`.
-    exclusive: true: a job gets whole nodes, so that no other job disturbs the measurement; false: each rank gets cpus_per_rank.
-    cpus_per_rank: CPUs of each rank if `exclusive` is false; null: 8 for a rank with a GPU, because its threads (autograd,
-    NCCL, data) should not share one CPU, and 1 for other ranks.
-    mem: memory on each node, such as 120G; null: all memory of the node if `exclusive` is true, else the default of Slurm.
-    licenses: passed to sbatch; null: not passed.
-    exclude: nodes that no run uses.
-    setup: lines of shell that a job executes before anything else, such as `source /etc/profile.d/modules.sh`.
-    requeue: how often Slurm may start a job again because a node failed, the job was preempted, or the job reached its time
-    limit and has a checkpoint.
-    extra: further options of sbatch by their long names; null for an option without a value.
-    """
+    with which `jobs` submits. With provider slurm, nothing is installed."""
 
     partition: PartitionName | None = "batch"
+    """Passed to sbatch. null (only with provider slurm): not passed, so that Slurm uses its default partition."""
     account: SbatchWord | None = None
+    """The account that pays for the jobs, passed to sbatch; null: not passed."""
     qos: SbatchWord | None = None
+    """The quality of service, passed to sbatch; null: not passed."""
     constraint: SbatchWord | None = None
+    """The features that nodes need, passed to sbatch; null: not passed."""
     gpu_request: Literal["gpus-per-node", "gres", "gpus"] = "gpus-per-node"
+    """The option of sbatch that requests GPUs; some sites reject some of the three."""
     time: str = "01:00:00"
+    """The time limit of jobs whose cells have no time limit, as HH:MM:SS or D-HH:MM:SS."""
     max_time: str | None = None
-    max_nodes: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    """The largest time limit that the partition allows, which `jobs plan` checks; null: not checked."""
+    max_nodes: Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)] | None = None
+    """The largest number of nodes of a job that the partition allows, which `jobs plan` checks; null: not checked."""
     partitions: list[Partition] = []
+    """Partitions with different types of GPUs (provider slurm). A cell with `gpu_type` goes to the partition of this type; a
+    cell without it goes to `partition`, which has the GPUs under `gpus`."""
     exclusive: bool = True
-    cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    """true: a job gets whole nodes, so that no other job disturbs the measurement. false: each rank gets `cpus_per_rank`."""
+    cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=MOST_CPUS_PER_RANK)] | None = None
+    """CPUs of each rank if `exclusive` is false; null: 8 for a rank with a GPU, because its threads (autograd, NCCL, data)
+    should not share one CPU, and 1 for other ranks."""
     mem: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}[KMGT]?$")] | None = None
+    """Memory on each node, such as 120G; null: all memory of the node if `exclusive` is true, else the default of Slurm."""
     licenses: SbatchWord | None = None
+    """Passed to sbatch; null: not passed."""
     exclude: list[NodeName] = []
+    """Nodes that no run uses."""
     setup: list[str] = []
+    """Lines of shell that a job executes before anything else, such as `source /etc/profile.d/modules.sh`."""
     requeue: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
+    """How often Slurm may start a job again because a node failed, the job was preempted, or the job reached its time limit
+    and has a checkpoint."""
     extra: dict[SbatchOption, SbatchWord | None] = {}
+    """Further options of sbatch by their long names; null for an option without a value."""
 
     @property
     def time_s(self) -> int:

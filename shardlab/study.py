@@ -13,58 +13,69 @@ class Assumed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A value that the source does not state and that had to be chosen."""
 
     key: str
+    """The key of the cell."""
     value: Any
+    """The value that was chosen."""
     why: str
+    """The reason for this value, in a sentence."""
 
 
 class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number of the source, exactly as printed.
-
-    where: its place in the source, such as Table 2. printed: the number as text. cell: values that select the cell.
-    unit: the unit if it is not printed beside the number but, for example, in the head of the table.
-    of: the operator or kernel, if the metric is about one operator or kernel.
-    against: for a metric that compares two cells: values that select the second cell, if that cell is not the baseline.
-    kind: measured by the source; estimated (computed or extrapolated by the source); assumed (an example that nobody ran).
-    """
+    """A number of the study, exactly as printed."""
 
     where: str
+    """Its place in the study, such as Table 2."""
     metric: str
+    """The metric that measures it here (`collect metrics`)."""
     printed: str
+    """The number as text."""
     cell: dict[str, Any] = {}
+    """Keys and values that select the cell."""
     unit: str | None = None
+    """The unit if it is not printed beside the number but, for example, in the head of the table."""
     of: str | None = None
+    """The operator or kernel, if the metric is about one operator or kernel."""
     against: dict[str, Any] = {}
+    """For a metric that compares two cells: keys and values that select the second cell, if that cell is not the baseline."""
     kind: Literal["measured", "estimated", "assumed"] = "measured"
+    """measured: by the study. estimated: computed or extrapolated by the study. assumed: an example that nobody ran."""
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A claim of the source. says: the sentence. where: its place. test: the claim as an expression of metrics."""
+    """A claim of the study and its test."""
 
     id: str
+    """The name of the claim, which no other claim of the matrix has."""
     says: str
+    """The claim as a sentence."""
     test: str
+    """The claim as an expression of metrics (docs/verdicts.md)."""
     where: str
+    """Its place in the study."""
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A place where the source contradicts itself or leaves a question open. says: what the problem is."""
+    """A place where the study contradicts itself or leaves a question open."""
 
     where: str
+    """The place in the study."""
     says: str
+    """What the problem is."""
 
 
 class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Hardware and software of the source, as far as it states them. If ours differ, this is a likely reason for other numbers.
-
-    where: the place in the source. cell: values that select the cells with this setting; without it: all cells.
-    gpu: a part of the GPU's name in NVML, such as H100. link: the link between the GPUs of a node.
-    network_mbps: the rate of a network interface between nodes, in Mbit/s.
-    software: for each package its version, or the beginning of the version.
-    """
+    """Hardware and software of the study, as far as it states them. If ours differ, this is a likely reason for other
+    numbers."""
 
     where: str
+    """The place in the study."""
     gpu: str | None = None
+    """A part of the GPU's name in NVML, such as H100."""
     link: Literal["NVLink", "PCIe"] | None = None
+    """The link between the GPUs of a node."""
     network_mbps: int | None = None
+    """The rate of a network interface between nodes, in Mbit/s."""
     software: dict[str, str] = {}
+    """For each package its version, or the beginning of the version."""
     cell: dict[str, Any] = {}
+    """Keys and values that select the cells with this setting; empty: all cells."""

@@ -52,6 +52,7 @@ class TestPortal:
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self.requests: list[tuple[str, str, Any]] = []
         self.polls = 1
+        self.date = DATE
         self.grants: Callable[[int], int] = lambda hours: hours
         self.gone_after = 1  # how often an experiment is still there after it was told to end
         self.manifests = {URN: two_nodes()}
@@ -141,7 +142,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def date_time_string(self, timestamp: Any = None) -> str:
-        return DATE
+        date: str = self.server.portal.date
+        return date
 
     def handle_one(self) -> None:
         portal: TestPortal = self.server.portal

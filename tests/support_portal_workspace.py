@@ -36,7 +36,7 @@ HOSTILE = {
     "the host of a login": (URN, two_nodes().replace("127.0.0.1", "-oProxyCommand=id")),
     "is of no aggregate": ("urn:publicid:IDN+../../x+authority+cm", two_nodes()),
     "lists no machine": (URN, manifest()),
-    "the manifests have 1 nodes": (URN, manifest(node("node0", 1), lan(["node0"]))),
+    "the manifests have 1 node(s)": (URN, manifest(node("node0", 1), lan(["node0"]))),
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support_cells import CELL
 
 from shardlab import cell as cells
-from shardlab.cell import Cell, Draft, Optimizer, Role
+from shardlab.cell import Cell, Draft, Instruments, Optimizer, Role
 from shardlab.run import RUN_ID, attempt_of, run_id
 
 
@@ -68,7 +68,10 @@ def test_a_cell_whose_hash_was_asked_for_is_written_as_before():
 
 @pytest.mark.parametrize(
     "change",
-    [{"gpus": 4}, {"seed": 1}, {"precision": "bf16"}, {"options": {"a": 1}}, {"optimizer": Optimizer("sgd", 0.2)}],
+    [
+        *({"gpus": 4}, {"seed": 1}, {"precision": "bf16"}, {"options": {"a": 1}}, {"optimizer": Optimizer("sgd", 0.2)}),
+        {"instruments": Instruments(telemetry_hz=10)},
+    ],
 )
 def test_any_change_of_the_work_changes_the_hash(change):
     assert msgspec.structs.replace(CELL, **change).hash() != CELL.hash()

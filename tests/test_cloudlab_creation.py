@@ -39,6 +39,7 @@ def test_from_a_cluster_file_without_nodes_to_the_nodes(place):
     assert [body for _, _, body in place.portal.asked("POST")] == [BODY]
     assert "creating the experiment bench in the project myproj" in place.out
     assert "experiment provisioning, 1 of 2 nodes ready; node1: status booting, rawstate BOOTING" in place.out
+    assert place.out.count("the clock of this machine is ") == 1  # the portal of the tests is in 2031
     assert "node0" in place.out  # cannot be reached
     described = cluster.find(None, place.folder)
     assert [one.name for one in described.nodes] == ["node0", "node1"]
@@ -118,6 +119,17 @@ def test_without_a_token_nothing_is_asked(place, monkeypatch, tmp_path):
     assert place.provision() == 2
     assert "there is no experiment yet. Allowed: cloudlab.manifest" in place.out
     assert place.portal.requests == []
+
+
+def test_without_a_token_an_experiment_that_was_asked_for_is_not_forgotten(place, monkeypatch, tmp_path):
+    place.portal.fail("POST", "/experiments", carried_out_then(status(500)), status(500))
+    place.portal.fail("GET", "myproj,bench", *[status(404, "not yet")] * 2)
+    assert place.provision() == 1
+    kept = place.kept()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert place.provision() == 2
+    assert "an earlier command asked the portal for the experiment bench, and there is no token" in place.out
+    assert place.kept() == kept == ["cloudlab-experiment.json"]
 
 
 @pytest.mark.parametrize("fault", [status(500), status(504), truncated, half_document])
@@ -240,6 +252,54 @@ def test_the_experiment_of_another_member_is_not_used(place):
     assert "already has an experiment bench, which this workspace did not create (its creator is bob)" in place.out
     assert place.portal.asked("POST") == []
     assert place.kept() == []
+
+
+@pytest.mark.parametrize("was_killed", [True, False])
+def test_an_experiment_of_another_profile_is_not_used(place, was_killed):
+    if was_killed:
+        place.portal.fail("POST", "/experiments", status(500))
+        assert place.provision() == 1
+    place.portal.add(profile_name="openstack")
+    assert place.provision() == 2
+    assert "which this workspace did not create (its profile is PortalProfiles/openstack)" in place.out
+    assert place.kept() == []
+    assert place.provision("down", "--yes") == 0
+    assert place.portal.asked("DELETE") == []
+
+
+def test_the_case_of_a_profile_does_not_matter(place):
+    place.change("nodes: 2", "nodes: 2, profile_project: portalprofiles")
+    place.portal.fail(
+        "POST",
+        "/experiments",
+        carried_out_then(
+            lambda handler: place.portal.found(UUID).update(profile_project="PortalProfiles") or status(500)(handler)
+        ),
+    )
+    assert place.provision() == 1
+    assert cloudlab_experiment.read(place.own).uuid == UUID
+
+
+def test_fewer_hours_than_were_asked_for_are_said(place):
+    place.provision()
+    assert "the portal granted" not in place.out
+    place.provision("down", "--yes")
+    place.portal.polls = 1
+    place.change("nodes: 2", "nodes: 2, hours: 24")
+    place.provision()
+    assert (
+        "the portal granted 16h 00m for the experiment bench, and the cluster file asks for 24 h: it ends at 2031-05-02 04:00 "
+        "UTC. To ask for more hours: provision CLUSTER.yaml extend" in place.out
+    )
+
+
+def test_fewer_nodes_than_were_asked_for_are_said_with_any_profile(place):
+    place.change("hardware: d8545, nodes: 2", "profile: bench, profile_project: myproj, nodes: 3")
+    assert place.provision() == 1
+    assert "the manifests have 2 node(s), and the cluster file asks for 3." in place.out
+    place.change("nodes: 3", "nodes: 2")
+    place.provision()
+    assert [one.name for one in cluster.find(None, place.folder).nodes] == ["node0", "node1"]
 
 
 def test_an_experiment_of_the_user_is_adopted_and_not_terminated(place):

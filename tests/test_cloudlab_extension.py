@@ -101,16 +101,18 @@ def test_down_terminates_only_what_was_confirmed(created):
     assert created.provision("down", "--yes") == 0
 
 
-@pytest.mark.parametrize(("typed", "code"), [("bench", 0), ("Bench", 2), ("", 2)])
+@pytest.mark.parametrize(("typed", "code"), [("bench\n", 0), ("Bench\n", 2), ("\n", 2), ("\4", 2)], ids=repr)
 def test_the_typed_name_confirms(created, typed, code):
+    """The last is Ctrl-D, which ends the input."""
     terminal, stdin = os.openpty()
     running = created.begun("down", stdin=stdin)
-    os.write(terminal, f"{typed}\n".encode())
+    os.write(terminal, typed.encode())
     said = running.communicate(timeout=60)[0]
     os.close(terminal)
     os.close(stdin)
     assert running.returncode == code, said
     assert "all data on its nodes is lost" in said
+    assert ("the typed name is not bench. Nothing was changed" in said) == (code == 2)
     assert len(created.portal.asked("DELETE")) == (code == 0)
 
 

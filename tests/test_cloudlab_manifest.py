@@ -1,9 +1,11 @@
 """Manifests of CloudLab become the nodes of a cluster, in whatever order they are written; hostile ones are refused."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support_cloudlab import lan, manifest, node
+from support_cloudlab import RSPEC, lan, manifest, node
 
 from shardlab import cloudlab_keys, cloudlab_manifest, cluster
 from shardlab.cloudlab_manifest import ManifestInterface
@@ -68,8 +70,48 @@ def test_logins_and_names_that_cloudlab_allows_are_accepted():
 
 
 def test_a_blockstore_and_a_container_are_no_machines():
-    made = experiment(manifest(node("gpu0", 1), node("bs0", 2, sliver="emulab-blockstore"), node("vm", 3, sliver="docker")))
-    assert [one.name for one in made.nodes] == ["gpu0"]
+    others = ["emulab-blockstore", "docker", "emulab-xen", "default-vm"]
+    elements = [node(f"other{number}", number, sliver=sliver) for number, sliver in enumerate(others, 2)]
+    assert [one.name for one in experiment(manifest(node("gpu0", 1), *elements)).nodes] == ["gpu0"]
+    assert "lists no machine (virtual machines and blockstores are none)" in refused(manifest(*elements))
+
+
+def test_an_element_of_an_extension_is_not_one_of_the_rspec():
+    more = (
+        '<other:host xmlns:other="urn:other" name="x y" ipv4="x"/><emulab:sliver_type name="docker"/>'
+        '<emulab:interface client_id="gpu0:if0"><emulab:ip address="x"/></emulab:interface>'
+    )
+    root = '<other:node xmlns:other="urn:other" client_id="../x"/><other:link xmlns:other="urn:other"/></rspec>'
+    assert experiment(TWO.replace("<sliver_type", f"{more}<sliver_type", 1).replace("</rspec>", root)) == experiment(TWO)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("xmlns:emulab=", "xmlns:e="),
+        ("rspec/3", "rspec/4"),
+        (f' xmlns="{RSPEC}"', ""),
+        ('xmlns="', 'xmlns:r="'),
+    ],
+)
+def test_the_prefixes_and_the_version_of_the_namespaces_do_not_matter(before, after):
+    assert before in TWO
+    text = TWO.replace(before, after)
+    if after == "xmlns:e=":
+        text = text.replace("emulab:", "e:")
+    if after == 'xmlns:r="':
+        text = re.sub(r"<(/?)(?![?/])(?!emulab:)", r"<\1r:", text)
+    assert experiment(text) == experiment(TWO)
+
+
+@pytest.mark.parametrize(("kind", "is_passed_over"), [(' type="ipv6"', True), ("", True), (' type="ipv4"', False)])
+def test_addresses_of_version_6_are_passed_over(kind, is_passed_over):
+    six = f'<interface client_id="gpu0:if9"><ip address="fd00::1" netmask="64"{kind}/></interface>'
+    text = TWO.replace("<interface", f"{six}<interface", 1)
+    if is_passed_over:
+        assert experiment(text) == experiment(TWO)
+    else:
+        assert "found the address 'fd00::1'" in refused(text)
 
 
 def test_a_thousand_nodes():
@@ -149,8 +191,26 @@ def test_the_nodes_meet_on_the_network_that_all_of_them_are_on():
     made = experiment(manifest(node("gpu0", 1, more=storage), node("gpu1", 2), lan(["gpu0", "gpu1"])))
     assert [one.network.address for one in cloudlab_keys.select(made, "alice", "m")] == ["10.10.1.2", "10.10.1.3"]
     apart = experiment(manifest(node("gpu0", 1), node("gpu1", 2, address="10.99.0.1")))
-    with pytest.raises(InputError, match="its nodes share no experiment network"):
+    with pytest.raises(InputError, match=r"its nodes share no experiment network\. Allowed"):
         cloudlab_keys.select(apart, "alice", "m")
+    bare = node("gpu1", 2).replace("<interface", "<!--").replace("</interface>", "-->")
+    with pytest.raises(
+        InputError, match=r"share no experiment network \(gpu1: on none\)\. Allowed: a LAN that all nodes are on"
+    ):
+        cloudlab_keys.select(experiment(manifest(node("gpu0", 1), bare)), "alice", "m")
+
+
+def test_of_two_interfaces_on_the_network_the_first_is_used():
+    second = '<interface client_id="gpu0:if1"><ip address="10.10.7.7" netmask="255.255.0.0" type="ipv4"/></interface>'
+    made = experiment(manifest(node("gpu0", 1, more=second), node("gpu1", 2), lan(["gpu0", "gpu1"])))
+    assert [one.network.address for one in cloudlab_keys.select(made, "alice", "m")] == ["10.10.1.2", "10.10.1.3"]
+
+
+def test_names_that_differ_only_in_case_or_behind_31_characters_are_refused():
+    for first, second in (("GPU0", "gpu0"), ("gpu_0", "gpu-0"), ("a" * 40, "a" * 41)):
+        made = experiment(manifest(node(first, 1), node(second, 2)))
+        with pytest.raises(InputError, match="two nodes are called"):
+            cloudlab_keys.select(made, "alice", "m")
 
 
 def test_two_nodes_with_one_address_are_refused():

@@ -6,6 +6,7 @@ import pytest
 from support_portal import two_nodes
 from support_portal_workspace import HOSTILE, place_of_portal
 
+from provision.cloudlab import own_manifest
 from shardlab import cluster, lease
 
 
@@ -19,9 +20,33 @@ def geni_get(folder, monkeypatch, text):
     """A program geni-get that prints this manifest, as on a node of an experiment."""
     folder.mkdir()
     (folder / "manifest.xml").write_text(text)
-    program = folder / "geni-get"
-    program.write_text(f'#!/bin/sh\n[ "$1" = manifest ] && exec cat {folder}/manifest.xml\nexit 1\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program(folder, monkeypatch, f'#!/bin/sh\n[ "$1" = manifest ] && exec cat {folder}/manifest.xml\nexit 1\n')
+
+
+def test_init_on_a_node_needs_no_file(place, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert place.provision("init", "--cloudlab") == 2
+    assert "this machine is no node of an experiment, because it has no command geni-get. Allowed: --cloudlab FILE" in place.out
+    geni_get(tmp_path / "bin", monkeypatch, two_nodes())
+    monkeypatch.setattr("getpass.getuser", lambda: "alice")
+    assert place.provision("init", "--cloudlab") == 0
+    assert "`provision` reads the new end" in place.out
+    (place.folder / "cluster.yaml").write_text(place.document)
+    place.provision()
+    assert [one.name for one in cluster.find(None, place.folder).nodes] == ["node0", "node1"]
+    assert place.provision("init", "--cloudlab", "--ssh", "a") == 2
+    assert place.provision("plan", "--cloudlab") == 2
+    geni_get(tmp_path / "hostile", monkeypatch, HOSTILE["a DOCTYPE"][1])
+    assert place.provision("init", "--cloudlab") == 2
+    assert (place.document, "geni-get manifest: has a DOCTYPE" in place.out) == ("", True)
+
+
+def program(folder, monkeypatch, script):
+    """A program geni-get."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "geni-get"
+    path.write_text(script)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
@@ -49,6 +74,25 @@ def test_on_a_node_the_manifest_is_that_of_the_node(place, monkeypatch, tmp_path
 def test_a_hostile_manifest_of_a_node_changes_nothing(place, monkeypatch, tmp_path, says):
     monkeypatch.setenv("HOME", str(tmp_path))
     geni_get(tmp_path / "bin", monkeypatch, HOSTILE[says][1])
+    assert place.provision() == 2
+    assert says in place.out
+    assert place.kept() == []
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("#!/bin/sh\necho no answer of boss >&2\nexit 3\n", "geni-get manifest: exit code 3: no answer of boss."),
+        ("#!/bin/sh\nexec sleep 600\n", "geni-get manifest: did not end within 0.2 s."),
+        ("#!/no/such/interpreter\n", "geni-get manifest: cannot be executed (No such file or directory)."),
+        ("#!/bin/sh\n", "geni-get manifest: is not XML"),
+    ],
+    ids=["fails", "hangs", "is broken", "says nothing"],
+)
+def test_a_node_that_does_not_say_its_manifest_is_said(place, monkeypatch, tmp_path, script, says):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(own_manifest, "TIMEOUT_S", 0.2 if "sleep" in script else 60.0)
+    program(tmp_path / "bin", monkeypatch, script)
     assert place.provision() == 2
     assert says in place.out
     assert place.kept() == []

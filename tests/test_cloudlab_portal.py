@@ -4,6 +4,8 @@ import logging
 import re
 import socket
 import threading
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,13 @@ from support_portal import (
     truncated,
 )
 
+from jobs import run_queue
 from provision.cloudlab import portal as client
 from provision.cloudlab import token
 from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError
 from provision.cloudlab.token import Token
 from shardlab.errors import InputError
+from shardlab.rundir import RunDir
 
 REQUEST = {
     "name": "bench",
@@ -166,6 +170,25 @@ def test_the_portal_may_say_a_date_to_wait_for_but_never_less_than_our_own_pause
     assert asked.pauses == [2.0, 45.0, 8.0, 16.0]  # the portal's own clock says 12:00:00
 
 
+@pytest.mark.parametrize(("minutes", "says"), [(4, ""), (-4, ""), (6, "behind"), (-181, "ahead of"), (None, "")])
+def test_a_clock_that_differs_from_that_of_the_portal_is_said(there, minutes, says):
+    there.date = "no date"
+    if minutes is not None:
+        there.date = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes, seconds=30), usegmt=True)
+    asked = Asked(there.url)
+    with asked.portal as portal:
+        portal.compare_clocks()
+        assert asked.said == []  # nothing was asked yet
+        portal.user()
+        portal.compare_clocks()
+        portal.compare_clocks()
+    if says:
+        (said,) = asked.said
+        assert re.search(rf"the clock of this machine is ([56]m|3h 0)\S* .*{says} that of the portal 127.0.0.1", said)
+    else:
+        assert asked.said == []
+
+
 def test_a_creation_is_repeated_only_if_the_portal_did_nothing(there):
     there.fail("POST", "/experiments", status(429, "Load average too high"))
     asked = Asked(there.url)
@@ -265,6 +288,18 @@ def test_the_token_is_in_no_text(there, caplog):
     assert TOKEN not in caplog.text
     assert TOKEN not in repr(Token(TOKEN, "a file")) + str(Token(TOKEN, "a file"))
     assert all(TOKEN not in path for _, path, _ in there.requests)
+
+
+def test_a_run_does_not_get_the_token(tmp_path, monkeypatch):
+    """Over SSH, the environment of the run's script is sent to the nodes."""
+    monkeypatch.setenv("CLOUDLAB_TOKEN", TOKEN)
+    monkeypatch.setenv("KEPT", "yes")
+    (tmp_path / run_queue.SCRIPT).write_text("env\n")
+    folder = RunDir(tmp_path)
+    assert run_queue.start(folder).wait() == 0
+    said = (folder.log / "script.log").read_text()
+    assert "KEPT=yes\n" in said
+    assert TOKEN not in said
 
 
 def test_the_token_is_that_of_the_environment_else_of_the_file(tmp_path, monkeypatch):

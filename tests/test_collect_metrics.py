@@ -338,16 +338,19 @@ def gloo(*steps_ended_s, sent, seen, backend="gloo", **result):
 
 
 def test_counters_are_compared_with_what_the_collectives_send_over_gloo():
-    both = [sample(t, nics=[nic(100 * t), nic(7 * t, "lo", "loopback")]) for t in (0, 10, 15, 20, 40)]
-    alone = [sample(t, nics=[nic(107 * t, "lo", "loopback")]) for t in (0, 10, 15, 20, 40)]
+    moments = [count / 20 for count in range(801)]  # 20 samples per second for 40 s
+    both = [sample(t, nics=[nic(round(100 * t)), nic(round(7 * t), "lo", "loopback")]) for t in moments]
+    alone = [sample(t, nics=[nic(round(107 * t), "lo", "loopback")]) for t in moments]
     for seen in (both, alone):
         assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 1,070 bytes for two steps
         assert wire.difference(gloo(10, 15, 20, sent=535, seen=seen)).value == pytest.approx(0)
     assert wire.difference(gloo(10, 15, 20, sent=500, seen=both, backend="nccl")) is None
     assert wire.difference(gloo(10, 15, 20, sent=0, seen=both)) is None
     assert wire.difference(gloo(10, 15, 20, sent=500, seen=both, instruments={"validation": {}})) is None
-    unknown = [sample(t, nics=[nic(100 * t)]) for t in (0, 10, 15, 20, 40)]
+    unknown = [sample(t, nics=[nic(round(100 * t))]) for t in moments]
     assert wire.difference(gloo(10, 15, 20, sent=500, seen=unknown)) is None
+    rare = both[::100]
+    assert wire.difference(gloo(10, 15, 20, sent=500, seen=rare)) is None  # the edges lie anywhere between two samples
 
 
 def test_virtual_interfaces_count_only_where_a_host_has_no_physical_one():

@@ -84,7 +84,7 @@ def test_no_tool_of_a_run_on_cloudlab_caches_files_in_the_home_folder(scheduler)
     run = msgspec.structs.replace(run, scheduler=scheduler)
     where = msgspec.structs.replace(where, provider="cloudlab", storage=Storage(shared="/mydata/shared"))
     text = render.script(run, Path("/shared/study/runs") / run.run_id, where, None)
-    for name in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME"):
+    for name in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"):
         assert f"export {name}=/mydata/shared/workspaces/.cache" in text
 
 

@@ -2,8 +2,11 @@
 
 import sys
 
-from test_jobs_attempt import folder, supervised  # noqa: F401 - `folder` is a fixture
+import msgspec
+from support_cells import CELL
+from test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `folder` is a fixture
 
+from shardlab.cell import Instruments
 from shardlab.record import SAMPLER_ENDED, Sample, read_lines
 
 # A rank: kills the sampler of its run as often as it is told, each time after a sample, and waits for one more sample.
@@ -55,3 +58,10 @@ def test_a_sampler_that_lives_is_not_named(folder):  # noqa: F811
     codes, lines = killed(folder, 0)
     assert codes == []
     assert next(sample.started_hz for sample in lines.records) == 2
+
+
+def test_the_cell_sets_the_rate(folder):  # noqa: F811
+    cell = msgspec.structs.replace(CELL, instruments=Instruments(telemetry_hz=12.5))
+    write_run(folder, cell=msgspec.to_builtins(cell))
+    _, lines = killed(folder, 0)
+    assert next(sample.started_hz for sample in lines.records) == 12.5

@@ -102,6 +102,18 @@ def test_a_stale_lease_and_one_that_ended_are_said():
     assert "with a new manifest" in Lease(END, NOW, "manifest").in_words(later)
 
 
+def test_a_lease_that_was_read_by_a_wrong_clock_is_stale_and_counts_last(experiment):
+    assert not Lease(END, NOW + timedelta(minutes=4), "portal").is_stale(NOW)
+    said = Lease(END, NOW + timedelta(hours=1), "portal").in_words(NOW)
+    assert "(read at 2031-05-02 13:00 UTC" in said
+    assert "which lies ahead, so a clock is wrong, from the portal). This is stale" in said
+    now = datetime.now(UTC).replace(microsecond=0)
+    from_portal(experiment, read=(now - timedelta(hours=9)).isoformat())
+    for name in ("a.xml", "b.xml"):
+        taken(experiment / name, now + timedelta(days=1))
+    assert read(experiment).source == "portal"
+
+
 @pytest.mark.parametrize(("minutes", "urged"), [(121, False), (120, True), (1, True), (0, False), (-5, False)])
 def test_fetching_is_urged_from_two_hours_before_the_end(minutes, urged):
     said = Lease(END, NOW, "manifest").urge(END - timedelta(minutes=minutes))

@@ -33,6 +33,14 @@ def test_every_reference_is_defined():
             assert name in schema["$defs"]
 
 
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_each_key_says_what_it_means(name):
+    schema = json_schema.schemas()[name]
+    for place, part in {"": schema, **schema["$defs"]}.items():
+        for key, value in part.get("properties", {}).items():
+            assert value.get("description", "").endswith("."), f"{name}: {place}.{key}"
+
+
 def test_no_key_of_a_cell_is_required_and_every_one_is_offered():
     schema = json_schema.schemas()["matrix"]
     keys = schema["$defs"]["CellKeys"]
@@ -42,7 +50,7 @@ def test_no_key_of_a_cell_is_required_and_every_one_is_offered():
     assert all(matrix.key_type(key) is not None for key in keys["properties"])
     assert schema["$defs"]["Axes"]["properties"]["gpus"]["items"] == {"type": "integer", "minimum": 1}
     assert schema["$defs"]["Exclusion"]["required"] == ["why"]
-    assert schema["properties"]["axes"] == {"$ref": "#/$defs/Axes"}
+    assert schema["properties"]["axes"]["$ref"] == "#/$defs/Axes"
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

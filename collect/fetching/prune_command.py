@@ -20,7 +20,7 @@ def free(output: Output, workspace: Workspace, fetched: Sequence[Fetched], *, is
             output.remark(f"{place.where}: {found}: their checksums are those of the files on this machine.")
     if not any(place.runs for place in places):
         output.remark("There is nothing to remove.")
-    elif not is_confirmed and output.remarks.input("Remove these files there? Type yes: ").strip() != "yes":
+    elif not is_confirmed and output.ask("Remove these files there? Type yes: ") != "yes":
         output.remark("Nothing was removed.")
         return True
     with progress.shown(output) as shown:

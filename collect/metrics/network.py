@@ -80,10 +80,56 @@ def _counted(
     run: LoadedRun, interfaces: Mapping[Interface, list[Seen]], wanted: Callable[[Set[str]], str], unit: str
 ) -> Quantity | None:
     """The growth of a counter of the interfaces of the kind that is wanted on a host with interfaces of these kinds."""
+    return _sum(run, _of_kind(interfaces, wanted), unit)
+
+
+def _of_kind(interfaces: Mapping[Interface, list[Seen]], wanted: Callable[[Set[str]], str]) -> list[list[Seen]]:
     shown: dict[str, set[str]] = {}
     for host, kind, _ in interfaces:
         shown.setdefault(host, set()).add(kind)
-    return _sum(run, [seen for (host, kind, _), seen in interfaces.items() if kind == wanted(shown[host])], unit)
+    return [seen for (host, kind, _), seen in interfaces.items() if kind == wanted(shown[host])]
+
+
+def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
+    """(least, most) bytes that all hosts can have sent on the interfaces of `network` and `loopback` while steps were timed.
+
+    None where a counter has no bounds, or where the clocks of several hosts were not compared.
+    """
+    if run.window is None or run.clock_stepped or run.run is None:
+        return None
+    apart_s = 0.0  # how far the clock of a host may be from another's
+    if run.run.world.nnodes > 1:
+        if not run.clocks:
+            return None
+        apart_s = max(abs(clock.offset_s) + clock.within_s for at in run.clocks.values() for clock in at.values())
+    counters = [*_of_kind(run.interfaces, network_kind), *_of_kind(run.interfaces, lambda _: "loopback")]
+    found = [growth_bounds(seen, run.window, apart_s) for seen in counters]
+    known = [bounds for bounds in found if bounds is not None]
+    return (sum(least for least, _ in known), sum(most for _, most in known)) if len(known) == len(found) else None
+
+
+def growth_bounds(seen: Sequence[Seen], span: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
+    """(least, most) growth of one counter within `span`, whose edges may be wrong by apart_s.
+
+    A counter only grows. A sample's counter is read after its moment and before the next sample, so at any moment the counter
+    is at most that of the next sample, and at least that of the last sample but one.
+
+    None where the counter went backwards, or where `span` does not lie between samples.
+    """
+    known = sorted([(at, value, boot) for at, value, boot in seen if value is not None], key=itemgetter(0))
+    moments, values = [at for at, _, _ in known], [value for _, value, _ in known]
+
+    def at(moment: float) -> tuple[int, int] | None:
+        least, most = bisect_right(moments, moment - apart_s) - 2, bisect_left(moments, moment + apart_s)
+        return None if least < 0 or most == len(moments) else (least, most)
+
+    start, end = at(span[0]), at(span[1])
+    if start is None or end is None:
+        return None
+    near = slice(start[0], end[1] + 1)
+    if len({boot for _, _, boot in known[near]}) > 1 or values[near] != sorted(values[near]):
+        return None
+    return max(values[end[0]] - values[start[1]], 0), values[end[1]] - values[start[0]]
 
 
 def _sum(run: LoadedRun, counters: Sequence[Sequence[Seen]], unit: str) -> Quantity | None:

@@ -30,7 +30,8 @@ class TickTally(msgspec.Struct):
 def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> TickTally:
     """Write one sample per 1/hz seconds to `out` until a signal ends us or the process `parent` is gone.
 
-    A tick that is missed is skipped, not made up for, so that samples stay where the schedule puts them.
+    A tick that is missed is skipped, not made up for, so that samples stay where the schedule puts them. A signal is followed
+    by one last sample, so that counters are known up to the end of what was sampled.
     Raises WorkspaceError where `out` cannot be written.
     """
     tally = TickTally()
@@ -39,7 +40,7 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
         started = _identity(parent)
         name, boot = gethostname(), host.boot_id()
         with LineWriter(out) as lines:
-            start, tick = time.monotonic(), 0
+            start, tick, ending = time.monotonic(), 0, False
             while True:
                 sample = Sample(schema=SCHEMA, t_s=time.monotonic(), wall_s=time.time(), host=name, boot_id=boot)
                 if not tally.samples:
@@ -48,12 +49,13 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
                     source.fill(sample)
                 lines.write(sample)
                 tally.samples += 1
+                if ending or (parent is not None and _gone(parent, started)):
+                    break
                 due = int((time.monotonic() - start) * hz) + 1
                 tally.missed += due - tick - 1
                 tick = due
                 wait = max(start + tick / hz - time.monotonic(), 0)
-                if signal.sigtimedwait(ENDS, wait) or (parent is not None and _gone(parent, started)):
-                    break
+                ending = signal.sigtimedwait(ENDS, wait) is not None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for source in sources:

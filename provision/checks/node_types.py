@@ -17,6 +17,7 @@ from provision.checks import judged_proof, proven_nodes
 from provision.checks.node_proof import NodeProof, Proofs
 from provision.fact import Unanswered, decode
 from provision.facts.node_types import MOST_FEATURES, NODE_TYPES, NodeType
+from provision.facts.partitions import PARTITIONS
 from provision.interruption import STOPPING
 from provision.node import last_line
 from provision.operation import Site, Target
@@ -32,15 +33,16 @@ MINUTES = 20
 CPUS_PER_GPU = 4  # of a proof on a shared node: its ranks only sum and multiply
 MOST_TYPES = 8  # of one partition that are proven, each by a job
 # Prints the proofs that are there, each as a line, and then the words and the state of the job.
-LOOK = """\
+LOOK = f"""\
+{requests.WITHOUT_VARIABLES}
 cd "$1" 2>/dev/null || exit 0
 for proof in *.json; do test -f "$proof" && cat "$proof" && echo; done
 test -f job || exit 0
 job=$(cat job)
-if ! state=$(env -u SQUEUE_STATES -u SQUEUE_PARTITION squeue -h -j "$job" -o '%T %r' 2>&1); then
+if ! state=$(squeue -h -j "$job" -o '%T %r' 2>&1); then
     case $state in *'nvalid job id'*) state= ;; *) printf '%s\\n' "$state" >&2; exit 1 ;; esac
 fi
-printf 'job=%s %s\\n' "$job" "${state:-ENDED}"
+printf 'job=%s %s\\n' "$job" "${{state:-ENDED}}"
 """
 SUBMIT = f"""\
 set -e
@@ -67,7 +69,7 @@ def run(site: Site, target: Target) -> Outcome:
     folders: dict[str, tuple[Cluster, NodeType, str]] = {}
     left_out: list[str] = []
     for cluster in _clusters(site.cluster):
-        types = _types(cluster, target.facts[NODE_TYPES])
+        types = _types(cluster, target.facts[NODE_TYPES], _partition(cluster, target))
         if not types:
             partition = cluster.slurm.partition if cluster.slurm is not None else None
             where = f"the partition {partition}" if partition is not None else "any partition"
@@ -112,10 +114,19 @@ def _clusters(cluster: Cluster) -> list[Cluster]:
     return [cluster, *(cluster.for_gpu_type(partition.gpus.type) for partition in partitions)]
 
 
-def _types(cluster: Cluster, found: tuple[NodeType, ...]) -> dict[NodeType, str]:
-    """The node types on which runs can land, each with the names of the partition's other nodes."""
-    asked = cluster.slurm.partition if cluster.slurm is not None else None
-    inside = [kind for kind in found if asked is None or kind.partition in asked.split(",")]
+def _partition(cluster: Cluster, target: Target) -> str | None:
+    """The partition of the runs; without the key `slurm.partition` the default partition, if its nodes have what the cluster
+    file requests. None: a submit plugin of the site may choose any partition."""
+    partition = cluster.slurm.partition if cluster.slurm is not None else None
+    if partition is not None:
+        return partition
+    names = [entry.name for entry in target.facts[PARTITIONS] if entry.is_default]
+    return next((name for name in names if _types(cluster, target.facts[NODE_TYPES], name)), None)
+
+
+def _types(cluster: Cluster, found: tuple[NodeType, ...], partition: str | None) -> dict[NodeType, str]:
+    """The node types on which runs can land, each with the names of the other nodes. partition: None: of all partitions."""
+    inside = [kind for kind in found if partition in (None, kind.partition)]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
     plain = constraint is not None and not set(constraint) & set("|()[]*")  # sbatch itself evaluates these signs
     features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and plain else []
@@ -158,7 +169,10 @@ def _look(target: Target, folder: str) -> Proofs:
     nodes, job, state = [], None, "ENDED"
     for line in answer.stdout.splitlines():
         if line.startswith("{"):
-            nodes.append(decode(line, NodeProof))
+            try:
+                nodes.append(decode(line, NodeProof))
+            except ValueError as error:
+                raise Unanswered(f"{target.node.name}: {folder}: a result of a node cannot be read: {error}") from None
         elif line.startswith("job="):
             job, _, state = line.removeprefix("job=").partition(" ")
     return Proofs(nodes, job, state)

@@ -11,11 +11,12 @@ import msgspec
 
 import templates
 from provision import gpu_generations
-from provision.cloudlab import hardware
+from provision.cloudlab import hardware, own_manifest
 from provision.cloudlab.hardware import HardwareType
 from shardlab import cloudlab_keys, cloudlab_manifest
 from shardlab.cloudlab_keys import EXTRA_DISK, ExperimentNode
 from shardlab.cloudlab_manifest import ManifestNode
+from shardlab.errors import InputError
 
 ON_ROOT = "/srv/shardlab"  # the shared folder of an experiment whose nodes have no disk at /mydata
 
@@ -29,12 +30,16 @@ class ProposedGpus(msgspec.Struct, frozen=True):
 
 
 def text(manifests: Sequence[Path]) -> str:
-    """The cluster file. Raises InputError for a file that is no manifest, or nodes that share no network."""
-    experiment = cloudlab_manifest.parse((str(path), cloudlab_manifest.read(path)) for path in manifests)
+    """The cluster file. manifests: none: the manifest of the experiment that this machine is a node of.
+
+    Raises InputError for a file that is no manifest, or nodes that share no network.
+    """
+    named = [(str(path), cloudlab_manifest.read(path)) for path in manifests] or [_of_this_node()]
+    experiment = cloudlab_manifest.parse(named)
     members = sorted(experiment.users())
     own = getpass.getuser()
     user = own if own in members else members[0] if len(members) == 1 else None
-    what = ", ".join(map(str, manifests))
+    what = ", ".join(name for name, _ in named)
     nodes = cloudlab_keys.select(experiment, user or next(iter(members), None), what)
     entries = [hardware.catalogue().entry(node.site, node.hardware or "") for node in experiment.nodes]
     name = _experiment_name(experiment.nodes[0])
@@ -58,6 +63,16 @@ def text(manifests: Sequence[Path]) -> str:
         server=nodes[0].name,
         nfs_folders=cloudlab_keys.NFS_FOLDERS,
     )
+
+
+def _of_this_node() -> tuple[str, bytes]:
+    """What to call the manifest in an error, and its bytes. Raises InputError on another machine."""
+    if not own_manifest.is_node():
+        raise InputError(
+            "--cloudlab names no manifest, and this machine is no node of an experiment, because it has no command "
+            f"{own_manifest.COMMAND[0]}. Allowed: --cloudlab FILE."
+        )
+    return " ".join(own_manifest.COMMAND), own_manifest.read()
 
 
 def _experiment_name(node: ManifestNode) -> str | None:

@@ -17,7 +17,7 @@ from provision.cloudlab.portal import DEFAULT_URL, NoConnection, OutcomeUnknown,
 from provision.cloudlab.portal_answers import PortalExperiment, moment
 from provision.cloudlab.profile_request import ProfileRequest
 from provision.cloudlab.readiness import DOWN
-from shardlab import cloudlab_experiment, cloudlab_manifest, lease
+from shardlab import cloudlab_experiment, cloudlab_manifest, lease, moments
 from shardlab.cloudlab_experiment import ExperimentNote
 from shardlab.cloudlab_manifest import Experiment
 from shardlab.cluster import Cluster
@@ -39,12 +39,26 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
         with nothing_changed():
             note = _created(request, workspace, portal, output, note)
     ready = readiness.wait(note, workspace, portal, output)
+    if sentence := _granted_less(request, ready):
+        output.remark(f"warning: {sentence}", style="yellow")
     try:
         texts = _manifests(cluster, portal.manifests(ready.id))
     except InputError as error:  # wrong input would mean that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN}") from None
     cloudlab_experiment.store_manifests(workspace.own, texts)
-    keep_end(workspace, ready)
+    keep_end(workspace, portal, ready)
+
+
+def _granted_less(request: ProfileRequest, found: PortalExperiment) -> str:
+    """A sentence if the experiment has fewer hours than the cluster file asks for; empty if not, or if this is not known."""
+    born, end = moment(found.created_at), moment(found.expires_at)
+    if born is None or end is None or end - born >= timedelta(hours=request.duration, seconds=-CLOCK_S):
+        return ""
+    return (
+        f"the portal granted {moments.duration((end - born).total_seconds())} for the experiment {request.name}, and the "
+        f"cluster file asks for {request.duration} h: it ends at {moments.in_words(end)}. To ask for more hours: provision "
+        "CLUSTER.yaml extend --hours N --reason TEXT"
+    )
 
 
 def refresh(workspace: Workspace, portal: Portal) -> PortalExperiment | None:
@@ -56,12 +70,13 @@ def refresh(workspace: Workspace, portal: Portal) -> PortalExperiment | None:
     if note is None or note.uuid is None:
         return None
     found = readiness.existing(note, workspace, portal)
-    keep_end(workspace, found)
+    keep_end(workspace, portal, found)
     return found
 
 
-def keep_end(workspace: Workspace, found: PortalExperiment) -> None:
-    """Store when the experiment ends, if the portal says it."""
+def keep_end(workspace: Workspace, portal: Portal, found: PortalExperiment) -> None:
+    """Store when the experiment ends, if the portal says it; and say if the clock of this machine is wrong."""
+    portal.compare_clocks()
     if (end := moment(found.expires_at)) is not None:
         lease.keep(workspace.own, end)
 
@@ -100,10 +115,9 @@ def adopted(note: ExperimentNote, workspace: Workspace, portal: Portal) -> Porta
     if found is None:
         return None
     born, asked = moment(found.created_at), moment(note.asked_at)
-    profile = f"{found.profile_project}/{found.profile_name}" if found.profile_name and found.profile_project else None
     contradictions = [
         f"its creator is {found.creator}" if found.creator and note.user and found.creator != note.user else "",
-        f"its profile is {profile}" if profile is not None and profile != note.profile else "",
+        _other_profile(note, found),
         "" if (found.creator and note.user) or (born and asked) else "neither its creator nor when it was created is known",
         f"it was created at {found.created_at}" if born and asked and born < asked - timedelta(seconds=CLOCK_S) else "",
     ]
@@ -145,10 +159,24 @@ def _created(
         raise
 
 
+def _other_profile(note: ExperimentNote, found: PortalExperiment) -> str:
+    """That the experiment was made from another profile than the note says; empty if not, or if the portal does not say it."""
+    if not found.profile_name or not found.profile_project or note.profile is None:
+        return ""
+    profile = f"{found.profile_project}/{found.profile_name}"
+    return f"its profile is {profile}" if profile.lower() != note.profile.lower() else ""  # people write them in any case
+
+
 def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
-    """The note of an experiment that exists without us. Raises InputError if the user of the token did not create it."""
+    """The note of an experiment that exists without us.
+
+    Raises InputError if the user of the token did not create it, or created it from another profile than the cluster file
+    names: its nodes are for another purpose.
+    """
     if found.creator is None or found.creator != intent.user:
         raise _taken(intent.project, intent.name, f"its creator is {found.creator or 'unknown'}")
+    if other := _other_profile(intent, found):
+        raise _taken(intent.project, intent.name, other)
     output.remark(
         f"the project {intent.project} already has your experiment {intent.name}: this command uses it as it is, and "
         "`provision CLUSTER.yaml down` will not terminate it."
@@ -194,9 +222,10 @@ def _check_nodes(cluster: Cluster, experiment: Experiment) -> None:
             f"the nodes are at {', '.join(sorted(sites))}, and the cluster file says cloudlab.site: {wanted.site}. The profile "
             f"{wanted.profile} cannot choose the site. To end the experiment: {DOWN}"
         )
-    if wanted.profile == profile_request.SMALL_LAN and len(experiment.nodes) < wanted.nodes:
+    if len(experiment.nodes) < wanted.nodes:
         raise ShardlabError(
-            f"the manifests have {len(experiment.nodes)} nodes, and the cluster file asks for {wanted.nodes}. {AGAIN}"
+            f"the manifests have {len(experiment.nodes)} node(s), and the cluster file asks for {wanted.nodes}. {AGAIN} To use "
+            f"them as they are, set cloudlab.nodes to {len(experiment.nodes)}; to end the experiment: {DOWN}"
         )
 
 

@@ -22,14 +22,16 @@ def is_node() -> bool:
 
 def read() -> bytes:
     """The manifest. Raises InputError if the command fails."""
-    what = " ".join(COMMAND)
+    what, instead = " ".join(COMMAND), "Set cloudlab.manifest to a file instead."
     try:
         done = subprocess.run(COMMAND, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise InputError(f"{what}: did not end within {TIMEOUT_S:g} s. Set cloudlab.manifest to a file instead.") from None
+        raise InputError(f"{what}: did not end within {TIMEOUT_S:g} s. {instead}") from None
+    except OSError as error:  # such as a script whose interpreter is not installed
+        raise InputError(f"{what}: cannot be executed ({error.strerror}). {instead}") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise InputError(f"{what}: exit code {done.returncode}: {said}. Set cloudlab.manifest to a file instead.")
+        raise InputError(f"{what}: exit code {done.returncode}: {said}. {instead}")
     return done.stdout
 
 

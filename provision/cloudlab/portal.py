@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ import msgspec
 
 from provision.cloudlab.portal_answers import PortalExperiment, PortalFault, PortalVersion, TokenOwner
 from provision.cloudlab.token import HOW, Token
+from shardlab import moments
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, MissingExtra, ShardlabError
 
@@ -29,6 +30,7 @@ MOST_RETRY_AFTER_S = 120.0
 CONNECT_S = 30.0
 TIMEOUT_S = 60.0  # for each part of an answer
 MOST_S = 300.0  # for a whole answer
+CLOCK = timedelta(minutes=5)  # between this machine and the portal
 MOST_SAID = 1000  # characters of the portal's own sentences
 MOST_BYTES = 64 << 20  # manifests of several sites in one document
 
@@ -106,6 +108,7 @@ class Portal:
         self._prefix = "" if parts.path else None  # None: not known yet
         self._token, self._say, self._sleep = token, say, sleep
         self.date: str | None = None
+        self._clocks_differ = False  # whether this was said
         try:  # SSL_CERT_FILE and SSL_CERT_DIR decide whom it trusts; no redirect is followed: the token would go with it
             self._client = httpx.Client(
                 verify=httpx.create_ssl_context(),
@@ -124,6 +127,18 @@ class Portal:
     def pause(self, seconds: float) -> None:
         """Wait before the next request."""
         self._sleep(seconds)
+
+    def compare_clocks(self) -> None:
+        """Say once if the clock of this machine is not that of the portal: then the time until an end is wrong."""
+        theirs, ours = http_date(self.date), datetime.now(UTC)
+        if theirs is not None and abs(ours - theirs) > CLOCK and not self._clocks_differ:
+            self._clocks_differ = True
+            how = "behind" if ours < theirs else "ahead of"
+            by = moments.duration(abs(ours - theirs).total_seconds())
+            self._say(
+                f"warning: the clock of this machine is {by} {how} that of {self._host}, so the time until the end of the "
+                "lease is wrong by as much. Set the clock."
+            )
 
     def user(self) -> str | None:
         """The user of the token; None if the portal does not say it."""

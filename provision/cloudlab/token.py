@@ -7,15 +7,15 @@ import stat
 from pathlib import Path
 
 from shardlab import files
+from shardlab.cloudlab_keys import TOKEN_VARIABLE
 from shardlab.errors import InputError, WorkspaceError
 
-VARIABLE = "CLOUDLAB_TOKEN"
 FILE = Path(".config", "shardlab", "cloudlab-token")  # in the home of the user
 MOST_BYTES = 16 << 10
 HIDDEN = "[token]"
 HOW = (
     f"To get a token, sign in at the portal, choose your name, then Portal API Token; store it in ~/{FILE} with mode "
-    f"0600, or set {VARIABLE}."
+    f"0600, or set {TOKEN_VARIABLE}."
 )
 
 
@@ -44,8 +44,8 @@ def read() -> Token | None:
 
     Raises InputError for a file that others can read or that holds no token, and WorkspaceError if it cannot be read.
     """
-    if given := os.environ.get(VARIABLE, "").strip():
-        return _checked(given, VARIABLE)
+    if given := os.environ.get(TOKEN_VARIABLE, "").strip():
+        return _checked(given, TOKEN_VARIABLE)
     path = Path.home() / FILE
     try:
         with files.open_regular(path) as handle:

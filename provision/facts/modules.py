@@ -10,16 +10,19 @@ from provision.fact import Fact
 PROGRAM = "module --terse avail 2>&1 || true"
 KINDS = (
     "python",
+    "python3",
     "cpython",
     "cray-python",
     "anaconda3",
     "miniconda3",
     "miniforge3",
+    "mambaforge",
     "cuda",
     "cudatoolkit",
     "nccl",
     "gcc",
     "apptainer",
+    "singularity",
     "charliecloud",
 )
 _MODULE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}$")

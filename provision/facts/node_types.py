@@ -8,10 +8,13 @@ import msgspec
 
 from provision.fact import Fact
 from provision.slurm_text import is_name
+from shardlab.cell import GPU_TYPE
+from shardlab.slurm_keys import MOST_GPUS
 
 FORMAT = "%R|%D|%c|%m|%G|%f|%N"
 MOST_FEATURES = 32
 _GPU = re.compile(r"^gpu(?::([^:()]+))?:(\d+)$")
+_TYPE = re.compile(GPU_TYPE)
 _NAMES = re.compile(r"^[A-Za-z0-9._,\[\]-]{1,20000}$")
 _SOCKETS = re.compile(r"\([^()]*\)")  # `(S:0-1)` behind a gres names its sockets
 
@@ -40,7 +43,8 @@ class NodeType(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    return ["sinfo", "--noheader", "--exact", f"--format={FORMAT}"]
+    # Such a variable of the user would leave partitions out.
+    return ["env", "-u", "SINFO_PARTITION", "sinfo", "--noheader", "--exact", f"--format={FORMAT}"]
 
 
 def parse(stdout: str) -> tuple[NodeType, ...]:
@@ -73,7 +77,7 @@ def gpus(gres: str) -> tuple[GpuGres, ...]:
     return tuple(
         GpuGres(match[1], int(match[2]))
         for match in matches
-        if match and int(match[2]) and (match[1] is None or is_name(match[1]))
+        if match and 0 < int(match[2]) <= MOST_GPUS and (match[1] is None or _TYPE.match(match[1]))
     )
 
 

@@ -23,6 +23,8 @@ class SitePartition(msgspec.Struct, frozen=True):
     qos: tuple[str, ...] | None  # that may be used in it; None: all
     is_exclusive: bool  # a job always gets whole nodes
     denied_accounts: tuple[str, ...] = ()  # that may not use it; Slurm reads them only if `accounts` is None
+    denied_qos: tuple[str, ...] = ()  # that may not be used in it; Slurm reads them only if `qos` is None
+    is_root_only: bool = False  # only root may submit jobs to it
 
 
 def command(python: str) -> list[str]:
@@ -48,6 +50,8 @@ def parse(stdout: str) -> tuple[SitePartition, ...]:
             is_exclusive=line.get("OverSubscribe", "").startswith("EXCLUSIVE")
             or line.get("Exclusive") in ("NODE", "TOPO"),  # from Slurm 26.05 on
             denied_accounts=listed(line.get("DenyAccounts", "")) or (),
+            denied_qos=listed(line.get("DenyQos", "")) or (),
+            is_root_only=line.get("RootOnly") == "YES",
         )
         for line in lines
         if is_name(line["PartitionName"])

@@ -1,4 +1,5 @@
-"""Folders of a user that several machines may share, with their free space: those that variables such as SCRATCH name."""
+"""Folders of a user that several machines may share, with their free space: those that variables such as SCRATCH name, and
+those with the name of the user in network file systems."""
 
 from __future__ import annotations
 
@@ -8,16 +9,6 @@ import msgspec
 
 from provision.fact import Fact
 
-# Lines: NAME, folder, file system, free bytes, free inodes; `-` stands for what df does not say in time.
-PROGRAM = r"""
-env | sed -n 's|^\([A-Z][A-Z0-9_]*\)=\(/[A-Za-z0-9._/-]*\)$|\1 \2|p' | sort -u | while read -r name folder; do
-    case $name in PWD|OLDPWD|TMPDIR|LMOD_*|MODULE*|XDG_*|SLURM_*|SSH_*|*PATH|*_DIR|*_ROOT|*_PKG|PIP_*) continue ;; esac
-    test -d "$folder" && test -w "$folder" || continue
-    kind=$(timeout 10 df -PT -B1 -- "$folder" 2>/dev/null | awk 'NR==2 {print $2, $5}')
-    inodes=$(timeout 10 df -Pi -- "$folder" 2>/dev/null | awk 'NR==2 {print $4}')
-    printf '%s %s %s %s\n' "$name" "$folder" "${kind:-- -}" "${inodes:--}"
-done
-"""
 NETWORK = {
     "nfs",
     "nfs4",
@@ -32,14 +23,32 @@ NETWORK = {
     "orangefs",
     "afs",
 }
+KINDS = "|".join(sorted(NETWORK)).replace(".", "[.]")
+MOUNTS = 32  # network file systems in which the user's folder is looked for
+# Lines: NAME, folder, file system, free bytes, free inodes; `-` stands for no variable, and for what df does not say in time.
+# SIGKILL: the only signal that ends a command which waits for a file server that is away.
+PROGRAM = rf"""
+user=$(id -un)
+{{
+    env | sed -n 's|^\([A-Z][A-Z0-9_]*\)=\(/[A-Za-z0-9._/-]*\)$|\1 \2|p' | sort -u
+    awk '$3 ~ /^({KINDS})$/ {{print $2}}' "${{1:-/proc/mounts}}" | sort -u | head -n {MOUNTS} |
+        while read -r mount; do printf -- '- %s/%s\n' "$mount" "$user"; done
+}} | while read -r name folder; do
+    case $name in PWD|OLDPWD|TMPDIR|LMOD_*|MODULE*|XDG_*|SLURM_*|SSH_*|*PATH|*_DIR|*_ROOT|*_PKG|PIP_*) continue ;; esac
+    timeout -s KILL 5 sh -c 'test -d "$1" && test -w "$1"' test "$folder" 2>/dev/null || continue
+    kind=$(timeout -s KILL 10 df -B1 --output=fstype,avail -- "$folder" 2>/dev/null | awk 'NR==2 {{print $1, $2}}')
+    inodes=$(timeout -s KILL 10 df --output=iavail -- "$folder" 2>/dev/null | awk 'NR==2 {{print $1}}')
+    printf '%s %s %s %s\n' "$name" "$folder" "${{kind:-- -}}" "${{inodes:--}}"
+done
+"""
 _VARIABLE = re.compile(r"^[A-Z][A-Z0-9_]{0,60}$")
 _FOLDER = re.compile(r"^/[A-Za-z0-9._/-]+$")
 
 
 class SharedFolder(msgspec.Struct, frozen=True):
-    """A folder that a variable of the login shell names."""
+    """A folder that the user may write."""
 
-    variable: str
+    variable: str  # of the login shell, which names the folder; "" if none does
     path: str
     file_system: str
     free_bytes: int | None
@@ -60,8 +69,10 @@ def parse(stdout: str) -> tuple[SharedFolder, ...]:
     folders: dict[str, SharedFolder] = {}
     for line in stdout.splitlines():
         words = line.split()
-        if len(words) == 5 and _VARIABLE.match(words[0]) and _FOLDER.match(words[1]):  # a profile may print lines, too
+        # A profile may print lines, too.
+        if len(words) == 5 and (words[0] == "-" or _VARIABLE.match(words[0])) and _FOLDER.match(words[1]):
             variable, path, kind, free, inodes = words
+            variable = "" if variable == "-" else variable
             folders.setdefault(path, SharedFolder(variable, path, kind, _count(free), _count(inodes)))
     return tuple(folders.values())
 

@@ -45,6 +45,11 @@ def present(cluster: Cluster, workspace: Workspace) -> Cluster | ToCreate:
     found = token.read()
     if _takes_own_manifest(cluster, found):
         return cluster_file.with_manifests(cluster, [(" ".join(own_manifest.COMMAND), own_manifest.read())])
+    if found is None and note is not None:
+        raise InputError(
+            f"{cluster.name}: an earlier command asked the portal for the experiment {note.name}, and there is no token of the "
+            f"portal to continue with it. {token.HOW}"
+        )
     if found is None:
         raise InputError(
             f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "

@@ -16,6 +16,7 @@ sbatch --wait --parsable "$1" || {{ test ! -s "$2" || echo "$(tail -n 1 "$2") (s
 """
 # Prints the job that still runs the script $1: a second job would write to the same folder.
 WAITING = f"""\
+{requests.WITHOUT_VARIABLES}
 jobs=$(squeue --noheader --user "$(id -un)" --name {NAME} --format '%i %T %o') || exit 1
 printf '%s\\n' "$jobs" | while read -r job state script; do
     test "$script" != "$1" || printf '%s (%s)\\n' "$job" "$state"

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
-from provision.facts.node_types import NodeType
+from provision.facts.node_types import GpuGres, NodeType
 from provision.facts.partitions import SitePartition
 from provision.facts.pythons import OLDEST
 from provision.facts.shared_folders import SharedFolder
 from provision.site.survey import Survey
 
 HOUR_S = 3600
+LONGEST_S = 1000 * 86_400 - 1  # a cluster file allows 999 days
+PYTHON_MODULES = ("python", "python3", "cpython", "cray-python")
 REQUESTS = ("gpus-per-node", "gres", "gpus")
 _LARGE = re.compile(r"^[A-Z_]*(SCRATCH|WORK|PROJECT)[A-Z0-9_]*$")
+_LARGE_PATH = re.compile(r"scratch|work|project", re.I)
 _VERSION = re.compile(r"/(\d+)\.(\d+)")
 
 
@@ -25,7 +30,8 @@ class Proposal(msgspec.Struct, frozen=True):
     node_type: NodeType | None
     account: str | None
     accounts: tuple[str, ...]  # all that are valid in the partition
-    qos: tuple[str, ...]  # that the user may choose with this account
+    qos: tuple[str, ...]  # that the user may choose with this account in the partition
+    needed_qos: str | None  # one of them, if the account's default QOS is not allowed in the partition
     module: str | None  # a module with a Python that is new enough, if it is needed
     python: str | None  # an interpreter with another name than python3
     folder: SharedFolder | None
@@ -34,20 +40,22 @@ class Proposal(msgspec.Struct, frozen=True):
 
 def propose(site: Survey) -> Proposal:
     """The proposal for the first partition that this user may use: one with GPUs before the default partition."""
-    usable = [partition for partition in site.partitions if partition.is_up and accounts_in(site, partition) is not None]
+    usable = [partition for partition in site.partitions if _is_usable(site, partition)]
     with_gpus = [partition for partition in usable if _largest(site, partition.name, gpus=True) is not None]
     default = [partition for partition in usable if partition.is_default]
     ordered = [*[partition for partition in with_gpus if partition.is_default], *with_gpus, *default, *usable]
     partition = ordered[0] if ordered else None
     accounts = (accounts_in(site, partition) or ()) if partition is not None else ()
     account = accounts[0] if accounts else None
+    qos, needed_qos = _qos(site, partition, account) if partition is not None else ((), None)
     module, python, has_python = _python(site)
     return Proposal(
         partition=partition,
         node_type=_largest(site, partition.name, gpus=partition in with_gpus) if partition is not None else None,
         account=account,
         accounts=accounts,
-        qos=tuple(sorted({name for entry in site.associations if entry.account == account for name in entry.qos})),
+        qos=qos,
+        needed_qos=needed_qos,
         module=module,
         python=python,
         folder=_folder(site),
@@ -60,7 +68,11 @@ def accounts_in(site: Survey, partition: SitePartition) -> tuple[str, ...] | Non
     the partition accepts none of them."""
     if not site.associations:
         return ()
-    names = {entry.account for entry in site.associations if entry.partition in (None, partition.name)}
+    names = {
+        entry.account
+        for entry in site.associations
+        if entry.partition in (None, partition.name) and (not entry.qos or _allowed_qos(entry.qos, partition))
+    }
     allowed = names - set(partition.denied_accounts) if partition.accounts is None else names & set(partition.accounts)
     if not allowed:
         return None
@@ -68,12 +80,69 @@ def accounts_in(site: Survey, partition: SitePartition) -> tuple[str, ...] | Non
     return tuple(sorted(allowed, key=lambda name: (not (has_gpus and re.search(r"[_-]g(pu)?$", name)), name)))
 
 
+def _is_usable(site: Survey, partition: SitePartition) -> bool:
+    return partition.is_up and not partition.is_root_only and accounts_in(site, partition) is not None
+
+
+def _allowed_qos(names: Iterable[str], partition: SitePartition) -> list[str]:
+    """Those of the QOS that may be used in the partition."""
+    if partition.qos is not None:
+        return [name for name in names if name in partition.qos]
+    return [name for name in names if name not in partition.denied_qos]
+
+
+def _qos(site: Survey, partition: SitePartition, account: str | None) -> tuple[tuple[str, ...], str | None]:
+    """(the QOS that the user may choose, the QOS that a job must name). No job must name one if the default is allowed."""
+    entries = [entry for entry in site.associations if entry.account == account and entry.partition in (None, partition.name)]
+    names = tuple(_allowed_qos(sorted({name for entry in entries for name in entry.qos}), partition))
+    defaults = [entry.default_qos for entry in entries]
+    restricted = partition.qos is not None or partition.denied_qos
+    if not names or not restricted or any(name in names for name in defaults):
+        return names, None
+    return names, names[0]
+
+
+class TypedPartition(NamedTuple):
+    """A partition, and a type of GPUs on its nodes."""
+
+    partition: SitePartition
+    gpus: GpuGres
+
+
+def typed_partitions(site: Survey, proposal: Proposal) -> list[TypedPartition]:
+    """For each type of GPUs one partition that accepts the proposed account and QOS, the proposed partition first."""
+    partitions = [partition for partition in site.partitions if _is_usable(site, partition)]
+    partitions.sort(key=lambda partition: partition != proposal.partition)
+    types: dict[str, TypedPartition] = {}
+    for partition in partitions:
+        if time_s(partition) < time_s(proposal.partition):  # a cluster file has one time limit for all its partitions
+            continue
+        if proposal.account is not None and proposal.account not in (accounts_in(site, partition) or ()):
+            continue
+        if proposal.needed_qos is not None and not _allowed_qos([proposal.needed_qos], partition):
+            continue
+        if proposal.needed_qos is None and _qos(site, partition, proposal.account)[1] is not None:
+            continue
+        kinds = [kind for kind in site.node_types if kind.partition == partition.name]
+        for kind in sorted(kinds, key=lambda kind: -kind.count):
+            for gpu in kind.gpus:
+                if gpu.type is not None:
+                    types.setdefault(gpu.type, TypedPartition(partition, gpu))
+    return list(types.values())
+
+
+def time_s(partition: SitePartition | None) -> int:
+    """The time limit of runs that is proposed: an hour, or less if the partition allows less."""
+    return min((partition.max_time_s if partition is not None else None) or HOUR_S, HOUR_S)
+
+
 def requests(proposal: Proposal) -> dict[str, list[str]]:
     """For each way to request a GPU, the options of sbatch with which to test it. {} without a partition with GPUs."""
     kind, where = proposal.node_type, proposal.partition
     if kind is None or where is None or not kind.gpus:
         return {}
-    common = [f"--partition={where.name}", *([f"--account={proposal.account}"] if proposal.account else [])]
+    named = {"partition": where.name, "account": proposal.account, "qos": proposal.needed_qos}
+    common = [f"--{option}={value}" for option, value in named.items() if value is not None]
     gpu = kind.gpus[0]
     name = f"{gpu.type}:" if gpu.type else ""
     options = {"gpus-per-node": f"--gpus-per-node={name}1", "gres": f"--gres=gpu:{name}1", "gpus": f"--gpus={name}1"}
@@ -97,21 +166,30 @@ def _python(site: Survey) -> tuple[str | None, str | None, bool]:
     modules = [
         (version, name)
         for name in site.modules
-        if name.rpartition("/")[0].rpartition("/")[2].lower() in ("python", "cpython", "cray-python")
-        and (match := _VERSION.search(name))
-        and (version := (int(match[1]), int(match[2]))) >= OLDEST
+        if is_python(name) and (match := _VERSION.search(name)) and (version := (int(match[1]), int(match[2]))) >= OLDEST
     ]
     return (max(modules)[1] if modules else None), None, bool(modules)
+
+
+def is_python(module: str) -> bool:
+    """Whether the name of a module, such as `python/3.12.4`, is that of a Python."""
+    return module.rpartition("/")[0].rpartition("/")[2].lower() in PYTHON_MODULES
 
 
 def _folder(site: Survey) -> SharedFolder | None:
     """The folder with the most free space among those that machines share; else among those whose variables sites set for large
     data. The home folder only if there is no other."""
-    large = [folder for folder in site.folders if folder.is_network or _LARGE.match(folder.variable)]
+    large = [folder for folder in site.folders if folder.is_network or _is_large(folder)]
     return max(large, key=_preference, default=None)
+
+
+def _is_large(folder: SharedFolder) -> bool:
+    """Whether its variable or, without one, its path has a word with which sites name large folders."""
+    if folder.variable:
+        return _LARGE.match(folder.variable) is not None
+    return _LARGE_PATH.search(folder.path.rpartition("/")[0]) is not None
 
 
 def _preference(folder: SharedFolder) -> tuple[bool, bool, bool, int]:
     """Variables such as CONDA_PREFIX name folders in the home folder: a variable for large data comes before them."""
-    is_large = _LARGE.match(folder.variable) is not None
-    return is_large, folder.variable != "HOME", folder.is_network, folder.free_bytes or 0
+    return _is_large(folder), folder.variable != "HOME", folder.is_network, folder.free_bytes or 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from shardlab.cluster import Cluster
 
-# Variables such as SBATCH_PARTITION of the login shell would change what a job requests.
+# Variables such as SBATCH_PARTITION of the login shell would change what a job requests; SQUEUE_STATES would hide jobs.
 WITHOUT_VARIABLES = r"""
-for name in $(env | sed -n 's/^\(S\(LURM\|BATCH\)_[A-Z0-9_]*\)=.*/\1/p'); do test "$name" = SLURM_CONF || unset "$name"; done
+for name in $(env | sed -n 's/^\(S\(LURM\|BATCH\|QUEUE\)_[A-Z0-9_]*\)=.*/\1/p'); do
+    test "$name" = SLURM_CONF || unset "$name"
+done
 """
 
 

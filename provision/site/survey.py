@@ -26,6 +26,7 @@ ASKED: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, 
 TEST_S = 60.0
 # Slurm's answer also if the nodes exist and are down or drained at this moment.
 UNDECIDED = re.compile(r"node configuration is not available")
+SAYS_NOTHING = "Unspecified error"  # beside the words of a submit plugin
 _ERROR = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)
 
 
@@ -90,6 +91,8 @@ def _rejection(run: Callable[..., Any], options: list[str]) -> str | None:
     answer = run(argv, timeout_s=TEST_S)
     if answer.code == 0:
         return None
-    lines = [_ERROR.sub("", line).strip() for line in answer.stderr.splitlines() if line.strip()]
-    text = lines[0] if lines else "no answer" if answer.code is None else f"exit code {answer.code}"
+    lines = [_ERROR.sub("", line).strip() for line in answer.stderr.splitlines()]
+    lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # a plugin may draw a frame
+    telling = [line for line in lines if not line.endswith(SAYS_NOTHING)] or lines
+    text = "; ".join(telling) or ("no answer" if answer.code is None else f"exit code {answer.code}")
     return "".join(char if char.isprintable() else "?" for char in text)[:200]

@@ -19,6 +19,7 @@ export XDG_CACHE_HOME=/scratch/alice/shardlab/cache
 export TORCHINDUCTOR_CACHE_DIR=/scratch/alice/shardlab/cache/inductor
 export TRITON_CACHE_DIR=/scratch/alice/shardlab/cache/triton
 export TORCH_EXTENSIONS_DIR=/scratch/alice/shardlab/cache/torch_extensions
+export CUDA_CACHE_PATH=/scratch/alice/shardlab/cache/cuda
 export PYTHONPATH=/scratch/alice/shardlab/python-0123456789ab/source-ba9876543210
 [ -z "${SHARDLAB_SOURCE:-}" ] || export PYTHONPATH="$SHARDLAB_SOURCE"    # a run uses the copy of its submission
 exec /scratch/alice/shardlab/python-0123456789ab/venv/bin/python "$@"

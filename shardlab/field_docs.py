@@ -1,0 +1,59 @@
+"""Reads the docstring under each field of a type, with which schemas and the reference describe the keys of our files.
+
+Python keeps no docstring of a field, so it is read from the source of the class.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import inspect as types
+
+
+def of(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """The docstring of each field that has one, in one line; a class replaces those of the classes that it extends.
+
+    Raises OSError if the source of the class is not at hand.
+    """
+    docs: dict[str, str] = {}
+    for kind in reversed(struct.__mro__):
+        if issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+            assert isinstance(definition, ast.ClassDef)
+            docs |= dict(_documented(definition))
+    return docs
+
+
+def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """(field, docstring) of each field that a string follows."""
+    for field, after in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+            text = after.value
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                yield field.target.id, " ".join(text.value.split())
+
+
+def structs(root: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """The type and all types of its fields, at any depth, by their names."""
+    found: dict[str, type[msgspec.Struct]] = {}
+    waiting: list[types.Type] = [types.type_info(root)]
+    while waiting:
+        kind = waiting.pop()
+        if isinstance(kind, types.StructType):
+            if kind.cls.__name__ in found:
+                continue
+            found[kind.cls.__name__] = kind.cls
+            waiting += [field.type for field in kind.fields]
+        elif isinstance(kind, types.UnionType):
+            waiting += kind.types
+        elif isinstance(kind, types.ListType):
+            waiting.append(kind.item_type)
+        elif isinstance(kind, types.DictType):
+            waiting += [kind.key_type, kind.value_type]
+        elif isinstance(kind, types.Metadata):
+            waiting.append(kind.type)
+    return found

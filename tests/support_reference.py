@@ -1,0 +1,112 @@
+"""Writes the pages of docs/reference from the code: the keys of both files, the commands, and the states of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from support_golden import GOLDEN
+
+from shardlab import json_schema
+from shardlab.state import STATES
+
+Schema = dict[str, Any]
+WRITTEN = "This page is written from the code by `make golden`.\n"
+# The key of the file under which a type stands, for the headings; a type of several places has a sentence instead.
+OMITTED = ("Inclusion", "Exclusion", "Axes")  # what they allow beyond the keys of a cell is said under `exclude` and `include`
+DOTTED = "Members of `optimizer` and `schedule` may also be given alone, such as `optimizer.lr`."
+CLUSTER = (
+    "An unknown key, a duplicate key, or a value of another type is refused with file, line and column. `provision init` "
+    "prints a file with comments; [Provisioning](../provision.md) explains the providers. Editors complete the keys with "
+    "`shardlab schema cluster`."
+)
+MATRIX = (
+    "`axes`, `exclude` and `include` mean the same as in a matrix of GitHub Actions. `jobs plan --matrix ./FILE.yaml` shows "
+    "the cells. Editors complete the keys with `shardlab schema matrix`."
+)
+PAGES = {"cluster": ("Keys of cluster.yaml", CLUSTER), "matrix": ("Keys of matrix.yaml", MATRIX)}
+
+
+def keys(name: str) -> str:
+    """The page of a file's keys: a table for the file and one for each mapping in it."""
+    schema = json_schema.schemas()[name]
+    title, about = PAGES[name]
+    parts = [f"# {title}\n", WRITTEN, f"{about}\n", *_table(schema)]
+    for kind, part in schema["$defs"].items():
+        if kind in OMITTED:
+            continue
+        parts += [f"\n## {kind}\n", f"{_first_paragraph(part)}\n"]
+        if kind == "CellKeys":
+            parts.append(f"{DOTTED}\n")
+        parts += _table(part)
+    return "\n".join(parts) + "\n"
+
+
+def _first_paragraph(schema: Schema) -> str:
+    return " ".join(schema.get("description", "").split("\n\n")[0].split())
+
+
+def _table(schema: Schema) -> Iterator[str]:
+    required = schema.get("required", [])
+    yield "| key | value | default | what it is |"
+    yield "|---|---|---|---|"
+    for key, part in schema["properties"].items():
+        if "." in key:
+            continue
+        default = "required" if key in required else _default(part)
+        yield f"| `{key}` | {_value(part)} | {default} | {_cell(part['description'])} |"
+
+
+def _default(part: Schema) -> str:
+    return f"`{_cell(json.dumps(part['default']))}`" if "default" in part else ""
+
+
+def _value(part: Schema) -> str:
+    """The values that a key may have, in words."""
+    if "$ref" in part:
+        kind = part["$ref"].rpartition("/")[2]
+        return "as an axis" if kind == "Axes" else f"[{kind}](#{kind.lower()})" if kind not in OMITTED else "keys of a cell"
+    if "anyOf" in part:
+        return " or ".join(dict.fromkeys(_value(one) for one in part["anyOf"]))
+    if "enum" in part:
+        return ", ".join(f"`{value}`" for value in part["enum"])
+    if part.get("type") == "array":
+        return f"list of {_value(part['items'])}" if "items" in part else "list"
+    if part.get("type") == "object":
+        return "mapping"
+    return {"integer": "integer", "number": "number", "string": "text", "boolean": "`true`, `false`", "null": "`null`"}.get(
+        part.get("type", ""), "any"
+    ) + _bounds(part)
+
+
+def _bounds(part: Schema) -> str:
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    named = [f"{word} {part[key]:,}" for key, word in words.items() if key in part]
+    return f" ({', '.join(named)})" if named else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def commands() -> str:
+    """The page of all commands: their help texts, which the golden files hold."""
+    parts = [
+        "# Commands\n",
+        WRITTEN,
+        "`--json` prints one document. Exit codes: 0 everything succeeded, 1 something did not succeed, ",
+    ]
+    parts[-1] += "2 the input is wrong and nothing was changed, 130 after Ctrl-C (runs continue).\n"
+    order = sorted(GOLDEN.glob("help/*.txt"), key=lambda path: path.stem.replace("-", " "))
+    for path in order:
+        name = path.stem.replace("shell-init", "shell_init").replace("-", " ").replace("shell_init", "shell-init")
+        parts += [f"## {name}\n", "```text", path.read_text().rstrip("\n"), "```\n"]
+    return "\n".join(parts)
+
+
+def states() -> str:
+    """The page of the states of a run."""
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in STATES.items()]
+    head = ["# States of a run\n", WRITTEN, "| state | meaning |", "|---|---|"]
+    return "\n".join([*head, *rows]) + "\n"

@@ -1,0 +1,95 @@
+"""What samples of a counter say for certain about its growth, and when that decides whether bytes are missing on the wire."""
+
+import msgspec
+import pytest
+import support_collect as support
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collect.metrics import network, wire
+from shardlab.record import ClockOffset, NicSample, Result, Sample, StepRecord
+
+TENTHS = st.integers(0, 300)  # moments; whole numbers, so that equal moments occur
+
+
+@given(
+    sent=st.lists(st.tuples(TENTHS, st.integers(0, 1000))),
+    begun=st.lists(TENTHS, min_size=2, max_size=20, unique=True).map(sorted),
+    delays=st.lists(st.floats(0, 1), min_size=20, max_size=20),
+    edges=st.tuples(TENTHS, TENTHS).map(sorted),
+)
+def test_what_was_really_sent_is_within_the_bounds(sent, begun, delays, edges):
+    """A counter of which everything is known, read late by a sampler that may be kept waiting until its next sample."""
+
+    def counter(moment):
+        return sum(size for at, size in sent if at <= moment)
+
+    ends = [*begun[1:], begun[-1] + 10]
+    seen = [(at, counter(at + delay * (end - at)), "boot") for at, end, delay in zip(begun, ends, delays, strict=False)]
+    bounds = network.growth_bounds(seen, tuple(edges))
+    if bounds is None:
+        assert edges[0] < begun[1] or edges[1] > begun[-1]
+    else:
+        assert bounds[0] <= counter(edges[1]) - counter(edges[0]) <= bounds[1]
+
+
+def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
+    seen = [(float(at), 100 * at, "boot") for at in range(20)]
+    # At 3.5 the counter was between those of 2 and 4, at 13.5 between those of 12 and 14.
+    assert network.growth_bounds(seen, (3.5, 13.5)) == (1200 - 400, 1400 - 200)
+    # The clock of the host may be a second early or late: between those of 1 and 5, and of 11 and 15.
+    assert network.growth_bounds(seen, (3.5, 13.5), apart_s=1.0) == (1100 - 500, 1500 - 100)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [(at, 100 * at, "boot") for at in range(3, 20)],
+        [(at, 100 * at, "boot") for at in range(13)],
+        [(at, 100 * (at % 8), "boot") for at in range(20)],
+        [(at, 100 * at, "boot" if at < 8 else "next boot") for at in range(20)],
+    ],
+    ids=["begins too late", "ends too early", "reset", "another boot"],
+)
+def test_a_counter_that_does_not_say_it_has_no_bounds(seen):
+    assert network.growth_bounds(seen, (3.5, 13.5)) is None
+
+
+def loaded(period_s, *, sent_per_s=1000.0, nnodes=1, **records):
+    """A run of 11 timed steps a second apart, whose collectives send 1000 bytes each, sampled with this period."""
+    what = support.cell("ddp", gpus=2, nnodes=nnodes)
+    steps = [StepRecord(schema=1, step=n, t_s=9.0 + n, wall_s=9.0 + n, units=1, step_ms=1000) for n in range(1, 12)]
+    moments = [period_s * tick for tick in range(int(30 / period_s))]
+    samples = [
+        Sample(
+            schema=1, t_s=at, wall_s=at, host="h", boot_id="b",
+            nics=[
+                NicSample(name="lo", kind="loopback", tx_bytes=int(sent_per_s * at)),
+                NicSample(name="e", kind="physical", tx_bytes=0),
+            ],
+        )
+        for at in moments
+    ]  # fmt: skip
+    result = Result(
+        schema=1, run_id="r", state="completed", rehearsal=False, steps=11, unit="image", communication_bytes={"wire": 1000.0}
+    )
+    run = support.loaded(what, step_records={0: steps, 1: steps}, sample_records={"h": samples}, **records)
+    return msgspec.structs.replace(run, result=result, backend="gloo")
+
+
+def test_bytes_are_compared_if_samples_decide():
+    assert wire.difference(loaded(0.03125)).value == pytest.approx(0)
+    assert wire.difference(loaded(0.03125, sent_per_s=800)).value == pytest.approx(-20)
+
+
+def test_nothing_is_said_where_samples_leave_too_much_open():
+    """Three samples around each end, half a second apart, leave up to 30 % of 10 s open."""
+    assert wire.difference(loaded(0.5)) is None
+
+
+def test_clocks_of_several_hosts_widen_what_is_open():
+    near = ClockOffset(0.001, 0.0005)
+    far = ClockOffset(0.4, 0.0005)
+    assert wire.difference(loaded(0.03125, nnodes=2)) is None
+    assert wire.difference(loaded(0.03125, nnodes=2, clocks={"h": {"start": near, "end": near}})).value == pytest.approx(0)
+    assert wire.difference(loaded(0.03125, nnodes=2, clocks={"h": {"start": near, "end": far}})) is None

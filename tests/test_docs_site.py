@@ -1,0 +1,125 @@
+"""The documentation: the site builds, its links lead somewhere, it loads nothing from the web, and its commands exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+
+import collect.cli
+import jobs.cli
+import provision.cli
+import shardlab.cli
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+PARSERS = {
+    "jobs": lambda words: jobs.cli.parser().parse_args(words),
+    "collect": lambda words: collect.cli.parser().parse_args(words),
+    "provision": lambda words: provision.cli._parser().parse_intermixed_args(words),
+    "shardlab": lambda words: shardlab.cli._parser().parse_args(words),
+}
+
+
+class Addresses(HTMLParser):
+    """What a page loads, and where its links lead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.linked: list[str] = []
+        self.anchors: set[str] = set()
+
+    def handle_starttag(self, tag, attrs):
+        named = dict(attrs)
+        self.anchors |= {named[key] for key in ("id", "name") if named.get(key)}
+        if tag in ("script", "img", "iframe", "source") and named.get("src"):
+            self.loaded.append(named["src"])
+        if tag == "link" and named.get("href") and named.get("rel") != "canonical":
+            self.loaded.append(named["href"])
+        if tag == "a" and named.get("href"):
+            self.linked.append(named["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The pages of the built site: path to its addresses."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(DOCS, folder / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    program = Path(sys.executable).parent / "zensical"
+    built = subprocess.run(
+        [program, "build", "--strict", "--config-file", "mkdocs.yml"], cwd=folder, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = {}
+    for path in (folder / "site").rglob("*.html"):
+        pages[path] = Addresses()
+        pages[path].feed(path.read_text())
+    assert {path.stem for path in pages} > {"index", "tutorial-laptop", "same-work"}
+    return pages
+
+
+def test_links_lead_to_pages_and_headings(site):
+    dead = []
+    for page, found in site.items():
+        for address in [*found.linked, *found.loaded]:
+            parts = urlsplit(address)
+            if parts.scheme in ("http", "https", "mailto") or page.name == "404.html":
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            anchors = site[target].anchors if target in site else None
+            if not target.exists() or (parts.fragment and anchors is not None and unquote(parts.fragment) not in anchors):
+                dead.append(f"{page.name}: {address}")
+    assert dead == []
+
+
+def test_pages_load_nothing_from_the_web(site):
+    loaded = {
+        f"{page.name}: {one}"
+        for page, found in site.items()
+        for one in found.loaded
+        if urlsplit(one).scheme or one.startswith("//")
+    }
+    assert loaded == set()
+
+
+def test_each_page_is_in_the_menu():
+    menu = re.findall(r"[\w/-]+\.md", yaml.dump(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(menu) == [str(page.relative_to(DOCS)) for page in PAGES]
+
+
+def commands(page: Path) -> list[str]:
+    """The command lines of a page that start one of our programs, without comments."""
+    text = page.read_text()
+    blocks = re.findall(r"^```(?:sh|console|bash)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += [line.strip() for line in outside.splitlines() if line.startswith("    ")]
+    return [part.strip() for line in lines for part in re.split(r"&&|\||;", line) if part.strip().split(" ")[0] in PARSERS]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_commands_of_the_page_exist(page):
+    refused = []
+    for line in commands(page):
+        words = shlex.split(line, comments=True)
+        end = next((place for place, word in enumerate(words) if word.startswith(">")), None)
+        try:
+            PARSERS[words[0]](words[1:end])
+        except SystemExit as ended:
+            refused += [line] if ended.code else []
+    assert refused == []
+
+
+def test_the_pages_have_commands():
+    assert sum(len(commands(page)) for page in PAGES) > 60

@@ -1,0 +1,45 @@
+"""docs/tutorial-laptop.md as a reader follows it: its matrix and its commands in an empty folder, and the report."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from support_line import benches
+from support_long import LONG
+
+pytestmark = pytest.mark.line
+PAGE = (Path(__file__).parent.parent / "docs" / "tutorial-laptop.md").read_text()
+OURS = ("provision", "jobs", "collect")
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """A workspace after the commands of the page; the short form runs each cell once and not three times."""
+    for bench in benches(tmp_path_factory.mktemp("tutorial")):
+        for name, text in re.findall(r"^```yaml title=\"(.*?)\"\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+            (bench.path / name).write_text(text if LONG else text.replace("repeats: 3", "repeats: 1"))
+        bench.printed = {}
+        for line in (line.strip() for line in PAGE.splitlines() if line.startswith("    ")):
+            command, _, kept = line.partition(" > ")
+            if command.split(" ")[0] in OURS:
+                bench.printed[line] = bench.run(*shlex.split(command), cwd=bench.path).stdout
+                if kept:
+                    (bench.path / kept).write_text(bench.printed[line])
+        yield bench
+
+
+def test_the_tutorial_ends_with_a_report_of_equal_work(followed):
+    assert len(followed.printed) == 6
+    summary = json.loads((followed.path / "report" / "summary.json").read_text())
+    assert {row["same_work"]["verdict"] for row in summary["rows"]} == {"proven"}
+    assert len(summary["rows"]) == 5
+    assert {tuple(row["states"].items()) for row in summary["rows"]} == {(("completed", 3 if LONG else 1),)}
+
+
+def test_what_the_tutorial_shows_is_printed(followed):
+    assert (
+        "excluded: strategy=single, gpus=2: a single process is one rank" in followed.printed["jobs plan --matrix ./first.yaml"]
+    )
+    assert "verified: ready to train" in followed.printed["provision"]
