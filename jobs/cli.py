@@ -8,8 +8,22 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from jobs import datasets, lease_report, menus, on_controller, plan, render, shared_options, stale_jobs, submit, views, watch
+from jobs import (
+    datasets,
+    lease_report,
+    menus,
+    on_controller,
+    plan,
+    planner_verbs,
+    render,
+    shared_options,
+    stale_jobs,
+    submit,
+    views,
+    watch,
+)
 from jobs.backlog import Backlog
+from jobs.command_examples import EPILOG, EXAMPLES
 from jobs.gpu_hours import must_be_within
 from jobs.invocation import Invocation
 from jobs.lease_report import LeaseReport
@@ -24,26 +38,6 @@ from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError, UnknownName
 from shardlab.workspace import Workspace
 
-EXAMPLES = {
-    "plan": "jobs plan --matrix quickstart",
-    "render": "jobs render --matrix quickstart --out /tmp/scripts",
-    "submit": "jobs submit --matrix quickstart --wait",
-    "status": "jobs status --watch",
-    "logs": "jobs logs 'ddp-gpt2-tiny-*-r1' --rank 1 --follow",
-    "cancel": "jobs cancel --where \"strategy == 'ddp'\"",
-    "retry": "jobs retry --only failed,node_fail",
-    "matrices": "jobs matrices",
-    "strategies": "jobs strategies --json",
-    "workloads": "jobs workloads",
-    "launchers": "jobs launchers",
-}
-EPILOG = """example:
-  jobs submit --matrix quickstart --wait
-
-`jobs` is also a builtin command of your shell. Each of these lines runs this program instead:
-  env jobs status        shardlab jobs status
-  eval "$(shardlab shell-init)"     after this line, `jobs status` runs this program too
-"""
 INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
 RETRIED = "failed,node_fail,preempted,hung"
 
@@ -61,6 +55,7 @@ def parser() -> console.Parser:
     verbs = console.Verbs(top, common, EXAMPLES, sentences=True)
     for add in (_add_plan, _add_render, _add_submit, _add_status, _add_cancel, _add_retry, _add_logs):
         add(verbs)
+    planner_verbs.add_advise(verbs)
     verbs.add("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
     strategies_help = "list the strategies, also those of the workspace, and their options"
     shared_options.add_trust(verbs.add("strategies", _own_menu(menus.strategies), strategies_help))
@@ -71,9 +66,9 @@ def parser() -> console.Parser:
 
 
 def _add_plan(verbs: console.Verbs) -> None:
-    shared_options.add_matrix_options(
-        verbs.add("plan", _plan, "print the cells of a matrix, and which cells it excludes and why")
-    )
+    verb = verbs.add("plan", _plan, "print the cells of a matrix, and which cells it excludes and why")
+    shared_options.add_matrix_options(verb)
+    planner_verbs.add_scale_out(verb)
 
 
 def _add_render(verbs: console.Verbs) -> None:
@@ -95,6 +90,7 @@ def _add_submit(verbs: console.Verbs) -> None:
     )
     inside_help = "inside `salloc` or a notebook's job: run the cells in this allocation, one after another"
     verb.add_argument("--in-allocation", action="store_true", help=inside_help)
+    planner_verbs.add_fit_check(verb)
     bound_help = "submit nothing if the runs may take more GPU hours: by recorded times, else by their time limits"
     verb.add_argument("--max-gpu-hours", type=float, metavar="N", help=bound_help)
     verb.add_argument("--resume-from", metavar="RUN", help=resume_help)
@@ -161,7 +157,9 @@ def _plan(invocation: Invocation) -> int:
     workspace = invocation.workspace
     data = datasets.look(planned.cells, planned.source, workspace)
     hours, share = plan.hours(planned, planned.repeats), plan.account_share(planned, workspace)
-    views.plan(invocation.out, planned, data, hours, share, lease_report.of_plan(workspace, planned, datetime.now(UTC)))
+    scaled = planner_verbs.scaled(invocation, planned)
+    lease = lease_report.of_plan(workspace, planned, datetime.now(UTC))
+    views.plan(invocation.out, planned, data, hours, share, lease, scaled)
     return 0
 
 
@@ -189,6 +187,7 @@ def _submit(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
     planned = _planned(invocation)
     plan.must_fit(planned)
+    planned = planner_verbs.that_fit_memory(invocation, planned)
     how = shared_options.submit_options(invocation, planned.source)
     on_controller.must_suit(planned.source.where, workspace)
     _data_must_be_there(out, workspace, planned.cells, planned.source)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import frozen_source, gpu_hours, on_controller, own_copies, own_plugins, render, tiny_twin
+from jobs import frozen_source, gpu_hours, on_controller, own_copies, own_plugins, plan_predictions, render, tiny_twin
 from jobs import repeats as number_of_runs
 from jobs.gpu_hours import CellHours
 from jobs.launcher import launcher
 from jobs.own_plugins import OwnPlugins
+from jobs.planner import predict
 from jobs.reconcile import Status, not_replaceable
 from jobs.repeats import Cost
 from jobs.resolve import Capacity, Misfit, misfits, resolve
@@ -27,6 +28,7 @@ from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
 from shardlab.login_node import is_login_node
 from shardlab.matrix import Matrix
+from shardlab.prediction import Prediction
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
@@ -38,7 +40,8 @@ class MatrixPlan(msgspec.Struct, frozen=True):
 
     repeats: the number of runs of each of `all_cells`, by its name. cost: the time of `cells`, as far as it is known.
     misfits: the `cells` that do not fit the machines of the cluster, each with its place in the file. advice: sentences that
-    name the options with which all cells fit. recorded: the mean seconds of a run, by the name of its cell.
+    name the options with which all cells fit. recorded: the mean seconds of a run, by the name of its cell. predicted: what the
+    planner predicts of `cells`, by name.
     """
 
     matrix: Matrix
@@ -51,6 +54,7 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     remarks: list[str]
     misfits: list[Misfit]
     advice: list[str]
+    predicted: dict[str, Prediction]
 
 
 def of(
@@ -97,6 +101,7 @@ def of(
     )
     counts = number_of_runs.of(asked.file, cells, repeats)
     recorded = number_of_runs.recorded_s(workspace, chosen, counts)
+    predicted = plan_predictions.of(workspace, target, chosen, recorded)
     return MatrixPlan(
         matrix=asked,
         all_cells=cells,
@@ -104,10 +109,11 @@ def of(
         repeats=counts,
         recorded=recorded,
         cost=number_of_runs.cost(chosen, counts, recorded),
-        source=source,
+        source=msgspec.structs.replace(source, predicted=predicted),
         remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
         misfits=unheld,
         advice=advice(asked, cells, chosen, machine, where, own) if unheld else [],
+        predicted=predicted,
     )
 
 
@@ -164,6 +170,13 @@ def account_share(plan: MatrixPlan, workspace: Workspace) -> Share | None:
         return None
     address, _ = inventory.controller(workspace, where)
     return share.of_site(address, where.slurm.account)
+
+
+def without_misfits_of_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]]:
+    """(the plan without the cells whose prediction says that they certainly do not fit the memory of a GPU, their names)."""
+    names = predict.that_do_not_fit({cell.name(): cell for cell in plan.cells}, plan.predicted)
+    left = [cell for cell in plan.cells if cell.name() not in names]
+    return msgspec.structs.replace(plan, cells=left, cost=number_of_runs.cost(left, plan.repeats, plan.recorded)), names
 
 
 def must_fit(plan: MatrixPlan) -> None:

@@ -19,13 +19,14 @@ from jobs.own_plugins import OwnPlugins
 from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
-from shardlab import __version__, container, files, host, source_digest, tool_caches
+from shardlab import __version__, container, files, host, prediction, source_digest, tool_caches
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
 from shardlab.expansion import ExpandedCell, Expansion
 from shardlab.login_node import PYTHON
 from shardlab.matrix import Matrix
+from shardlab.prediction import Prediction
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -37,7 +38,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     own_templates: the workspace's folder of templates, which take precedence over the shipped ones. digests: SHA-256 of every
     template from which the scheduler's scripts may be rendered, and of the files that these templates include, by name.
     source, packages, wait_gpus_s, track: as in `Run`. own: the workspace's own plug-ins. own_code: the folder of their frozen
-    copies.
+    copies. predicted: what the planner predicts of a run, by the name of its cell.
     """
 
     matrix: str
@@ -56,6 +57,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     wait_gpus_s: int = 0
     track: str | None = None
     own: OwnPlugins = OwnPlugins()
+    predicted: dict[str, Prediction] = {}
 
 
 def source(
@@ -190,6 +192,8 @@ def write(run: Run, runs: Path, source: RenderContext) -> RunDir:
     try:
         files.write_new(folder.run_json, files.as_json(run))
         own_plugins.write(source.own_code, run, folder.path)
+        if (predicted := source.predicted.get(run.cell.name())) is not None:
+            files.write_new(prediction.path_in(folder.path), files.as_json(predicted))
         folder.log.mkdir()  # Slurm ends a job without a message if it cannot open its output
         rendered = script(run, final.path, source.where, source.own_templates).encode()
         files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Group
@@ -11,6 +11,8 @@ from rich.console import Group
 from jobs import cell_differences, datasets, gpu_hours, own_model_facts, render, repeats, status_table
 from jobs.lease_report import LeaseReport
 from jobs.plan import MatrixPlan
+from jobs.planner import planner_table
+from jobs.planner.scale_out import ScaledCell
 from jobs.reconcile import Status
 from jobs.scheduler import scheduler
 from jobs.slurm.share import Share
@@ -33,20 +35,24 @@ def plan(
     hours: Sequence[gpu_hours.CellHours] = (),
     share: Share | None = None,
     lease: LeaseReport | None = None,
+    scaled: Mapping[str, Sequence[ScaledCell]] | None = None,
 ) -> None:
     """Print a plan.
 
     data: what is known of the data sets that the cells read. hours: the GPU hours of each cell; none without GPUs. share: what
-    Slurm says is left of them. lease: of the nodes.
+    Slurm says is left of them. lease: of the nodes. scaled: the cells on other numbers of GPUs, by name; None: not asked for.
     """
     rows = [[cell.name(), *_cell(cell)] for cell in planned.cells]
     columns = PLAN_COLUMNS
     if any(differ := cell_differences.of(planned.cells)):
         rows = [[*row, one] for row, one in zip(rows, differ, strict=True)]
-        columns = [*PLAN_COLUMNS, "differs in"]
+        columns = [*columns, "differs in"]
     named = planned.source.matrix
     title = f"{named}: {planned.matrix.file.title}" if planned.matrix.file.title else named
     out.table(title, columns, rows)
+    _predictions(out, planned)
+    if scaled is not None:
+        planner_table.scale_out(out, scaled)
     counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
     out.line(f"{repeats.in_words(counts, planned.matrix.file.repeats)}.")
     if planned.cost.cells:
@@ -56,6 +62,8 @@ def plan(
         out.line(f"about {gpu_hours.in_words(asked)}.")
     if share is not None:
         out.line(f"sshare: the account {share.account} has {share.left:.4g} of {share.limit:.4g} GPU hours left.")
+    for sentence in planner_table.sums(planned.predicted, counts):
+        out.line(sentence)
     lease_lines(out, lease)
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.cell.items() if _varies(planned, key))
@@ -83,13 +91,33 @@ def plan(
             "gpu_hours": asked,
             "share": share,
             "lease": None if lease is None else lease.document(),
-            "cells": [{"id": cell.name(), "repeats": counts[cell.name()], "cell": cell} for cell in planned.cells],
+            "cells": [
+                {
+                    "id": cell.name(),
+                    "repeats": counts[cell.name()],
+                    "cell": cell,
+                    "predicted": planned.predicted[cell.name()],
+                    **({} if scaled is None else {"scale_out": scaled.get(cell.name(), [])}),
+                }
+                for cell in planned.cells
+            ],
             "models": [own_model_facts.document(model) for model in models],
             "excluded": planned.matrix.excluded,
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
             "missing_data": data.missing,
         }
     )
+
+
+def _predictions(out: Output, planned: MatrixPlan) -> None:
+    """A table of what is predicted of a run of each cell; nothing if nothing is known."""
+    foreseen = planner_table.columns([planned.predicted[cell.name()] for cell in planned.cells])
+    if foreseen:
+        names = [cell.name() for cell in planned.cells]
+        out.table("predicted", ["cell", *foreseen], [list(row) for row in zip(names, *foreseen.values(), strict=True)])
+    if out.verbose:
+        for sentence in dict.fromkeys(planned.predicted[cell.name()].how for cell in planned.cells):
+            out.remark(f"predicted from: {sentence}")
 
 
 def steps(out: Output, decided: Sequence[RunDecision], *, sent: bool, waiting: Collection[str] = ()) -> None:

@@ -7,7 +7,7 @@ import posixpath
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,6 +17,7 @@ from shardlab.cloudlab_keys import Cloudlab
 from shardlab.cluster_keys import HOST, LOCAL_FOLDER, Data, DataSet, Lan, Login, Name, NodeEntry, Role, Ssh, Storage
 from shardlab.environment_keys import Environment
 from shardlab.errors import InputError
+from shardlab.network_keys import Network
 from shardlab.slurm_keys import Gpus, Slurm
 
 Release = Literal["bookworm", "trixie", "sid"]  # of Debian
@@ -64,6 +65,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     over SSH."""
     data: Data = msgspec.field(default_factory=Data)
     """The data sets."""
+    network: Network = msgspec.field(default_factory=Network)
+    """The links between GPUs, with which `jobs plan` calculates."""
+    price_per_gpu_hour: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The price of a GPU for an hour, in any currency, from which `jobs plan` computes costs; null: not known."""
 
     def with_role(self, role: Role) -> list[NodeEntry]:
         """The nodes that have this role, in the order of the file."""

@@ -14,7 +14,8 @@ class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     name: a regular expression that matches the whole NVML name. fp32, tf32, bf16, fp16: peak in TFLOP/s without sparsity; None
     if the GPU does not support the precision. memory_gb: 1e9 bytes. memory_gb_per_s: 1e9 bytes/s. link: the interconnect
-    between GPUs of one machine. link_gb_per_s: 1e9 bytes/s, sum of both directions. source: the data sheet.
+    between GPUs of one machine. link_gb_per_s: 1e9 bytes/s, sum of both directions. power_w: the largest power of the board in
+    watts; None if the data sheet does not print one. source: the data sheet.
     """
 
     name: str
@@ -26,6 +27,7 @@ class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     memory_gb_per_s: float
     link: str
     link_gb_per_s: float
+    power_w: float | None = None
     source: str
 
 
@@ -49,7 +51,10 @@ def fits(model: GpuModel, gpu: str) -> bool:
 def peak_flops(gpu: str, precision: str) -> float | None:
     """Peak FLOP/s of a GPU with this NVML name in a cell's precision, or None if the peak is not known."""
     listed = model(gpu)
-    if listed is None:
-        return None
+    return None if listed is None else peak_of(listed, precision)
+
+
+def peak_of(listed: GpuModel, precision: str) -> float | None:
+    """Peak FLOP/s of a GPU model in a cell's precision; None if the GPU does not support the precision."""
     tera = {"fp32": listed.fp32, "tf32": listed.tf32, "bf16": listed.bf16, "fp16": listed.fp16}[precision.partition("-")[0]]
     return None if tera is None else tera * 1e12

@@ -1,0 +1,47 @@
+"""How the planner's predictions compare with the measurements. `jobs submit` keeps a prediction beside each run."""
+
+from __future__ import annotations
+
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
+from shardlab import prediction
+
+
+def step_over_prediction(run: LoadedRun) -> Quantity | None:
+    """The median step over the likely predicted step; None if no time was predicted, or if the run is a rehearsal."""
+    spread = run.result.step_time_ms if run.result is not None and not run.result.rehearsal else None
+    predicted = prediction.read(run.folder.path)
+    if spread is None or predicted is None or predicted.step_s is None or not predicted.step_s.likely:
+        return None
+    return Quantity(spread.median / 1000 / predicted.step_s.likely, "x")
+
+
+def memory_over_prediction(run: LoadedRun) -> Quantity | None:
+    """The peak that the allocator of the GPU counted over the likely predicted peak of tensors; None without one of both."""
+    peak = (run.result.peak_memory_bytes or {}).get("allocated") if run.result is not None else None
+    predicted = prediction.read(run.folder.path)
+    if not peak or predicted is None or predicted.tensor_bytes is None or predicted.formula_tensor_bytes is None:
+        return None
+    return Quantity(peak / predicted.tensor_bytes.likely, "x")
+
+
+METRICS = (
+    Metric(
+        name="step_time_over_prediction",
+        column=MetricColumn("times", 190, "Step / predicted", 3),
+        unit="x",
+        direction="neither",
+        definition="Median step time divided by the step time that the planner predicted before the run was submitted "
+        "(docs/planner.md).",
+        of_run=step_over_prediction,
+    ),
+    Metric(
+        name="memory_over_prediction",
+        column=MetricColumn("memory", 95, "Peak / predicted", 3),
+        unit="x",
+        direction="neither",
+        definition="Peak that torch's allocator counted on the GPU divided by the peak of tensors that the planner predicted "
+        "before the run was submitted (docs/planner.md).",
+        of_run=memory_over_prediction,
+    ),
+)

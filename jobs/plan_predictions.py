@@ -1,0 +1,62 @@
+"""Predictions for the cells of a plan: of their machines, and calibrated by the runs that completed in the workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from jobs import gpu_hours
+from jobs.planner import calibration, predict
+from jobs.planner import machine as planned_machine
+from jobs.planner.calibration import MeasuredRatio
+from shardlab import prediction
+from shardlab.cell import Cell
+from shardlab.cluster import Cluster
+from shardlab.errors import ShardlabError
+from shardlab.prediction import Prediction
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+
+def of(workspace: Workspace, where: Cluster, cells: Sequence[Cell], recorded: Mapping[str, float]) -> dict[str, Prediction]:
+    """The prediction of a run of each cell, by name. recorded: the mean seconds of earlier runs, by the name of the cell."""
+    machines = {name: planned_machine.of_cluster(where, name) for name in {cell.gpu_type for cell in cells}}
+    earlier = (
+        calibration.of(measured(workspace)) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
+    )
+    return {
+        cell.name(): predict.of(
+            cell,
+            machines[cell.gpu_type],
+            calibration=earlier,
+            occupied=gpu_hours.occupied(cell, where),
+            recorded_s=recorded.get(cell.name()),
+        )
+        for cell in cells
+    }
+
+
+def measured(workspace: Workspace) -> Iterator[MeasuredRatio]:
+    """The completed runs of the workspace that trained on a GPU of which a peak is known."""
+    for folder in workspace.all_runs():
+        try:
+            if (found := _ratio(folder)) is not None:
+                yield found
+        except ShardlabError:
+            continue  # a damaged run is named by `collect`; no prediction depends on it
+
+
+def _ratio(folder: RunDir) -> MeasuredRatio | None:
+    """The ratios of a run; None if it is no such run, or if nothing was predicted before it was submitted."""
+    predicted = prediction.read(folder.path)
+    if predicted is None or predicted.gpu is None or (result := folder.read_result()) is None:
+        return None
+    if result.rehearsal or result.state != "completed":
+        return None
+    seconds = result.step_time_ms.median / 1000 if result.step_time_ms is not None else None
+    peak = (result.peak_memory_bytes or {}).get("allocated")
+    return MeasuredRatio(
+        folder.read_run().cell,
+        predicted.gpu,
+        seconds / predicted.formula_step_s if seconds and predicted.formula_step_s else None,
+        peak / predicted.formula_tensor_bytes if peak and predicted.formula_tensor_bytes else None,
+    )

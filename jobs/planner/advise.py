@@ -1,0 +1,169 @@
+"""Ranks strategies for a workload on given GPUs: which fit, with which batch, how fast, and why."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import msgspec
+
+from jobs.planner import gpu, predict, sharding
+from jobs.planner.machine import PlannedMachine
+from jobs.planner.rules import JudgedRule, judge
+from shardlab.cell import Cell, Instruments, Schedule
+from shardlab.prediction import Prediction
+from trainers import menu
+from trainers.strategy import Strategy
+from trainers.workload import Workload
+
+LARGEST_BATCH = 64  # items per rank and pass: a larger micro-batch hardly makes a step more efficient
+PASSES_PER_STAGE = 4  # micro-batches of a pipeline, per stage: study 4's rule, which keeps the bubble below a fifth
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """One strategy with its degrees. cell: with the largest micro-batch that fits, or with one item. items_per_s: of all ranks;
+    None if it does not fit, or if its time is not known."""
+
+    cell: Cell
+    predicted: Prediction
+    items_per_s: float | None
+    reasons: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is likely to fit."""
+        return self.predicted.fits in ("yes", "likely")
+
+
+class AdviceReport(msgspec.Struct, frozen=True):
+    """The ranked strategies, the fastest first, then those that do not fit; and the studies' rules that apply."""
+
+    ranked: list[Advice]
+    rules: list[JudgedRule]
+
+
+def of(workload: Workload, machine: PlannedMachine, gpus: int, nodes: int, precision: str, link: str) -> AdviceReport:
+    """The report. machine: with the GPU and the links. link: the name for the studies' rules, such as nvlink."""
+    found = [_advice(cell, machine) for cell in candidates(workload, gpus, nodes, precision)]
+    best: dict[tuple[object, ...], Advice] = {}
+    for one in found:  # with or without activation checkpointing: the better of both
+        key = (one.cell.strategy, one.cell.tp, one.cell.pp)
+        if key not in best or _order(one) < _order(best[key]):
+            best[key] = one
+    ranked = sorted(best.values(), key=_order)
+    throughputs: dict[str, float] = {}
+    for one in ranked:
+        if one.items_per_s is not None:
+            throughputs.setdefault(one.cell.strategy, one.items_per_s)
+    facts = rule_facts(workload, machine, gpus, nodes, precision, link)
+    return AdviceReport(ranked, judge(facts, throughputs))
+
+
+def _order(one: Advice) -> tuple[bool, float, float]:
+    needed = one.predicted.memory_bytes
+    return one.items_per_s is None, -(one.items_per_s or 0.0), needed.likely if needed is not None else 0.0
+
+
+def rule_facts(
+    workload: Workload, machine: PlannedMachine, gpus: int, nodes: int, precision: str, link: str
+) -> dict[str, float | bool | str]:
+    """The names that the studies' rules may use."""
+
+    def fits(strategy: str, ranks: int, checkpointing: str = "none") -> bool:
+        cell = _cell(workload, menu.strategy(strategy), ranks, nodes if ranks > 1 else 1, precision, 1, 1, checkpointing, 1)
+        return predict.of(cell, machine).fits in ("yes", "likely")
+
+    return {
+        "parameters_b": workload.parameters / 1e9,
+        "gpu_gb": machine.gpu.memory_gb if machine.gpu is not None else 0.0,
+        "gpus": gpus,
+        "nodes": nodes,
+        "link": "infiniband" if link.startswith("infiniband") else link.partition("-")[0],
+        "fits_single": fits("single", 1),
+        "fits_checkpointed": fits("single", 1, "full"),
+        "fits_zero2": fits("fsdp2-zero2", gpus) if gpus > 1 else fits("single", 1),
+        "fits_zero3": fits("fsdp2", gpus) if gpus > 1 else fits("single", 1),
+    }
+
+
+def candidates(workload: Workload, gpus: int, nodes: int, precision: str) -> Iterator[Cell]:
+    """Cells with one item per micro-batch: every strategy that can train the workload, with degrees that suit the nodes."""
+    per_node = -(-gpus // nodes)
+    for strategy in menu.strategies().values():
+        if strategy.refuse_precision(precision) is not None or strategy.servers:
+            continue
+        for tp, pp in _degrees(strategy, gpus, per_node):
+            for checkpointing in ("none", "full") if "activation_checkpointing" in strategy.switches else ("none",):
+                passes = PASSES_PER_STAGE * pp if pp > 1 else 1
+                cell = _cell(workload, strategy, gpus, nodes, precision, tp, pp, checkpointing, passes)
+                if strategy.other_work(cell) is None and menu.refuse(cell) is None:
+                    yield cell
+
+
+def _degrees(strategy: Strategy, gpus: int, per_node: int) -> Iterator[tuple[int, int]]:
+    """(tp, pp): tensor parallelism stays within a node, because it exchanges most."""
+    degrees = strategy.degrees
+    sizes = [size for size in (2, 4, 8, 16, 32, 64) if gpus % size == 0 and size <= gpus]
+    tensor = [size for size in sizes if size <= per_node] if "tp" in degrees else [1]
+    pipeline = sizes if "pp" in degrees else [1]
+    for tp, pp in itertools.product(tensor, pipeline):
+        rest, odd = divmod(gpus, tp * pp)
+        if not odd and (rest > 1 if "dp" in degrees and len(degrees) > 1 else rest == 1 or "dp" in degrees):
+            yield tp, pp
+
+
+def _cell(
+    workload: Workload,
+    strategy: Strategy,
+    gpus: int,
+    nodes: int,
+    precision: str,
+    tp: int,
+    pp: int,
+    checkpointing: str,
+    passes: int,
+) -> Cell:
+    options = {option.name: option.default for option in (*strategy.options, *workload.options)}
+    if "replicas" in options:
+        options["replicas"] = max(2, nodes)  # shards within a node, replicas between nodes
+    dp = gpus // (tp * pp)
+    return Cell(
+        workload=workload.name, strategy=strategy.name, gpus=gpus, nnodes=nodes, dp=dp, tp=tp, pp=pp, servers=0,
+        launcher="torchrun", global_batch_size=dp * passes, micro_batch_size=1, gradient_accumulation_steps=passes,
+        seq_len=workload.seq_len, steps=1, epochs=None, warmup_steps=0, precision=precision,  # type: ignore[arg-type]
+        activation_checkpointing=checkpointing, compile=False, max_grad_norm=None, prove="off",
+        optimizer=workload.optimizer, schedule=Schedule(), instruments=Instruments(), memory_limit_gib=None, seed=42,
+        time_limit_s=None, expect=[], options=options, workload_code=workload.code,
+    )  # fmt: skip
+
+
+def _advice(cell: Cell, machine: PlannedMachine) -> Advice:
+    predicted = predict.of(cell, machine)
+    if not predicted.largest_micro_batch:
+        needed, capacity = predicted.memory_bytes, predicted.capacity_bytes
+        why = "its memory is not fully known" if predicted.fits != "no" else "does not fit with one item per micro-batch"
+        assert needed is not None
+        more = "" if capacity is None else f": {needed.likely / gpu.GIB:.1f} of {capacity.likely / gpu.GIB:.1f} GiB"
+        return Advice(cell, predicted, None, (f"{why}{more}",))
+    micro = min(LARGEST_BATCH, predicted.largest_micro_batch)
+    micro = 1 << (micro.bit_length() - 1)
+    batch = micro * cell.gradient_accumulation_steps * cell.dp
+    chosen = msgspec.structs.replace(cell, micro_batch_size=micro, global_batch_size=batch)
+    found = msgspec.structs.replace(predict.of(chosen, machine), largest_micro_batch=predicted.largest_micro_batch)
+    rate = None if found.step_s is None else batch / found.step_s.likely
+    return Advice(chosen, found, rate, tuple(_reasons(chosen, found)))
+
+
+def _reasons(cell: Cell, found: Prediction) -> Iterator[str]:
+    """Why it is as fast as it is, and what it shards."""
+    if found.step_s is None:
+        yield found.how.rpartition("; ")[2]
+        return
+    shares = {
+        name: value / found.step_s.likely for name, value in found.step_parts_s.items() if value > 0.02 * found.step_s.likely
+    }
+    yield ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda pair: -pair[1]))
+    if cuts := sharding.strategy(cell.strategy).cuts:
+        yield f"shards {', '.join(cut.replace('_', ' ') for cut in cuts)}"
+    if cell.activation_checkpointing != "none":
+        yield "with activation checkpointing, a third more computing"

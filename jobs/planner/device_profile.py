@@ -1,0 +1,50 @@
+"""What a GPU achieves: its peak by precision from the data sheet, and the share of the peak that models of a kind reach."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+
+import msgspec
+
+from shardlab import gpu_models
+from shardlab.gpu_models import GpuModel
+from shardlab.prediction import PredictedRange
+
+STREAMED = PredictedRange(0.70, 0.85, 0.92)  # share of the memory bandwidth that an optimizer's kernels reach; assumed
+LAUNCH_S = PredictedRange(3e-6, 5e-6, 10e-6)  # the host's time for one operator; assumed
+OPERATORS = 45  # of a block in forward and backward; assumed, and few enough not to exceed fused kernels
+
+
+class AchievedShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of achieved.yaml, which documents the fields."""
+
+    kind: str
+    precisions: tuple[str, ...]
+    gpu: str
+    share: tuple[float, float, float]
+    source: str
+
+
+@functools.cache
+def shares() -> tuple[AchievedShare, ...]:
+    """The entries of achieved.yaml, in its order."""
+    content = resources.files("jobs.planner").joinpath("achieved.yaml").read_bytes()
+    return msgspec.yaml.decode(content, type=tuple[AchievedShare, ...])
+
+
+@functools.cache
+def flops_per_s(gpu: GpuModel, precision: str, kind: str) -> PredictedRange | None:
+    """FLOP/s of a forward and backward pass; None if the GPU does not support the precision."""
+    name = gpu_name(gpu)
+    peak = gpu_models.peak_of(gpu, precision)
+    if peak is None:
+        return None
+    entry = next(one for one in shares() if one.kind == kind and precision in one.precisions and re.fullmatch(one.gpu, name))
+    return PredictedRange(*(peak * share for share in entry.share))
+
+
+def gpu_name(gpu: GpuModel) -> str:
+    """A name of the GPU model for people: its pattern without the signs of regular expressions, up to the first alternative."""
+    return re.sub(r"[()*\\]", "", gpu.name.replace("(NVIDIA |)(Tesla |)", "").split("|")[0])

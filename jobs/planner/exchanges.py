@@ -1,0 +1,172 @@
+"""What a rank exchanges in a step, strategy by strategy, without torch: the same theory as `Engine.theory` of the trainers.
+
+tests/test_planner_exchanges.py compares both for each strategy. The bytes that are sent follow the ring of each collective
+(Patarasuk and Yuan, 2009): over n ranks an all-reduce of S bytes sends 2 (n-1)/n S, an all-gather to S bytes and a
+reduce-scatter of S bytes (n-1)/n S, a send S.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import msgspec
+
+from jobs.planner import model_facts, pipeline_share, sharding
+from jobs.planner.model_facts import ModelFacts
+from jobs.planner.sharding import strategy
+from shardlab.cell import Cell
+from trainers import precision
+
+Axis = Literal["dp", "replicas", "tp", "pp"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
+FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}  # times (n-1)/n
+BACKWARD_REDUCTIONS = {"gpt2": 2, "llama": 5, "vit": 4}  # column-parallel layers of a block that read its input
+FORWARD_REDUCTIONS = 2  # row-parallel layers of a block
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """One kind of communication. payload_bytes: S of all its calls in a step together. calls: how many they are. ranks: n.
+    axis: the dimension of the mesh. hidden: whether it may run while the rank computes."""
+
+    op: Collective
+    payload_bytes: float
+    calls: float
+    ranks: int
+    axis: Axis
+    hidden: bool
+
+    @property
+    def sent_bytes(self) -> float:
+        """What the rank sends."""
+        return (
+            self.payload_bytes if self.op == "send" else FACTORS[self.op] * (self.ranks - 1) / self.ranks * self.payload_bytes
+        )
+
+
+def of(cell: Cell) -> list[Exchange] | None:
+    """The exchanges of the rank that sends most; None for a strategy of which they are not known."""
+    facts, engine = model_facts.of(cell), strategy(cell.strategy).engine.rpartition(".")[2]
+    if engine == "single" or (cell.gpus == 1 and not cell.servers):
+        return []
+    if engine == "ddp":
+        return None if strategy(cell.strategy).settings.get("powersgd") else _ddp(cell, facts)
+    if engine in ("fsdp1", "fsdp2"):
+        return _sharded(cell, facts, facts.parameters, engine)
+    if engine == "zero":
+        return _zero(cell, facts)
+    if engine in ("tensor", "pipeline", "mesh"):
+        return _mesh(cell, facts)
+    return None
+
+
+def sent_bytes(cell: Cell) -> float | None:
+    """What the rank that sends most sends in a step."""
+    found = of(cell)
+    return None if found is None else sum(exchange.sent_bytes for exchange in found)
+
+
+MIB = 1 << 20
+
+
+def _ddp(cell: Cell, facts: ModelFacts) -> list[Exchange]:
+    weight = 2 if cell.options.get("comm_hook") == "bf16" else precision.weight_bytes(cell.precision)
+    whole = facts.parameters * weight
+    buckets = max(1, -(-whole // (cast("int", cell.options.get("bucket_cap_mb", 25)) * MIB)))
+    return [Exchange("all_reduce", whole, buckets, cell.dp, "dp", True)]
+
+
+def _sharded(cell: Cell, facts: ModelFacts, parameters: float, engine: str) -> list[Exchange]:
+    """FSDP. parameters: of the rank's part of the model; blocks and the rest are gathered as docs/strategies.md says."""
+    computed, weight = precision.computed_bytes(cell.precision), precision.weight_bytes(cell.precision)
+    settings, passes, ranks = strategy(cell.strategy).settings, cell.gradient_accumulation_steps, sharding.shards(cell)
+    if settings.get("sharding") == "NO_SHARD":
+        return [Exchange("all_reduce", parameters * weight, facts.blocks + 1, cell.dp, "dp", True)]
+    share = parameters / facts.parameters
+    in_blocks = facts.blocks * facts.block_parameters * share if facts.blocks else 0.0
+    whole_unit = cell.options.get("wrap") == "none"
+    rest = parameters if whole_unit else parameters - in_blocks
+    in_blocks = 0.0 if whole_unit else in_blocks
+    frees = settings.get("reshard_after_forward", settings.get("sharding") in ("FULL_SHARD", "HYBRID_SHARD"))
+    of_blocks, of_rest = (2 * passes if frees else passes), passes
+    if engine == "fsdp1" and not frees:
+        of_blocks = of_rest = 1
+    if engine == "mesh":
+        pipelined = "pp" in strategy(cell.strategy).degrees
+        of_blocks, of_rest = (1, 1) if pipelined else (2 * passes, passes)
+    gathers = Exchange(
+        "all_gather", computed * (in_blocks * of_blocks + rest * of_rest), facts.blocks * of_blocks + of_rest, ranks, "dp", True
+    )
+    found = [gathers, Exchange("reduce_scatter", parameters * weight, facts.blocks + 1, ranks, "dp", True)]
+    if (replicas := cell.dp // ranks) > 1:
+        found.append(Exchange("all_reduce", parameters * weight / ranks, facts.blocks + 1, replicas, "replicas", True))
+    return found
+
+
+def _zero(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
+    stage, options = cast("int", strategy(cell.strategy).settings["stage"]), cell.options
+    if options.get("quantized_weights") or options.get("quantized_gradients") or options.get("hpz_partition_size", 1) != 1:
+        return None
+    weight, passes, elements = precision.computed_bytes(cell.precision), cell.gradient_accumulation_steps, facts.parameters
+    sent = 2 if options.get("communication_dtype") == "bf16" else 4
+    bucket = min(elements, cast("int", options.get("reduce_bucket_size") or sharding.BUCKET_ELEMENTS))
+    calls, hidden = max(1, -(-elements // bucket)), options.get("overlap_comm") is True
+    if stage == 0:
+        return [Exchange("all_reduce", elements * sent, calls, cell.dp, "dp", False)]
+    if stage < 3:
+        times = passes if stage == 2 else 1
+        return [
+            Exchange("all_reduce", elements * sent * times, calls * times, cell.dp, "dp", hidden),
+            Exchange("all_gather", elements * weight, calls, cell.dp, "dp", False),
+        ]
+    stays = sharding.KEPT * elements <= cast("int", options["max_reuse_distance"])
+    fetches = passes if stays else 2 * passes
+    return [
+        Exchange("all_gather", elements * weight * fetches, (facts.blocks + 1) * fetches, cell.dp, "dp", True),
+        Exchange("reduce_scatter", elements * sent * passes, calls * passes, cell.dp, "dp", hidden),
+    ]
+
+
+def _mesh(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
+    """Tensor parallelism, pipelines, and their combinations with sharding: what a rank in the middle of a pipeline sends."""
+    saved = facts.saved
+    if saved is None:
+        return None
+    found = []
+    passes, micro = cell.gradient_accumulation_steps, cell.micro_batch_size
+    blocks = -(-facts.blocks // cell.pp)
+    if cell.tp > 1:
+        family = sharding.task_of(cell)
+        if family not in BACKWARD_REDUCTIONS:
+            return None
+        written = saved.block_input * micro / precision.stream_bytes(cell.precision) * precision.computed_bytes(cell.precision)
+        read, times = saved.block_input * micro, blocks * passes
+        again = recomputed_blocks(cell, blocks) * passes
+        forward = FORWARD_REDUCTIONS * times + (FORWARD_REDUCTIONS - 1) * again
+        backward = BACKWARD_REDUCTIONS[family] * times
+        found += [
+            Exchange("all_reduce", written * forward, forward, cell.tp, "tp", False),
+            Exchange("all_reduce", read * backward, backward, cell.tp, "tp", False),
+        ]
+    if cell.pp > 1:
+        per_rank = pipeline_share.stages_per_rank(cell)
+        messages = passes * (2 if cell.pp > 2 else 1) * per_rank
+        found.append(Exchange("send", saved.block_input * micro * messages, messages, cell.pp, "pp", False))
+        if facts.tied:
+            size = facts.tied * precision.weight_bytes(cell.precision)
+            found.append(Exchange("all_reduce", size, 1, 2, "pp", False))
+    if cell.dp > 1:
+        part = blocks * facts.block_parameters / cell.tp + (facts.front + facts.back - facts.tied) / (1 if cell.pp == 1 else 2)
+        found += _sharded(cell, facts, part, "mesh")
+    return found
+
+
+def recomputed_blocks(cell: Cell, blocks: int) -> int:
+    """How many blocks are recomputed in backward."""
+    which, _, number = cell.activation_checkpointing.partition("-")
+    if which == "none":
+        return 0
+    if which == "full":
+        return blocks
+    if which == "every":
+        return -(-blocks // int(number))
+    return blocks - -(-blocks // int(number))

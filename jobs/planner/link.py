@@ -1,0 +1,78 @@
+"""A link between GPUs in the alpha-beta model: a message of S bytes takes alpha + S / bandwidth (Hockney, 1994)."""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from typing import Literal
+
+import msgspec
+
+from shardlab.gpu_models import GpuModel
+from shardlab.prediction import PredictedRange
+
+Triple = tuple[float, float, float]
+
+
+class StudyRating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What study 4's table of interconnects says of a link. viable: for tensor parallelism. printed: its bandwidth."""
+
+    viable: Literal["yes", "marginal", "no"]
+    printed: str
+
+
+class LinkEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of links.yaml, which documents the fields."""
+
+    gb_per_s: float | None
+    achieved: Triple
+    alpha_us: Triple
+    study4: StudyRating | None
+    source: str
+
+
+class PlannedLink(msgspec.Struct, frozen=True):
+    """A link that collectives use. bandwidth: bus bandwidth in bytes/s; alpha_s: seconds per hop. `low` of each is the slow
+    end."""
+
+    name: str
+    bandwidth: PredictedRange
+    alpha_s: PredictedRange
+    how: str
+
+
+@functools.cache
+def entries() -> dict[str, LinkEntry]:
+    """The entries of links.yaml, by name."""
+    content = resources.files("jobs.planner").joinpath("links.yaml").read_bytes()
+    return msgspec.yaml.decode(content, type=dict[str, LinkEntry])
+
+
+def named(name: str, gpu: GpuModel | None) -> PlannedLink | None:
+    """The link with this name. gpu: whose data sheet has the bandwidth of NVLink; None: then nvlink is not known."""
+    entry = entries()[name]
+    line = entry.gb_per_s if entry.gb_per_s is not None else gpu.link_gb_per_s / 2 if gpu is not None else None
+    return None if line is None else _planned(name, line, entry)
+
+
+def of_gpu(gpu: GpuModel) -> PlannedLink:
+    """The link between GPUs of one node, by the data sheet of the GPU."""
+    family = "nvlink" if gpu.link.startswith("NVLink") else f"pcie-{gpu.link.removeprefix('PCIe ')[0]}"
+    return _planned(gpu.link, gpu.link_gb_per_s / 2, entries()[family])
+
+
+def measured(name: str, bus_bandwidth: float) -> PlannedLink:
+    """A link whose bus bandwidth, in bytes/s, was measured between these nodes by an all-reduce."""
+    entry = entries()["ethernet-10"]
+    spread = PredictedRange(bus_bandwidth * 0.9, bus_bandwidth, bus_bandwidth * 1.1)
+    return PlannedLink(name, spread, _alpha(entry), "bus bandwidth measured by provision's all-reduce")
+
+
+def _planned(name: str, line_gb_per_s: float, entry: LinkEntry) -> PlannedLink:
+    low, likely, high = (line_gb_per_s * 1e9 * share for share in entry.achieved)
+    return PlannedLink(name, PredictedRange(low, likely, high), _alpha(entry), "data sheet")
+
+
+def _alpha(entry: LinkEntry) -> PredictedRange:
+    fast, likely, slow = (1e-6 * value for value in entry.alpha_us)
+    return PredictedRange(slow, likely, fast)

@@ -1,0 +1,200 @@
+"""The peak memory of a step by closed formula, by category, for the rank that needs most.
+
+Two moments can be the peak: when backward begins, all activations are saved; when it ends, all gradients exist. The optimizer's
+step follows, with its temporary copies. Each category that is tensors follows from the sizes of the model, and has a range
+only where the order of operations decides. CUDA context, NCCL's buffers and fragmentation are terms of their own (terms.yaml).
+
+With AdamW, the model states of plain data parallelism are 16 bytes per parameter (Rajbhandari et al., ZeRO, 2020, section 3.1):
+here 4 of weights, 4 of gradients and 8 of Adam in fp32; bf16 and fp16 add 2 for the copies that compute.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+
+import msgspec
+
+from jobs.planner import model_facts, pipeline_share, sharding
+from jobs.planner.model_facts import ModelFacts, SavedBytes
+from jobs.planner.pipeline_share import StageShare
+from jobs.planner.sharding import Division
+from shardlab.cell import Cell
+from shardlab.prediction import ZERO, PredictedRange, exactly, total
+
+MIB = 1 << 20
+STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
+CROSS_ENTROPY_CHUNK = 3 * 2**24 * 4  # the loss casts this many logits to fp32 at a time, three tensors (trainers/tasks)
+BESIDE = ("cuda_context", "nccl_buffers", "fragmentation")  # categories that are no tensors
+COMPILED = 0.6  # torch.compile may recompute pointwise operators instead of saving their inputs; assumed
+
+
+class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of terms.yaml, which documents it."""
+
+    low: float
+    likely: float
+    high: float
+    source: str
+
+    def range(self, unit: float = 1.0) -> PredictedRange:
+        """The figures times a unit."""
+        return PredictedRange(self.low * unit, self.likely * unit, self.high * unit)
+
+
+@functools.cache
+def terms() -> dict[str, MemoryTerm]:
+    """The entries of terms.yaml."""
+    content = resources.files("jobs.planner").joinpath("terms.yaml").read_bytes()
+    return msgspec.yaml.decode(content, type=dict[str, MemoryTerm])
+
+
+class StepMemory(msgspec.Struct, frozen=True):
+    """The peak of a step. by_category: bytes at the peak. complete: false if activations are not known: a lower bound."""
+
+    by_category: dict[str, PredictedRange]
+    complete: bool
+
+    @property
+    def tensors(self) -> PredictedRange:
+        """The sum over the categories that are tensors."""
+        return total({name: term for name, term in self.by_category.items() if name not in BESIDE})
+
+    @property
+    def bytes(self) -> PredictedRange:
+        """The sum over the categories."""
+        return total(self.by_category)
+
+
+def of(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> StepMemory:
+    """The memory of a cell. micro_batch: another micro_batch_size than the cell's. on_gpu: whether ranks have GPUs."""
+    facts = model_facts.of(cell)
+    division = sharding.divide(cell, facts.parameters)
+    micro = micro_batch or cell.micro_batch_size
+    parts = [_of_part(cell, facts, division, share, micro) for share in pipeline_share.ends(cell, facts)]
+    worst = max(parts, key=lambda part: total(part).likely)
+    if on_gpu:
+        worst = {**worst, **beside_tensors(cell, total(worst))}
+    return StepMemory({name: term for name, term in worst.items() if term.high > 0}, facts.saved is not None)
+
+
+def beside_tensors(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRange]:
+    """What a GPU holds besides tensors."""
+    communicators = sum(size > 1 for size in (cell.dp, cell.tp, cell.pp)) if cell.gpus > 1 and not cell.servers else 0
+    share = terms()["fragmentation"]
+    return {
+        "cuda_context": terms()["cuda_context"].range(MIB),
+        "nccl_buffers": terms()["nccl_buffers"].range(MIB * communicators),
+        "fragmentation": PredictedRange(tensors.low * share.low, tensors.likely * share.likely, tensors.high * share.high),
+    }
+
+
+def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShare, micro: int) -> dict[str, PredictedRange]:
+    """The categories at the peak, on one rank."""
+    inside, outside = share.blocks * facts.block_parameters / cell.tp, _outside(facts, share)
+    parameters = inside + outside
+    activation, temporary = _activations(cell, facts, share, micro)
+    block = facts.largest_block / cell.tp
+    gathered, buckets = _gathered(division, parameters, block, outside)
+    states = _states(cell) * parameters
+    sharded = max(1, division.optimizer_ranks)
+    on_gpu = division.optimizer_ranks > 0
+    persistent = {
+        "parameter": exactly(division.weight_bytes * parameters / division.weight_ranks),
+        "optimizer_state": exactly(states / sharded if on_gpu else 0),
+        "master_parameter": exactly(division.master_bytes * parameters / sharded if on_gpu else 0),
+    }
+    gradient = exactly(
+        division.gradient_bytes * parameters / division.gradient_ranks + division.whole_gradient_bytes * parameters
+    )
+    begins = {
+        **persistent,
+        "gathered": gathered,
+        "gradient": gradient if division.keeps_gradients else ZERO,
+        "activation": activation,
+        "temporary": temporary,
+        "buffer": buckets,
+    }
+    ends = {**persistent, "gathered": gathered, "gradient": gradient, "activation": ZERO, "buffer": buckets}
+    unfused = cell.optimizer.name in STATES and not cell.optimizer.fused
+    copies = exactly(
+        4 * parameters / sharded if unfused and on_gpu else 0
+    )  # torch's foreach kernels hold one tensor per weight
+    steps = {**ends, "gathered": exactly(division.copy_bytes * parameters), "temporary": copies}
+    return max((begins, ends, steps), key=lambda moment: total(moment).likely)
+
+
+def _outside(facts: ModelFacts, share: StageShare) -> int:
+    """Parameters outside of blocks on this rank. A pipeline's first and last rank both hold a tied table."""
+    tied = facts.tied if share.first and share.last else 0
+    return (facts.front if share.first else 0) + (facts.back if share.last else 0) - tied
+
+
+def _states(cell: Cell) -> int:
+    """Bytes of optimizer state per parameter: torch keeps it in the dtype of the weights, DeepSpeed's copy is fp32."""
+    rule = cell.optimizer
+    tensors = STATES.get(rule.name, 1 if rule.momentum else 0)
+    return tensors * (2 if cell.precision == "bf16-pure" else 4)
+
+
+def _gathered(division: Division, parameters: float, block: float, outside: float) -> tuple[PredictedRange, PredictedRange]:
+    """(weights for use that a rank does not keep, buffers of collectives)."""
+    fixed = exactly(division.bucket_bytes + division.bucket_parameters * parameters)
+    if division.gathers == "nothing":
+        return exactly(division.copy_bytes * parameters), fixed
+    one = division.gathered_bytes * block
+    # A block that computes and the next one, each with the buffer of its all-gather; the rest stays from forward to backward.
+    rest = division.gathered_bytes * outside
+    everything = division.gathered_bytes * parameters
+    if division.gathers == "everything":
+        gathered = PredictedRange(everything, everything, everything + one)
+    else:
+        gathered = PredictedRange(
+            min(everything, one + rest), min(everything, 2 * one + rest), min(2 * everything, 4 * one + rest)
+        )
+    # The gradient of a block as backward made it, and the input of its reduce-scatter.
+    whole = (division.gathered_bytes + 4) * block
+    largest = max(whole, (division.gathered_bytes + 4) * outside)
+    return gathered, fixed + PredictedRange(whole / 2, whole, whole + largest)
+
+
+def _activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -> tuple[PredictedRange, PredictedRange]:
+    """(what is saved when backward begins, what exists only for a moment then)."""
+    saved = facts.saved
+    if saved is None:
+        return ZERO, ZERO
+    block = _block(cell, saved) * micro + saved.weights / cell.tp
+    one, kept_input = block, saved.block_input * micro
+    of_blocks, recomputed = _checkpointed(cell.activation_checkpointing, share.blocks, one, kept_input)
+    head = saved.head * micro if share.last else 0.0
+    kept = share.kept * of_blocks + (share.kept if cell.pp > 1 and share.last else 1) * head
+    logits = saved.logits * micro if share.last else 0.0
+    moment = max(logits + min(CROSS_ENTROPY_CHUNK, 3 * 4 * logits / _itemsize(cell)), recomputed)
+    low = kept * (COMPILED if cell.compile else 1.0)
+    if facts.kind == "convolution" and cell.activation_checkpointing != "none":
+        # Where a network is checkpointed, its blocks differ in size: all that is certain lies between one block and all.
+        return PredictedRange(one, kept, share.blocks * one + head), exactly(moment)
+    return PredictedRange(low, kept, kept * 1.03), PredictedRange(logits, moment, moment + one / 2)
+
+
+def _block(cell: Cell, saved: SavedBytes) -> float:
+    """Of one block and item on one of the tensor-parallel ranks."""
+    sequence = cell.tp if cell.options.get("sequence_parallel") is True else 1
+    return saved.block_whole / sequence + saved.block_split / cell.tp
+
+
+def _itemsize(cell: Cell) -> int:
+    return 4 if cell.precision in ("fp32", "tf32") else 2
+
+
+def _checkpointed(which: str, blocks: int, one: float, kept_input: float) -> tuple[float, float]:
+    """(bytes that all blocks keep from forward to backward, bytes that are recomputed at a time)."""
+    if which == "none" or not blocks:
+        return blocks * one, 0.0
+    kind, _, number = which.partition("-")
+    if kind == "segments":
+        size = -(-blocks // int(number))
+        return (int(number) - 1) * kept_input + size * one, 0.0  # the last segment is not recomputed, and is as large as any
+    every = 1 if kind == "full" else int(number)
+    chosen = -(-blocks // every)
+    return chosen * kept_input + (blocks - chosen) * one, one

@@ -1,0 +1,246 @@
+"""What the planner must know of a cell's model: its parameters by place, its operations, and what autograd saves for backward.
+
+Transformers have a formula: a block saves these tensors for backward (Korthikanti et al., Reducing activation recomputation
+in large transformer models, 2022, section 4.1, without the dropout masks and the attention matrix: the models that ship have no
+dropout, and attention never writes its matrix, Dao et al., 2022). d: width, i: width of the MLP; elements per token:
+
+    GPT-2, ViT   kept whole on tensor-parallel ranks: inputs of two norms 2d, inputs of the first layers of attention and MLP 2d
+                 split over them: q, k, v 3d; input of the output layer d; before and behind GELU 8d
+    LLaMA        kept whole: inputs of two norms 2d (always fp32), normed 2d, inputs of the first layers 2d
+                 split: q, k, v 3d; input of the output layer d; the MLP's four tensors 4i
+
+Convolutional networks have a table of counted bytes (counted.yaml). Of a workspace's own model only parameters are known.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from typing import cast
+
+import msgspec
+
+from shardlab.cell import Cell
+from trainers import menu, precision
+from trainers.workload import Workload
+from trainers.workload_options import Shape, shape_of
+from trainers.workloads import gpt2, llama, vit
+
+
+class SavedBytes(msgspec.Struct, frozen=True):
+    """What autograd saves for backward, in bytes per item (sequence or image) of a micro-batch."""
+
+    block_whole: float
+    """Of one block: what each tensor-parallel rank keeps whole (sequence parallelism splits it too)."""
+    block_split: float
+    """Of one block: what tensor-parallel ranks split."""
+    block_input: float
+    """The hidden state between two blocks: what a checkpointed block keeps, and what a pipeline sends."""
+    head: float
+    """Outside of blocks: the last norm, the logits, the images."""
+    logits: float
+    """The gradient of the logits, which exists when backward begins and everything is still saved."""
+    weights: float = 0.0
+    """Not per item: 16-bit copies of a block's weights that autocast saves."""
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """A model at the options of a cell. front, back: parameters before and behind the blocks. tied: parameters that are in both
+    and count once. items: what a batch size counts; flops_per_item: forward and backward, None if not known."""
+
+    parameters: int
+    blocks: int
+    block_parameters: int
+    largest_block: int
+    front: int
+    back: int
+    tied: int
+    flops_per_item: float | None
+    saved: SavedBytes | None
+    kind: str
+    """transformer, convolution or unknown."""
+    how: str
+    """From what the saved bytes were obtained."""
+
+
+class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of counted.yaml, which documents the fields."""
+
+    image_size: int
+    fp32: int
+    half: int
+    blocks: int
+    largest_block: int
+    in_blocks: int
+
+
+@functools.cache
+def counted() -> dict[str, CountedNetwork]:
+    """The entries of counted.yaml, by workload."""
+    content = resources.files("jobs.planner").joinpath("counted.yaml").read_bytes()
+    return msgspec.yaml.decode(content, type=dict[str, CountedNetwork])
+
+
+_SHAPING = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary")
+_known: dict[tuple[object, ...], ModelFacts] = {}
+
+
+def of(cell: Cell) -> ModelFacts:
+    """The facts of a cell's model. Computed once for all cells with the same model, because plans have thousands of cells."""
+    options = cell.options
+    key = (cell.workload, cell.workload_code, cell.seq_len, cell.precision, *(options.get(name) for name in _SHAPING))
+    if (facts := _known.get(key)) is None:
+        facts = _known[key] = _of(cell)
+    return facts
+
+
+def _of(cell: Cell) -> ModelFacts:
+    workload = menu.workload_of(cell)
+    if workload.file is not None:
+        return _unknown(cell, workload)
+    family = workload.task.rpartition(".")[2]
+    if (formula := {"gpt2": _gpt2, "llama": _llama, "vit": _vit}.get(family)) is not None:
+        return formula(cell, workload)
+    return _convolutional(cell, workload) if cell.workload in counted() else _unknown(cell, workload)
+
+
+def _gpt2(cell: Cell, workload: Workload) -> ModelFacts:
+    shape, tokens = shape_of(cell), cast("int", cell.seq_len)
+    settings, multiple = workload.settings, cast("int", cell.options.get("pad_vocabulary", 1))
+    rows = -(-settings["vocabulary"] // multiple) * multiple
+    positions = max(settings["positions"], tokens)
+    unpadded = gpt2.parameters(shape, settings["vocabulary"], positions)
+    parameters = unpadded + (rows - settings["vocabulary"]) * shape.width
+    unfused = 12 * shape.width if cell.options.get("gelu") == "unfused" else 0
+    return ModelFacts(
+        parameters=parameters,
+        blocks=shape.layers,
+        block_parameters=(block := 12 * shape.width**2 + 13 * shape.width),
+        largest_block=block,
+        front=(rows + positions) * shape.width,
+        back=rows * shape.width + 2 * shape.width,
+        tied=rows * shape.width,
+        flops_per_item=tokens * gpt2.flops_per_token(unpadded, shape, tokens),
+        saved=_saved(cell, shape, tokens, more=unfused, logits=tokens * rows, heads=shape.heads),
+        kind="transformer",
+        how=FORMULA,
+    )
+
+
+FORMULA = "saved activations by formula (Korthikanti et al., 2022)"
+
+
+def _vit(cell: Cell, workload: Workload) -> ModelFacts:
+    shape, patch, classes = shape_of(cell), workload.settings["patch"], workload.settings["classes"]
+    size = cast("int", cell.options["image_size"])
+    tokens = (size // patch) ** 2 + 1
+    width = shape.width
+    block = 12 * width**2 + 13 * width
+    front = vit.CHANNELS * patch**2 * width + width + (tokens + 1) * width  # patches, class token, positions
+    back = 2 * width + width * classes + classes
+    saved = _saved(cell, shape, tokens, more=0, logits=classes, heads=shape.heads)
+    images = vit.CHANNELS * size**2 * precision.stream_bytes(cell.precision)
+    return ModelFacts(
+        parameters=shape.layers * block + front + back,
+        blocks=shape.layers,
+        block_parameters=block,
+        largest_block=block,
+        front=front,
+        back=back,
+        tied=0,
+        flops_per_item=vit.flops_per_image(shape, size, patch, classes),
+        saved=msgspec.structs.replace(saved, head=saved.head + images),
+        kind="transformer",
+        how=FORMULA,
+    )
+
+
+def _saved(cell: Cell, shape: Shape, tokens: int, *, more: int, logits: int, heads: int) -> SavedBytes:
+    """Of a block of GPT-2 or ViT. more: further elements per token that are split."""
+    computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
+    width = shape.width
+    autocast = cell.precision in precision.AUTOCAST
+    return SavedBytes(
+        block_whole=tokens * (2 * width * stream + 2 * width * computed + 4 * stream),  # and two numbers per norm
+        block_split=tokens * ((12 * width + more) * computed + 4 * heads),  # and attention's fp32 sums
+        block_input=tokens * width * stream,
+        head=tokens * width * (stream + computed) + logits * computed,
+        logits=logits * computed,
+        weights=12 * width**2 * computed if autocast else 0,
+    )
+
+
+def _llama(cell: Cell, workload: Workload) -> ModelFacts:
+    shape, tokens, vocabulary = shape_of(cell), cast("int", cell.seq_len), workload.settings["vocabulary"]
+    computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
+    width, inner = shape.width, llama.inner_width(shape.width)
+    parameters = llama.parameters(shape, vocabulary)
+    block = 4 * width**2 + 3 * width * inner + 2 * width
+    autocast = cell.precision in precision.AUTOCAST
+    return ModelFacts(
+        parameters=parameters,
+        blocks=shape.layers,
+        block_parameters=block,
+        largest_block=block,
+        front=vocabulary * width,
+        back=vocabulary * width + width,
+        tied=0,
+        flops_per_item=tokens * llama.flops_per_token(parameters, shape, vocabulary, tokens),
+        saved=SavedBytes(
+            block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream + 2 * width * computed),
+            # rotary embeddings leave q and k in the dtype of the hidden state
+            block_split=tokens * (2 * width * stream + 2 * width * computed + 4 * inner * computed + 4 * shape.heads),
+            block_input=tokens * width * stream,
+            head=tokens * width * (4 + 2 * computed) + tokens * vocabulary * computed,
+            logits=tokens * vocabulary * computed,
+            weights=(4 * width**2 + 3 * width * inner) * computed if autocast else 0,
+        ),
+        kind="transformer",
+        how=FORMULA,
+    )
+
+
+AUTOCAST_COPIES = 1.1  # autocast keeps some tensors of convolutional networks in fp32; counted for convnext-large-tiny: 1.055
+
+
+def _convolutional(cell: Cell, workload: Workload) -> ModelFacts:
+    network = counted()[cell.workload]
+    size = cast("int", cell.options["image_size"])
+    pixels = (size / network.image_size) ** 2
+    bytes_per_image = float(network.fp32 if precision.computed_bytes(cell.precision) == 4 else network.half) * pixels
+    bytes_per_image *= AUTOCAST_COPIES if cell.precision in precision.AUTOCAST else 1
+    outside = workload.parameters - network.in_blocks
+    flops = None if workload.flops_per_unit is None else workload.flops_per_unit * pixels
+    return ModelFacts(
+        parameters=workload.parameters,
+        blocks=network.blocks,
+        block_parameters=network.in_blocks // network.blocks,
+        largest_block=network.largest_block,
+        front=outside,
+        back=0,
+        tied=0,
+        flops_per_item=flops,
+        saved=SavedBytes(bytes_per_image / network.blocks, 0.0, bytes_per_image / network.blocks, 0.0, 0.0),
+        kind="convolution",
+        how=f"saved activations counted at {network.image_size} pixels",
+    )
+
+
+def _unknown(cell: Cell, workload: Workload) -> ModelFacts:
+    """A workspace's own model: only its parameters and, at its default options, its operations are known."""
+    default = workload.has_default_options(cell) and cell.seq_len in (None, workload.seq_len)
+    per_unit = workload.flops_per_unit if default else None
+    units = cell.seq_len if workload.unit == "tokens" and cell.seq_len else 1
+    return ModelFacts(
+        parameters=workload.parameters,
+        blocks=0,
+        block_parameters=0,
+        largest_block=workload.parameters,
+        front=workload.parameters,
+        back=0,
+        tied=0,
+        flops_per_item=None if per_unit is None else per_unit * units,
+        saved=None,
+        kind="unknown",
+        how="activations are not known, so memory is a lower bound",
+    )

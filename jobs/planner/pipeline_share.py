@@ -1,0 +1,63 @@
+"""What a rank of a pipeline holds: how many blocks, and of how many micro-batches it keeps activations at the same time.
+
+GPipe keeps all m micro-batches (Huang et al., 2019, section 2.3). 1F1B keeps at most p - r on rank r of p (Narayanan et al.,
+Memory-efficient pipeline-parallel DNN training, 2021). The interleaved schedule has v stages per rank; rank r begins with
+2(p - r - 1) + (v - 1)p forward passes of a stage and then alternates (Narayanan et al., Efficient large-scale language model
+training on GPU clusters, 2021, section 2.2).
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+
+from jobs.planner.model_facts import ModelFacts
+from jobs.planner.sharding import strategy
+from shardlab.cell import Cell
+
+
+class StageShare(msgspec.Struct, frozen=True):
+    """A rank's part of the model. blocks: of the rank. first, last: whether it has the first or the last stage. kept: how many
+    times the activations of all blocks of the rank are kept at most (a fraction if it has several stages)."""
+
+    blocks: int
+    first: bool
+    last: bool
+    kept: float
+
+
+def schedule_of(cell: Cell) -> str:
+    """gpipe, 1f1b or interleaved. Meshes with a pipeline use 1F1B."""
+    return cast("str", strategy(cell.strategy).settings.get("schedule", "1f1b"))
+
+
+def stages_per_rank(cell: Cell) -> int:
+    """The number of stages of a rank: above 1 only in the interleaved schedule."""
+    return cast("int", cell.options.get("stages_per_rank", 1)) if schedule_of(cell) == "interleaved" else 1
+
+
+def kept_chunks(schedule: str, rank: int, ranks: int, micro_batches: int, per_rank: int = 1) -> int:
+    """The largest number of (micro-batch, stage) pairs whose activations a rank keeps at the same time."""
+    if schedule == "gpipe":
+        return micro_batches * per_rank
+    if schedule == "interleaved":
+        return min(micro_batches * per_rank, 2 * (ranks - rank - 1) + (per_rank - 1) * ranks + 1)
+    return min(micro_batches, ranks - rank)
+
+
+def ends(cell: Cell, facts: ModelFacts) -> list[StageShare]:
+    """The first and the last rank of a pipeline, one of which needs most memory; without a pipeline the only rank."""
+    if cell.pp == 1:
+        return [StageShare(facts.blocks, True, True, 1.0)]
+    per_rank, schedule = stages_per_rank(cell), schedule_of(cell)
+    stages = cell.pp * per_rank
+    shares = []
+    for rank in (0, cell.pp - 1):
+        # Consecutive blocks, in numbers as equal as possible; stage s is on rank s mod pp.
+        blocks = sum(
+            (stage + 1) * facts.blocks // stages - stage * facts.blocks // stages for stage in range(rank, stages, cell.pp)
+        )
+        kept = kept_chunks(schedule, rank, cell.pp, cell.gradient_accumulation_steps, per_rank) / per_rank
+        shares.append(StageShare(blocks, rank == 0, rank == cell.pp - 1, kept))
+    return shares

@@ -1,0 +1,127 @@
+"""Predictions as text: the columns of `jobs plan`, and sums over all runs. A column of which nothing is known is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from jobs.planner.advise import Advice, AdviceReport
+from jobs.planner.scale_out import ScaledCell
+from shardlab import moments
+from shardlab.console import Output
+from shardlab.prediction import PredictedRange, Prediction, total
+
+GIB = 1 << 30
+
+
+def size(value: float) -> str:
+    """Bytes in GiB, or in MiB below a tenth of that: `12.3 GiB`."""
+    return f"{value / GIB:,.1f} GiB" if value >= GIB / 10 else f"{value / 2**20:,.1f} MiB"
+
+
+def columns(predictions: Sequence[Prediction]) -> dict[str, list[str]]:
+    """Heading -> the text for each prediction; blank where a number is not known."""
+    found = {heading: [text(one) for one in predictions] for heading, text in _COLUMNS.items()}
+    return {heading: values for heading, values in found.items() if any(values)}
+
+
+def sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]) -> list[str]:
+    """Sentences about all runs. runs: the number of runs of each cell, by name."""
+    said = []
+    unfit = [name for name, one in predictions.items() if one.fits == "no"]
+    if unfit:
+        said.append(
+            f"predicted: {len(unfit)} of {len(predictions)} cell(s) do not fit the memory of a GPU; `jobs submit` leaves them "
+            "out, unless they expect oom, or with --no-fit-check."
+        )
+    for field, words, text in _SUMS:
+        known = {name: value for name, one in predictions.items() if (value := getattr(one, field)) is not None}
+        if known:
+            every = total({name: value.times(runs[name]) for name, value in known.items()})
+            share = "" if len(known) == len(predictions) else f" for {len(known)} of {len(predictions)} cells"
+            said.append(f"predicted: {text(every.likely)}{words}{share} ({text(every.low)} to {text(every.high)}).")
+    return said
+
+
+def scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> None:
+    """Print the cells on other numbers of GPUs."""
+    rows = [
+        [name, str(one.gpus), _memory(one.predicted), _range(duration, one.step_s), _range(_times, one.speedup), one.trust]
+        for name, several in scaled.items()
+        for one in several
+    ]
+    out.table("scale-out, with the same batch per GPU", ["cell", "GPUs", "memory", "step", "speed-up", "trust"], rows)
+
+
+def advice(out: Output, report: AdviceReport) -> None:
+    """Print ranked strategies, and the studies' rules that apply."""
+    rows = [
+        [
+            str(place) if one.items_per_s is not None else "-",
+            one.cell.strategy,
+            _mesh(one),
+            "full" if one.cell.activation_checkpointing == "full" else "none",
+            _memory(one.predicted),
+            "" if one.predicted.largest_micro_batch is None else str(one.predicted.largest_micro_batch),
+            "" if not one.fits else str(one.cell.micro_batch_size),
+            _range(duration, one.predicted.step_s) if one.fits else "",
+            "" if one.items_per_s is None else f"{one.items_per_s * (one.cell.seq_len or 1):,.0f}",
+            "; ".join(one.reasons),
+        ]
+        for place, one in enumerate(report.ranked, 1)
+    ]
+    heads = ["rank", "strategy", "mesh", "checkpointing", "memory", "largest micro", "micro", "step", "units/s", "reasons"]
+    out.table("strategies", heads, rows)
+    for judged in report.rules:
+        verdict = "agrees" if judged.agrees else "DISAGREES"
+        rule = judged.rule
+        out.line(f"study {rule.study}, {rule.where}: {rule.says}. The planner {verdict}: {judged.why}.")
+
+
+def _mesh(one: Advice) -> str:
+    sizes = {"dp": one.cell.dp, "tp": one.cell.tp, "pp": one.cell.pp}
+    return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "dp=1"
+
+
+def _times(value: float) -> str:
+    return f"{value:.3g}x"
+
+
+def duration(seconds: float) -> str:
+    """`350 ms`, `12 s`, or as `moments.duration` has it from a minute on."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 60 else moments.duration(seconds)
+
+
+def _memory(one: Prediction) -> str:
+    if one.memory_bytes is None:
+        return ""
+    unknown = "more than " if "activation" not in one.memory_by_category and one.how.endswith("lower bound") else ""
+    return f"{unknown}{size(one.memory_bytes.likely)}"
+
+
+def _range(text: Callable[[float], str], span: PredictedRange | None) -> str:
+    return "" if span is None else f"{text(span.likely)} ({text(span.low)} to {text(span.high)})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+_COLUMNS: dict[str, Callable[[Prediction], str]] = {
+    "memory": _memory,
+    "fits": lambda one: one.fits or "",
+    "largest micro": lambda one: "" if one.largest_micro_batch is None else str(one.largest_micro_batch),
+    "step": lambda one: _range(duration, one.step_s),
+    "time": lambda one: "" if one.time_s is None else duration(one.time_s.likely),
+    "GPU hours": lambda one: "" if one.gpu_hours is None else _number(one.gpu_hours.likely),
+    "kWh": lambda one: "" if one.energy_kwh is None else _number(one.energy_kwh.likely),
+    "cost": lambda one: "" if one.cost is None else f"{one.cost.likely:.2f}",
+    "bottleneck": lambda one: one.bottleneck or "",
+}
+_SUMS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("time_s", " for all runs in sequence", duration),
+    ("gpu_hours", " GPU hours", _number),
+    ("energy_kwh", " kWh of the GPUs", _number),
+    ("cost", " by price_per_gpu_hour", lambda value: f"{value:.2f}"),
+)

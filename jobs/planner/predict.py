@@ -1,0 +1,107 @@
+"""Predicts a run of a cell: memory, whether it fits, time, GPU hours, energy, cost and bottleneck, as far as they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jobs.planner import exchanges, fit, memory, model_facts, run_time, step_time
+from jobs.planner.calibration import NOTHING, Calibration
+from jobs.planner.machine import NO_GPU, PlannedMachine
+from shardlab.cell import Cell
+from shardlab.prediction import PredictedRange, Prediction, exactly, total
+
+GIB = 1 << 30
+CPU_RANKS = "ranks are processes on a CPU, so neither their whole memory nor their time is predicted"
+
+OWN_STRATEGY = "memory and time of a strategy of the workspace are not predicted, because no formula describes it"
+
+
+def of(
+    cell: Cell,
+    machine: PlannedMachine,
+    *,
+    calibration: Calibration = NOTHING,
+    occupied: int | None = None,
+    recorded_s: float | None = None,
+) -> Prediction:
+    """The prediction of one run.
+
+    calibration: of earlier runs. occupied: the GPUs that the run keeps from others; None: those on which it trains. recorded_s:
+    the mean time of earlier runs of the same cell. The ranks of the launcher fork compute on the CPU whatever the machine has.
+    """
+    if cell.strategy_code is not None:
+        return Prediction(time_s=None if recorded_s is None else exactly(recorded_s), how=OWN_STRATEGY)
+    if cell.launcher == "fork":
+        machine = NO_GPU
+    facts = model_facts.of(cell)
+    needed = memory.of(cell, on_gpu=machine.on_gpu)
+    tensors, of_memory = calibration.memory(cell, machine.name, needed.tensors)
+    beside = {name: term for name, term in needed.by_category.items() if name in memory.BESIDE}
+    span = tensors + total(beside)
+    capacity = capacity_of(cell, machine)
+    step = step_time.of(cell, machine)
+    step_s, of_time = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
+    run = None if step_s is None else run_time.of(cell, step_s, machine.gpu)
+    if recorded_s is not None:
+        run = run_time.with_energy(cell, exactly(recorded_s), machine.gpu)
+    gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
+    gpu_hours = run.time_s.times(gpus / 3600) if run is not None and gpus else None
+    how = [f"memory: {facts.how}{of_memory}"]
+    if not machine.on_gpu:
+        how.append(CPU_RANKS)
+    elif step is None:
+        how.append(f"time: not known ({_why_no_time(cell, machine)})")
+    else:
+        how.append(f"time: alpha-beta model and achieved share of the peak{of_time}")
+    if recorded_s is not None:
+        how.append("run time: mean of earlier runs of this cell")
+    return Prediction(
+        memory_bytes=span,
+        memory_by_category=needed.by_category,
+        tensor_bytes=tensors,
+        capacity_bytes=capacity,
+        fits=fit.verdict(span, capacity, complete=needed.complete) if capacity is not None else None,
+        largest_micro_batch=fit.largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu) if capacity is not None else None,
+        step_s=step_s,
+        step_parts_s={} if step is None else {name: part.likely for name, part in step.parts.items() if part.likely},
+        time_s=None if run is None else run.time_s,
+        gpu_hours=gpu_hours,
+        energy_kwh=None if run is None or not machine.on_gpu else run.energy_kwh,
+        cost=None if gpu_hours is None or machine.price is None else gpu_hours.times(machine.price),
+        sent_bytes=exchanges.sent_bytes(cell),
+        bottleneck=None if step is None else step.bottleneck,
+        how="; ".join(how),
+        gpu=machine.name or None,
+        formula_step_s=None if step is None else step.seconds.likely,
+        formula_tensor_bytes=needed.tensors.likely if needed.complete else None,
+    )
+
+
+def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
+    """The first thing that is missing for a time, as a sentence without its end."""
+    if machine.gpu is None:
+        return f"shardlab/gpu_models.yaml does not list the GPU {machine.name or 'of this cluster; set gpus.type'}"
+    if model_facts.of(cell).flops_per_item is None:
+        return "the operations of the model are not known"
+    if (exchanged := exchanges.of(cell)) is None:
+        return f"what {cell.strategy} exchanges is not known to the planner"
+    if any(step_time.over(cell, exchange.axis, machine) is None for exchange in exchanged):
+        return "the link between nodes is not known; set network.between_nodes in the cluster file"
+    return f"the data sheet has no peak for {cell.precision}"
+
+
+def capacity_of(cell: Cell, machine: PlannedMachine) -> PredictedRange | None:
+    """The memory that a rank may use. The limit of the cell, memory_limit_gib, is of a rank's GPU only if it has one: on the
+    host it limits the whole process, whose memory is not predicted."""
+    if not machine.on_gpu:
+        return None
+    limit = None if cell.memory_limit_gib is None else exactly(cell.memory_limit_gib * GIB)
+    if limit is None or machine.capacity is None:
+        return limit or machine.capacity
+    pairs = zip(run_time.ends(limit), run_time.ends(machine.capacity), strict=True)
+    return PredictedRange(*(min(pair) for pair in pairs))
+
+
+def that_do_not_fit(cells: Mapping[str, Cell], predictions: Mapping[str, Prediction]) -> list[str]:
+    """The names of cells that certainly do not fit, without those that expect `oom`: out of memory is their result."""
+    return [name for name, found in predictions.items() if found.fits == "no" and "oom" not in cells[name].expect]

@@ -1,0 +1,62 @@
+"""The decision aids of the studies as rules in data (rules.yaml), and where the planner disagrees with them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from importlib import resources
+
+import msgspec
+
+from shardlab.expression import Expression
+
+
+class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of rules.yaml, which documents the fields."""
+
+    id: str
+    study: int
+    where: str
+    when: str
+    recommends: tuple[str, ...]
+    says: str
+
+    def applies(self, facts: Mapping[str, float | bool | str]) -> bool:
+        """Whether the rule is about this model and these GPUs."""
+        return bool(Expression(self.when).evaluate(facts))
+
+
+class JudgedRule(msgspec.Struct, frozen=True):
+    """A rule that applies. agrees: whether the planner ranks a strategy that the rule recommends within 5 % of the fastest."""
+
+    rule: DecisionRule
+    agrees: bool
+    why: str
+
+
+@functools.cache
+def rules() -> tuple[DecisionRule, ...]:
+    """The rules, in the order of the file."""
+    content = resources.files("jobs.planner").joinpath("rules.yaml").read_bytes()
+    return msgspec.yaml.decode(content, type=tuple[DecisionRule, ...])
+
+
+NEAR = 0.95  # of the highest throughput: less is within the error of the planner
+
+
+def judge(facts: Mapping[str, float | bool | str], throughputs: Mapping[str, float]) -> list[JudgedRule]:
+    """The rules that apply. throughputs: of the strategies that fit, in any unit, by name; the best configuration of each."""
+    best = max(throughputs.values(), default=0.0)
+    return [_judged(rule, throughputs, best) for rule in rules() if rule.applies(facts)]
+
+
+def _judged(rule: DecisionRule, throughputs: Mapping[str, float], best: float) -> JudgedRule:
+    ranked: Sequence[tuple[str, float]] = sorted(
+        ((name, throughputs[name]) for name in rule.recommends if name in throughputs), key=lambda pair: -pair[1]
+    )
+    if not ranked:
+        return JudgedRule(rule, False, f"by the planner, none of {', '.join(rule.recommends)} fits, or its time is not known")
+    name, value = ranked[0]
+    if value >= NEAR * best:
+        return JudgedRule(rule, True, f"by the planner, {name} has {value / best:.0%} of the highest throughput")
+    return JudgedRule(rule, False, f"by the planner, {name} has only {value / best:.0%} of the highest throughput")

@@ -1,0 +1,76 @@
+"""Extrapolates a cell to other numbers of GPUs with the same batch per GPU (weak scaling), and says how far to trust it."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from jobs.planner import predict
+from jobs.planner.calibration import NOTHING, Calibration
+from jobs.planner.machine import PlannedMachine
+from shardlab.cell import Cell
+from shardlab.prediction import PredictedRange, Prediction
+
+WIDENING = (
+    0.05  # per doubling of the ranks, to each side; assumed: contention and stragglers grow in a way that no model here has
+)
+
+
+class ScaledCell(msgspec.Struct, frozen=True):
+    """A cell on another number of GPUs. speedup: its throughput over that of the original. trust: a sentence."""
+
+    gpus: int
+    predicted: Prediction
+    step_s: PredictedRange | None
+    speedup: PredictedRange | None
+    trust: str
+
+
+def on(cell: Cell, gpus: int, per_node: int) -> Cell | None:
+    """The cell with other dp; None if tp x pp does not divide the number, or the strategy has no dp."""
+    apart = cell.tp * cell.pp
+    if gpus % apart or (cell.dp == 1 and apart > 1) or cell.servers:
+        return None
+    dp = gpus // apart
+    return msgspec.structs.replace(
+        cell,
+        gpus=gpus,
+        dp=dp,
+        nnodes=-(-gpus // per_node),
+        global_batch_size=dp * cell.gpu_batch_size,
+    )
+
+
+def extrapolate(
+    cell: Cell, gpus: int, per_node: int, machine: PlannedMachine, calibration: Calibration = NOTHING
+) -> ScaledCell | None:
+    """The cell on this number of GPUs; None if it cannot have this number."""
+    larger = on(cell, gpus, per_node)
+    if larger is None:
+        return None
+    base, found = predict.of(cell, machine, calibration=calibration), predict.of(larger, machine, calibration=calibration)
+    doublings = abs(math.log2(gpus / cell.gpus))
+    step_s = None if found.step_s is None else _wider(found.step_s, doublings)
+    speedup = None
+    if base.step_s is not None and step_s is not None:
+        # Errors of the model that both have in common cancel out: the range is that of the extrapolation alone.
+        likely = gpus / cell.gpus * base.step_s.likely / step_s.likely
+        speedup = PredictedRange(
+            likely * (1 - WIDENING) ** doublings, likely, min(gpus / cell.gpus, likely * (1 + WIDENING) ** doublings)
+        )
+        speedup = PredictedRange(speedup.low, min(speedup.likely, speedup.high), speedup.high)
+    return ScaledCell(gpus, found, step_s, speedup, _trust(cell, larger, doublings, measured="calibrated" in found.how))
+
+
+def _wider(span: PredictedRange, doublings: float) -> PredictedRange:
+    return PredictedRange(span.low * (1 - WIDENING) ** doublings, span.likely, span.high * (1 + WIDENING) ** doublings)
+
+
+def _trust(cell: Cell, larger: Cell, doublings: float, *, measured: bool) -> str:
+    basis = "from measured runs" if measured else "by formula alone, no run of this workload was measured here"
+    if larger.nnodes > 1 and cell.nnodes == 1:
+        return f"little: {basis}; the original has one node, so the network between nodes was never in a measurement"
+    if doublings <= 1:
+        return f"good: {basis}; at most twice as many GPUs"
+    return f"{'fair' if doublings <= 3 else 'little'}: {basis}; {2**doublings:.3g} times as many GPUs"

@@ -1,0 +1,179 @@
+"""How a strategy divides a model over its ranks: what each rank holds of parameters, gradients and optimizer state.
+
+One line of a table per engine. It describes the engines of this project (docs/strategies.md), which textbooks describe only
+roughly: for example, FSDP adds up whole gradients if a step has several passes, and DeepSpeed keeps a second copy of weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, cast
+
+import msgspec
+
+from shardlab.cell import Cell
+from trainers import menu, precision
+from trainers.strategy import Strategy
+
+Gathers = Literal["nothing", "blocks", "everything"]
+
+
+class Division(msgspec.Struct, frozen=True):
+    """What a rank holds, before tensor and pipeline parallelism are taken into account (memory.py does this).
+
+    Bytes are per parameter of the rank's part of the model; ranks: over how many ranks they are sharded.
+    """
+
+    weight_bytes: int
+    weight_ranks: int = 1
+    gradient_bytes: int = 4
+    gradient_ranks: int = 1
+    whole_gradient_bytes: int = 0
+    """Of a second gradient that is whole on each rank during a step: sums over the passes, or what DeepSpeed keeps."""
+    master_bytes: int = 0
+    """Of the optimizer's own copy of the weights."""
+    optimizer_ranks: int = 1
+    """Over how many ranks the optimizer state and the master copy are sharded; 0: they are not on the GPU."""
+    copy_bytes: int = 0
+    """Of copies of the whole weights in the precision of the computation."""
+    gathers: Gathers = "nothing"
+    """What is gathered for use at a time."""
+    gathered_bytes: int = 0
+    keeps_gradients: bool = False
+    """Whether gradients stay allocated between steps, or exist before the last backward of a step begins."""
+    bucket_bytes: float = 0.0
+    """Buffers of collectives, in bytes, independent of the batch."""
+    bucket_parameters: float = 0.0
+    """Buffers of collectives, in bytes per parameter of the rank's part."""
+
+
+@functools.cache
+def strategy(name: str) -> Strategy:
+    """The strategy with this name, looked up once: plans have thousands of cells."""
+    return menu.strategy(name)
+
+
+@functools.cache
+def _tasks() -> dict[str, str]:
+    return {workload.name: workload.task.rpartition(".")[2] for workload in menu.workloads().values()}
+
+
+def task_of(cell: Cell) -> str:
+    """The task of a workload that ships, such as `gpt2`; an empty string for a workspace's own."""
+    return "" if cell.workload_code is not None else _tasks().get(cell.workload, "")
+
+
+def shards(cell: Cell) -> int:
+    """The number of ranks over which one copy of the model is sharded by data-parallel strategies."""
+    replicas = cell.options.get("replicas")
+    return cell.dp // replicas if isinstance(replicas, int) and replicas else cell.dp
+
+
+def divide(cell: Cell, parameters: int) -> Division:
+    """The division of a cell. parameters: of the whole model, which decides the size of DeepSpeed's buckets."""
+    engine = strategy(cell.strategy).engine.rpartition(".")[2]
+    weight, computed = precision.weight_bytes(cell.precision), precision.computed_bytes(cell.precision)
+    copy = computed if cell.precision in precision.CAST else 0
+    passes = cell.gradient_accumulation_steps > 1
+    if engine == "zero":
+        return _zero(cell, parameters)
+    if engine in ("fsdp1", "fsdp2") or (engine == "mesh" and "dp" in strategy(cell.strategy).degrees):
+        return _fsdp(cell, engine)
+    if engine == "parameter_server":
+        # A worker flattens the gradient that it pushes and the parameters that it pulls; servers update on the CPU.
+        return Division(
+            weight, 1, weight, 1, optimizer_ranks=0, copy_bytes=copy, keeps_gradients=passes, bucket_parameters=weight
+        )
+    if engine == "ddp":
+        views = cell.options.get("gradient_as_bucket_view", True) is True
+        buckets = 0 if views else weight
+        return Division(weight, 1, weight, 1, copy_bytes=copy, keeps_gradients=True, bucket_parameters=buckets)
+    if engine in ("single", "tensor", "pipeline", "mesh"):
+        return Division(weight, 1, weight, 1, copy_bytes=copy, keeps_gradients=passes)
+    return _by_cuts(cell, weight, copy, keeps=passes)
+
+
+def _by_cuts(cell: Cell, weight: int, copy: int, *, keeps: bool) -> Division:
+    """A strategy that did not ship with the project: by what its menu entry says that it shards."""
+    cuts, ranks = strategy(cell.strategy).cuts or (), shards(cell)
+    over = {part: ranks if part in cuts else 1 for part in ("parameter", "gradient", "optimizer_state")}
+    return Division(
+        weight,
+        over["parameter"],
+        weight,
+        over["gradient"],
+        optimizer_ranks=over["optimizer_state"],
+        copy_bytes=0 if over["parameter"] > 1 else copy,
+        gathers="blocks" if over["parameter"] > 1 else "nothing",
+        gathered_bytes=copy or weight,
+        keeps_gradients=keeps,
+    )
+
+
+def _fsdp(cell: Cell, engine: str) -> Division:
+    weight, computed, ranks = precision.weight_bytes(cell.precision), precision.computed_bytes(cell.precision), shards(cell)
+    settings = strategy(cell.strategy).settings
+    passes = cell.gradient_accumulation_steps > 1
+    if settings.get("sharding") == "NO_SHARD":
+        return Division(weight, 1, weight, 1, copy_bytes=computed if computed < weight else 0, keeps_gradients=passes)
+    frees = settings.get("reshard_after_forward", settings.get("sharding") in ("FULL_SHARD", "HYBRID_SHARD"))
+    if engine == "mesh":
+        frees = "pp" not in strategy(cell.strategy).degrees  # a pipeline gathers once and keeps to the last micro-batch
+    whole = cell.options.get("wrap") == "none"
+    offloads = cell.options.get("offload") == "cpu"
+    return Division(
+        0 if offloads else weight,
+        ranks,
+        0 if offloads else weight,
+        ranks,
+        whole_gradient_bytes=weight if passes else 0,
+        optimizer_ranks=0 if offloads else ranks,
+        gathers="blocks" if frees and not whole else "everything",
+        gathered_bytes=computed,
+        keeps_gradients=passes,
+    )
+
+
+BUCKET_ELEMENTS = 50_000_000  # the default of reduce_bucket_size, as jobs strategies says
+KEPT = 2  # a pass uses each parameter twice: if all fit twice within max_reuse_distance, none is freed
+
+
+def _zero(cell: Cell, parameters: int) -> Division:
+    """DeepSpeed keeps the weights in the precision of the computation, and fp32 copies of its part of them in the optimizer."""
+    stage = cast("int", strategy(cell.strategy).settings["stage"])
+    options, ranks = cell.options, cell.dp
+    computed = precision.computed_bytes(cell.precision)
+    pure = cell.precision == "bf16-pure"
+    master = 0 if pure or (computed == 4 and stage == 0) else 4
+    sent = 2 if options.get("communication_dtype") == "bf16" or pure else 4
+    bucket = min(parameters, cast("int", options.get("reduce_bucket_size") or BUCKET_ELEMENTS))
+    buckets = bucket * sent * (2 if options.get("overlap_comm") else 1) if stage else 0
+    state_ranks = 0 if options.get("offload_optimizer", "none") != "none" else ranks if stage else 1
+    passes = cell.gradient_accumulation_steps > 1
+    if stage < 2:
+        # In 16 bits, both keep all gradients in fp32 besides the 16-bit gradients of backward (docs/gpus.md).
+        whole = computed if computed == 2 else 0
+        return Division(
+            computed, 1, 4 if not pure else 2, 1, whole, master, state_ranks, keeps_gradients=True, bucket_bytes=buckets
+        )
+    if stage == 2:
+        return Division(
+            computed, 1, 4 if not pure else 2, ranks, 0, master, state_ranks, keeps_gradients=passes, bucket_bytes=buckets
+        )
+    near = cast("int", options.get("hpz_partition_size", 1))
+    offloaded = options.get("offload_param", "none") != "none"
+    reuse, live = cast("int", options["max_reuse_distance"]), cast("int", options["max_live_parameters"])
+    stays = KEPT * parameters <= reuse and parameters <= live
+    return Division(
+        0 if offloaded else computed + (computed * ranks // near if near > 1 else 0),
+        ranks,
+        4 if not pure else 2,
+        ranks,
+        0,
+        master,
+        state_ranks,
+        gathers="everything" if stays else "blocks",
+        gathered_bytes=computed,
+        keeps_gradients=passes,
+        bucket_bytes=buckets,
+    )

@@ -1,0 +1,155 @@
+"""The time of an optimizer step: computing, the optimizer, what of communication is not hidden, and the pipeline's bubble."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from jobs.planner import collective_time, device_profile, exchanges, model_facts, pipeline_schedule, pipeline_share, sharding
+from jobs.planner.exchanges import Axis
+from jobs.planner.link import PlannedLink
+from jobs.planner.machine import PlannedMachine
+from jobs.planner.model_facts import ModelFacts
+from shardlab.cell import Cell
+from shardlab.gpu_models import GpuModel
+from shardlab.prediction import ZERO, PredictedRange, total
+
+BACKWARD = 2 / 3  # the share of backward in the time of a pass: two products of matrices for each one of forward
+# Share of the computing time beside which communication runs, and the share of communication that is exposed all the same, each
+# for the fastest, the likely and the slowest step. Study 2, section 4.5.4: 92.5 % of DDP's all-reduces and 95.1 % and 98.1 % of
+# FSDP's all-gathers overlap with computing.
+WINDOW = PredictedRange(0.95, 0.85, 0.6)
+EXPOSED = PredictedRange(0.02, 0.06, 0.25)
+SLOWEST = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step time over its mean; assumed
+UPDATE_BYTES = {True: 28, False: 72}  # moved per parameter by Adam in fp32, fused or not: reads and writes of its tensors
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """The parts of a step, in seconds. They add up to the step. communication: all of it, hidden or not."""
+
+    parts: dict[str, PredictedRange]
+    communication: PredictedRange
+
+    @property
+    def seconds(self) -> PredictedRange:
+        """The step."""
+        return total(self.parts)
+
+    @property
+    def bottleneck(self) -> str:
+        """The name of the largest part."""
+        return max(self.parts, key=lambda name: self.parts[name].likely)
+
+
+def of(cell: Cell, machine: PlannedMachine) -> StepTime | None:
+    """The time of a step; None if a part of it is not known: the GPU, the operations, the exchanges or a link."""
+    facts = model_facts.of(cell)
+    if machine.gpu is None or facts.flops_per_item is None or (exchanged := exchanges.of(cell)) is None:
+        return None
+    rate = device_profile.flops_per_s(machine.gpu, cell.precision, facts.kind)
+    timed = [(exchange, over(cell, exchange.axis, machine)) for exchange in exchanged]
+    if rate is None or any(link is None for _, link in timed):
+        return None
+    compute, launches = _compute(cell, facts, rate)
+    update = _update(cell, facts, machine.gpu)
+    hidden, shown = ZERO, ZERO
+    for exchange, link in timed:
+        assert link is not None
+        seconds = collective_time.of(exchange, link, _rings(cell, exchange.axis))
+        hidden, shown = (hidden + seconds, shown) if exchange.hidden else (hidden, shown + seconds)
+    busy = compute + launches
+    exposed = shown + _not_hidden(cell, hidden, busy)
+    bubble = busy.times(_bubble(cell))
+    return StepTime(
+        {
+            "compute": compute,
+            "launches": launches,
+            "optimizer": update,
+            "communication": exposed,
+            "bubble": bubble,
+            "stragglers": _stragglers(cell, busy + update + exposed + bubble),
+        },
+        hidden + shown,
+    )
+
+
+def over(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedLink | None:
+    """The slowest link that the groups of an axis use; None if it is not known. Ranks are numbered (pp, dp, tp), with tp as the
+    fastest, and fill the nodes in turn."""
+    per_node = -(-cell.gpus // cell.nnodes)
+    shards = sharding.shards(cell)
+    span = {"tp": cell.tp, "dp": cell.tp * shards, "replicas": cell.tp * cell.dp, "pp": cell.gpus}[axis]
+    return machine.inside if span <= per_node else machine.between
+
+
+def _rings(cell: Cell, axis: Axis) -> int:
+    """How many groups of an axis leave each node, and so share its network."""
+    per_node = -(-cell.gpus // cell.nnodes)
+    apart = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * sharding.shards(cell), "pp": cell.tp * cell.dp}[axis]
+    return max(1, min(apart, per_node)) if cell.nnodes > 1 else 1
+
+
+def _compute(cell: Cell, facts: ModelFacts, rate: PredictedRange) -> tuple[PredictedRange, PredictedRange]:
+    """(the time of operations, the time in which the GPU waits for the host to start operators)."""
+    assert facts.flops_per_item is not None
+    passes, parts = cell.gradient_accumulation_steps, cell.tp * cell.pp
+    items = cell.micro_batch_size * passes
+    again = exchanges.recomputed_blocks(cell, facts.blocks) / facts.blocks / 3 if facts.blocks else 1 / 3
+    again = 0.0 if cell.activation_checkpointing == "none" else again
+    flops = facts.flops_per_item * items * (1 + again) / parts
+    compute = PredictedRange(flops / rate.high, flops / rate.likely, flops / rate.low)
+    operators = passes * device_profile.OPERATORS * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
+    host = device_profile.LAUNCH_S.times(operators)
+    pairs = ((host.low, compute.low), (host.likely, compute.likely), (host.high, compute.high))
+    return compute, PredictedRange(*sorted(max(0.0, started - computed) for started, computed in pairs))
+
+
+def _update(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
+    """The optimizer, and the copies of the weights for computing, which both only move memory."""
+    division = sharding.divide(cell, facts.parameters)
+    if not division.optimizer_ranks:
+        return ZERO  # on the CPU, which nothing here predicts
+    parameters = facts.parameters / (cell.tp * cell.pp)
+    moved = UPDATE_BYTES[cell.optimizer.fused] if cell.optimizer.name != "sgd" else 20 if cell.optimizer.momentum else 12
+    moved = moved // 2 if cell.precision == "bf16-pure" else moved
+    copies = 6 if division.copy_bytes else 0
+    size = parameters * (moved / division.optimizer_ranks + copies)
+    speed = gpu.memory_gb_per_s * 1e9
+    streamed = device_profile.STREAMED
+    return PredictedRange(*(size / (speed * share) for share in (streamed.high, streamed.likely, streamed.low)))
+
+
+def _not_hidden(cell: Cell, hidden: PredictedRange, busy: PredictedRange) -> PredictedRange:
+    """What of communication that may be hidden does not fit beside computing."""
+    # Gradients are exchanged in the last backward pass; gathered parameters beside any pass.
+    engine = sharding.strategy(cell.strategy).engine.rpartition(".")[2]
+    share = BACKWARD / cell.gradient_accumulation_steps if engine in ("ddp", "zero") else 1.0
+
+    def exposed(seconds: float, computing: float, window: float, least: float) -> float:
+        return max(seconds - window * share * computing, least * seconds)
+
+    return PredictedRange(
+        exposed(hidden.low, busy.high, WINDOW.low, EXPOSED.low),
+        exposed(hidden.likely, busy.likely, WINDOW.likely, EXPOSED.likely),
+        exposed(hidden.high, busy.low, WINDOW.high, EXPOSED.high),
+    )
+
+
+def _bubble(cell: Cell) -> float:
+    """The time that the pipeline waits, over the time that it computes."""
+    if cell.pp == 1:
+        return 0.0
+    schedule, per_rank = pipeline_share.schedule_of(cell), pipeline_share.stages_per_rank(cell)
+    return pipeline_schedule.bubble_over_ideal(schedule, cell.pp, cell.gradient_accumulation_steps, per_rank)
+
+
+def _stragglers(cell: Cell, step: PredictedRange) -> PredictedRange:
+    """A synchronous step takes as long as its slowest rank: of n ranks with normally distributed times, about
+    sqrt(2 ln n) standard deviations above the mean."""
+    if cell.gpus == 1:
+        return ZERO
+    deviations = math.sqrt(2 * math.log(cell.gpus))
+    return PredictedRange(
+        step.low * SLOWEST.low * deviations, step.likely * SLOWEST.likely * deviations, step.high * SLOWEST.high * deviations
+    )

@@ -1,0 +1,105 @@
+"""What the planner adds to the command `jobs`: the verb advise, and the options --scale-out and --no-fit-check."""
+
+from __future__ import annotations
+
+from jobs import plan_predictions
+from jobs.invocation import Invocation
+from jobs.plan import MatrixPlan, without_misfits_of_memory
+from jobs.planner import advise, calibration, gpu, link, machine, planner_table, scale_out
+from jobs.planner.machine import PlannedMachine
+from jobs.planner.scale_out import ScaledCell
+from shardlab import console
+from shardlab.errors import InputError, UnknownName
+from trainers import menu
+from trainers.precision import ALL
+
+MOST_GPUS = 1_000_000
+
+
+def add_fit_check(verb: console.Parser) -> None:
+    """The option --no-fit-check."""
+    fit_help = "also submit cells that the planner predicts not to fit the memory of a GPU: out of memory is a result"
+    verb.add_argument("--no-fit-check", action="store_true", help=fit_help)
+
+
+def add_scale_out(verb: console.Parser) -> None:
+    """The option --scale-out."""
+    scale_help = "also predict each cell on these numbers of GPUs, with the same batch per GPU, and how far to trust it"
+    verb.add_argument("--scale-out", metavar="N,...", help=scale_help)
+
+
+def add_advise(verbs: console.Verbs) -> None:
+    """The verb advise."""
+    verb = verbs.add("advise", _advise, "rank the strategies for a workload on given GPUs by predicted speed and memory")
+    verb.add_argument("--workload", required=True, metavar="NAME", help="a workload that ships (jobs workloads)")
+    verb.add_argument("--gpus", required=True, type=int, metavar="N", help="number of GPUs in all")
+    verb.add_argument("--gpu", required=True, metavar="TYPE", help="GPU model, such as a100-80gb or its NVML name")
+    link_help = "link between the GPUs of a node, or between nodes if there are several (default: that of the GPU)"
+    verb.add_argument("--link", metavar="LINK", help=link_help)
+    verb.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
+    verb.add_argument("--precision", default="bf16", metavar="NAME", help="precision of the cells (default: bf16)")
+
+
+def _advise(invocation: Invocation) -> int:
+    arguments, out = invocation.arguments, invocation.out
+    known = gpu.must_find(arguments.gpu)
+    workload = menu.workload(arguments.workload)
+    if arguments.precision not in ALL:
+        raise UnknownName("precision", arguments.precision, ALL, where="--precision")
+    if arguments.link is not None and arguments.link not in link.entries():
+        raise UnknownName("link", arguments.link, link.entries(), where="--link")
+    if not 1 <= arguments.gpus <= MOST_GPUS or not 1 <= arguments.nodes <= arguments.gpus or arguments.gpus % arguments.nodes:
+        found = f"--gpus {arguments.gpus} --nodes {arguments.nodes}"
+        raise InputError(f"{found}: allowed are 1 to {MOST_GPUS} GPUs, and a number of nodes that divides them.")
+    if arguments.nodes > 1 and arguments.link is None:
+        raise InputError("--link: with several nodes, the link between them is needed, such as infiniband-hdr.")
+    inside = link.of_gpu(known)
+    between = None
+    if arguments.link is not None:
+        chosen = link.named(arguments.link, known)
+        assert chosen is not None
+        inside, between = (chosen, None) if arguments.nodes == 1 else (inside, chosen)
+    where = PlannedMachine(True, arguments.gpu, known, gpu.capacity(known, None), inside, between)
+    slowest = arguments.link or ("nvlink" if known.link.startswith("NVLink") else "pcie")
+    report = advise.of(workload, where, arguments.gpus, arguments.nodes, arguments.precision, slowest)
+    planner_table.advice(out, report)
+    out.remark("note: predictions by formula, not calibrated by runs; docs/planner.md says how far to trust them.")
+    out.document({"schema": 1, "strategies": report.ranked, "rules": report.rules})
+    return 0
+
+
+def that_fit_memory(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
+    """The plan without cells that certainly do not fit the memory of a GPU, each of which is named; all with --no-fit-check."""
+    if invocation.arguments.no_fit_check:
+        return planned
+    fitting, names = without_misfits_of_memory(planned)
+    for name in names:
+        needed, capacity = planned.predicted[name].memory_bytes, planned.predicted[name].capacity_bytes
+        assert needed is not None
+        assert capacity is not None
+        invocation.out.remark(
+            f"{name}: left out, because it needs at least {planner_table.size(needed.low)} of a GPU's "
+            f"{planner_table.size(capacity.high)}. To submit it all the same: --no-fit-check.",
+            style="yellow",
+        )
+    return fitting
+
+
+def scaled(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
+    """The cells of a plan on the numbers of GPUs of --scale-out, by name; None without it. Raises InputError."""
+    text: str | None = invocation.arguments.scale_out
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_GPUS for part in parts):
+        raise InputError(f"--scale-out: found {text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512.")
+    where = planned.source.where
+    earlier = calibration.of(plan_predictions.measured(invocation.workspace))
+    found: dict[str, list[ScaledCell]] = {}
+    for cell in planned.cells:
+        gpus = where.for_gpu_type(cell.gpu_type).gpus
+        per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
+        here = machine.of_cluster(where, cell.gpu_type)
+        several = [scale_out.extrapolate(cell, int(part), per_node, here, earlier) for part in parts]
+        found[cell.name()] = [one for one in several if one is not None]
+    return found

@@ -1,0 +1,131 @@
+"""The result of a rehearsal: memory, collectives and operations of one step, found without the hardware that a cell needs.
+
+``python -m trainers rehearse`` writes it (docs/rehearsal.md) and the planner reads it. Importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = 1
+
+Way = Literal["fake_tensors", "real_tensors"]
+"""How a step was rehearsed, always in one process with a process group that exchanges nothing.
+
+fake_tensors: tensors have shapes and no memory (torch's FakeTensorMode), so any size of model can be rehearsed.
+real_tensors: tensors have memory, so only a small model can be rehearsed as a whole; a large one is rehearsed at small depths.
+"""
+
+
+class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes of tensors on the device of one rank at one moment. The categories are those of the instrument `memory: categories`
+    (trainers/instruments/memory_timeline.py), so that a prediction and a measurement can be compared category by category.
+
+    No field contains memory outside tensors: the CUDA context, buffers of NCCL, and what the allocator rounds up or leaves
+    between blocks.
+    """
+
+    parameter: int
+    """The weights that the rank keeps from step to step."""
+    gathered: int
+    """Weights for computing: gathered from other ranks, or copied in 16 bits."""
+    gradient: int
+    """Gradients that the optimizer reads."""
+    optimizer_state: int
+    """The optimizer's state, such as momentum."""
+    master_parameter: int
+    """The optimizer's own copy of the weights."""
+    activation: int
+    """Results of forward, or of its recomputation, that are kept for backward."""
+    buffer: int
+    """Other memory that is kept from step to step: buckets for gradients, buffers of modules, the batch."""
+    temporary: int
+    """All other memory: intermediate results, gradients before the optimizer reads them, buffers of collectives."""
+
+    @property
+    def total(self) -> int:
+        """The sum of all categories, in bytes."""
+        return sum(msgspec.structs.astuple(self))
+
+
+class RehearsedCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A collective that a rank starts in each step. op, payload_bytes and ranks: as in trainers.communication.Call."""
+
+    op: str
+    """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send."""
+    payload_bytes: int
+    """S: the whole message. Of an all-gather its output, of a reduce-scatter its input."""
+    ranks: int
+    """The ranks of its group."""
+    times: float
+    """How often in one step; the mean if steps differ (trainers.strategy.Strategy.communication_period)."""
+
+
+class RehearsedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One step of one rank, after the first step has allocated the optimizer's state."""
+
+    rank: int
+    stands_for: int
+    """Number of ranks, this one included, whose memory and communication are alike. Together they are all ranks that train."""
+    peak_bytes: int
+    """The most bytes of tensors on the device at one moment: the sum of `at_peak`."""
+    at_peak: MemoryByCategory
+    kept: MemoryByCategory
+    """Between two steps."""
+    collectives: tuple[RehearsedCollective, ...] | None
+    """In no particular order; None if they cannot be counted."""
+    flops: float | None
+    """Floating-point operations of forward, backward and recomputation of one step on this rank; None if not counted."""
+
+
+class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="answer", tag="rehearsed"):
+    """One step of a cell, rehearsed."""
+
+    schema: int
+    cell: str
+    """The hash of the cell that was rehearsed. Cells that differ only in keys without influence on a step share an answer."""
+    world_size: int
+    ranks: tuple[RehearsedRank, ...]
+    """One for each kind of rank: one rank if all are alike, one per pipeline rank under pipeline parallelism."""
+    how: Way
+    device: Literal["cpu", "cuda"]
+    """The device whose operators were rehearsed. Operators of a CPU keep other intermediate results than those of a GPU."""
+    depths: tuple[int, int] | None
+    """The two numbers of blocks that were rehearsed and from which the cell's own number was extrapolated; None: its own."""
+    error_pct: float | None
+    """The largest error of peak_bytes that was measured for this way, in percent; None if it was never measured."""
+    error_from: str
+    """On which runs error_pct was measured; empty if it is None."""
+    remarks: tuple[str, ...]
+    """Sentences about what the rehearsal does not cover."""
+    seconds: float
+    """How long the rehearsal took."""
+
+    @property
+    def worst(self) -> RehearsedRank:
+        """The rank that needs the most memory."""
+        return max(self.ranks, key=lambda rank: rank.peak_bytes)
+
+
+class NotRehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="answer", tag="not_rehearsed"):
+    """The answer for a cell that cannot be rehearsed; a formula has to serve."""
+
+    schema: int
+    cell: str
+    """The hash of the cell."""
+    why: str
+    """The reason, as a sentence."""
+    seconds: float
+
+
+Answer = Rehearsed | NotRehearsed
+
+
+def decode(document: bytes) -> Answer:
+    """The answer of ``python -m trainers rehearse``. Raises msgspec.DecodeError for anything else, also of another schema."""
+    answer: Answer = msgspec.json.decode(document, type=Answer)
+    if answer.schema != SCHEMA:
+        raise msgspec.ValidationError(f"schema: found {answer.schema}. Allowed: {SCHEMA}.")
+    return answer

@@ -1,0 +1,254 @@
+"""The planner's memory: against arithmetic by hand, a study's table, and what autograd really saves."""
+
+import math
+
+import pytest
+import torch
+from support_long import LONG
+from support_planner import cell
+
+from jobs.planner import fit, gpu, memory, model_facts, pipeline_share, sharding
+from shardlab.cell import Optimizer
+from shardlab.prediction import PredictedRange, exactly
+from trainers import dtypes, menu
+from trainers.cast_weights import cast_weights
+from trainers.task import Batch
+
+GB = 1e9
+TRANSFORMERS = ("gpt2-tiny", "gpt2-large-tiny", "llm-1.3b-tiny", "llm-7b-tiny", "vit-tiny", "vit-b-32-tiny")
+COUNTED = sorted(model_facts.counted())
+LARGE = [name for name in COUNTED if not name.endswith("-tiny")]
+
+
+def states(one):
+    """The bytes of parameters, gradients, optimizer state and master copies when all gradients exist."""
+    facts = model_facts.of(one)
+    division = sharding.divide(one, facts.parameters)
+    found = memory.of(one, on_gpu=False).by_category
+    gradient = division.gradient_bytes * facts.parameters / division.gradient_ranks
+    kept = sum(found[name].likely for name in ("parameter", "optimizer_state", "master_parameter") if name in found)
+    return kept + gradient + division.whole_gradient_bytes * facts.parameters
+
+
+@pytest.mark.parametrize("workload", menu.workloads())
+def test_parameters_by_place_add_up_to_those_of_the_menu(workload):
+    facts = model_facts.of(cell(workload))
+    assert facts.parameters == menu.workload(workload).parameters
+    by_place = facts.blocks * facts.block_parameters + facts.front + facts.back - facts.tied
+    assert by_place == pytest.approx(facts.parameters, abs=100)  # of blocks of several sizes, the mean is rounded down
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_model_states_of_gpt2_large_with_adamw_in_fp32_are_16_bytes_a_parameter(strategy):
+    assert states(cell("gpt2-large", strategy)) == 16 * 774_030_080
+
+
+@pytest.mark.parametrize(("stage", "printed_gb"), [(0, 15.6), (1, 6.5), (2, 4.2), (3, 2.0)])
+def test_the_arithmetic_of_study_4s_table_of_zero(stage, printed_gb):
+    """1.3 B parameters on 8 GPUs: 2 bytes of weights, 2 of gradients and 8 of Adam per parameter, without a master copy."""
+    one = cell("llm-1.3b", f"zero{stage}", 8)
+    division = sharding.divide(one, 10**9)
+    ranks = (division.weight_ranks, division.gradient_ranks, division.optimizer_ranks)
+    assert ranks == ((1, 1, 1), (1, 1, 8), (1, 8, 8), (8, 8, 8))[stage]
+    parameters = 1.3e9
+    gigabytes = sum(parameters * size / over for size, over in zip((2, 2, 8), ranks, strict=True)) / GB
+    assert gigabytes == pytest.approx(printed_gb, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bytes_per_parameter"),
+    [
+        ("zero0", 2 + 4 + 8 + 4 + 2),  # bf16 weights, fp32 copy, Adam, gradients in fp32 and in bf16
+        ("zero1", 2 + (4 + 8) / 8 + 4 + 2),
+        ("zero2", 2 + (4 + 8 + 4) / 8),
+        ("zero3", (2 + 4 + 8 + 4) / 8),
+        ("fsdp2", (4 + 8 + 4) / 8),
+        ("fsdp1-shard-grad-op", (4 + 8 + 4) / 8),
+    ],
+)
+def test_states_in_mixed_precision_as_the_engines_keep_them(strategy, bytes_per_parameter):
+    one = cell("llm-1.3b", strategy, 8, precision="bf16")
+    assert states(one) == pytest.approx(bytes_per_parameter * 1_345_423_360)
+
+
+def test_fsdp_adds_up_whole_gradients_if_a_step_has_several_passes():
+    def gradient(passes):
+        return (
+            memory.of(cell("llm-1.3b", "fsdp2", 8, passes=passes, precision="bf16"), on_gpu=False)
+            .by_category["gradient"]
+            .likely
+        )
+
+    with_passes = gradient(2)
+    assert with_passes == pytest.approx(4 * 1_345_423_360 * (1 + 1 / 8))
+
+
+def _saved(workload, precision, micro, **options):
+    """Bytes that autograd saves in a forward pass and the loss, without weights: from torch's own hooks, on the meta device."""
+    one = cell(workload, "single", micro=micro, precision=precision, options={"data": "synthetic", **options})
+    task = menu.workload(workload).build(one, None)
+    on_meta = torch.device("meta") if "image_size" in one.options and workload.split("-")[0] != "vit" else torch.device("cpu")
+    with on_meta:
+        model = task.model().train()
+        if "image_size" in one.options:
+            size = one.options["image_size"]
+            inputs = torch.zeros(micro, 3, size, size)
+            targets = torch.zeros(micro, dtype=torch.int64)
+        else:
+            inputs = targets = torch.zeros(micro, one.seq_len, dtype=torch.int64)
+    saved, weights = {}, set()
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            saved[storage._cdata] = tensor  # held, so that no other storage gets its number
+        return tensor
+
+    device = torch.device("cpu")
+    with cast_weights(model, dtypes.cast_dtype(precision)), dtypes.autocast(precision, device):
+        held = [v for m in model.modules() for v in (*m._parameters.values(), *m._buffers.values()) if v is not None]
+        weights |= {value.untyped_storage()._cdata for value in held}
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            outputs = task.outputs(model, Batch(inputs=dtypes.as_inputs(inputs, precision), targets=targets))
+            if on_meta.type == "cpu":
+                task.criterion(outputs, targets)
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
+@pytest.mark.parametrize("workload", TRANSFORMERS)
+def test_saved_activations_of_transformers_are_what_autograd_saves(workload, precision):
+    facts = model_facts.of(cell(workload, "single", precision=precision))
+    saved, micro = facts.saved, 4
+    predicted = micro * (facts.blocks * (saved.block_whole + saved.block_split) + saved.head) + facts.blocks * saved.weights
+    error = predicted / _saved(workload, precision, micro) - 1
+    assert abs(error) < (0.08 if precision == "bf16-autocast" else 0.02), f"{error:.1%}"
+
+
+def test_unfused_gelu_saves_twelve_more_widths_a_token():
+    counted = _saved("gpt2-tiny", "fp32", 2, gelu="unfused") - _saved("gpt2-tiny", "fp32", 2)
+    assert counted == 2 * 64 * 4 * 12 * 64 * 4  # sequences, tokens, blocks, tensors of a width, width, bytes
+    one = model_facts.of(cell("gpt2-tiny", options={"gelu": "unfused"})).saved
+    assert one.block_split - model_facts.of(cell("gpt2-tiny")).saved.block_split == 64 * 12 * 64 * 4
+
+
+@pytest.mark.parametrize("workload", COUNTED if LONG else [name for name in COUNTED if name not in LARGE])
+def test_counted_networks_save_what_the_table_says(workload):
+    entry = model_facts.counted()[workload]
+    for precision, expected in (("fp32", entry.fp32), ("bf16", entry.half)):
+        per_image = (_saved(workload, precision, 4) - _saved(workload, precision, 2)) / 2
+        assert per_image == expected
+
+
+def test_every_network_without_a_formula_is_in_the_table():
+    known = {name for name in menu.workloads() if model_facts.of(cell(name)).kind == "unknown"}
+    assert not known
+
+
+@pytest.mark.parametrize(
+    ("keys", "rehearsed_mib"),
+    [  # one rank of 512, LLaMA 7B in bf16 with torch's FakeTensorMode and its fake process group: another program's numbers
+        ({"strategy": "fsdp2"}, 14_385),
+        ({"strategy": "fsdp2", "activation_checkpointing": "full"}, 3_571),
+        ({"strategy": "fsdp2-zero2"}, 25_864),
+        ({"strategy": "fsdp2-hsdp", "options": {"replicas": 64}}, 23_947),
+    ],
+)
+def test_the_7b_model_on_512_ranks_is_within_5_percent_of_its_rehearsal(keys, rehearsed_mib):
+    one = cell("llm-7b", gpus=512, nnodes=64, precision="bf16", **keys)
+    assert memory.of(one, on_gpu=False).bytes.likely / 2**20 == pytest.approx(rehearsed_mib, rel=0.05)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1-full-shard", "zero3"])
+def test_more_ranks_never_need_more_memory_under_full_sharding(strategy):
+    needed = [memory.of(cell("llm-1.3b", strategy, gpus, precision="bf16")).bytes for gpus in (2, 4, 8, 64, 512, 4096)]
+    assert [found.likely for found in needed] == sorted((found.likely for found in needed), reverse=True)
+
+
+@pytest.mark.parametrize("strategy", [name for name, one in menu.strategies().items() if one.degrees == ("dp",)])
+def test_every_range_is_ordered(strategy):
+    one = cell("gpt2-large", strategy, 4, precision="bf16", optimizer=Optimizer(name="sgd", lr=0.1))
+    found = memory.of(one)
+    for span in (*found.by_category.values(), found.bytes, found.tensors):
+        assert 0 <= span.low <= span.likely <= span.high
+    assert found.bytes.likely == pytest.approx(sum(span.likely for span in found.by_category.values()))
+
+
+def test_1f1b_keeps_fewer_activations_than_gpipe():
+    kept = {
+        name: memory.of(cell("gpt2", name, 4, pp=4, passes=16), on_gpu=False).by_category["activation"].likely
+        for name in ("pp-gpipe", "pp-1f1b")
+    }
+    assert kept["pp-1f1b"] < kept["pp-gpipe"] / 2
+    assert pipeline_share.kept_chunks("1f1b", 0, 4, 16) == 4
+    assert pipeline_share.kept_chunks("1f1b", 3, 4, 16) == 1
+    assert pipeline_share.kept_chunks("gpipe", 3, 4, 16) == 16
+
+
+def test_checkpointing_keeps_a_blocks_input_and_recomputes_one_block_at_a_time():
+    whole, checkpointed = (
+        memory.of(cell("llm-7b", "fsdp2", 512, precision="bf16", activation_checkpointing=which), on_gpu=False).by_category[
+            "activation"
+        ]
+        for which in ("none", "full")
+    )
+    inputs = 32 * 2048 * 4096 * 2
+    assert inputs < checkpointed.likely < inputs * 1.4  # and the head
+    assert whole.likely > 15 * checkpointed.likely
+
+
+def test_beside_tensors_there_are_three_terms_only_on_a_gpu():
+    one = cell("gpt2", "ddp", 2)
+    beside = memory.of(one).by_category.keys() - memory.of(one, on_gpu=False).by_category.keys()
+    assert beside == set(memory.BESIDE)
+    assert all(term.source for term in memory.terms().values())
+
+
+@pytest.mark.parametrize(
+    ("needed", "complete", "expected"),
+    [
+        ((10, 11, 12), True, "yes"),
+        ((70, 78, 90), True, "likely"),
+        ((70, 85, 90), True, "unlikely"),
+        ((81, 85, 90), True, "no"),
+        ((10, 11, 12), False, None),  # a lower bound proves only that a cell does not fit
+        ((81, 85, 90), False, "no"),
+    ],
+)
+def test_whether_a_cell_fits(needed, complete, expected):
+    assert fit.verdict(PredictedRange(*needed), PredictedRange(75, 79, 80), complete=complete) == expected
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1"])
+def test_the_largest_micro_batch_fits_and_the_next_does_not(strategy):
+    one, capacity = cell("gpt2-large", strategy, 8, precision="bf16"), exactly(80 * 2**30)
+    largest = fit.largest_micro_batch(one, capacity, on_gpu=True)
+    assert memory.of(one, micro_batch=largest).bytes.likely <= capacity.likely
+    assert memory.of(one, micro_batch=largest + 1).bytes.likely > capacity.likely
+
+
+def test_a_model_whose_states_do_not_fit_has_no_micro_batch():
+    assert fit.largest_micro_batch(cell("llm-7b", "ddp"), exactly(80 * 2**30), on_gpu=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "expected"),
+    [
+        ("a100", None, "NVIDIA (A100-SXM4-40GB|A100-SXM-40GB)"),
+        ("a100", 80, "NVIDIA (A100-SXM4-80GB|A100-SXM-80GB)"),
+        ("a10", None, "NVIDIA A10"),
+        ("h100-pcie", None, "NVIDIA H100 PCIe"),
+        ("NVIDIA H200", None, "NVIDIA H200"),
+        ("gpu", None, None),
+    ],
+)
+def test_a_gpu_is_found_by_the_name_that_slurm_or_nvml_has(name, memory_gib, expected):
+    found = gpu.find(name, memory_gib)
+    assert (found.name if found else None) == expected
+
+
+def test_resnet50_of_study_4_needs_what_it_assumes():
+    """5.8 GB with 64 images in fp32 and SGD without momentum."""
+    one = cell("resnet50", "ddp", micro=64, optimizer=Optimizer(name="sgd", lr=0.01, momentum=0.0))
+    assert memory.of(one, on_gpu=False).bytes.likely / GB == pytest.approx(5.8, rel=0.05)
+    assert math.isfinite(memory.of(one).bytes.high)
