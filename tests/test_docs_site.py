@@ -123,3 +123,15 @@ def test_commands_of_the_page_exist(page):
 
 def test_the_pages_have_commands():
     assert sum(len(commands(page)) for page in PAGES) > 60
+
+
+def test_lines_wrap_at_120_columns():
+    """Tables, output and generated pages have lines of any length."""
+    long = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]:
+        if page.name == "menus.md" or page.parent.name == "reference":
+            continue
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        prose = [line for line in text.splitlines() if not line.startswith(("|", "    "))]
+        long += [f"{page.name}: {line[:60]}" for line in prose if len(line) > 120]
+    assert long == []
