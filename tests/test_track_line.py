@@ -37,7 +37,12 @@ def test_a_run_is_logged_and_one_whose_tracker_fails_completes(bench):
     bench.run("jobs", "submit", "--matrix", name, "--wait", "--track", "tensorboard")
     (failed,) = [found for found in bench.folders() if found.run_id != folder.run_id]
     assert failed.judge().state == "completed"
-    assert [event.data["code"] for event in failed.events() if event.event == TRACKER_ENDED] == [1]
+    codes = [1]  # recorded after the state of the run is known, for which --wait waits
+
+    def ended_with() -> list[int]:
+        return [event.data["code"] for event in failed.events() if event.event == TRACKER_ENDED]
+
+    until(lambda: ended_with() == codes, "the end of its tracker", least_pause_s=0.5)
     assert str(bench.path / "track") in (failed.log / "tracker.log").read_text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +20,9 @@ VERSION = "brain.Event:2"  # the first event of every file: tensorflow/core/util
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
     """One event file of TensorBoard per run."""
     for run in tracked_run.runs(loaded, summary):
-        opened = EventFile(run, folder / "runs")
-        opened.log(run.points)
-        opened.end(run)
+        with contextlib.closing(EventFile(run, folder / "runs")) as opened:
+            opened.log(run.points)
+            opened.end(run)
 
 
 class EventFile:
@@ -33,11 +34,11 @@ class EventFile:
         path.parent.mkdir(parents=True)
         self._handle = path.open("wb")
         self._records = package("tensorboard.summary.writer.record_writer").RecordWriter(self._handle)
-        began_s, hparams = run.began_s or 0.0, package("tensorboard.plugins.hparams.summary_v2")
-        self._write(wall_time=began_s, file_version=VERSION)
-        known = {key: value for key, value in run.config.items() if isinstance(value, bool | int | float | str)}
-        self._write(wall_time=began_s, summary=hparams.hparams_pb(known, trial_id=run.id, start_time_secs=began_s))
-        self._records.flush()
+        try:
+            self._begin(run)
+        except OSError:
+            self.close()
+            raise
 
     def log(self, points: Sequence[TrackedStep]) -> None:
         """Each value at the moment and step of its point."""
@@ -51,7 +52,20 @@ class EventFile:
         self._write(wall_time=ended_s, step=0, summary=_scalars(metrics))
         self._write(wall_time=ended_s, summary=_end(run, ended_s))
         self._records.flush()
-        self._handle.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; what a full disk has no room for is lost."""
+        with contextlib.suppress(OSError):
+            self._handle.close()
+
+    def _begin(self, run: Tracked) -> None:
+        """Write the version of the format and the cell."""
+        began_s, hparams = run.began_s or 0.0, package("tensorboard.plugins.hparams.summary_v2")
+        self._write(wall_time=began_s, file_version=VERSION)
+        known = {key: value for key, value in run.config.items() if isinstance(value, bool | int | float | str)}
+        self._write(wall_time=began_s, summary=hparams.hparams_pb(known, trial_id=run.id, start_time_secs=began_s))
+        self._records.flush()
 
     def _write(self, **fields: Any) -> None:
         self._records.write(self._event(**fields).SerializeToString())

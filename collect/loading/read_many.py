@@ -34,8 +34,9 @@ AT_ONCE = 50_000  # step records and samples that become frames at once: as reco
 MANY = 2_000  # runs; half of them are read in the time that another process needs to start
 PART = 100  # runs of an answer: few, so that Ctrl-C waits for little, and a pipe has room for the ids that are asked for
 MOST = 4  # processes; this process receives the answers of all of them
-# There is no room for another process or for its answer, or a value has no place in a message: more than 64 bits, or no UTF-8.
-_UNANSWERED = (BrokenProcessPool, OSError, MemoryError, OverflowError, UnicodeError)
+# There is no room for another process or for its answer; a value has no place in a message (more than 64 bits, or no UTF-8);
+# or a process died while the next one was started, so that the pool closed a pipe of the next one (ValueError).
+_UNANSWERED = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueError)
 
 Packed = list[bytes]  # a batch of runs: the runs with their coverage, then three frames of steps and four of samples
 
