@@ -22,11 +22,10 @@ from jobs.resolve import Capacity, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from jobs.slurm import allocation, share
 from jobs.slurm.share import Share
-from shardlab import host, inventory, matrix, workspace_trust
+from shardlab import host, inventory, login_node, matrix, workspace_trust
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
-from shardlab.login_node import is_login_node
 from shardlab.matrix import Matrix
 from shardlab.prediction import Prediction
 from shardlab.rundir import RunDir
@@ -232,11 +231,8 @@ def must_train_here(source: render.RenderContext, *, here: bool) -> None:
 
     Raises InputError if it is a login node, and MissingExtra if torch is not installed on it.
     """
-    if source.scheduler == "local" and not here and is_login_node():
-        raise InputError(
-            "this machine is a login node of a Slurm cluster (sinfo answers, and this process is in no job). Training here "
-            "would disturb other users. To use Slurm, run: provision init > cluster.yaml. To train here all the same: --here."
-        )
+    if source.scheduler == "local":
+        login_node.must_not_be(here=here)
     if source.scheduler == "local" and find_spec("torch") is None:
         raise MissingExtra("trainers", "training on this machine", "torch")
 

@@ -23,7 +23,7 @@ from provision.plan import BEGUN, MACHINE, OperationStep, converge
 from provision.provider import Confirmation, Provider, ToCreate
 from provision.provider import provider as load_provider
 from provision.verify import Finding, verified, verify
-from shardlab import cluster, console, workspace_trust
+from shardlab import cluster, console, login_node, workspace_trust
 from shardlab.cluster import Cluster
 from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError, UnknownName
@@ -111,6 +111,8 @@ def _parser() -> console.Parser:
     parser.add_argument(
         "--profile", action="store_true", help="request: print a profile (a script for geni-lib) instead of an RSpec"
     )
+    here_help = "with provider local: check this machine although it is a login node of a Slurm cluster"
+    parser.add_argument("--here", action="store_true", help=here_help)
     parser.add_argument("--hours", type=_count, metavar="N", help="extend: hours to ask for")
     parser.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
     parser.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
@@ -160,6 +162,8 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     provider = load_provider(described.provider)
     if verb == "request":
         return _request(output, file, described, workspace, provider, profile=arguments.profile)
+    if provider.name == "local" and verb in ("apply", "verify"):  # the checks start two ranks
+        login_node.must_not_be(here=arguments.here)
     present = described
     if provider.present is not None and verb not in BY_PROVIDER:
         found = provider.present(described, workspace)

@@ -62,6 +62,14 @@ def test_training_on_a_login_node_needs_the_option_here(client, tmp_path, monkey
         plan.must_train_here(source, here=False)
 
 
+@pytest.mark.parametrize("verb", ["apply", "verify"])
+def test_provision_starts_no_ranks_on_a_login_node(verb, client, tmp_path, capsys):
+    (tmp_path / "cluster.yaml").write_text("schema: 1\nname: here\nprovider: local\n")
+    assert provision_cli.main([str(tmp_path / "cluster.yaml"), verb, "--workspace", str(tmp_path)]) == 2
+    assert "To train here all the same: --here." in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "bin"] == ["cluster.yaml"]
+
+
 def invocation(tmp_path: Path, *words: str) -> Invocation:
     text = SITE.replace("SHARED", str(tmp_path / "shared"))
     (tmp_path / "cluster.yaml").write_text(text)
