@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "request", metavar="FILE", help="JSON with a resolved `cell`, such as a run's run.json; -: standard input"
     )
     rehearse.add_argument("--full-depth", action="store_true", help="rehearse a deep model as it is, without extrapolation")
-    rehearse.add_argument("--cache", type=Path, metavar="FOLDER", help="a folder with earlier answers, which is used and filled")
+    rehearse.add_argument("--cache", type=Path, metavar="FOLDER", help="a folder with earlier answers; new ones are added")
     given = parser.parse_args(arguments)
     if given.verb == "rehearse":
         file = None if given.request == "-" else Path(given.request)

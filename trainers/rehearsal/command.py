@@ -1,4 +1,4 @@
-"""``python -m trainers rehearse``: reads a request, looks into the cache, and writes the answer. Imports torch only if it has to."""
+"""``python -m trainers rehearse``: reads a request and writes the answer. torch is imported only if the cache has no answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from shardlab import files, rehearsed
 from shardlab.errors import InputError
-from shardlab.rehearsed import Answer, Rehearsed, RehearsalRequest
+from shardlab.rehearsed import Answer, RehearsalRequest, Rehearsed
 from trainers import menu
 
 
@@ -42,8 +42,8 @@ def _read(file: Path | None) -> RehearsalRequest:
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}.") from error
     except msgspec.DecodeError as error:
-        where = "standard input" if file is None else file
-        raise InputError(f"{where}: no request: {error}. Needed: JSON with a resolved `cell`, such as a run's run.json.") from error
+        where, needed = file or "standard input", "JSON with a resolved `cell`, such as a run's run.json"
+        raise InputError(f"{where}: no request: {error}. Allowed: {needed}.") from error
 
 
 def _keep_for_answer() -> int:

@@ -32,11 +32,12 @@ class CountedStep(NamedTuple):
 
     peaks: bytes by category at the peak of each section of the step: forward, the first and the second half of backward, and
     what comes after it. The step's own peak is the largest of these. kept: bytes by category after the step.
+    calls: the collectives and how often each started.
     """
 
     peaks: dict[str, Memory]
     kept: Memory
-    calls: Counter[Call]
+    calls: list[tuple[Call, int]]
     flops: float
 
 
@@ -49,7 +50,7 @@ def count(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep
         engine.update()
     assert isinstance(memory.log, _SectionLog)
     peaks, kept = _peaks(memory.log, memory.category)
-    return CountedStep(peaks, kept, Counter(calls), float(operations.flops))
+    return CountedStep(peaks, kept, list(Counter(calls).items()), float(operations.flops))
 
 
 class _SectionLog(StorageLog):
@@ -85,7 +86,7 @@ def _peaks(log: _SectionLog, category: Callable[[int], str]) -> tuple[dict[str, 
     return peaks, now
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the floating-point operations of matrix products, convolutions and attention, by the formulas of torch.
 
     torch's own FlopCounterMode counts those of all ranks if a tensor is split over ranks (DTensor), and keeps activations alive

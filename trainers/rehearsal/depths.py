@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Mapping
 from typing import cast
 
 import msgspec
@@ -15,7 +15,10 @@ from trainers.communication import Call
 from trainers.rehearsal.counted_step import CountedStep, Memory
 
 WHOLE = 12  # blocks per rank up to which a model is rehearsed at its own depth
-LEAST, MORE = 4, 2  # blocks per rank at the smaller depth, of which not all are first or last ones, and how many more at the other
+LEAST, MORE = (
+    4,
+    2,
+)  # blocks per rank at the smaller depth, of which not all are first or last ones, and how many more at the other
 
 
 def blocks_option(cell: Cell) -> str | None:
@@ -55,8 +58,9 @@ def at_depth(cell: Cell, blocks: int) -> Cell:
 class Line:
     """The straight line through the values at two depths, at the cell's own depth."""
 
-    def __init__(self, depths: tuple[int, int], blocks: int) -> None:
+    def __init__(self, depths: tuple[int, int], cell: Cell) -> None:
         low, high = depths
+        blocks = cast("int", cell.options[blocks_option(cell) or ""])
         self._further = (blocks - high) / (high - low)
 
     def at(self, low: float, high: float) -> float:
@@ -73,11 +77,11 @@ class Line:
         peaks = {section: self.memory(low.peaks[section], high.peaks[section]) for section in sections}
         return CountedStep(peaks, self.memory(low.kept, high.kept), high.calls, self.at(low.flops, high.flops))
 
-    def collectives(self, low: Counter[Call], high: Counter[Call]) -> tuple[RehearsedCollective, ...]:
-        """If both depths have the same messages, their number is extrapolated. Else messages are buckets of several blocks: then
-        the number and the sum of messages of an operation are extrapolated, and all have the mean size."""
+    def collectives(self, low: dict[Call, int], high: dict[Call, int]) -> tuple[RehearsedCollective, ...]:
+        """If both depths have the same messages, their number is extrapolated. Else messages are buckets of several blocks:
+        then the number and the sum of messages of an operation are extrapolated, and all have the mean size."""
         if low.keys() == high.keys():
-            return as_collectives({call: self.at(low[call], high[call]) for call in high})
+            return as_collectives({call: self.at(low[call], times) for call, times in high.items()})
         summed: dict[Call, float] = {}
         for op, ranks in {(call.op, call.ranks) for call in high}:
             times, nbytes = (self.at(count(low, op, ranks), count(high, op, ranks)) for count in (_times, _bytes))
@@ -86,15 +90,15 @@ class Line:
         return as_collectives(summed)
 
 
-def as_collectives(calls: dict[Call, float]) -> tuple[RehearsedCollective, ...]:
+def as_collectives(calls: Mapping[Call, float]) -> tuple[RehearsedCollective, ...]:
     """The collectives of a step with how often each starts."""
     ordered = sorted(calls.items(), key=lambda item: (item[0].op, item[0].ranks, item[0].payload_bytes))
     return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in ordered if times)
 
 
-def _times(calls: Counter[Call], op: str, ranks: int) -> float:
+def _times(calls: dict[Call, int], op: str, ranks: int) -> float:
     return float(sum(times for call, times in calls.items() if (call.op, call.ranks) == (op, ranks)))
 
 
-def _bytes(calls: Counter[Call], op: str, ranks: int) -> float:
+def _bytes(calls: dict[Call, int], op: str, ranks: int) -> float:
     return float(sum(call.payload_bytes * times for call, times in calls.items() if (call.op, call.ranks) == (op, ranks)))

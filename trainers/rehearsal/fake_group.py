@@ -6,7 +6,6 @@ pipeline stages would tell each other. What it uses of torch's private parts sta
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,13 +14,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import _flat_param
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta, extract_tensor_meta
 from torch.nn.parallel import DistributedDataParallel, distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainers.parallel.schedule import Stage
 from trainers.ranks import Ranks
-from trainers.rehearsal.fake_tensors import real_integers, real_tensors
+from trainers.rehearsal.fake_tensors import RealIntegers, real_tensors
 
 
 class FakeRanks(Ranks):
@@ -53,20 +54,38 @@ def fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
             _replaced(dist, "new_group", _new_group),
             # DistributedDataParallel's check of shapes reads, in C++, memory that fake tensors do not have.
             _replaced(DistributedDataParallel, "_pre_forward", _pre_forward),
+            # Fake tensors all have the address 0, by which FSDP1 tells whether one has memory.
+            _replaced(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
+            _replaced(_flat_param, "_same_storage", _same_storage),
+            _replaced(_fsdp_param, "_chunk_with_empty", _Chunks),
             _replaced(distributed, "_verify_param_shape_across_processes", lambda *_: None),
         ):
             yield FakeRanks(rank, world_size)
     finally:
         dist.destroy_process_group()
-        _forget()
 
 
-def _forget() -> None:
-    """Have DeepSpeed, if it is imported, look for the process group anew."""
-    if "deepspeed" in sys.modules:
-        sys.modules["deepspeed.comm.comm"].cdb = None  # type: ignore[attr-defined]
-        for name in ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP"):
-            setattr(sys.modules["deepspeed.utils.groups"], name, None)
+class _Chunks(Sequence[torch.Tensor]):
+    """A tensor in chunks, as FSDP2 makes them, of which only those that are used exist: FSDP2 cuts each parameter into a chunk
+    for each rank and uses two of them, which took most of the time with hundreds of ranks."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, num_chunks, dim
+        self._size = -(-tensor.size(dim) // num_chunks)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        begin = index * self._size
+        size = min(self._size, self._tensor.size(self._dim) - begin)
+        return self._tensor.narrow(self._dim, begin, size) if size > 0 else self._tensor.new_empty(0)
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors, or the local parts of DTensors, share memory."""
+    first, second = (getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in (one, other))
+    return bool(first._cdata == second._cdata)
 
 
 _real_all_reduce, _real_new_group = dist.all_reduce, dist.new_group
@@ -83,7 +102,7 @@ class _Done:
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that has the result; the futures of the backend `fake` have none."""
-        future = torch.futures.Future[list[torch.Tensor]]()  # type: ignore[no-untyped-call]
+        future = torch.futures.Future[list[torch.Tensor]]()
         future.set_result(self._results)
         return future
 
@@ -99,8 +118,8 @@ def _new_group(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
 
 
 def give_hook(model: object) -> None:
-    """Give a DistributedDataParallel that has no communication hook one that does the same as none: without a hook, its C++ part
-    waits for a result that the backend `fake` does not give."""
+    """Give a DistributedDataParallel without a communication hook a hook that does the same: without a hook, its C++ part waits
+    for a result that the backend `fake` does not give."""
     if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
         model.register_comm_hook(None, _averaging_hook)
 
@@ -111,7 +130,7 @@ def _averaging_hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP wants its
 
 def _averaged(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     _all_reduce(buffer)
-    future = torch.futures.Future[torch.Tensor]()  # type: ignore[no-untyped-call]
+    future = torch.futures.Future[torch.Tensor]()
     future.set_result(buffer)
     return future
 
@@ -120,14 +139,14 @@ _real_pre_forward = DistributedDataParallel._pre_forward
 
 
 def _pre_forward(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-    with real_integers():  # in which its C++ part compares the order of gradients among ranks
+    with RealIntegers():  # type: ignore[no-untyped-call] # in which its C++ part compares the order of gradients among ranks
         return _real_pre_forward(model, *args, **kwargs)
 
 
 @contextmanager
 def neighbours(hidden: Callable[[], torch.Tensor]) -> Iterator[None]:
-    """Pipeline stages on other ranks say in the `with` block that they send and expect tensors like `hidden()`, the hidden state
-    of a micro-batch between two blocks."""
+    """Pipeline stages on other ranks say in the `with` block that they send and expect tensors like `hidden()`, the hidden
+    state of a micro-batch between two blocks."""
 
     def told(stage: Stage, source: int) -> Any:
         state = hidden()

@@ -36,8 +36,8 @@ real_tensors = unset_fake_temporarily
 """A context in which new tensors are real again, inside `fake_tensors`."""
 
 
-class _RealNumbers(TorchDispatchMode):
-    """Computes with real tensors as usual, and gives a number where one is read from a fake tensor."""
+class _RealNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes with real tensors as usual, and gives a zero where a number is read from a fake tensor."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
@@ -52,7 +52,7 @@ class _RealNumbers(TorchDispatchMode):
         return operator(*args, **named)
 
 
-class real_integers(TorchDispatchMode):  # noqa: N801 - a context, as `real_tensors`
+class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """New tensors of integers are real in this context, inside `fake_tensors`."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,17 +65,17 @@ class real_integers(TorchDispatchMode):  # noqa: N801 - a context, as `real_tens
 
 
 def _number(dtype: torch.dtype) -> float | int | bool:
-    """What a rehearsal reads from a fake tensor: 1.0, 0 or False, so that no loss is NaN and no gradient has overflowed."""
+    """What a rehearsal reads from a fake tensor: a zero, so that no gradient has overflowed."""
     if dtype is torch.bool:
         return False
-    return 1.0 if dtype.is_floating_point else 0
+    return 0.0 if dtype.is_floating_point else 0
 
 
 def _apply(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
     """nn.Module._apply, which changes the data of fake parameters instead of swapping them (torch 2.13 fails at this, because
     a fake tensor is referred to weakly by its mode)."""
     for child in module.children() if recurse else ():
-        child._apply(fn)
+        child._apply(fn)  # type: ignore[no-untyped-call]
     for name, parameter in module._parameters.items():
         if parameter is None:
             continue

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from shardlab.cell import Cell
-from shardlab.rehearsed import SCHEMA, Answer, MemoryByCategory, NotRehearsed, Rehearsed, RehearsedRank
+from shardlab.rehearsed import SCHEMA, Answer, MemoryByCategory, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
 from trainers import dtypes, menu
 from trainers.instruments.timing import clock_for
 from trainers.process import sentence
-from trainers.rehearsal import counted_step, depths
+from trainers.rehearsal import counted_step, depths, fork_steps
 from trainers.rehearsal.counted_step import CountedStep
 from trainers.rehearsal.fake_group import FakeRanks, fake_group, give_hook, neighbours
 from trainers.rehearsal.fake_tensors import fake_tensors
@@ -43,7 +43,7 @@ def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
             return NotRehearsed(SCHEMA, cell.hash(), why, time.perf_counter() - began)
         rehearsed, remarks = substitute(cell)
         chosen = None if full_depth else depths.two_depths(rehearsed)
-        ranks = tuple(_rank(rehearsed, data_path, rank, alike, chosen) for rank, alike in _kinds(cell))
+        ranks = _ranks(rehearsed, data_path, chosen)
     except Exception as error:  # noqa: BLE001 - a library that does not run on fake tensors; a formula serves then
         traceback.print_exception(error)
         return NotRehearsed(SCHEMA, cell.hash(), f"the rehearsal failed: {sentence(error)}", time.perf_counter() - began)
@@ -63,23 +63,29 @@ def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
 
 
 def _kinds(cell: Cell) -> list[tuple[int, int]]:
-    """(rank, number of ranks like it): one rank for each stage of the pipeline. Of ranks that share the parameters of a stage the
-    first has the largest part. Parameter servers use no GPU and are left out."""
+    """(rank, number of ranks like it): one rank for each stage of the pipeline. Of ranks that share the parameters of a stage,
+    the first has the largest part. Parameter servers use no GPU and are left out."""
     alike = cell.gpus // cell.pp
     return [(stage * alike, alike) for stage in range(cell.pp)]
 
 
-def _rank(cell: Cell, data_path: Path, rank: int, alike: int, two: tuple[int, int] | None) -> RehearsedRank:
-    """The answer for one kind of rank."""
-    with fake_group(rank, cell.world_size) as ranks:
-        if two is None:
-            step = counted(cell, data_path, ranks)
-            collectives = depths.as_collectives(dict(step.calls))
-        else:
-            low, high = (counted(depths.at_depth(cell, blocks), data_path, ranks) for blocks in two)
-            name = depths.blocks_option(cell)
-            line = depths.Line(two, int(cell.options[name or ""] or 0))
-            step, collectives = line.step(low, high), line.collectives(low.calls, high.calls)
+def _ranks(cell: Cell, data_path: Path, two: tuple[int, int] | None) -> tuple[RehearsedRank, ...]:
+    """The answer for each kind of rank. two: the depths to extrapolate from, or None."""
+    kinds = _kinds(cell)
+    cells = [cell] if two is None else [depths.at_depth(cell, blocks) for blocks in two]
+    steps = fork_steps.each([partial(_step, shallow, data_path, rank) for rank, _ in kinds for shallow in cells])
+    if two is None:
+        done = [(step, depths.as_collectives(dict(step.calls))) for step in steps]
+    else:
+        line = depths.Line(two, cell)
+        pairs = zip(steps[::2], steps[1::2], strict=True)
+        done = [(line.step(low, high), line.collectives(dict(low.calls), dict(high.calls))) for low, high in pairs]
+    return tuple(
+        _answer(rank, alike, step, collectives) for (rank, alike), (step, collectives) in zip(kinds, done, strict=True)
+    )
+
+
+def _answer(rank: int, alike: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]) -> RehearsedRank:
     peak = max(step.peaks.values(), key=lambda memory: sum(memory.values()))
     return RehearsedRank(
         rank=rank,
@@ -90,6 +96,12 @@ def _rank(cell: Cell, data_path: Path, rank: int, alike: int, two: tuple[int, in
         collectives=collectives,
         flops=step.flops,
     )
+
+
+def _step(cell: Cell, data_path: Path, rank: int) -> CountedStep:
+    """A step of a rank."""
+    with fake_group(rank, cell.world_size) as ranks:
+        return counted(cell, data_path, ranks)
 
 
 def counted(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
@@ -104,10 +116,7 @@ def counted(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
             clock.start()
             engine.forward_backward(batches, clock)
             engine.update()
-        step = counted_step.count(engine, batches, clock)
-    del engine
-    gc.collect()  # modules and their hooks refer to each other
-    return step
+        return counted_step.count(engine, batches, clock)
 
 
 def _batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:

@@ -34,7 +34,8 @@ def why_not(cell: Cell) -> str | None:
 
 def substitute(cell: Cell) -> tuple[Cell, list[str]]:
     """(the cell as it is rehearsed, sentences about what differs from the cell)."""
-    remarks, changes = [], {}
+    remarks: list[str] = []
+    changes: dict[str, object] = {}
     if cell.compile:
         changes["compile"] = False
         remarks.append("rehearsed without torch.compile, which fuses operators and keeps fewer activations.")
