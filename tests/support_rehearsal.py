@@ -1,8 +1,9 @@
-"""Real runs that a rehearsal is compared with: forked ranks over gloo, whose memory torch's profiler counts.
+"""Real steps that a rehearsal is compared with, and the rehearsals, all in one process that imports torch once.
 
-The profiler reports each allocation and release of torch's CPU allocator, also those inside operators. It shares no code with
-a rehearsal, which follows the storages of tensors. Memory that gloo takes inside its collectives is left out: NCCL has buffers
-of its own instead, and how long gloo keeps its copies depends on when its threads run.
+Collectives: forked ranks over gloo. Memory: a step of one rank with real tensors, whose memory torch's profiler counts. The
+profiler reports each allocation and release of torch's CPU allocator, also those inside operators, and shares no code with a
+rehearsal, which follows the storages of tensors. The collectives of this step exchange nothing, because gloo takes memory of
+its own, and how long it keeps that memory depends on when its threads run.
 """
 
 import json
@@ -15,16 +16,16 @@ from pathlib import Path
 import msgspec
 from support_line import HANG_S
 
-# As many steps before the last one as make a step like the next; the rehearsal has a list of its own.
-STEPS = 5
+from shardlab import rehearsed
 
-# Reads cells from standard input. Prints for each cell one line per rank: the peak of the last step in bytes, without what was
-# in use before the engine was built, and the collectives of a further step.
-REAL_RANKS = """
-import bisect, json, os, signal, sys, tempfile, traceback
+# Reads lines of JSON: a cell, what is measured for real ("memory", "collectives" or "nothing"), and whether the rehearsal has
+# its full depth. Prints for each cell the answer of the rehearsal and, for each of its ranks, the measurement.
+SCRIPT = """
+import json, os, signal, sys, tempfile, traceback
 from collections import Counter
 from pathlib import Path
-sys.path.insert(0, "TESTS")
+out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # for what libraries say
 import msgspec, torch
 from shardlab.cell import Cell
 from trainers import communication, menu
@@ -37,76 +38,68 @@ import deepspeed, transformers
 import deepspeed.runtime.zero.muon.original_muon
 from torch.profiler import ProfilerActivity, profile, record_function
 import numpy as np
-torch.manual_seed(1)
+from trainers.rehearsal import rehearse
+from trainers.rehearsal.fake_group import fake_group, give_hook, neighbours
 
-def rank(number, store, cell):
-    import torch.distributed as dist
-    ranks = Ranks(Rank(number, number, cell.world_size, store, False, cell.world_size), cell.servers)
-    strategy = menu.strategy(cell.strategy)
-    task = menu.workload_of(cell).build(cell, Path("DATA"))
-    if strategy.servers and number >= cell.gpus:
-        strategy.build_server(cell, task, ranks).serve()
-        return None
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        engine, clock = strategy.build(cell, task, ranks), clock_for(ranks.device)
+STEPS = 5  # before the last one; more than any strategy needs until one step is like the next
+
+class Stepper:
+    def __init__(self, cell, ranks):
+        self.strategy, self.task = menu.strategy(cell.strategy), menu.workload_of(cell).build(cell, Path(DATA))
+        self.engine, self.clock = self.strategy.build(cell, self.task, ranks), clock_for(ranks.device)
+        give_hook(self.engine.model if ranks.backend == "fake" else None)
         items = np.arange(cell.micro_batch_size)
-        batches = [task.fetch(items, ranks.device) for _ in range(cell.gradient_accumulation_steps)]
-        for step in range(STEPS):
-            with record_function(f"step {step}"):
-                clock.start()
-                engine.forward_backward(batches, clock)
-                engine.update()
-    peak = peak_of(profiled)
-    clock.start()
-    with communication.counting() as calls:
-        engine.forward_backward(batches, clock)
-        engine.update()
-    engine.close()
-    found = Counter((call.op, call.payload_bytes, call.ranks) for call in calls)
-    return [peak, sorted([*key, times] for key, times in found.items())]
+        self.batches = [self.task.fetch(items, ranks.device) for _ in range(cell.gradient_accumulation_steps)]
 
-def peak_of(profiled):
-    file = tempfile.mktemp(suffix=".json")
-    profiled.export_chrome_trace(file)
-    events = json.loads(Path(file).read_text())["traceEvents"]
-    os.unlink(file)
-    last = next(event for event in events if event.get("name") == f"step {STEPS - 1}" and event["ph"] == "X")
-    main = last["tid"]
-    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events
-                   if e["ph"] == "X" and e["name"].startswith("c10d::") and e["tid"] == main)
-    begins = [begin for begin, _ in spans]
-    changes = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: (e["ts"], e["args"]["Ev Idx"]))
-    live, peak, of_gloo = 0, 0, set()
-    for change in changes:
-        at, nbytes, address = change["ts"], change["args"]["Bytes"], change["args"]["Addr"]
-        if nbytes > 0:
-            place = bisect.bisect_right(begins, at) - 1
-            if change["tid"] != main or (place >= 0 and at <= spans[place][1]):
-                of_gloo.add(address)
-                continue
-        elif address in of_gloo:
-            of_gloo.discard(address)
-            continue
-        live += nbytes
-        if last["ts"] <= at <= last["ts"] + last["dur"]:
+    def step(self):
+        self.clock.start()
+        self.engine.forward_backward(self.batches, self.clock)
+        self.engine.update()
+
+def collectives(cell, number, store):
+    ranks = Ranks(Rank(number, number, cell.world_size, store, False, cell.world_size), cell.servers)
+    if number >= cell.gpus:
+        menu.strategy(cell.strategy).build_server(
+            cell, menu.workload_of(cell).build(cell, Path(DATA)), ranks).serve()
+        return None
+    stepper = Stepper(cell, ranks)
+    for _ in range(STEPS):
+        stepper.step()
+    with communication.counting() as calls:
+        stepper.step()
+    stepper.engine.close()
+    found = Counter((call.op, call.payload_bytes, call.ranks) for call in calls)
+    return sorted([*key, times] for key, times in found.items())
+
+def memory(cell, number, _):
+    allocations = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with fake_group(number, cell.world_size) as ranks, allocations as profiled:
+        with neighbours(lambda: rehearse._hidden(cell, menu.workload_of(cell).build(cell, Path(DATA)))):
+            stepper = Stepper(cell, ranks)
+            for _ in range(STEPS):
+                stepper.step()
+            with record_function("the last step"):
+                stepper.step()
+    events = list(profiled.profiler.kineto_results.events())
+    last = next(event for event in events if event.name() == "the last step")
+    live = peak = 0
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        if last.start_ns() <= event.start_ns() <= last.end_ns():
             peak = max(peak, live)
     return peak
 
-for line in sys.stdin:
-    cell = msgspec.json.decode(line, type=Cell)
-    folder = tempfile.mkdtemp()
-    children = set()
-    for number in range(cell.world_size):
+def forked(measure, cell, numbers):
+    folder, children = tempfile.mkdtemp(), set()
+    for number in numbers:
         if (child := os.fork()) == 0:
             code = 1
             try:
-                found = rank(number, folder + "/store", cell)
-                Path(folder, str(number)).write_text(json.dumps(found))
+                Path(folder, str(number)).write_text(json.dumps(measure(cell, number, folder + "/store")))
                 code = 0
             except BaseException:
                 traceback.print_exc()
             finally:
-                sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
         children.add(child)
@@ -117,18 +110,31 @@ for line in sys.stdin:
             for other in children:
                 os.kill(other, signal.SIGKILL)
             sys.exit(1)
-    print("RANKS", json.dumps([json.loads(Path(folder, str(n)).read_text()) for n in range(cell.world_size)]), flush=True)
+    return [json.loads(Path(folder, str(number)).read_text()) for number in numbers]
+
+for line in sys.stdin:
+    cell, real, full_depth = msgspec.convert(json.loads(line), type=tuple[Cell, str, bool])
+    answer = rehearse.rehearse(cell, Path(DATA), full_depth=full_depth)
+    measured = None
+    if real == "memory":
+        measured = forked(memory, cell, [rank.rank for rank in answer.ranks])
+    elif real == "collectives":
+        every = forked(collectives, cell, range(cell.world_size))
+        measured = [every[rank.rank] for rank in answer.ranks]
+    out.write(json.dumps([msgspec.to_builtins(answer), measured]) + chr(10))
+    out.flush()
 """
 
 
-def real(cells):
-    """For each cell the list over its ranks of (peak bytes, collectives as [op, payload_bytes, ranks, times])."""
-    code = REAL_RANKS.replace("TESTS", str(Path(__file__).parent)).replace("DATA", tempfile.mkdtemp())
-    code = code.replace("STEPS", str(STEPS))
+def rehearse(asked):
+    """For each (cell, what to measure, whether at full depth): (the answer, the measurement for each of its ranks or None)."""
+    code = SCRIPT.replace("DATA", repr(tempfile.mkdtemp()))
     done = subprocess.run(
-        [sys.executable, "-c", code], input=b"\n".join(map(msgspec.json.encode, cells)), capture_output=True, check=False,
-        timeout=HANG_S, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        [sys.executable, "-W", "ignore", "-c", code], input=b"\n".join(map(msgspec.json.encode, asked)), capture_output=True,
+        check=False, timeout=HANG_S, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        cwd=Path(__file__).parent.parent,
     )  # fmt: skip
-    lines = [json.loads(line.removeprefix(b"RANKS ")) for line in done.stdout.splitlines() if line.startswith(b"RANKS ")]
-    assert len(lines) == len(cells), done.stderr.decode()[-3000:]
-    return lines
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(asked), done.stderr.decode()[-3000:]
+    decoded = map(json.loads, lines)
+    return [(rehearsed.decode(msgspec.json.encode(answer)), measured) for answer, measured in decoded]

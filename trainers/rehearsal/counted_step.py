@@ -16,7 +16,7 @@ from trainers.communication import Call
 from trainers.instruments.memory_timeline import CATEGORIES
 from trainers.instruments.step_memory import StepMemory
 from trainers.instruments.storages import StorageLog
-from trainers.rehearsal.fake_tensors import DEVICE
+from trainers.rehearsal.fake_tensors import DEVICE, alive
 
 if TYPE_CHECKING:
     from trainers.engine import Engine
@@ -44,6 +44,8 @@ class CountedStep(NamedTuple):
 def count(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep:
     """Make the step on fake tensors. The optimizer's state must have been allocated by earlier steps."""
     memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
+    for tensor in alive():
+        memory.log.find(tensor)  # also what no operator of the step reads, or what the step replaces
     clock.start()
     with memory, operations, communication.counting() as calls:
         engine.forward_backward(batches, clock)

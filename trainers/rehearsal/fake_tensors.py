@@ -7,6 +7,7 @@ refuses fake parameters.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +31,12 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
             yield mode
     finally:
         nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def alive() -> list[FakeTensor]:
+    """All fake tensors that exist and would have memory."""
+    gc.collect()  # tensors in cycles would be freed at some later moment
+    return [found for found in gc.get_objects() if issubclass(type(found), FakeTensor) and found.device.type != "meta"]
 
 
 real_tensors = unset_fake_temporarily
