@@ -1,4 +1,8 @@
-"""A node whose /etc, /root and mounts are its own, and whose tools are this machine's: changes are real, and stay in it."""
+"""A stand-in of a node for tests: a process on this machine with its own mount namespace.
+
+The process has its own /etc, /root and mounts, and uses the tools of this machine. An operation of `provision` makes real
+changes there, and the changes do not reach the rest of this machine.
+"""
 
 import os
 import subprocess
@@ -23,7 +27,7 @@ exec sleep 600
 
 
 def why_not() -> str | None:
-    """Why this machine cannot carry one, in a line."""
+    """Why this machine cannot run such a node, in one line; None if it can."""
     if os.geteuid() != 0:
         return "a node aside needs root"
     done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
@@ -31,7 +35,7 @@ def why_not() -> str | None:
 
 
 class Aside:
-    """See Node."""
+    """A node in its own mount namespace, with the methods of `provision`'s class Node."""
 
     port, user, wheelhouse, python, may_sudo = None, None, None, "python3", True
 
@@ -60,7 +64,7 @@ class Aside:
 
 
 def settle(operation, site, target) -> list[str]:
-    """Plan and make it so; what the changes say. Then a second plan has to ask for nothing."""
+    """Plan an operation and make its changes; returns what the changes say. Then checks that a second plan has no changes."""
     planned = operation.plan(site, target)
     assert not isinstance(planned, Nothing), planned
     for change in planned:

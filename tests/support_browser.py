@@ -1,4 +1,4 @@
-"""A report in headless Chromium, and what a browser, a keyboard and a screen reader find of it."""
+"""Opens a report in headless Chromium, and looks for faults that a browser, a keyboard or a screen reader meets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH, HEIGHT, PHONE = 1280, 900, 390
 
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
-    """Chromium, without a window."""
+    """Headless Chromium, closed at the end."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM)
         yield started
@@ -26,7 +26,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Opened:
-    """A page, every address that it asked for, and all that it complained of."""
+    """An open page, every address that the page requested (`asked`), and every message of its console (`complaints`)."""
 
     def __init__(self, page: Page, path: Path) -> None:
         self.page, self.asked, self.complaints = page, [], []
@@ -45,7 +45,10 @@ class Opened:
 
 @contextlib.contextmanager
 def opened(started: Browser, path: Path, width: int = WIDTH, **options: Any) -> Iterator[Opened]:
-    """A report in a page of its own; options: of the browser's context, such as color_scheme."""
+    """Open a report in a new page.
+
+    width: of the window, in pixels. options: of the browser context, such as color_scheme.
+    """
     context = started.new_context(viewport={"width": width, "height": HEIGHT}, **options)
     try:
         yield Opened(context.new_page(), path)
@@ -54,7 +57,7 @@ def opened(started: Browser, path: Path, width: int = WIDTH, **options: Any) -> 
 
 
 def check(report: Path) -> None:
-    """Hold what has to be true of every report: it asks for itself alone, complains of nothing, and draws every figure."""
+    """Check a report: it requests only itself, prints nothing to the console, draws every figure, and is not too wide."""
     with browser() as started, opened(started, report) as found:
         assert found.asked == [report.as_uri()]
         assert found.complaints == []
@@ -62,7 +65,7 @@ def check(report: Path) -> None:
         assert found.found(OVERFLOW) <= WIDTH
 
 
-# the titles of figures in which nothing is drawn
+# JavaScript: the titles of the figures in which nothing is drawn.
 UNDRAWN = """() => [...document.querySelectorAll('figure')].filter((figure) =>
   ![...figure.querySelectorAll('.plot svg.main-svg :is(.trace, .cartesianlayer .plot) :is(path, text)')]
     .some((mark) => mark.tagName === 'text' ? mark.textContent : mark.getAttribute('d')?.length > 6))
@@ -70,7 +73,8 @@ UNDRAWN = """() => [...document.querySelectorAll('figure')].filter((figure) =>
 
 OVERFLOW = "() => document.documentElement.scrollWidth"
 
-# every text that stands too faint on its ground, as WCAG 2.2 (1.4.3) counts: `3.9 to 1: text`
+# JavaScript: every text whose contrast with its background is below 4.5, as WCAG 2.2 (1.4.3) defines contrast. An entry is `3.9
+# to 1: text`.
 FAINT = """() => {
   const parts = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
   const linear = (v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;

@@ -1,4 +1,4 @@
-"""One resolved cell for tests that need any."""
+"""One resolved cell, for tests that need a cell and do not care which."""
 
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 

@@ -1,8 +1,8 @@
-"""A clock that the test turns, in the place of a module's `time`."""
+"""A clock that a test sets by hand. It replaces the module `time` in the module under test."""
 
 
 class Clock:
-    """The monotonic clock, in seconds."""
+    """A monotonic clock, in seconds. A test changes `now`."""
 
     def __init__(self):
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""Manifests of CloudLab experiments, in the shapes that its documentation and users show."""
+"""Makes manifests of CloudLab experiments, in the forms that CloudLab's documentation and its users show."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ def node(
     mac: str | None = None,
     more: str = "",
 ) -> str:
-    """The element of a node.
+    """The XML element of a node.
 
-    number: from 1; it decides the addresses that are not given: `address` on the experiment network, `control` on the control
-    network, and `mac`, without colons, of the interface on the experiment network. more: further elements.
+    number: from 1; the addresses that are not given are computed from it.
+    address: on the experiment network. control: on the control network. host: the name that logins use.
+    mac: of the interface on the experiment network, without colons.
+    more: further XML elements inside the node's element.
     """
     machine = f"{hardware}-sample{number}"
     at = quoteattr(host or f"{machine}.{site}")
@@ -57,13 +59,13 @@ def node(
 
 
 def lan(names: Sequence[str], name: str = "lan0") -> str:
-    """The element of the network that these nodes are on."""
+    """The XML element of the network that connects these nodes."""
     references = "".join(f'<interface_ref client_id="{one}:if0"/>' for one in names)
     return f'<link client_id="{name}">{references}<link_type name="lan"/></link>'
 
 
 def manifest(*elements: str, expires: str | None = "2031-05-02T18:00:00Z", kind: str = "manifest") -> str:
-    """A whole manifest."""
+    """A whole manifest with these XML elements."""
     end = f' expires="{expires}"' if expires else ""
     return (
         f'<?xml version="1.0"?>\n<rspec xmlns="{RSPEC}" xmlns:emulab="{EMULAB}" type="{kind}"{end}>'

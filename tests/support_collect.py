@@ -1,6 +1,6 @@
-"""A believable matrix workspace, made of real records, for the tests of `collect` and for looking at its report.
+"""Makes a realistic workspace of real records, for the tests of `collect` and for looking at its report.
 
-Every timing is computed, not drawn, so that tests can say what a metric has to be.
+Every time is computed and not random, so a test can compute the expected value of each metric.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shardlab.rundir import RunDir
 from shardlab.state import JudgedState
 from shardlab.workspace import Workspace
 
-START_S = 1_760_000_000.0  # seconds since the epoch of every run's first step
+START_S = 1_760_000_000.0  # wall-clock time of the first step of every run, in seconds since the epoch
 MIB = 2**20
-TOKENS = 256  # units of a rank in a step, for two ranks
+TOKENS = 256  # units that each rank processes in a step, if the run has two ranks
 HOST = "node0"
 
 
@@ -70,7 +70,7 @@ def loss_at(step: int) -> float:
 
 
 def step_ms(what: Cell, rank: int, step: int, repeat: int) -> float:
-    """Ranks share the work with 10 % overhead; rank 1 is 2 ms slower; repeats differ by 1 ms."""
+    """The duration of a step in ms: ranks share the work with 10 % overhead; rank 1 is 2 ms slower; repeats differ by 1 ms."""
     overhead = {"single": 1.0, "ddp": 1.1, "fsdp2": 1.25}.get(what.strategy, 1.0)
     return 100 * overhead / what.gpus + 2 * rank + repeat + 3 * math.sin(step * 1.7)
 
@@ -98,7 +98,7 @@ def run_file(what: Cell, repeat: int = 1, attempt: int = 1, rehearsal: bool = Tr
 
 
 def prepare(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1, rehearsal: bool = True) -> RunDir:
-    """A rendered run: run.json and its first event."""
+    """Write a run that is rendered and not started: run.json and its first event."""
     folder = RunDir(workspace.runs / run_id(what, repeat, attempt))
     files.make_folder(folder.path)
     files.write_json(folder.run_json, run_file(what, repeat, attempt, rehearsal), sync=False)
@@ -107,7 +107,7 @@ def prepare(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1,
 
 
 def loaded(what: Cell, **records: Any) -> LoadedRun:
-    """A run of this cell with these records, as a metric gets it; it has no folder."""
+    """A run of this cell with these records, as a metric receives it. The run has no folder."""
     run = run_file(what)
     return LoadedRun(RunDir(Path(run.run_id)), JudgedState("completed", ""), run, **records)
 
@@ -118,9 +118,9 @@ def event(folder: RunDir, name: str, after_s: float, **data: Any) -> None:
 
 
 def train(folder: RunDir, steps: int | None = None, gpu: bool | dict[str, Any] = False, loss_shift: float = 0.0) -> float:
-    """Write the records of every rank and the telemetry; returns when the last step ended, in seconds after START_S.
+    """Write the step records of every rank and the telemetry. Returns the end of the last step, in seconds after START_S.
 
-    Warm-up steps are ten times slower than timed ones.
+    Warm-up steps take ten times as long as timed steps.
     """
     run = folder.read_run()
     what = run.cell
@@ -154,9 +154,11 @@ def train(folder: RunDir, steps: int | None = None, gpu: bool | dict[str, Any] =
 
 
 def sample(folder: RunDir, ended: float, gpu: bool | dict[str, Any] = False, hz: float = 20) -> None:
-    """Telemetry from one second before the first step to one after the last: 50 % CPU, 1 MiB/s on eth0, 8 MiB/s on lo.
+    """Write telemetry from 1 s before the first step to 1 s after the last: 50 % CPU, 1 MiB/s on eth0, 8 MiB/s on lo.
 
-    gpu: whether there is one, or what its samples say besides; "every" among it: only every so many samples say so.
+    ended: the end of the last step, in seconds after START_S. hz: samples per second.
+    gpu: True for a GPU; a dictionary for a GPU with these further fields of GpuSample. The key "every" is a number n: only
+    every n-th sample has the further fields.
     """
     more = dict(gpu) if isinstance(gpu, dict) else {}
     every = more.pop("every", 1)
@@ -184,7 +186,7 @@ def sample(folder: RunDir, ended: float, gpu: bool | dict[str, Any] = False, hz:
 
 
 def finish(folder: RunDir, ended: float, **found: Any) -> None:
-    """A result, with what else it found, and an exit with code 0."""
+    """Write a completed result and an exit with code 0. found: fields of Result that replace the default ones."""
     result = Result(
         schema=1,
         run_id=folder.run_id,
@@ -233,7 +235,10 @@ def completed(
     found: dict[str, Any] | None = None,
     **options: Any,
 ) -> RunDir:
-    """A run that came to its end. gpus: of its host; found: what its result says besides; options: of `train`."""
+    """Write a run that completed.
+
+    gpus: of its host. found: fields of its result. options: further arguments of `train`.
+    """
     folder = prepare(workspace, what, repeat, attempt, rehearsal)
     event(folder, "started", -2)
     environment(folder, gpus)
@@ -254,7 +259,10 @@ def failed(workspace: Workspace, what: Cell, repeat: int, said: str, steps: int 
 def keep(
     workspace: Workspace, cells: list[Cell], repeats: int = 3, title: str = "Strategies on two ranks", **study: Any
 ) -> None:
-    """The notes on a matrix of these cells. study: its claims, reported numbers, settings, assumptions, notes, exclusions."""
+    """Write the expansion of a matrix with these cells.
+
+    study: further fields, such as claims, reported numbers, settings, assumptions, notes and excluded cells.
+    """
     plain = {"schema": 1, "name": "quickstart", "title": title, "path": "matrices/quickstart.yaml", "cells": [], "excluded": []}
     kept = msgspec.convert(plain | study, Expansion)
     kept.cells = [ExpandedCell(what.name(), what, [run_id(what, repeat) for repeat in range(1, repeats + 1)]) for what in cells]
@@ -262,7 +270,11 @@ def keep(
 
 
 def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:
-    """single x1, ddp x2 through both launchers, fsdp2 x2; one oom, one failed, one timeout, one never run; one cut file."""
+    """A workspace with runs in many states.
+
+    Completed: single on 1 rank, ddp on 2 ranks with two launchers, fsdp2 on 2 ranks. One run each is out of memory, failed, and
+    at its time limit; one cell was never run. One telemetry file is cut in its last line and one has damaged lines.
+    """
     workspace = Workspace(path)
     single, ddp, forked = cell(), cell("ddp", 2), cell("ddp", 2, "fork")
     fsdp2, big, never = cell("fsdp2", 2), cell("fsdp2", 2, global_batch_size=64, micro_batch_size=32), cell("zero3", 2)
@@ -285,7 +297,7 @@ def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:
 
 
 def ten_digits(value: Any) -> Any:
-    """Every number of a document to ten digits: the last ones differ between processors."""
+    """Round every number of a document to ten digits, because the last digits differ between processors."""
     if isinstance(value, float):
         return float(f"{value:.10g}")
     if isinstance(value, dict):

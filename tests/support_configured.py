@@ -1,4 +1,4 @@
-"""Models by their configuration for tests: tiny configurations of architectures that nobody here wrote a plan for."""
+"""Small models for tests, each made from a configuration file. No code of ours names their architectures."""
 
 import json
 
@@ -15,7 +15,8 @@ SEQ_LEN = 24
 CONFIGURATIONS = {
     "llama": {"architectures": ["LlamaForCausalLM"], **GROUPED},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True, **GROUPED},
-    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 8, **GROUPED},  # shorter than the sequences
+    # the sliding window is shorter than the sequences
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 8, **GROUPED},
     "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"], "hidden_dropout": 0.1, "max_position_embeddings": 64, **LANGUAGE},
     "bert": {"architectures": ["BertForMaskedLM"], "max_position_embeddings": 64, **LANGUAGE},
     "vit": {
@@ -29,7 +30,7 @@ CONFIGURATIONS = {
 
 
 def write(folder, model_type, **changed):
-    """The configuration of an architecture in a file. Returns the name of the file without its folder."""
+    """Write a configuration file of an architecture. Returns the file's name without its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {"model_type": model_type, **CONFIGURATIONS.get(model_type, {}), **changed}
     (folder / f"my-{model_type}.json").write_text(json.dumps(content))
@@ -37,13 +38,13 @@ def write(folder, model_type, **changed):
 
 
 def model_of(folder, model_type, **changed):
-    """The model of such a file, as a matrix in the folder has it."""
+    """The model of such a configuration file, as read from a matrix in the folder."""
     seq_len = None if model_type in ("vit", "resnet") else SEQ_LEN
     return read_model(ModelByConfiguration(transformers=write(folder, model_type, **changed), seq_len=seq_len), folder)
 
 
 def described(folder, model):
-    """What is found out of a model. Imports torch."""
+    """What `describe_model` finds out about a model. Imports torch."""
     from trainers.tasks import vision_library
 
     vision_library.load()
@@ -58,7 +59,7 @@ def described(folder, model):
 
 
 def use(run_dir, model, known, **options):
-    """Change a run of another workload to one of this model."""
+    """Change a run of another workload into a run of this model."""
     run = run_dir.read_run()
     defaults = {option.name: option.default for option in (*menu.strategy(run.cell.strategy).options, *known.options)}
     cell: Cell = msgspec.structs.replace(

@@ -1,4 +1,7 @@
-"""A small image for Charliecloud: an interpreter with its own files, and records of installed packages without their files."""
+"""Makes a small image for Charliecloud.
+
+The image has its own Python interpreter. It has the records of installed packages, but not the files of these packages.
+"""
 
 import os
 import re
@@ -11,12 +14,12 @@ from pathlib import Path
 from provision import software
 from provision.login_node import LoginNodeHere
 
-USER = 65534  # a user without any right
+USER = 65534  # the user nobody, who has no rights
 LEFT_OUT = shutil.ignore_patterns("site-packages", "dist-packages", "test", "__pycache__", "config-*", "idlelib", "ensurepip")
 
 
 def why_not() -> str | None:
-    """Why no container can be started here, or None."""
+    """Why this machine cannot start a container, in one line; None if it can."""
     if shutil.which("ch-run") is None:
         return "needs ch-run: apt-get install --no-install-recommends charliecloud-runtime"
     if os.geteuid() != 0:
@@ -29,14 +32,17 @@ AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "-
 
 
 class UserNode(LoginNodeHere, eq=False):
-    """This machine, on which the commands are those of a user without rights."""
+    """This machine as a login node, where commands run as a user without rights."""
 
     def run(self, argv, **options):
         return super().run([*AS_USER, "env", "HOME=/", "USER=nobody", *argv], **options)
 
 
 def make_image(image: Path, mounts: list[Path], variables: dict[str, str]) -> None:
-    """variables: those of the image, which its interpreter finds in its environment."""
+    """Make the image.
+
+    mounts: empty folders for bind mounts. variables: environment variables of the image, which its interpreter reads.
+    """
     for name in ("dev", "proc", "sys", "etc", "tmp", "usr/bin", "usr/lib", "home", "ch"):
         (image / name).mkdir(parents=True)
     for name in ("hosts", "passwd", "group", "resolv.conf", "machine-id"):
@@ -59,7 +65,10 @@ def make_image(image: Path, mounts: list[Path], variables: dict[str, str]) -> No
 
 
 def record_packages(image: Path, **versions: str | None) -> None:
-    """Record all packages that ranks need in the tested versions. versions: others, None for a package that is missing."""
+    """Write a record of each package that the ranks need, in the tested versions.
+
+    versions: replace the tested versions; None leaves the package out.
+    """
     (library,) = (image / "usr/lib").glob("python3*")
     pinned = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s]+)", software.constraints().decode(), re.MULTILINE))
     names = {re.match(r"[A-Za-z0-9._-]+", word)[0] for word in software.requirements()}

@@ -1,4 +1,4 @@
-"""Small data sets in their official formats, whole and damaged, and a server that can break a transfer off."""
+"""Small data sets in their official formats, complete and damaged, and an HTTP server that can interrupt a transfer."""
 
 import gzip
 import hashlib
@@ -66,7 +66,10 @@ def put(folder: Path, members):
 
 
 def tar(path: Path, members, *more, zipped=True):
-    """members: name to bytes. more: TarInfo objects, or pairs of one and its bytes, at the end."""
+    """Write a tar archive.
+
+    members: file name to bytes. more: TarInfo objects, or pairs (TarInfo, bytes), that are added at the end.
+    """
     with tarfile.open(path, "w:gz" if zipped else "w") as archive:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
@@ -83,7 +86,11 @@ def sha256(path: Path):
 
 
 class Server:
-    """Serves one file with Range and ETag, breaking off after `cuts[n]` bytes of the n-th answer; keeps what was asked."""
+    """An HTTP server for one file, with Range and ETag.
+
+    cuts: the n-th answer stops after `cuts[n]` bytes. `asked` holds the Range header of each request, and `sent` the bytes of
+    each answer.
+    """
 
     def __init__(self, content: bytes, cuts=(), *, ranges=True) -> None:
         self.content, self.cuts, self.asked, self.sent, self.etag = content, list(cuts), [], [], '"one"'

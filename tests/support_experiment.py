@@ -1,7 +1,7 @@
-"""Practice nodes that play a CloudLab experiment: two networks, an unused partition, the program mkextrafs.pl, a manifest.
+"""Practice nodes that imitate a CloudLab experiment: two networks, an unused partition, the program mkextrafs.pl, a manifest.
 
-The network of the practice cluster is the control network: logins use it. The experiment network is a second bridge, on which
-this machine has no address.
+The network of the practice cluster is the control network, which logins use. The experiment network is a second bridge, on
+which this machine has no address.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardlab.cloudlab_keys import EXTRA_DISK
 NAME = "test-cloudlab"
 NODES = ("gpu0", "gpu1")
 LEASE = timedelta(hours=30)
-CONTROL, EXPERIMENT = "host0", "exp0"  # interfaces of a node
+CONTROL, EXPERIMENT = "host0", "exp0"  # names of the interfaces on a node
 BRIDGE = network.label(f"{NAME}/experiment")
 PARTITION = "/dev/sda4"  # on a node: the unused partition of the boot disk
 MACHINES = f"""\
@@ -40,7 +40,7 @@ nodes: [{", ".join(f"{{name: {name}}}" for name in NODES)}]
 lan: {{subnet: 10.89.79.0/24}}
 storage: {{shared: SHARED}}
 """
-# The kernel of practice nodes has no NFS: they share a folder of this machine.
+# The kernel of practice nodes has no NFS, so the nodes share a folder of this machine.
 CLUSTER = f"""\
 schema: 1
 name: {NAME}
@@ -77,7 +77,7 @@ mount "$1"
 
 
 class PracticeExperiment:
-    """The experiment, and a workspace on this machine in which a person works with it."""
+    """The imitated experiment, and a workspace on this machine for the commands of a test."""
 
     def __init__(self, practice: Practice, workspace: Path) -> None:
         self.practice, self.path = practice, workspace
@@ -86,7 +86,7 @@ class PracticeExperiment:
         self.expires = (datetime.now(UTC) + LEASE).replace(microsecond=0)
 
     def write_files(self) -> None:
-        """The manifest, of what the nodes are, and the cluster file."""
+        """Write the manifest, which describes the practice nodes, and the cluster file."""
         elements = [
             support_cloudlab.node(
                 name,
@@ -106,16 +106,16 @@ class PracticeExperiment:
         (self.path / "cluster.yaml").write_text(CLUSTER.format(identity=identity, shared=self.practice.shared))
 
     def links(self, name: str) -> dict[str, dict[str, Any]]:
-        """The network interfaces of a node with their counters, by name, which are read without a login."""
+        """The network interfaces of a node with their counters, by interface name. This does not log in to the node."""
         said = json.loads(self._in_network(name, "ip", "-json", "-statistics", "link", "show"))
         return {link["ifname"]: link for link in said}
 
     def sent_bytes(self, interface: str) -> dict[str, int]:
-        """The bytes that an interface of each node has sent, by the name of the node."""
+        """How many bytes the interface with this name has sent on each node, by node name."""
         return {name: self.links(name)[interface]["stats64"]["tx"]["bytes"] for name in NODES}
 
     def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """A command of ours as a person runs it."""
+        """Run one of our commands in the workspace, and check its exit code."""
         command = [sys.executable, "-P", "-m", *words, "--workspace", str(self.path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -125,7 +125,7 @@ class PracticeExperiment:
         return json.loads(self.run(*words, "--json", code=code).stdout)
 
     def add_network(self, name: str) -> None:
-        """Connect a node with the experiment network."""
+        """Connect a node to the experiment network."""
         cable = network.label(f"{NAME}/{name}/experiment")
         pid = str(self.practice.machine(name).pid())
         ip("link", "add", cable, "master", BRIDGE, "type", "veth", "peer", "name", EXPERIMENT, "netns", pid)
@@ -134,7 +134,10 @@ class PracticeExperiment:
         self._in_network(name, "ip", "link", "set", EXPERIMENT, "up")
 
     def add_partition(self, name: str, device: str) -> None:
-        """Give a node a block device of this machine as the unused partition of its boot disk, and CloudLab's program."""
+        """Give a node the program mkextrafs.pl and an unused partition.
+
+        device: a block device of this machine, which becomes the unused partition of the node's boot disk.
+        """
         node = Path(f"/proc/{self.practice.machine(name).pid()}/root")
         os.mknod(node / PARTITION[1:], 0o600 | stat.S_IFBLK, Path(device).stat().st_rdev)
         program = self.practice.machine(name).root / PATH[1:]
@@ -148,11 +151,11 @@ class PracticeExperiment:
 
 
 def experiments(folder: Path, workspace: Path) -> Iterator[PracticeExperiment]:
-    """An experiment whose nodes are ready, and on which nothing was provisioned. At the end nothing of it is left."""
+    """An experiment with booted nodes that `provision` has not set up. Everything is removed at the end."""
     with contextlib.ExitStack() as stack:
         disks = [stack.enter_context(disk(folder.with_name(f"{folder.name}-{name}.img"))) for name in NODES]
         practice = stack.enter_context(unprovisioned(folder, MACHINES))
-        network.down(BRIDGE)  # of a test that was killed
+        network.down(BRIDGE)  # left by a test that was killed
         ip("link", "add", BRIDGE, "type", "bridge")
         stack.callback(network.down, BRIDGE)
         ip("link", "set", BRIDGE, "up")
@@ -167,7 +170,7 @@ def experiments(folder: Path, workspace: Path) -> Iterator[PracticeExperiment]:
 
 @contextlib.contextmanager
 def disk(file: Path) -> Iterator[str]:
-    """A block device of this machine whose content is a file."""
+    """A block device of this machine, backed by a new file. Both are removed at the end."""
     with file.open("wb") as handle:
         handle.truncate(1 << 30)
     try:
@@ -183,5 +186,5 @@ def disk(file: Path) -> Iterator[str]:
 
 
 def ip(*words: str) -> None:
-    """Raises CalledProcessError."""
+    """Run the command `ip`. Raises CalledProcessError if it fails."""
     subprocess.run(["ip", *words], check=True, capture_output=True)

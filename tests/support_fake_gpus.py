@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FakeGpus:
-    """Eight fake GPUs."""
+    """The server process, which has eight fake GPUs."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -39,7 +39,10 @@ class FakeGpus:
         assert self._answer() == {"ready": True}
 
     def run(self, ranks: int = 1, *, small_gpu: int | None = None, **keys: Any) -> tuple[RunDir, list[int]]:
-        """(a run of this cell, the exit codes of its ranks). small_gpu: a rank whose GPU has hardly any memory."""
+        """Run a cell; returns the run and the exit codes of its ranks.
+
+        keys: of the cell. small_gpu: the rank whose GPU has almost no memory.
+        """
         run_dir = self.bench.run_dir(**{"steps": 3, "launcher": "torchrun", **keys})
         return run_dir, self.again(run_dir, ranks, small_gpu=small_gpu)
 
@@ -49,7 +52,7 @@ class FakeGpus:
         return codes
 
     def complete(self, **keys: Any) -> RunDir:
-        """A run that has to end well."""
+        """Run a cell, and check that every rank exits with code 0."""
         cell = self.bench.run_dir(**keys).read_run().cell
         run_dir, codes = self.run(cell.world_size, **keys)
         logs = "".join(log.read_text() for log in run_dir.log.glob("*"))
@@ -57,13 +60,13 @@ class FakeGpus:
         return run_dir
 
     def check(self, name: str, *, cell: dict[str, Any], **arguments: Any) -> dict[str, Any]:
-        """What a function of `fake_cuda.checks` found of such a cell."""
+        """The result of a function of `fake_cuda.checks`, called with this cell."""
         asked = msgspec.to_builtins(self.bench.run_dir(**{"launcher": "torchrun", **cell}).read_run().cell)
         found: dict[str, Any] = self._found(name, "checks", {"cell": asked, "data": str(self.bench.data), **arguments})
         return found
 
     def ask(self, name: str, **arguments: Any) -> Any:
-        """What a function of `fake_cuda.itself` gave."""
+        """The result of a function of `fake_cuda.itself`."""
         return self._found(name, "itself", arguments)
 
     def said(self) -> str:

@@ -1,6 +1,6 @@
-"""A workspace whose runs lie on a cluster: this machine under another name, reached by an `ssh` that is a shell script.
+"""A workspace whose runs are on a cluster: this machine under another name, reached by an `ssh` that is a shell script.
 
-`collect fetch` and rsync are the real ones. The connection can be cut, and the command killed, after a number of bytes.
+`collect fetch` and rsync are the real programs. A test can cut the connection, or kill the command, after a number of bytes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from shardlab import remote_workspace
 from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.workspace import Workspace
 
-# The first line of the file `fault` says what happens: which connection, counted from 1, after how many bytes, and what. The
-# file `answer` is what the cluster answers instead of its own answer. The script `before` runs before each connection, with its
-# number.
+# The files that control this script: `fault` has one line with the number of a connection (from 1), a number of bytes, and what
+# happens to this connection after these bytes (cut, kill or none). `answer` is sent on the first connection instead of the
+# cluster's own answer. `before` is a script that runs before each connection, with the connection's number as its argument.
 SSH = """\
 #!/bin/sh
 for word; do test "$word" != -G || exit 0; done
@@ -42,7 +42,7 @@ if test "$(wc -l < "@/connections")" != "$which"; then exec sh -c "$*"; fi
 if test "$what" = cut; then sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 $$; }; fi
 sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 "$SHARDLAB_TEST_PID"; cat; }
 """
-# The command, which may be killed at one of the moments at which it is about to touch a file of its workspace.
+# Runs the command `collect fetch`. The command can be killed just before it touches a file of its workspace.
 COMMAND = """
 import os, sys
 os.environ["SHARDLAB_TEST_PID"] = str(os.getpid())
@@ -60,7 +60,10 @@ sys.exit(main(["fetch", "--workspace", workspace, *sys.argv[3:]]))
 
 
 class Cluster:
-    """there: the workspace on the cluster; here: the one on this machine, whose runs are there."""
+    """A cluster with a workspace.
+
+    there: the workspace on the cluster. here: the workspace on this machine, whose runs are on the cluster.
+    """
 
     def __init__(self, folder: Path, here: Path) -> None:
         self.folder = folder
@@ -76,7 +79,7 @@ class Cluster:
         self.no_fault()
 
     def send(self) -> None:
-        """As `jobs submit` leaves the workspace here."""
+        """Mark the workspace here as `jobs submit` does: its runs are on the cluster."""
         where: dict[str, Any] = {"host": "far", "port": None, "user": None, "identity": None, "known_hosts": "/none"}
         rest = {"schema": 1, "cluster": "far", "host_keys": "strict", "python": sys.executable, "mark": "far:/ws\n"}
         remote_workspace.keep(self.here, RemoteWorkspace(workspace=str(self.there.path), **where, **rest))
@@ -86,12 +89,19 @@ class Cluster:
         (self.folder / "fault").write_text("0 0 none\n")
 
     def fault(self, connection: int, after_bytes: int, what: str) -> None:
-        """what: cut the connection, or kill the command and let the connection go on."""
+        """Set the fault of a connection.
+
+        connection: its number, from 1. after_bytes: when the fault happens.
+        what: "cut" cuts the connection; "kill" kills the command and keeps the connection.
+        """
         self.no_fault()
         (self.folder / "fault").write_text(f"{connection} {after_bytes} {what}\n")
 
     def fetch(self, *words: str, kill_at: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-        """kill_at: the command is killed when it touches its workspace for that time; 0: it is not."""
+        """Run `collect fetch`.
+
+        kill_at: kill the command when it touches a file of its workspace for the n-th time; 0: never.
+        """
         path = f"{self.folder}/bin{os.pathsep}{os.environ['PATH']}"
         command = [sys.executable, "-P", "-c", COMMAND, str(self.here.path), str(kill_at), *words]
         return subprocess.run(
@@ -105,7 +115,7 @@ class Cluster:
 
 
 def tree(folder: Path, *but: str) -> dict[str, tuple[str, int, int]]:
-    """Digest, mode and time of everything below a folder, except files of these names."""
+    """SHA-256, mode and modification time (ns) of everything below a folder, except files with these names."""
     found = {}
     for path in sorted([folder, *folder.rglob("*")]):
         status = path.lstat()
@@ -117,7 +127,7 @@ def tree(folder: Path, *but: str) -> dict[str, tuple[str, int, int]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """What the files of a run hold, by their names in it, without its manifest."""
+    """The bytes of each file of a run, by path in the run's folder; manifest.json is left out."""
     files = {
         str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"
     }
@@ -125,5 +135,5 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def copy_run(run: Path, name: str) -> Path:
-    """Another run like this one."""
+    """Copy a run to another name."""
     return Path(shutil.copytree(run, run.with_name(name)))

@@ -1,7 +1,7 @@
-"""Ranks forked by a script of its own, for what has to be broken or looked into before they start."""
+"""Forks the ranks of a cell from a test's own script, so that the test can change or inspect something before they start."""
 
-# The end of a script of its own that has a `cell` and a function `rank`: forks all ranks of the cell. If a rank fails, its
-# traceback is printed, the others are killed, and the script exits with 1.
+# The last part of a test's script. The script defines a `cell` and a function `rank`. This part forks all ranks of the cell. If
+# a rank fails, its traceback is printed, the other ranks are killed, and the script exits with 1.
 FORK_RANKS = """
 import signal, traceback
 store = tempfile.mkdtemp() + "/store"

@@ -1,7 +1,7 @@
-"""A stand-in of geni-lib, in which a profile script of CloudLab runs. It notes what the script requests.
+"""A stand-in of geni-lib that records what a CloudLab profile script requests.
 
-It has the names and arguments that public profiles use: `Context.defineParameter`, `bindParameters`, `makeRequestRSpec`,
-`RawPC`, `LAN`, `addInterface`, `addAddress`, `Blockstore`, `printRequestRSpec`.
+The stand-in has the names and arguments that public profiles use: `Context.defineParameter`, `bindParameters`,
+`makeRequestRSpec`, `RawPC`, `LAN`, `addInterface`, `addAddress`, `Blockstore`, `printRequestRSpec`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 
 class Noted:
-    """An object of the script, which may set any attribute."""
+    """An object of a profile script. The script may set any attribute."""
 
     def __init__(self, name: str, **attributes: Any) -> None:
         self.name = name
@@ -51,7 +51,10 @@ class Request:
 
 
 class Context:
-    """bindings: as at the portal, they replace the defaults of the parameters."""
+    """geni-lib's Context.
+
+    bindings: the values that a user entered at the portal; they replace the defaults of the parameters.
+    """
 
     bindings: ClassVar[dict[str, Any]] = {}
     printed: ClassVar[list[Request]] = []
@@ -76,7 +79,7 @@ class Context:
 
 
 def run(script: str, monkeypatch: Any, **bindings: Any) -> Request:
-    """What the script requests."""
+    """Run a profile script and return what the script requests."""
     geni, rspec = types.ModuleType("geni"), types.ModuleType("geni.rspec")
     portal, pg, emulab = (types.ModuleType(f"geni.{name}") for name in ("portal", "rspec.pg", "rspec.emulab"))
     portal.ParameterType = types.SimpleNamespace(INTEGER="INTEGER", STRING="STRING", BOOLEAN="BOOLEAN")

@@ -1,4 +1,4 @@
-"""Two gloo ranks, forked and profiled, that write FOLDER/rank-0000N.json.gz: python support_gloo.py FOLDER"""
+"""Forks two profiled gloo ranks, which write FOLDER/rank-0000N.json.gz. Usage: python support_gloo.py FOLDER"""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def train(rank: int, folder: Path) -> None:
                 half, whole = torch.zeros(4096), torch.ones(4096 * WORLD)
                 dist.reduce_scatter_tensor(half, whole)
                 pending = dist.isend(torch.ones(512), 1) if rank == 0 else dist.irecv(torch.zeros(512), 0)
-                torch.ones(200, 200) @ torch.ones(200, 200)  # while the message is on its way
+                torch.ones(200, 200) @ torch.ones(200, 200)  # compute while the message is being sent
                 pending.wait()
     profiler.export_chrome_trace(str(folder / f"rank-{rank:05d}.json.gz"))
     dist.destroy_process_group()

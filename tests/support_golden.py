@@ -1,4 +1,4 @@
-"""Texts that are compared whole with golden files, and a run whose texts they are."""
+"""Compares a whole text with a golden file, and makes the run whose texts are compared."""
 
 import os
 from pathlib import Path

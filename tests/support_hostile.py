@@ -1,4 +1,4 @@
-"""Text that steers a terminal, a workspace whose records are full of it, and what a terminal gets of a command."""
+"""Hostile text: text that controls a terminal, a workspace whose records contain it, and a terminal that records a command."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from shardlab.run import run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-# Sets the title of a window, clears the screen, turns the reading direction, hides a letter, colours by a control character of
-# one byte, rings, deletes, returns to the start of the line, breaks it; and markup of rich.
+# This text sets the title of the window, clears the screen, reverses the reading direction, hides a letter, changes the colour
+# by a one-byte control character, rings the bell, deletes, returns to the start of the line and breaks the line. It also
+# contains markup of rich.
 STEERING = (
     "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\u200b\x9b31m\x07\x7f\rover\x1b[1;1H\n\u2028[bold]b[/bold][link=x]l[/link]:smile:"
 )
-# What records say of nodes, without what is an id, a path of ours or a word with a meaning
+# Values that a node writes into records. A hostile node can change these values freely: none is an id, a path of ours or a word
+# with a fixed meaning.
 SAID_BY_NODES = {
     support.HOST, "2.13.0", "Debian GNU/Linux 12", "AMD EPYC 7B13", "NVML: Driver Not Loaded", "eth0", "synthetic-tokens",
     "tokens", "6.1.0", "3.11.2", "/data", "fb940fb5c0ffee00fb940fb5c0ffee00fb940fb5",
@@ -31,7 +33,7 @@ SAID_BY_NODES = {
 
 
 def matrix(path: Path) -> Workspace:
-    """A workspace in which titles, claims, reasons, names of machines and logs hold STEERING."""
+    """A workspace in which titles, claims, reasons, host names and logs contain STEERING."""
     workspace = support.matrix(path)
     single, ddp, odd = support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2, options={STEERING: STEERING})
     faster = "throughput_per_s(strategy='ddp', launcher='torchrun') / throughput_per_s(strategy='single') >= 1.5"
@@ -54,7 +56,7 @@ def matrix(path: Path) -> Workspace:
 
 
 def failed_run(workspace: Workspace) -> RunDir:
-    """The run that failed for a reason that holds STEERING."""
+    """The failed run whose reason contains STEERING."""
     return workspace.run(run_id(support.cell("fsdp2", 2, options={STEERING: STEERING}), 2))
 
 
@@ -71,19 +73,22 @@ def _spoil(file: Path) -> None:
     for line in text.split("\n") if file.suffix == ".jsonl" else [text]:
         try:
             kept.append(json.dumps(spoiled(json.loads(line))))
-        except ValueError:  # the last line, which is empty, or a line that is cut on purpose
+        except ValueError:  # an empty last line, or a line that is cut on purpose
             kept.append(line)
     file.write_text("\n".join(kept))
 
 
 def steering(text: str, allowed: str = "\n") -> list[str]:
-    """The characters of a text that steer a terminal, turn the reading direction or cannot be seen."""
+    """The characters of a text that control a terminal, change the reading direction or are invisible."""
     bad = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     return sorted({repr(char) for char in text if char not in allowed and unicodedata.category(char) in bad})
 
 
 def on_terminal(argv: Sequence[str], columns: int = 120, **environment: str) -> str:
-    """All that a command writes to a terminal of that width, whose lines end with a line feed alone."""
+    """Run a Python command on a terminal, and return everything that it writes.
+
+    argv: the arguments of the interpreter. columns: the width of the terminal. Lines of the result end with a line feed.
+    """
     ours, theirs = pty.openpty()
     known = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40", **environment}
     process = subprocess.Popen(
@@ -94,7 +99,7 @@ def on_terminal(argv: Sequence[str], columns: int = 120, **environment: str) -> 
     while True:
         try:
             part = os.read(ours, 65536)
-        except OSError:  # Linux: no process holds the terminal any more
+        except OSError:  # Linux raises this when no process has the terminal open any more
             part = b""
         if not part:
             break

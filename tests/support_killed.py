@@ -1,8 +1,9 @@
-"""`provision` that kills itself after a change, once for each change: support_killed.py SEEN CLUSTER.yaml ...
+"""Runs `provision` and kills it after a change that it made. Usage: support_killed.py SEEN CLUSTER.yaml ...
 
-SEEN is a file of those changes, a line each. Not every change leaves what a later run can see that it was made, such as asking
-an archive for its lists: if it were killed after such a change each time, no run would come further. With SHARDLAB_TESTS=long
-it is killed after every change, else after about every third.
+SEEN is a file with the changes after which `provision` was already killed, one per line. `provision` is killed only once per
+change: a later run cannot see that some changes were made, such as an update of the package lists, and makes them again. If it
+were killed each time, no run would get past such a change. With SHARDLAB_TESTS=long it is killed after every change, else after
+about every third.
 """
 
 import hashlib
@@ -16,14 +17,15 @@ from provision import plan
 from provision.cli import main
 
 _make, _lock, _file = plan._make, threading.Lock(), Path(sys.argv[1])
-_every = os.environ.get("SHARDLAB_TESTS") == "long"  # -P keeps this script from importing support_long
+_every = os.environ.get("SHARDLAB_TESTS") == "long"  # the option -P keeps this script from importing support_long
 _seen = set(_file.read_text().splitlines()) if _file.exists() else set()
 
 
 def make(node, changes, made):
     for change in changes:
         _make(node, [change], made)
-        what = f"{node.name}: {change.says.split(' (')[0]}"  # what stands in brackets is how it was, which differs
+        # the text in brackets describes the previous state, which differs between runs
+        what = f"{node.name}: {change.says.split(' (')[0]}"
         with _lock:
             if what not in _seen and (_every or hashlib.sha256(what.encode()).digest()[0] % 3 == 0):
                 with _file.open("a") as handle:

@@ -1,9 +1,10 @@
-"""Which tests run side by side: pytest-xdist gives its workers units of tests, those that take long first.
+"""Decides which tests run in parallel: pytest-xdist distributes units of tests to its workers, the slowest units first.
 
-- All tests on practice nodes are one unit: they share one cluster. They mostly wait, so the other units run beside them.
-- Each test of a SPREAD file is a unit: such a test takes long and shares no fixture with the others.
-- The tests of a file BY_PARAMETER are one unit for each parameter of their common fixture, such as a study.
-- The tests of any other file are one unit: they share the fixtures of their file, and run in its order.
+- All tests on practice nodes are one unit, because they share one cluster. These tests mostly wait, so the other units run
+  beside them.
+- Each test of a SPREAD file is a unit: these tests are slow and share no fixture with other tests.
+- The tests of a file in BY_PARAMETER form one unit for each parameter of their common fixture, such as a study.
+- The tests of any other file are one unit: they share the fixtures of their file, and run in the order of the file.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ FIRST = (
 
 
 class Units(LoadScopeScheduling):
-    """The scheduler of pytest-xdist that keeps the tests of a unit on one worker, with our units.
+    """A pytest-xdist scheduler that runs all tests of a unit on one worker.
 
-    Not its `loadgroup`: xdist 3.8 writes the group into the id of a test, which pytest 9.2 does not take over.
+    We do not use xdist's `loadgroup`: xdist 3.8 writes the group into the id of a test, which pytest 9.2 does not accept.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -51,7 +52,7 @@ class Units(LoadScopeScheduling):
 
 
 def unit(test: str) -> str:
-    """The unit of a test, by its id."""
+    """The unit of the test with this id."""
     file = _file(test)
     if file in ON_PRACTICE_NODES:
         return NODES
@@ -61,18 +62,21 @@ def unit(test: str) -> str:
 
 
 def must_be_on_practice_nodes(test: str) -> None:
-    """A test that uses practice nodes outside their unit would start a second cluster beside the first."""
+    """Fail if this test is not in the unit NODES.
+
+    A test that uses practice nodes in another unit would start a second cluster beside the first.
+    """
     assert unit(test) == NODES, f"{test} uses practice nodes: name its file in ON_PRACTICE_NODES of {__file__}"
 
 
 def place(test: str) -> int:
-    """By which tests are sorted: units that take long come first."""
+    """The sort key of tests: slow units come first."""
     name = NODES if unit(test) == NODES else _file(test)
     return next((index for index, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
 
 
 def workers() -> int:
-    """One for each core, and one for the practice nodes, whose tests mostly wait."""
+    """The number of workers: one for each core, and one for the tests on practice nodes, which mostly wait."""
     return len(os.sched_getaffinity(0)) + 1
 
 
@@ -81,5 +85,5 @@ def _file(test: str) -> str:
 
 
 def on_worker(config: pytest.Config) -> bool:
-    """Whether this is a process in which pytest-xdist runs tests."""
+    """Whether this process is a pytest-xdist worker, which runs tests."""
     return hasattr(config, "workerinput")

@@ -1,4 +1,4 @@
-"""A workspace with an awkward name, and the commands run in it as a person runs them."""
+"""A workspace whose path has quotes, spaces and `$`, and functions that run our commands in it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import psutil
 from shardlab.record import Event, StepRecord
 from shardlab.rundir import RunDir
 
-HANG_S = 900.0  # after which a process is taken for hung; nothing else is said by it, as machines differ in speed and load
-# vgg16-tiny: its ranks need half of the processor time to start, because they do not import transformers.
+HANG_S = 900.0  # after this time a process counts as hung; the value is high because machines differ in speed and load
+# The workload is vgg16-tiny: its ranks need half of the processor time to start, because they do not import transformers.
 MATRIX = """\
 schema: 1
 name: small
@@ -31,19 +31,19 @@ defaults:
 """
 
 
-# Only a test that fails takes so long: imports on a cold and busy machine take minutes, and no test measures that.
+# The default time limit. Only a test that fails waits so long; imports on a cold and busy machine take minutes.
 PATIENCE_S = 600.0
 
 
 class Bench:
-    """A workspace and its commands."""
+    """A workspace, and functions that run commands in it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "a 'b' \"c\" $d; e"
         self.path.mkdir()
 
     def matrix(self, more: str, *, steps: int = 3) -> str:
-        """Write a matrix file and give its name for --matrix."""
+        """Write a matrix file, and return its path for --matrix."""
         (self.path / "small.yaml").write_text(MATRIX.format(steps=steps, more=more))
         return str(self.path / "small.yaml")
 
@@ -51,7 +51,7 @@ class Bench:
         return [sys.executable, "-P", "-m", words[0], *words[1:], "--workspace", str(self.path)]
 
     def run(self, *words: str, code: int = 0, limit_s: float = PATIENCE_S, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command of ours to its end and hold its exit code."""
+        """Run one of our commands to its end, and check its exit code."""
         done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=limit_s, check=False, **options)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
         return done
@@ -63,28 +63,28 @@ class Bench:
         return {run["id"]: run["state"] for run in self.json("jobs", "status")["runs"]}
 
     def folders(self) -> list[RunDir]:
-        """The run folders, hidden ones (half rendered) left out; none where nothing is rendered yet."""
+        """The folders of rendered runs. Hidden folders, whose runs are only partly rendered, are left out."""
         return [RunDir(path.parent) for path in sorted((self.path / "runs").glob("[!.]*/run.json"))]
 
     def logs(self) -> str:
-        """Every log of the workspace, for the message of a test that fails."""
+        """The end of every log of the workspace, for the error message of a test that fails."""
         return logs(self.path)
 
 
 def benches(folder: Path) -> Iterator[Bench]:
-    """One, in which nothing is at work any more at the end."""
+    """One Bench. At the end its runs are cancelled and its processes killed."""
     made = Bench(folder)
     yield made
     made.run("jobs", "cancel", "--all")
-    for process in processes_of(made.path):  # a test that failed may leave some
+    for process in processes_of(made.path):  # a failed test may leave processes
         process.kill()
 
 
 def time_limit_s(folder: Path) -> int:
-    """A time limit, in seconds, before which a run with two forked ranks makes steps on this machine as busy as it is now.
+    """A time limit in seconds: long enough for two forked ranks to record their first steps under the present load.
 
-    A limit begins with the run and not with its first step, so a first run has the fork server import everything, and a
-    second one is measured.
+    A time limit starts with the run and not with its first step. So the first run makes the fork server import everything, and
+    the start of the second run is measured.
     """
     folder.mkdir()
     measured = Bench(folder)
@@ -96,24 +96,27 @@ def time_limit_s(folder: Path) -> int:
 
 
 def clock(seconds: int) -> str:
-    """As a matrix file has a time."""
+    """A time as matrix files write it, HH:MM:SS."""
     return f"00:{seconds // 60:02d}:{seconds % 60:02d}"
 
 
 def holds_pause(record: StepRecord, stood_still: Event) -> bool:
-    """Whether the middle of a pause lies within a step."""
+    """Whether the middle of a suspension lies within a step."""
     middle = stood_still.wall_s - stood_still.data["seconds"] / 2
     return record.wall_s - record.step_ms / 1000 < middle < record.wall_s
 
 
 def logs(folder: Path) -> str:
-    """The end of every log of the runs and runners below a folder, for the message of a test that fails."""
+    """The end of every log of the runs and runners below a folder, for the error message of a test that fails."""
     files = sorted({*folder.glob("**/runs/*/log/**/*.log"), *folder.glob("**/.shardlab/**/*.log")})
     return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
 
 
 def until(true: Callable[[], Any], what: str, limit_s: float = PATIENCE_S, *, least_pause_s: float = 0.05) -> Any:
-    """Look again until it is true; what it gave. A look that starts a process has a pause that leaves others the processor."""
+    """Call `true` until its result is true, and return the result. Fails after limit_s.
+
+    Between two calls it sleeps for twice as long as a call takes, so that other processes get the processor.
+    """
     deadline = time.monotonic() + limit_s
     while (begun := time.monotonic()) < deadline:
         if found := true():
@@ -123,12 +126,12 @@ def until(true: Callable[[], Any], what: str, limit_s: float = PATIENCE_S, *, le
 
 
 def started(folder: RunDir) -> dict[str, Any] | None:
-    """What the supervisor of a run said when it started, or None."""
+    """The data of a run's event `started`; None if the run has not started."""
     return next((event.data for event in folder.events() if event.event == "started"), None)
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """The processes that work in this folder or name it on their command line."""
+    """The processes whose working folder is this folder, or whose command line contains its path."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""Whether the long forms of proofs run: `make test-long` sets SHARDLAB_TESTS=long."""
+"""Whether the long forms of tests run: `make test-long` sets SHARDLAB_TESTS=long."""
 
 import os
 
@@ -6,5 +6,5 @@ LONG = os.environ.get("SHARDLAB_TESTS") == "long"
 
 
 def only_long(*cases: object) -> tuple[object, ...]:
-    """Further cases of a parametrized test, which run in its long form alone."""
+    """Further cases of a parametrized test, which run only in the long form."""
     return cases if LONG else ()

@@ -45,7 +45,7 @@ NUMBERS = b"0123456789"
 
 
 def mutant(content: bytes, pick: random.Random) -> bytes:
-    """The text with one to three places changed."""
+    """The bytes of a trace, changed at one to three random places."""
     for _ in range(pick.randint(1, 3)):
         at, length = pick.randrange(len(content) + 1), int(2 ** pick.uniform(0, 12))
         kind = pick.randrange(7)
@@ -66,14 +66,17 @@ def mutant(content: bytes, pick: random.Random) -> bytes:
 
 
 def _with_value(content: bytes, at: int, pick: random.Random) -> bytes:
-    """Another value behind the next colon: what stands there up to the next comma or brace."""
+    """Replace the value after the next colon, up to the next comma, brace or line end."""
     begin = content.find(b":", at) + 1
     end = min((found for mark in (b",", b"}", b"\n") if (found := content.find(mark, begin)) >= 0), default=len(content))
     return content[:begin] + pick.choice(VALUES) + content[end:]
 
 
 def check(path: Path) -> None:
-    """Read a trace and compute all that its file alone gives. Raises what the reading raises, or AssertionError."""
+    """Read a trace and compute every figure that needs only this file.
+
+    Raises the exception of the reader, or AssertionError.
+    """
     found = trace.read(path)
     damages(found)
     told = [one for one in (breakdown(found), *hta.attempts([found])) if hasattr(one, "compute_ns")]
@@ -84,7 +87,10 @@ def check(path: Path) -> None:
 
 
 def faults(whole: bytes, count: int, seed: str, path: Path) -> Counter[str]:
-    """What mutants of a text raise, with the number of mutants each. path: where they are written, one after the other."""
+    """Read `count` mutants of a trace, and count how many raise each exception.
+
+    path: the file to which each mutant is written in turn. seed: makes the mutants reproducible.
+    """
     found: Counter[str] = Counter()
     for number in range(count):
         pick = random.Random(f"{seed} {number}")
@@ -92,7 +98,7 @@ def faults(whole: bytes, count: int, seed: str, path: Path) -> Counter[str]:
         path.write_bytes(mutant(gzip.compress(content, 1), pick) if number % 10 == 9 else content)
         try:
             check(path)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is what this program looks for
+        except Exception as error:  # noqa: BLE001  # this program looks for every kind of exception
             place = traceback.extract_tb(error.__traceback__)[-1]
             found[f"{type(error).__name__} in {Path(place.filename).name}:{place.lineno} (seed {seed!r}, first {number})"] += 1
     return found

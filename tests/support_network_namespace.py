@@ -1,4 +1,4 @@
-"""Commands in a network namespace of their own, in which only they send: what its loopback interface counts is theirs."""
+"""Runs commands in a network namespace of their own, so that its loopback interface counts only their traffic."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import cache
 
 import pytest
 
-# /sys shows the interfaces of the namespace in which it was mounted.
+# /sys shows the interfaces of the network namespace in which /sys was mounted.
 _SCRIPT = 'mount -t sysfs none /sys && ip link set lo up && exec "$@"'
 _WAYS = (["unshare", "--net", "--mount"], ["unshare", "--map-root-user", "--net", "--mount"])
 
 
 def apart() -> list[str]:
-    """The words before a command that runs it in a new network namespace. Skips the test where none can be made."""
+    """The words that run a command in a new network namespace if they stand before it. Skips the test if none can be made."""
     found = _words()
     if found is None:
         pytest.skip("no network namespace can be made here")

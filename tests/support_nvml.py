@@ -1,4 +1,4 @@
-"""NVML without a GPU: a stub of its library, compiled here, that the real binding loads in the processes that a test starts."""
+"""NVML without a GPU: a stub library, compiled here. The real Python binding loads it in the processes that a test starts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SOURCE = Path(__file__).parent / "stub_nvml" / "nvml.cpp"
 
 
 class StubNvml:
-    """The compiled stub; the last call of `say` defines its GPUs."""
+    """The compiled stub library. The last call of `say` defines its GPUs."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        """flags: of g++, such as -DOLD_DRIVER."""
+        """Compile the stub. flags: options of g++, such as -DOLD_DRIVER."""
         self._state = folder / "gpus.txt"
         subprocess.run(
             ["g++", "-std=c++20", "-shared", "-fPIC", *flags, SOURCE, "-o", folder / "libnvidia-ml.so.1"], check=True
@@ -39,10 +39,13 @@ class StubNvml:
         xids: Sequence[tuple[int, int]] = (),
         **answers: int,
     ) -> None:
-        """GPUs with these UUIDs, alike but for `of`. reasons: NVML's bits; processes: process numbers by the place of a GPU.
+        """Define GPUs with these UUIDs.
 
-        answers: further answers of all GPUs, of: of one GPU by its place, by the names in nvml.cpp. mig: by the place of a GPU,
-        the memory in use of its MIG instances by their UUID. xids: all so far, as (place of the GPU, number).
+        power_w, energy_j, reasons (NVML's bits of throttling) and answers (names as in nvml.cpp) apply to all GPUs.
+        of: maps the index of a GPU to answers of this GPU alone.
+        processes: maps the index of a GPU to the process ids that use it.
+        mig: maps the index of a GPU to its MIG instances, each with its UUID and its used memory.
+        xids: all XID errors up to now, as pairs (index of the GPU, XID number).
         """
         alike = {"power_mw": round(1000 * power_w), "energy_mj": round(1000 * energy_j), "reasons": reasons} | answers
         lines = []
@@ -65,7 +68,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> StubNvml:
 
 @pytest.fixture(scope="module")
 def old_nvml(tmp_path_factory: pytest.TempPathFactory) -> StubNvml:
-    """NVML of a driver before version 510."""
+    """The stub of NVML as in a driver older than version 510."""
     return _compiled(tmp_path_factory, "-DOLD_DRIVER")
 
 

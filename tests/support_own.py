@@ -1,4 +1,4 @@
-"""Own models in tests: what `describe` says of a file, and a run of it by hand."""
+"""Own workloads in tests: what `describe` says about a file, and a run that a test makes by hand."""
 
 import msgspec
 from support_cells import CELL
@@ -9,7 +9,7 @@ from trainers.describe import describe
 
 
 def described(folder, text):
-    """What `describe` says of the workload `mine` with this text."""
+    """Write the workload `mine` with this source text; returns what `describe` says about it."""
     file = folder / "workloads" / "mine.py"
     file.parent.mkdir(parents=True)
     file.write_text(text)
@@ -24,7 +24,7 @@ def cell_of(known, strategy, **keys):
 
 
 def run_dir_of(bench, folder, known, strategy, **keys):
-    """The folder of a run of this workload, which `described` wrote to `folder`, with its code."""
+    """A run folder of this workload, with a copy of its code. `described` must have written the workload to `folder`."""
     run_dir = bench.run_dir(strategy=strategy, **keys)
     run, options = run_dir.read_run(), cell_of(known, strategy).options
     cell = msgspec.structs.replace(run.cell, workload=known.name, seq_len=None, workload_code=known.code, options=options)

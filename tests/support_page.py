@@ -1,4 +1,4 @@
-"""A page of docs/ as a reader follows it: its files in a workspace, then its commands."""
+"""Follows a page of docs/ as a reader does: writes its files into a workspace, then runs its commands."""
 
 import re
 import shlex
@@ -8,12 +8,12 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def files_of(name):
-    """The files on a page of docs/, by their path in the workspace."""
+    """The text of each file on a page of docs/, by its path in the workspace."""
     return {path: text for _, path, text in _blocks(name) if path}
 
 
 def follow(bench, name):
-    """Write the files of a page into the workspace and run its commands in order. Returns what each printed, by its line."""
+    """Write the files of a page into the workspace and run its commands in order. Returns the output of each command line."""
     printed = {}
     for kind, path, text in _blocks(name):
         if kind == "sh":

@@ -1,4 +1,4 @@
-"""Cells for tests of the planner, with the defaults of the menus."""
+"""Makes cells for tests of the planner, with the default options of the menus."""
 
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from trainers import menu
@@ -7,7 +7,7 @@ ADAMW = Optimizer(name="adamw", lr=1e-4)
 
 
 def cell(workload="gpt2-large", strategy="ddp", gpus=1, *, micro=1, passes=1, tp=1, pp=1, options=None, **keys):
-    """A cell with `micro` items per data-parallel rank and pass."""
+    """A cell whose micro-batch has `micro` items. A step has `passes` forward and backward passes."""
     of_workload, of_strategy = menu.workload(workload), menu.strategy(strategy)
     defaults = {option.name: option.default for option in (*of_workload.options, *of_strategy.options)}
     dp = gpus // tp // pp
