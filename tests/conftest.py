@@ -1,8 +1,9 @@
-"""What all tests share.
+"""Settings and fixtures that all tests share.
 
-Hypothesis has no deadline for an example: no test fails because the machine is slow. In CI it draws the same examples in
-each run, so a failure there comes from the change; elsewhere it draws new ones. A shell lets what it starts in the background
-ignore Ctrl-C: the tests, and all that they start, get Ctrl-C back. One practice cluster serves all tests that need one.
+Hypothesis has no deadline for an example, so no test fails because the machine is slow. In CI, Hypothesis uses the same
+examples in each run, so a failure there is caused by the change under test; elsewhere the examples are random.
+A shell makes its background processes ignore Ctrl-C. This file undoes this for the tests and for the processes that they start.
+One practice cluster serves all tests that need a cluster.
 """
 
 import os
@@ -36,7 +37,7 @@ def pytest_generate_tests(metafunc):
     support_releases.parametrize(metafunc)
 
 
-@pytest.hookimpl(trylast=True)  # pytest sorts by the parameters of fixtures too
+@pytest.hookimpl(trylast=True)  # pytest itself sorts by the parameters of fixtures; our order comes after that
 def pytest_collection_modifyitems(config, items):
     items.sort(key=support_releases.place)
     if support_lanes.on_worker(config):
@@ -50,7 +51,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_home(tmp_path_factory):
-    """The key with which workspaces are marked as trusted is not the one of whoever runs the tests."""
+    """Use a temporary XDG_STATE_HOME, so that the tests do not use the key with which the user marks workspaces as trusted."""
     before = os.environ.get("XDG_STATE_HOME")
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     yield
@@ -61,7 +62,7 @@ def _state_home(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def release(request):
-    """The release of Debian on the practice nodes; None: this machine's own."""
+    """The release of Debian on the practice nodes; None for the release of this machine."""
     found = getattr(request, "param", support_releases.OWN)
     return None if found == support_releases.OWN else found
 
@@ -70,15 +71,15 @@ def release(request):
 def practice(release):
     if WHY is not None:
         pytest.skip(WHY)
-    # not below /tmp, which the nodes' user may not pass
+    # not below /tmp, because the user of the nodes has no access there
     yield from clusters(Path("/srv") / f"shardlab-test-{os.getpid()}", release=release)
 
 
 @pytest.fixture(scope="session")
 def slurm(request, release):
-    """The cluster of $SHARDLAB_SLURM, a workspace that has one running; else the one of the other tests."""
+    """The cluster of the workspace $SHARDLAB_SLURM if the variable is set, otherwise the practice cluster of the tests."""
     if given := os.environ.get("SHARDLAB_SLURM"):
         return SlurmCluster(Path(given))
     found = request.getfixturevalue("practice")
-    assert found.provision()["verified"] is True  # whatever other tests did to it
+    assert found.provision()["verified"] is True  # repairs what other tests changed
     return SlurmCluster(found.folder)

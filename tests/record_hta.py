@@ -1,8 +1,10 @@
-"""Print as JSON what HolisticTraceAnalysis says of the traces rank-*.json[.gz] in each folder; run by a Python that has it.
+"""Prints, as JSON, the figures that HolisticTraceAnalysis computes from the traces rank-*.json[.gz] in each folder.
 
+Usage, with a Python that has HolisticTraceAnalysis:
     python tests/record_hta.py FOLDER...
 
-Kept out of the project's own environment: it brings some hundred packages, jupyterlab and pandas among them.
+HolisticTraceAnalysis is not in the project's own environment, because it needs about a hundred packages, among them jupyterlab
+and pandas.
 """
 
 import json

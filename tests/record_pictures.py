@@ -1,6 +1,6 @@
-"""Write the pictures of docs/images from reports of real runs: python tests/record_pictures.py DIR
+"""Writes the pictures of docs/images from reports of real runs. Usage: python tests/record_pictures.py DIR
 
-DIR holds workspaces whose report is written: quickstart (`make quickstart WORKSPACE=DIR/quickstart`), paper1 and paper3
+DIR has three workspaces whose reports are written: quickstart (`make quickstart WORKSPACE=DIR/quickstart`), paper1 and paper3
 (`jobs submit --matrix paper3 --scale tiny --wait --workspace DIR/paper3 && collect summarize --workspace DIR/paper3`).
 """
 
@@ -13,7 +13,7 @@ import support_browser
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 MOST_BYTES = 300_000
-# name: (workspace, what of its report, the most of its height in px)
+# Maps the name of a picture to (workspace, CSS selector of the part of the report, greatest height in px).
 PICTURES = {
     "report": ("quickstart", "body", 1640),
     "verdicts": ("paper1", "#verdicts", 900),

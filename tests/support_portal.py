@@ -1,4 +1,7 @@
-"""A portal of CloudLab over TLS, in the shapes that its OpenAPI document publishes, into which each failure can be injected."""
+"""A stand-in of the CloudLab portal that answers over TLS, in the forms of the portal's OpenAPI document.
+
+A test can inject a fault into each kind of request.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ Fault = Callable[["Handler"], None]
 
 
 def certificate(folder: Path, name: str = "127.0.0.1") -> tuple[Path, Path]:
-    """(key, certificate) of a server with this address, which signs itself."""
+    """Make a self-signed certificate for a server with this IP address; returns the files (key, certificate)."""
     key, made = folder / "key.pem", folder / "certificate.pem"
     words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     of_this = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:{name}", "-keyout", key, "-out", made]
@@ -38,9 +41,12 @@ def certificate(folder: Path, name: str = "127.0.0.1") -> tuple[Path, Path]:
 
 
 class TestPortal:
-    """The state of the portal. faults: by method and the end of the path, what is done with the next such requests.
+    """The state of the stand-in portal.
 
-    Each fault is used once. polls: how often a new experiment is asked for before its nodes are ready.
+    faults: what the portal does with the next requests, by HTTP method and end of the path. Each fault is used once.
+    polls: how many times a new experiment can be read before its nodes are ready.
+    date: the Date header of every answer. grants: maps the hours that an extension asks for to the hours that the portal
+    grants.
     """
 
     __test__ = False
@@ -54,16 +60,16 @@ class TestPortal:
         self.polls = 1
         self.date = DATE
         self.grants: Callable[[int], int] = lambda hours: hours
-        self.gone_after = 1  # how often an experiment is still there after it was told to end
+        self.gone_after = 1  # how many times an experiment can still be read after its deletion was requested
         self.manifests = {URN: two_nodes()}
         self.changed = threading.Condition()
 
     def asked(self, method: str) -> list[tuple[str, str, Any]]:
-        """The requests with this method."""
+        """The recorded requests with this HTTP method."""
         return [request for request in self.requests if request[0] == method]
 
     def fail(self, method: str, end: str, *faults: Fault) -> None:
-        """Inject faults into the next requests of this method whose path ends so."""
+        """Inject faults into the next requests with this HTTP method whose path ends with `end`."""
         self.faults.setdefault((method, end), []).extend(faults)
 
     def next_fault(self, method: str, path: str) -> Fault | None:
@@ -73,7 +79,7 @@ class TestPortal:
         return None
 
     def add(self, name: str = "bench", project: str = "myproj", **more: Any) -> dict[str, Any]:
-        """An experiment as POST makes it."""
+        """Add an experiment, as a POST request does."""
         made = {
             "id": UUID,
             "name": name,
@@ -99,7 +105,7 @@ class TestPortal:
         return None
 
     def step(self, made: dict[str, Any]) -> None:
-        """What the portal does between two questions."""
+        """Advance the state of an experiment. Called once for each time that the experiment is read."""
         if made["status"] == "terminating":
             self.gone_after -= 1
             if self.gone_after < 0:
@@ -112,20 +118,23 @@ class TestPortal:
 
 
 def two_nodes(site: str = "wisc.cloudlab.us") -> str:
-    """A manifest of two nodes whose logins are at a closed port of this machine: no test asks another one."""
+    """A manifest of two nodes. Their logins are at a closed port of this machine, so no test contacts another machine."""
     made = [node(name, number, site=site, host="127.0.0.1") for number, name in enumerate(("node0", "node1"), start=1)]
     return manifest(*made, lan(["node0", "node1"])).replace('port="22"', 'port="1"')
 
 
 def nodes(ready: bool, **more: Any) -> list[dict[str, Any]]:
-    """Two nodes, of which the second may still boot."""
+    """What the portal says about two nodes.
+
+    ready: if False, the second node is still booting.
+    """
     up = {"status": "ready", "state": "started", "rawstate": "ISUP", "startup_status": None, "urn": URN}
     boots = {**up, "status": "booting", "state": "started", "rawstate": "BOOTING"}
     return [{"client_id": "node0", **up}, {"client_id": "node1", **(up if ready else boots), **more}]
 
 
 class Server(ThreadingHTTPServer):
-    """The server. A client that is killed is no error of it."""
+    """The HTTP server. A connection that a client breaks off is not an error."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -133,7 +142,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request. Its server has the state."""
+    """The handler of one request. The state is in the server's attribute `portal`."""
 
     protocol_version = "HTTP/1.1"
     server: Any
@@ -221,12 +230,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def status(code: int, error: str = "", **headers: str) -> Fault:
-    """Answers with this status and error."""
+    """A fault: answer with this HTTP status and error text."""
     return lambda handler: handler.send(code, json.dumps({"code": code, "error": error}).encode(), **headers)
 
 
 def truncated(handler: Handler) -> None:
-    """Promises more bytes than come."""
+    """A fault: announce more bytes than are sent."""
     handler.send_response(200)
     handler.send_header("Content-Length", "1000")
     handler.end_headers()
@@ -235,12 +244,12 @@ def truncated(handler: Handler) -> None:
 
 
 def half_document(handler: Handler) -> None:
-    """A whole answer of half a document."""
+    """A fault: send a complete answer whose content is half a JSON document."""
     handler.send(200, b'{"id": "e0174522-6bdc-11f0-bc80-e44')
 
 
 def carried_out_then(fault: Fault) -> Fault:
-    """Carries the request out, but answers otherwise."""
+    """A fault: carry out the request, then answer with another fault."""
 
     def carry_out(handler: Handler) -> None:
         portal: TestPortal = handler.server.portal
@@ -256,7 +265,10 @@ def carried_out_then(fault: Fault) -> Fault:
 
 @contextmanager
 def serve(folder: Path) -> Iterator[TestPortal]:
-    """A portal that answers at its `url` during the block. folder: gets the key and the certificate of the server."""
+    """A portal that serves requests at its `url` during the block.
+
+    folder: gets the private key and the certificate of the server.
+    """
     key, made = certificate(folder)
     portal = TestPortal()
     server = Server(("127.0.0.1", 0), Handler)
@@ -276,12 +288,12 @@ def serve(folder: Path) -> Iterator[TestPortal]:
 
 
 def hung_up(handler: Handler) -> None:
-    """Closes the connection without an answer."""
+    """A fault: close the connection without an answer."""
     handler.close_connection = True
     handler.connection.shutdown(socket.SHUT_RDWR)
 
 
 def silent(handler: Handler) -> None:
-    """Never answers: the connection stays open until the client closes it."""
+    """A fault: never answer. The connection stays open until the client closes it."""
     handler.connection.recv(1)
     handler.close_connection = True

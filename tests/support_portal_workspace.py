@@ -1,4 +1,4 @@
-"""A workspace whose experiment a portal of the tests creates, and manifests that nobody may use."""
+"""A workspace whose experiment the stand-in portal creates, and manifests that `provision` must refuse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ provider: cloudlab
 cloudlab: {{project: myproj, hardware: d8545, nodes: 2, lan_mbps: 25000, blockstore_gib: 0, portal_url: "{}"}}
 ssh: {{user: alice, host_keys: accept-new}}
 """
-# The command in a process of its own, which asks as often as the tests do.
+# Runs the command in a process of its own, with the short polling interval of the tests.
 COMMAND = (
     "import sys; from shardlab import command_start; from provision.cloudlab import readiness, termination; "
     "readiness.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start('provision'))"
@@ -41,7 +41,7 @@ HOSTILE = {
 
 
 class Place:
-    """A workspace, its portal, and what `provision` printed last."""
+    """A workspace, its stand-in portal, and the last output of `provision`."""
 
     def __init__(self, folder, portal, capsys):
         self.folder, self.portal, self.capsys = folder, portal, capsys
@@ -50,7 +50,10 @@ class Place:
         self.out = self.document = ""
 
     def provision(self, *words):
-        """The exit code; nodes cannot be reached, so it is 1 where `provision` came as far as them."""
+        """Run `provision`; returns its exit code.
+
+        The nodes cannot be reached. So the exit code is 1 if `provision` gets far enough to contact them.
+        """
         code = cli.main(["--workspace", str(self.folder), *words])
         said = self.capsys.readouterr()
         self.document = said.out
@@ -68,7 +71,7 @@ class Place:
             )
 
     def kept(self):
-        """The names of all files in .shardlab but locks and the mark that every new workspace has."""
+        """The names of all files in .shardlab, except locks and the trust mark, which every new workspace has."""
         found = [path for path in self.own.rglob("*") if path.is_file() and path.suffix != ".lock"]
         return sorted(str(path.relative_to(self.own)) for path in found if path.name != workspace_trust.MARK)
 
@@ -80,7 +83,7 @@ class Place:
 
 @contextmanager
 def place_of_portal(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Iterator[Place]:
-    """A workspace without any experiment; the token is in the file of the user."""
+    """A workspace without an experiment. The token is in the user's token file."""
     server, home, workspace = (tmp_path / name for name in ("portal", "home", "workspace"))
     for folder in (server, home / ".config/shardlab", workspace):
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A cluster of practice nodes, and `provision` on it as a person runs it."""
+"""A cluster of practice nodes, and functions that run `provision` on it as a user does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ storage: {{shared: SHARED}}
 slurm: {{}}
 ssh: {{between_nodes: true}}
 """
-# What debootstrap, apt-get and pip say last when they cannot reach the archives that they fetch from.
+# Parts of the last message of debootstrap, apt-get or pip when the package archives cannot be reached.
 ARCHIVES_ARE_AWAY = (
     "debootstrap failed: E: Failed getting release file", "E: Failed to fetch", "E: Unable to fetch some archives",
     "E: Unable to locate package", "failed: ERROR: No matching distribution found",
@@ -51,13 +51,16 @@ ARCHIVES_ARE_AWAY = (
 
 
 def are_archives_away(said: str) -> bool:
-    """Whether `provision warm`, which said this, failed in one sentence because the archives cannot be reached."""
+    """Whether `provision warm`, which printed this text, failed because the package archives cannot be reached.
+
+    True only if its last line is one sentence that says so.
+    """
     lines = said.strip().splitlines()
     return bool(lines) and lines[-1].startswith("error: ") and any(words in lines[-1] for words in ARCHIVES_ARE_AWAY)
 
 
 class Practice:
-    """A workspace with the cluster file, and `provision` on it as a person runs it."""
+    """A workspace with a cluster file, and functions that run `provision` there."""
 
     def __init__(self, folder: Path, file: str) -> None:
         self.folder = folder
@@ -87,14 +90,14 @@ class Practice:
         return PracticeMachine(self.cluster.name, name, "", 0, "", Path(), "")
 
     def give_disk(self, name: str, size: str) -> None:
-        """A removed node's files will lie on a small disk of their own; given one already, it gets another size."""
+        """Put the files of a node that does not exist yet on a small disk. If the disk exists, change its size."""
         folder = self.machine(name).folder
         folder.mkdir(exist_ok=True)
         options = f"remount,size={size}" if os.path.ismount(folder) else f"size={size}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
 
     def take_back_disk(self, name: str) -> None:
-        """The node goes with it."""
+        """Unmount the node's small disk. This stops and removes the node."""
         machine = self.machine(name)
         if os.path.ismount(machine.folder):
             machine.crash()
@@ -107,7 +110,10 @@ class Practice:
 
 
 def bad(stdout: str) -> str:
-    """The operations and checks that did not succeed, of a document of `provision`; the whole text if it is none."""
+    """The operations and checks of a JSON document of `provision` that failed.
+
+    Returns the whole text if the text is not such a document.
+    """
     try:
         said = json.loads(stdout)
         operations = [(node["name"], one) for node in said["nodes"] for one in node["operations"]]
@@ -119,12 +125,12 @@ def bad(stdout: str) -> str:
 
 
 def states(said: dict) -> dict:
-    """The operations of a document of `provision`, by node and name."""
+    """The operations in a JSON document of `provision`, by node name and operation name."""
     return {(node["name"], one["name"]): one for node in said["nodes"] for one in node["operations"]}
 
 
 def clusters(folder: Path, file: str = FILE, release: str | None = None) -> Iterator[Practice]:
-    """A verified cluster of practice nodes of this release, taken down at the end so that nothing of it is left."""
+    """A verified cluster of practice nodes with this release of Debian. Everything is removed at the end."""
     with unprovisioned(folder, file, release) as found:
         said = found.provision()
         assert said["verified"] is True
@@ -133,12 +139,12 @@ def clusters(folder: Path, file: str = FILE, release: str | None = None) -> Iter
 
 @contextlib.contextmanager
 def unprovisioned(folder: Path, file: str, release: str | None = None) -> Iterator[Practice]:
-    """A cluster whose nodes may be booted. At the end it is taken down, and nothing of it is left."""
+    """A cluster whose practice nodes are not booted yet. Everything is removed at the end."""
     folder.mkdir()
     found = Practice(folder, file + (f"release: {release}\n" if release else ""))
     name = found.cluster.name
     found.provision("down")
-    before = _state()  # other clusters may be up
+    before = _state()  # there may be other clusters
     with found.start("warm") as warm:
         _, why = warm.communicate(timeout=1800)
     if warm.returncode:

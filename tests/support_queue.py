@@ -1,4 +1,7 @@
-"""Slurm's commands as one program over a folder: a queue with limits, whose jobs are made when somebody looks at it."""
+"""A stand-in of Slurm: its commands as one program, whose queue is a folder and has limits.
+
+No time passes in this queue: waiting jobs are executed when a command looks at the queue.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ defaults:
   {workload: gpt2-tiny, strategy: single, gpus: 1, global_batch_size: 4, seq_len: 16, steps: 1, prove: "off", expect: [oom]}
 axes: {seed: SEEDS}
 """
-# A run that ends at once, in a way that its cell expects.
+# The script of a run that ends at once with an out-of-memory error. The cell of the run expects this error.
 SCRIPT = """\
 #!/bin/bash
 {% for option in options %}
@@ -104,13 +107,18 @@ end(1, "Slurm accounting storage is disabled")
 
 
 class Queue:
-    """Slurm's commands, first on PATH.
+    """A folder with stand-ins of Slurm's commands, which is put first in PATH.
 
-    places: how many tasks may wait, beyond which sbatch `says` so; largest_array: what it takes, says_largest_array: what its
-    configuration says; ends: how many tasks are made at each look; never: folders whose script is refused for good;
-    interrupts_at: the look at which who looks is interrupted; away: whether no command reaches the controller, unreachable:
-    which commands do not; answers: the lines that sbatch prints, with NUMBER for the job's number; loses_answers: whether
-    sbatch says that it timed out, although Slurm has the job; reason: for which tasks wait.
+    The rules, which `rule` sets:
+    - places: how many tasks may wait. If there would be more, sbatch fails and prints the lines `says`.
+    - largest_array: the largest array that sbatch accepts. says_largest_array: the limit in Slurm's configuration.
+    - ends: how many tasks are executed each time that a command looks at the queue.
+    - never: folders of runs whose script sbatch always rejects.
+    - interrupts_at: the number of the look during which the calling process is interrupted.
+    - away: whether no command reaches the controller. unreachable: the commands that do not reach it.
+    - answers: the lines that sbatch prints, with NUMBER for the job id.
+    - loses_answers: whether sbatch reports a timeout although Slurm has the job.
+    - reason: the reason that Slurm gives for tasks that wait.
     """
 
     def __init__(self, folder: Path, monkeypatch: Any) -> None:
@@ -147,12 +155,12 @@ class Queue:
         return found
 
     def environment(self, name: str) -> dict[str, str]:
-        """The environment in which a command was called last."""
+        """The environment variables of the last call of a command."""
         found: dict[str, str] = json.loads((self.folder / f"{name}.environment").read_text())
         return found
 
     def calls(self, name: str) -> list[list[str]]:
-        """The words of each call of a command."""
+        """The arguments of each call of a command."""
         log = self.folder / "calls"
         found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         return [words for command, *words in found if command == name]
@@ -179,7 +187,7 @@ class Study:
         return [folder.judge().state for folder in self.workspace.all_runs()]
 
     def times_sent(self):
-        """How often each run was sent and how often it was started, as its folder tells."""
+        """The pairs (how often a run was submitted, how often it ended) that occur in the runs' folders."""
         return {
             (sum(event.event == "submitted" for event in folder.events()), sum(e.event == "exited" for e in folder.events()))
             for folder in self.workspace.all_runs()

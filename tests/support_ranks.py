@@ -1,4 +1,4 @@
-"""Generated traces of several ranks whose answers are known by construction, or counted nanosecond by nanosecond."""
+"""Generates traces of several ranks whose figures are known by construction, or can be counted nanosecond by nanosecond."""
 
 import gzip
 import random
@@ -7,8 +7,8 @@ from pathlib import Path
 import support_traces as support
 
 GEMM, COPY = "gemm_kernel", "Memcpy DtoD (Device -> Device)"
-NCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"  # RCCL launches it for every collective
-KINDS = {  # as Kineto names the call, what it means, and whether the message is the output
+NCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"  # RCCL launches this kernel for every collective
+KINDS = {  # The collectives: Kineto's name for the call, our name, and whether the size of a message is the size of the output.
     "allreduce": ("all_reduce", False),
     "_allgather_base": ("all_gather", True),
     "_reduce_scatter_base": ("reduce_scatter", False),
@@ -17,7 +17,11 @@ KINDS = {  # as Kineto names the call, what it means, and whether the message is
 
 
 class RankOfRun:
-    """One rank: its events, and of each collective call (name, step, start, end, message bytes, waiting)."""
+    """One rank: its trace events and its collective calls.
+
+    events: times in ns.
+    calls: tuples (name, step, start in ns, end in ns, message size in bytes, waiting time in ns).
+    """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -30,7 +34,10 @@ class RankOfRun:
         self.events.append(event)
 
     def launch(self, cat: str, name: str, stream: int, launched: int, begin: int, end: int, *, tid: int = 1, **args) -> None:
-        """A kernel or copy, and the call of 3 ns that launched it; launched None: it is not recorded."""
+        """Add a kernel or copy, and the call of 3 ns that launched it.
+
+        launched: the time of the call in ns; None: the trace has no record of the call.
+        """
         self._correlation += 1
         link = {"correlation": self._correlation}
         if launched is not None:
@@ -50,7 +57,7 @@ class RankOfRun:
 
 
 def arguments(kind: str, elements: int, size: int, ranks: str, name: str = "3") -> dict:
-    """What Kineto says of a collective of `elements` per rank in bfloat16."""
+    """The arguments that Kineto records for a collective with `elements` bfloat16 elements per rank."""
     whole = elements * size
     said = {"_allgather_base": (elements, whole), "_reduce_scatter_base": (whole, elements)}.get(kind, (elements, elements))
     return {
@@ -60,13 +67,18 @@ def arguments(kind: str, elements: int, size: int, ranks: str, name: str = "3") 
 
 
 def run(seed: int, *, size: int = 3, steps: int = 2) -> list[RankOfRun]:
-    """Ranks on one clock whose synchronizing collectives end together, so that their waiting is known. Times below 10 us."""
+    """Ranks that share one clock.
+
+    Collectives that synchronize end at the same time on all ranks, so the waiting time of each rank is known. All times are
+    below 10 us.
+    """
     pick = random.Random(seed)
     ranks = [RankOfRun(rank) for rank in range(size)]
     now = 1000
     for step in range(steps):
         begin = now
-        free = [now + pick.randint(20, 60) for _ in ranks]  # when the stream of collectives is free
+        # the time at which the stream of the collectives is free, for each rank
+        free = [now + pick.randint(20, 60) for _ in ranks]
         for _ in range(pick.randint(1, 4)):
             kind = pick.choice(list(KINDS))
             name, is_output = KINDS[kind]
@@ -93,7 +105,7 @@ def run(seed: int, *, size: int = 3, steps: int = 2) -> list[RankOfRun]:
             free.append(at)
         now = max(free) + pick.randint(5, 30)
         for rank in ranks:
-            # Steps follow each other without a gap: what is launched outside of them does not count.
+            # Steps follow each other without a gap, because kernels that are launched outside of steps do not count.
             rank.annotate(f"ProfilerStep#{step + 5}", begin - (5 if step else 40), now - 5)
     return ranks
 
@@ -107,5 +119,5 @@ def is_collective(event: dict) -> bool:
 
 
 def moments(events: list[dict]) -> set[int]:
-    """Every nanosecond during which one of the events lasts."""
+    """Every nanosecond at which at least one of the events is running."""
     return {ns for event in events for ns in range(event["ts"], event["ts"] + event["dur"])}

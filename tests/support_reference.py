@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference from the code: the keys of both files, the commands, and the states of a run."""
+"""Generates the pages of docs/reference from the code: the keys of both files, the commands, and the states of a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from shardlab.state import STATES
 
 Schema = dict[str, Any]
 WRITTEN = "This page is written from the code by `make golden`.\n"
-# The key of the file under which a type stands, for the headings; a type of several places has a sentence instead.
-OMITTED = ("Inclusion", "Exclusion", "Axes")  # what they allow beyond the keys of a cell is said under `exclude` and `include`
+# Types of the schema that get no section of their own on the page.
+# `exclude` and `include` describe what these types allow beyond the keys of a cell
+OMITTED = ("Inclusion", "Exclusion", "Axes")
 DOTTED = "Members of `optimizer` and `schedule` may also be given alone, such as `optimizer.lr`."
 CLUSTER = (
     "An unknown key, a duplicate key, or a value of another type is refused with file, line and column. `provision init` "
@@ -29,7 +30,7 @@ PAGES = {"cluster": ("Keys of cluster.yaml", CLUSTER), "matrix": ("Keys of matri
 
 
 def keys(name: str) -> str:
-    """The page of a file's keys: a table for the file and one for each mapping in it."""
+    """The page about the keys of a file: one table for the file and one for each mapping in it."""
     schema = json_schema.schemas()[name]
     title, about = PAGES[name]
     parts = [f"# {title}\n", WRITTEN, f"{about}\n", *_table(schema)]
@@ -63,7 +64,7 @@ def _default(part: Schema) -> str:
 
 
 def _value(part: Schema) -> str:
-    """The values that a key may have, in words."""
+    """Describes in words which values a key may have."""
     if "$ref" in part:
         kind = part["$ref"].rpartition("/")[2]
         return "as an axis" if kind == "Axes" else f"[{kind}](#{kind.lower()})" if kind not in OMITTED else "keys of a cell"
@@ -91,7 +92,7 @@ def _cell(text: str) -> str:
 
 
 def commands() -> str:
-    """The page of all commands: their help texts, which the golden files hold."""
+    """The page with the help texts of all commands. The golden files contain these texts."""
     parts = [
         "# Commands\n",
         WRITTEN,
@@ -106,7 +107,7 @@ def commands() -> str:
 
 
 def states() -> str:
-    """The page of the states of a run."""
+    """The page about the states of a run."""
     rows = [f"| `{name}` | {meaning} |" for name, meaning in STATES.items()]
     head = ["# States of a run\n", WRITTEN, "| state | meaning |", "|---|---|"]
     return "\n".join([*head, *rows]) + "\n"

@@ -1,7 +1,7 @@
-"""On which releases of Debian the tests of Slurm run: each brings its own Slurm and systemd.
+"""Selects the Debian releases on which the tests of Slurm run. Each release has its own versions of Slurm and systemd.
 
-`make test` runs them on this machine's release, `make test-long` on all, and SHARDLAB_RELEASES=trixie,sid on those alone. One
-cluster is up at a time, so tests of a release follow each other.
+`make test` runs these tests on the release of this machine, `make test-long` on all releases, and SHARDLAB_RELEASES=trixie,sid
+only on the named releases. Only one cluster is up at a time, so tests are grouped by release.
 """
 
 import os
@@ -21,13 +21,13 @@ ON_EACH = ("test_practice_line", "test_slurm_line", "test_slurm_launchers")
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Run a test of these files once for each release."""
+    """Run each test of the files in ON_EACH once for each release."""
     if metafunc.module.__name__.rpartition(".")[2] in ON_EACH and "release" in metafunc.fixturenames and RELEASES != (OWN,):
         metafunc.parametrize("release", RELEASES, indirect=True, scope="session")
 
 
 def place(item: pytest.Item) -> int:
-    """By which tests are sorted: after those of this machine's own release."""
+    """The sort key of tests: the release of this machine comes first, then the other releases."""
     callspec = getattr(item, "callspec", None)
     found = callspec.params.get("release", OWN) if callspec is not None else OWN
     return RELEASES.index(found) if found in RELEASES else -1

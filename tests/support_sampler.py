@@ -30,7 +30,7 @@ def sampled(process: "subprocess.Popen[str]", out: Path, more: int = 1) -> None:
 
 
 def ended(process: "subprocess.Popen[str]") -> dict:
-    """End it with a signal; returns its document."""
+    """End the sampler with SIGTERM, and return the JSON document that it prints."""
     process.send_signal(signal.SIGTERM)
     said, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors

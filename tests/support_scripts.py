@@ -1,7 +1,8 @@
-"""Python scripts of tests, forked from one process that imported torch before: the import takes ten times as long as a script.
+"""Runs Python scripts of tests in forks of one process that has already imported torch.
 
-A script runs as `python -c` would run it: with its own words, environment, standard output and error, and exit code. What it
-changes in a module is gone when it ends, as it changes its own copy.
+Importing torch takes ten times as long as a typical script. A script runs as with `python -c`: it has its own arguments,
+environment, standard output, standard error and exit code. A script changes only its own copy of a module, so nothing is left
+of the change when it ends.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from support_line import HANG_S
 
 
 class Scripts:
-    """The process that imported everything, from the side of the tests."""
+    """Starts the process that has imported everything, and sends scripts to it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, script: str, *words: str, **more_environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a script to its end, whatever its exit code."""
+        """Run a script to its end, whatever its exit code is."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, __file__], env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -57,14 +58,14 @@ class Scripts:
             return subprocess.CompletedProcess([script, *words], code, stdout.read_text(), stderr.read_text())
 
     def _answer(self) -> Any:
-        """The next line, decoded; None if it does not come in time."""
+        """The next answer of the process, decoded; None if there is no answer within HANG_S."""
         assert self._process is not None
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], HANG_S)
         return json.loads(self._process.stdout.readline() or "null") if ready else None
 
     def end(self) -> None:
-        """End the process, and what its scripts left."""
+        """Kill the process and every process that its scripts left."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
@@ -72,7 +73,10 @@ class Scripts:
 
 
 def _serve() -> None:
-    """Fork a process for each request, a line of JSON on standard input, and answer with its exit code."""
+    """Fork a process for each request, and answer with its exit code.
+
+    A request is one line of JSON on standard input.
+    """
     from trainers.forking import fork_server
 
     for name in fork_server.preloaded():
@@ -91,7 +95,7 @@ def _tell(answer: str | int) -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """In the forked process: run the script and exit with its code."""
+    """Run the script in the forked process, and exit with the script's exit code."""
     code: Any = 1
     try:
         for descriptor, name in ((1, "stdout"), (2, "stderr")):
@@ -103,7 +107,7 @@ def _become(request: dict[str, Any]) -> None:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - nothing may return into the code of the parent
+    except BaseException:  # noqa: BLE001 - no exception may return into the parent's code
         traceback.print_exc()
     finally:
         sys.stdout.flush()

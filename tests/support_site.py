@@ -1,4 +1,7 @@
-"""A practice cluster as a managed site: a user without root, a login node, modules, rules, and a person at a desk elsewhere."""
+"""A practice cluster that is set up like a managed site, and a user who works on it from another machine.
+
+The user has no root. The site has a login node, modules and its own rules.
+"""
 
 import contextlib
 import copy
@@ -23,7 +26,8 @@ from support_slurm import SlurmCluster
 
 USER, UID, ACCOUNT = "alice", 1200, "abc_g"
 PASSWORD = "correct-horse"
-# Users of a site share their home folder; the site offers modules, and a variable for large data.
+# The user's home folder is shared by all nodes. The site has environment modules, and a variable that names the folder for
+# large data.
 SETUP = f"""\
 id {USER} > /dev/null 2>&1 || useradd --uid {UID} --shell /bin/bash --no-create-home --home-dir HOME {USER}
 usermod -p '*' {USER}
@@ -34,7 +38,8 @@ mkdir -p /etc/environment-modules/modules/python
 printf '#%%Module1.0\\nsetenv SITE_PYTHON 3.11.2\\n' > /etc/environment-modules/modules/python/3.11.2
 printf 'export SCRATCH=%s\\n' SCRATCH > /etc/profile.d/scratch.sh
 """
-# The site has an account for its user; its submit plugin rejects jobs without an account, and the option --gpus.
+# Slurm's accounting has an account for the user. The submit plugin rejects jobs without an account and jobs with the option
+# --gpus.
 RULES = f"""\
 sacctmgr -i add account {ACCOUNT} GrpTRESMins=gres/gpu=6000 > /dev/null
 sacctmgr -i add user {USER} account={ACCOUNT} > /dev/null
@@ -60,10 +65,10 @@ WITHOUT_RULES = (
     f"sacctmgr -i delete user {USER} account={ACCOUNT} > /dev/null; sacctmgr -i delete account {ACCOUNT} > /dev/null"
 )
 PLUGIN = "JobSubmitPlugins=lua"
-# Compute nodes reach the other nodes and nothing else.
+# Compute nodes reach the other nodes of the cluster, but not the internet.
 NO_NETWORK = "ip -4 route show default > /run/default-route; ip route flush default; ! ip -4 route show default | grep -q ."
 NETWORK = "while read -r route; do ip route add $route; done < /run/default-route"
-# As on a site without accounting: the commands are there, and have nothing to say.
+# A site without accounting: the commands exist, but they only print an error.
 NO_ACCOUNTING = """\
 for name in sacct sacctmgr sreport sshare; do
     printf '#!/bin/sh\\necho "Slurm accounting storage is disabled" >&2\\nexit 1\\n' > /usr/local/bin/$name
@@ -77,7 +82,7 @@ rm -f /etc/profile.d/scratch.sh /etc/ssh/sshd_config.d/second.conf
 systemctl reload ssh
 userdel {USER} || true
 """
-# After the key, the login asks for a password on the terminal, as for a code.
+# After the key, the login asks for a password on the terminal, as a login with a one-time code does.
 SECOND_FACTOR = f"""\
 usermod -p "$(openssl passwd -6 {PASSWORD})" {USER}
 printf 'Match User {USER}\\n  AuthenticationMethods publickey,keyboard-interactive\\n  KbdInteractiveAuthentication yes\\n' \
@@ -85,7 +90,7 @@ printf 'Match User {USER}\\n  AuthenticationMethods publickey,keyboard-interacti
 grep -q '^UsePAM yes' /etc/ssh/sshd_config
 systemctl reload ssh
 """
-# An image of the node's own system without Slurm's commands; its Python has the packages of a virtual environment.
+# An image of the node's own system without Slurm's commands. Its Python has the packages of a virtual environment.
 IMAGE = f"""\
 set -e
 mkdir -p "$1" "$1/proc" "$1/sys" "$1/dev" "$1/tmp" "$1/opt" "$1/home" "$1/root" "$1/run" "$1/var/tmp" "$1/ch" "$1$3"
@@ -107,14 +112,15 @@ Host uni
 
 
 class Site:
-    """The cluster, the user's files on its shared folder, and the commands of a person at a desk on this machine."""
+    """The cluster, the user's files on its shared folder, and the commands that the user runs on this machine (the desk)."""
 
     def __init__(self, slurm: SlurmCluster, folder: Path) -> None:
         self.slurm, self.folder = slurm, folder
         self.home, self.scratch = slurm.shared / "site" / "home", slurm.shared / "site" / "scratch"
         self.shared = self.scratch / "shardlab"
         self.desk = folder / "desk"
-        self.cache = Path(tempfile.mkdtemp(prefix="site"))  # a short path, as of most users: a socket lies there
+        # a short path: a Unix socket is created there, and the path of a socket has a maximum length
+        self.cache = Path(tempfile.mkdtemp(prefix="site"))
         self._before = self._person()
         for path in (self.home / ".ssh", self.scratch, self.desk):
             path.mkdir(parents=True)
@@ -136,7 +142,7 @@ class Site:
 
     @contextlib.contextmanager
     def without_accounting(self) -> Iterator[None]:
-        """Slurm's commands for accounting answer as on a site that has none."""
+        """During the block, Slurm's accounting commands answer as on a site without accounting."""
         self.slurm.run("head", NO_ACCOUNTING, root=True)
         try:
             yield
@@ -145,7 +151,7 @@ class Site:
 
     @contextlib.contextmanager
     def small_folder(self, size: str) -> Iterator[Path]:
-        """A folder of the user on a file system of this size, on the login node."""
+        """A folder of the user on the login node. The folder is on a file system of its own with this size."""
         folder = self.scratch / "small"
         self.as_user(f"mkdir -p {folder}")
         self.slurm.run("head", f"mount -t tmpfs -o size={size},uid={UID} tmpfs {folder}", root=True)
@@ -155,7 +161,7 @@ class Site:
             self.slurm.run("head", f"umount {folder}", root=True)
 
     def _person(self) -> list[str]:
-        """The words before a command of the person, whose home has a key and a ~/.ssh/config."""
+        """The words that stand before each command of the user: they give it a home with a key and a ~/.ssh/config."""
         home = self.folder / "home"
         (home / ".ssh").mkdir(parents=True)
         key = self.folder / "key"
@@ -163,7 +169,7 @@ class Site:
         address = self.slurm.nodes["head"].address
         (home / ".ssh/config").write_text(CONFIG.format(address=address.host, user=USER, identity=key))
         (home / ".ssh/known_hosts").write_bytes((self.slurm.folder / ".shardlab/known_hosts").read_bytes())
-        passwd = self.folder / "passwd"  # by which OpenSSH finds a home, whatever $HOME says
+        passwd = self.folder / "passwd"  # OpenSSH takes the home folder from this file and ignores $HOME
         me = pwd.getpwuid(os.geteuid())
         lines = Path("/etc/passwd").read_text().replace(f":{me.pw_dir}:{me.pw_shell}", f":{home}:{me.pw_shell}", 1)
         passwd.write_text(lines)
@@ -171,7 +177,7 @@ class Site:
         return ["unshare", "--mount", "sh", "-c", mount, str(passwd), "env", f"HOME={home}", f"XDG_CACHE_HOME={self.cache}"]
 
     def command(self, *words: str) -> list[str]:
-        """argv of a command of ours at the desk."""
+        """The command line of one of our commands, run on the user's machine."""
         return [*self._before, sys.executable, "-P", "-m", *words, "--workspace", str(self.desk)]
 
     def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -184,7 +190,11 @@ class Site:
         return done
 
     def at(self, name: str, described: str, environment: dict[str, object], setup: Sequence[str] = ()) -> "Site":
-        """The same person with another workspace, whose cluster file has another key `environment`, and slurm.setup."""
+        """The same user with another workspace.
+
+        described: the text of the cluster file. environment: replaces its key `environment`. setup: replaces its key
+        `slurm.setup`.
+        """
         other = copy.copy(self)
         other.desk = self.folder / name
         other.desk.mkdir()
@@ -194,19 +204,19 @@ class Site:
         return other
 
     def make_image(self, venv: Path) -> Path:
-        """An image for Charliecloud whose Python has the packages of a virtual environment."""
+        """Make an image for Charliecloud whose Python has the packages of a virtual environment."""
         image = self.scratch / "image"
         self.slurm.run("head", f"set -- {image} {venv} {self.shared}\n{IMAGE}", root=True)
         return image
 
     def log_out(self) -> None:
-        """Close the connection that the commands share."""
+        """Close the SSH connection that the commands share."""
         socket = f"{self.cache}/shardlab/ssh/%C"
         words = [*self._before, "ssh", "-o", f"ControlPath={socket}", "-O", "exit", "uni"]
         subprocess.run(words, capture_output=True, check=False)
 
     def as_user(self, script: str) -> str:
-        """What a script of the user prints on the login node."""
+        """Run a script as the user on the login node, and return its output."""
         return self.slurm.run("head", f"runuser -l {USER} -c {_quoted(script)}", root=True)
 
     def remove(self) -> None:
@@ -226,7 +236,10 @@ def _quoted(text: str) -> str:
 
 @contextlib.contextmanager
 def package_index(wheels: Path, folder: Path, address: str) -> Iterator[str]:
-    """The URL of a package index with these wheels, which answers at an address of this machine."""
+    """The URL of a package index with these wheels.
+
+    address: the address of this machine at which the index answers.
+    """
     for wheel in wheels.glob("*.whl"):
         project = folder / re.sub(r"[-_.]+", "-", wheel.name.partition("-")[0]).lower()
         project.mkdir(exist_ok=True)
@@ -243,14 +256,17 @@ def package_index(wheels: Path, folder: Path, address: str) -> Iterator[str]:
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Lists folders and sends files, without a log."""
+    """A file server that lists folders and sends files, and writes no log."""
 
     def log_message(self, *words: object) -> None:
         pass
 
 
 def answered(argv: list[str], question: str, answer: str, limit_s: float) -> tuple[int, str, int]:
-    """Run a command on a terminal and answer each question: (exit code, all that it showed, number of questions)."""
+    """Run a command on a terminal and answer each question.
+
+    Returns (exit code, everything that the command showed, number of questions).
+    """
     pid, terminal = os.forkpty()
     if pid == 0:
         os.execvp(argv[0], argv)

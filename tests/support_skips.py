@@ -48,7 +48,7 @@ ALLOWED = (
 
 
 def is_allowed(test: str, reason: str) -> bool:
-    """Whether the table ALLOWED has this skip."""
+    """Whether the table ALLOWED allows this skip."""
     return any(fnmatchcase(test, entry.test) and re.fullmatch(entry.reason, reason, re.DOTALL) for entry in ALLOWED)
 
 

@@ -1,4 +1,4 @@
-"""A Slurm cluster of practice nodes, and `jobs` on it: from this machine as a person does, or on the controller itself."""
+"""A Slurm cluster of practice nodes. Tests run `jobs` on the controller, or on this machine as a user does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardlab.remote import Address, CommandOutput, Remote
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-# vgg16-tiny: its ranks need half of the processor time to start, because they do not import transformers.
+# The workload is vgg16-tiny: its ranks need half of the processor time to start, because they do not import transformers.
 MATRIX = """\
 schema: 1
 name: {name}
@@ -51,7 +51,7 @@ for change in virtual.bring_up(cluster.load(Path(file)), Workspace(Path(folder))
 
 
 class SlurmCluster:
-    """The cluster that was provisioned from a workspace on this machine."""
+    """A cluster that `provision` set up from a workspace on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,14 +74,17 @@ class SlurmCluster:
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Such as (22, 5, 8)."""
+        """The version of Slurm, such as (22, 5, 8)."""
         return tuple(map(int, self.run("head", "sinfo --version").split()[1].split(".")))
 
     def machine(self, name: str) -> PracticeMachine:
         return PracticeMachine(self.cluster.name, name, "", 0, "", Path(), "")
 
     def boot(self, name: str) -> None:
-        """Boot a node that crashed, as `provision` does, by a process that ends: the node goes on without it."""
+        """Boot a node that crashed, with the functions of `provision`.
+
+        A process of its own boots the node. The node keeps running when this process ends.
+        """
         done = subprocess.run([sys.executable, "-P", "-c", BOOT, self.file, self.folder, name], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
@@ -95,7 +98,7 @@ class SlurmCluster:
 
     @contextlib.contextmanager
     def without_slurmctld(self, at_least_s: float) -> Iterator[None]:
-        """It is stopped for so long, or for as long as what is done meanwhile takes; then it answers again."""
+        """Stop slurmctld during the block, for at least this many seconds. Then start it and wait until it answers."""
         self.run("head", "systemctl stop slurmctld", root=True)
         ends = time.monotonic() + at_least_s
         try:
@@ -106,9 +109,9 @@ class SlurmCluster:
 
     @contextlib.contextmanager
     def configured(self, *lines: str) -> Iterator[None]:
-        """Slurm with more in its configuration."""
+        """Add these lines to the configuration of Slurm during the block."""
         conf = "/etc/slurm/slurm.conf"
-        ready = "scontrol ping | grep -q UP && ! sinfo -h -N -o %T | grep -qiE 'unk|\\*'"  # workers register again
+        ready = "scontrol ping | grep -q UP && ! sinfo -h -N -o %T | grep -qiE 'unk|\\*'"  # the workers register again
         again = f"systemctl restart slurmctld; until {ready}; do sleep 0.5; done"
         added = shlex.join(["printf", "%s\\n", *lines])
         try:
@@ -119,7 +122,7 @@ class SlurmCluster:
 
     @contextlib.contextmanager
     def frozen_ranks(self, node: str) -> Iterator[None]:
-        """The ranks of that node, from their first moment on, do nothing; they go on afterwards."""
+        """Stop the ranks on a node during the block, as soon as they exist; they continue afterwards."""
         found = self.run(node, f'ranks() {{ {RANKS}; }}; until [ -n "$(ranks)" ]; do sleep 0.1; done; ranks').split()
         self.run(node, f"kill -STOP {' '.join(found)}")
         try:
@@ -133,20 +136,23 @@ class SlurmCluster:
 
 
 class Study:
-    """A workspace on the cluster's shared folder, and `jobs` in it on the controller."""
+    """A workspace on the cluster's shared folder. Its `jobs` commands run on the controller."""
 
     def __init__(self, slurm: SlurmCluster, path: Path) -> None:
         self.slurm, self.path = slurm, path
 
     @classmethod
     def new(cls, slurm: SlurmCluster, name: str, more: str = "") -> Study:
-        """more: what its cluster file says of Slurm."""
+        """Make the workspace.
+
+        more: the keys below `slurm` in its cluster file.
+        """
         study = cls(slurm, slurm.shared / "studies" / name)
         study.write("cluster.yaml", slurm.file.read_text().replace("slurm: {}", f"slurm: {{{more}}}"))
         return study
 
     def write(self, name: str, text: str) -> str:
-        """A file of the workspace, made there by the user who works there; its path."""
+        """Write a file of the workspace as the user on the controller; returns its path."""
         path = self.path / name
         script = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
         done = self.slurm.answer("head", "sh", "-c", script, "write", str(path), stdin=text.encode())
@@ -154,7 +160,7 @@ class Study:
         return str(path)
 
     def stand_in(self, command: str, script: str) -> dict[str, str]:
-        """The environment in which one of Slurm's commands is this script."""
+        """Replace one of Slurm's commands by a shell script. Returns the environment that a command needs to use the script."""
         path = self.write(f"bin/{command}", f"#!/bin/sh\n{script}\n")
         self.slurm.answer("head", "chmod", "+x", path)
         return {"PATH": f"{self.path}/bin:/usr/bin:/bin"}
@@ -190,7 +196,7 @@ class Study:
         return submission.all_of(Workspace(self.path))
 
     def queue(self) -> list[str]:
-        """The names of this user's jobs that wait or run, an array as one."""
+        """The names of this user's jobs that wait or run. An array has one name."""
         return self.slurm.run("head", "squeue -h --me -o %j").split()
 
     def logs(self) -> str:
@@ -208,7 +214,7 @@ class Study:
 
 
 class Desk:
-    """A workspace on this machine, from which a person works on the cluster."""
+    """A workspace on this machine, from which a user works on the cluster."""
 
     def __init__(self, slurm: SlurmCluster, folder: Path, before: Sequence[str] = ()) -> None:
         """before: words that stand before each command."""
@@ -233,7 +239,7 @@ class Desk:
         return subprocess.CompletedProcess(process.args, code, stdout, stderr)
 
     def twin(self) -> Study:
-        """The workspace on the cluster that its runs are in."""
+        """The workspace on the cluster that has the runs of this workspace."""
         found = remote_workspace.known(Workspace(self.path))
         assert found is not None
         return Study(self.slurm, Path(found.workspace))

@@ -1,4 +1,4 @@
-"""Nodes without Slurm that are all this machine: a stand-in `ssh` runs the command of a login here."""
+"""Nodes without Slurm, all of which are this machine: a stand-in of `ssh` runs the command of a login here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-# -G and the version come from the real client. A file with the address of a node says how its login fails.
+# A call with the option -G goes to the real client. If there is a file named after the address of a node, its text is the error
+# with which the login fails.
 SSH = """#!/bin/sh
 for word; do
   case $word in -G) exec /usr/bin/ssh "$@";; esac
@@ -34,7 +35,7 @@ test "$1" = -- && host=$2
 test -f BROKEN/"$host" && { cat BROKEN/"$host" >> "$log"; exit 255; }
 exec env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH" sh -c "$2"
 """
-# Each node has its own host name, and its own folder in the place of the workspace; the first node has the workspace itself.
+# Each node has its own host name. The node gpu0 has the workspace; every other node has its own folder at the workspace's path.
 SSH_APART = """#!/bin/sh
 for word; do test "$word" != -G || exec /usr/bin/ssh "$@"; done
 while :; do case $1 in -E) log=$2; shift 2;; -o | -i | -p | -l) shift 2;; --) shift; break;; -*) shift;; *) break;; esac; done
@@ -51,16 +52,19 @@ exec unshare --mount --uts --propagation private sh -c '
 
 
 class SshNodes:
-    """A workspace on the first node of a cluster, and its nodes gpu0 and gpu1."""
+    """A workspace on the first node of a cluster. The nodes are called gpu0, gpu1 and so on."""
 
     def __init__(self, folder: Path, monkeypatch: Any, *, apart: Path | None = None, count: int = 2) -> None:
-        """apart: a folder for the nodes' own disks; the first node, gpu0, has the workspace. None: they share the workspace."""
+        """Make the workspace.
+
+        apart: a folder for the nodes' own disks. If None, all nodes share the workspace. count: of nodes.
+        """
         self.workspace = Workspace(folder)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.broken = folder / "broken"
         for path in (self.broken, self.workspace.own, folder / "bin"):
             path.mkdir(parents=True)
-        # The locks of nodes are named after addresses: those of this process are its own.
+        # The file locks of nodes are named after addresses, so each test process uses its own addresses.
         self.hosts = {f"gpu{node}": f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{node + 2}" for node in range(count)}
         nodes = [
             {"name": name, "host": host, "roles": ["worker"], "python": sys.executable} for name, host in self.hosts.items()
@@ -79,7 +83,7 @@ class SshNodes:
         monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
 
     def part(self, node: str, folder: RunDir) -> RunDir:
-        """The part of a run on a node that has its own disk."""
+        """The folder of a run on a node that has its own disk."""
         assert self.apart is not None
         return RunDir(self.apart / node / "runs" / folder.run_id)
 
@@ -87,14 +91,17 @@ class SshNodes:
         (self.broken / self.hosts[node]).write_text(f"{words}\n")
 
     def greet(self, node: str) -> None:
-        """As a ~/.bashrc on a node that prints a line at each login. For nodes with their own disks."""
+        """Make a node print a line at each login, as a ~/.bashrc can do. Only for nodes with their own disks."""
         (self.broken / f"{self.hosts[node]}.greeting").touch()
 
     def mend_login(self, node: str) -> None:
         (self.broken / self.hosts[node]).unlink()
 
     def run(self, repeat: int, nnodes: int, script: str, **changed: Any) -> RunDir:
-        """A run that was rendered; on each node, a shell executes `script`."""
+        """Make a rendered run.
+
+        repeat: the number of the repeat. script: a shell executes it on each node. changed: keys of run.json that differ.
+        """
         folder = RunDir(self.workspace.runs / run_id(CELL, repeat))
         folder.log.mkdir(parents=True)
         run = Run(
@@ -112,11 +119,11 @@ class SshNodes:
         return folder
 
     def attempt(self, folder: RunDir, nodes: str) -> subprocess.Popen[bytes]:
-        """Start the script of a run as the runner does."""
+        """Start the job script of a run, as the runner does. nodes: the value of the environment variable NODES."""
         return self._start(["bash", str(folder.path / "job.sh")], {**os.environ, NODES: nodes})
 
     def submit(self, *folders: RunDir) -> RunQueue:
-        """Submit runs, and start a runner that this process can wait for."""
+        """Submit runs, and start a runner as a child of this process, which `end` waits for."""
         for folder in folders:
             folder.write_event("controller", "submitted", scheduler="ssh")
         self.start_runner()
@@ -140,7 +147,7 @@ def wait_for(folder: RunDir, name: str) -> None:
 
 
 def tasks(folder: RunDir) -> list[psutil.Process]:
-    """The processes that the tasks of a run started."""
+    """The processes that were started by the tasks of a run."""
     marked = []
     for process in psutil.process_iter():
         try:

@@ -1,6 +1,6 @@
-"""Traces in the shapes that other versions and devices write: old Kineto, RCCL, MTIA, and Inductor's Triton kernels.
+"""Generates traces as other versions and devices write them: old Kineto, RCCL, MTIA, and Inductor's Triton kernels.
 
-Each is a list of events as json.dumps takes them, times in us; the fields and names of each shape are those of its origin.
+Each trace is a list of events that json.dumps accepts, with times in us. Fields and names are the same as in real traces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _complete(category: str, name: str, tid: object, at: float, lasts: float, **
 
 
 def old_kineto(seed: int = 0, steps: int = 2, kernels: int = 4) -> list[Event]:
-    """As PyTorch 1.8 and 1.9 wrote it: categories with capitals, whole microseconds, `external id` in small letters."""
+    """A trace of PyTorch 1.8 or 1.9: capitalized categories, whole microseconds, and `external id` in small letters."""
     pick, now, events, number = random.Random(seed), 1_621_401_187_223_000, [], 100
     for step in range(steps):
         begin = now
@@ -38,7 +38,10 @@ def old_kineto(seed: int = 0, steps: int = 2, kernels: int = 4) -> list[Event]:
 
 
 def rccl(seed: int = 0, steps: int = 2, kernels: int = 4, before: int = 3) -> list[Event]:
-    """As ROCm writes it: one kernel for all collectives, told by arguments. before: kernels queued before the recording."""
+    """A trace of ROCm: all collectives use the same kernel, and its arguments say which collective it is.
+
+    before: the number of kernels that were queued before the recording started.
+    """
     pick, now, events = random.Random(seed), 3_743_411_000.125, []
     for index in range(before):
         events.append(_complete("kernel", RCCL, 4, now + 20 * index, 15.5, device=2, stream=4, correlation=10 + index))
@@ -73,7 +76,10 @@ def _arguments(index: int) -> dict[str, object]:
 
 
 def mtia(seed: int = 0, steps: int = 2, kernels: int = 4) -> list[Event]:
-    """As Meta's accelerator writes it: a category of its own; requests with a stream and no correlation, or without both."""
+    """A trace of Meta's accelerator MTIA, which has its own categories.
+
+    Some requests have a stream and no correlation, and some have neither.
+    """
     pick, now, number, events = random.Random(seed), 3_605_054_888.691, 1017, []
     for step in range(steps):
         begin = now
@@ -92,7 +98,7 @@ def mtia(seed: int = 0, steps: int = 2, kernels: int = 4) -> list[Event]:
 
 
 def triton(seed: int = 0, steps: int = 2, kernels: int = 4, stream: object = 7) -> list[Event]:
-    """As Inductor writes it: an operator on the CPU that has the stream of the kernel that it launches, and no correlation."""
+    """A trace of Inductor: an operator on the CPU has the stream of the kernel that it launches, and no correlation."""
     pick, now, number, events = random.Random(seed), 4_458_676_522.125, 200, []
     for step in range(steps):
         begin = now
@@ -112,6 +118,6 @@ SHAPES = {"old Kineto": old_kineto, "RCCL": rccl, "MTIA": mtia, "Triton": triton
 
 
 def text(events: list[Event], rank: int | None = 0) -> bytes:
-    """A whole trace. rank: None for a trace that does not say it."""
+    """The bytes of a whole trace. rank: None for a trace that does not record its rank."""
     about = {} if rank is None else {"distributedInfo": {"backend": "nccl", "rank": rank, "pg_config": [{"ranks": [0]}, {}]}}
     return json.dumps({"schemaVersion": 1, **about, "traceEvents": events, "traceName": "t.json"}, indent=1).encode()

@@ -1,4 +1,4 @@
-"""Traces as Kineto writes them for a GPU, and the truth about them, swept edge by edge."""
+"""Generates traces as Kineto writes them for a GPU, and computes their true figures by a sweep over all begins and ends."""
 
 import gzip
 import json
@@ -12,11 +12,12 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<
 ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 COPY = "Memcpy HtoD (Pinned -> Device)"
 MEMORY = {"gpu_memcpy", "gpu_memset"}
-NEW, OLD = 4_458_676_522_000_000, 1_712_195_495_507_000_137  # ns: since a base as Kineto has it now, since the epoch as it had
+# start times in ns: Kineto now counts from a base of its own; it used to count from the epoch
+NEW, OLD = 4_458_676_522_000_000, 1_712_195_495_507_000_137
 
 
 class Rank:
-    """The events of one rank as dictionaries, their times in whole ns."""
+    """The events of one rank as dictionaries. Times are whole ns."""
 
     def __init__(self, rank: int, *, seed: int = 0, steps: int = 4, kernels: int = 12, start: int = NEW) -> None:
         self.rank = rank
@@ -25,7 +26,7 @@ class Rank:
         ]
         self._random = random.Random(seed * 1000 + rank)
         self._free = dict.fromkeys((7, 20, 24), start)
-        self._correlation = 1000  # HTA 0.5 with pandas 3 fails where no correlation is above 127
+        self._correlation = 1000  # HTA 0.5 with pandas 3 fails if no correlation is above 127
         now = start
         for step in range(steps):
             now = self._step(step, now, kernels)
@@ -76,7 +77,10 @@ class Rank:
 
 
 def text(events: list[dict], rank: int = 0, *, pretty: bool = True) -> bytes:
-    """A whole trace; pretty: as Kineto lays it out, else without a space."""
+    """The bytes of a whole trace.
+
+    pretty: True for Kineto's layout, False for a layout without spaces.
+    """
     if pretty:
         body = ",\n".join("  {\n    " + ",\n    ".join(_fields(event, ": ", ", ")) + "\n  }" for event in events)
         return (
@@ -97,7 +101,7 @@ def _fields(event: dict, colon: str, comma: str) -> list[str]:
 
 
 def kind(event: dict) -> str | None:
-    """What an event of a GPU is; None for any other."""
+    """What an event of a GPU does: "memory", "communication" or "compute"; None for events of other kinds."""
     if event.get("cat") in MEMORY:
         return "memory"
     if event.get("cat") != "kernel":
@@ -106,12 +110,15 @@ def kind(event: dict) -> str | None:
 
 
 def truth(events: list[dict]) -> dict[str, int]:
-    """The figures of a GPU's events, swept over every moment at which something begins or ends."""
+    """The true figures of a GPU's events, in ns, from a sweep over all begins and ends."""
     return sweep([(found, event["ts"], event["ts"] + event["dur"]) for event in events if (found := kind(event))])
 
 
 def sweep(spans: list[tuple[str, int | Fraction, int | Fraction]], window: tuple | None = None) -> dict:
-    """Time by what runs at each moment. spans: (kind, begin, end)."""
+    """How long each kind of event was running, in ns.
+
+    spans: tuples (kind, begin, end). window: (begin, end) of the time that counts; by default from the first to the last edge.
+    """
     edges = [(at, kind, change) for kind, begin, end in spans for at, change in ((begin, 1), (end, -1))]
     edges.sort(key=lambda edge: edge[0])
     begin, finish = window or (edges[0][0], edges[-1][0])

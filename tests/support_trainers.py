@@ -1,4 +1,4 @@
-"""Real runs for the tests of `trainers`: a run folder, a warm parent of their own, and what the ranks left behind."""
+"""Real runs for the tests of `trainers`: makes run folders, starts the ranks from a fork server, and reads their results."""
 
 import os
 import subprocess
@@ -17,11 +17,11 @@ from shardlab.rundir import RunDir
 from trainers import menu
 
 PYTHON = sys.executable
-SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)  # not adam: it would hide a gradient of the wrong size
+SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)  # not adam, because adam would hide a gradient with a wrong scale
 
 
 class Bench:
-    """Makes run folders and starts them, with data and sockets in folders of their own."""
+    """Makes run folders and starts runs. Data and sockets are in temporary folders."""
 
     def __init__(self, folder: Path, runtime: Path) -> None:
         self.folder = folder
@@ -29,14 +29,14 @@ class Bench:
         self.environment = {
             **{name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
             "XDG_RUNTIME_DIR": str(runtime),
-            "OMP_NUM_THREADS": "1",  # the tests share the machine's few processors with others
+            "OMP_NUM_THREADS": "1",  # the tests run in parallel on a machine with few processors
         }
         self.scripts = Scripts({**self.environment, "GLOO_SOCKET_IFNAME": "lo"})
         self._made = 0
         self._references = {}
 
     def run_dir(self, *, workload="gpt2-tiny", strategy="single", gpus=1, accumulation=1, options=None, data=None, **keys):
-        """A run folder with its run.json; global batch 8, 10 steps of SGD unless told otherwise."""
+        """Make a run folder with its run.json. The default is a global batch of 8 and 10 steps of SGD."""
         of_workload, of_strategy = menu.workload(workload), menu.strategy(strategy)
         batch = keys.pop("global_batch_size", 8)
         defaults = {option.name: option.default for option in (*of_workload.options, *of_strategy.options)}
@@ -63,7 +63,7 @@ class Bench:
         return run_dir
 
     def start(self, run_dir, *command, **more_environment):
-        """A launcher in the run's folder; its output is kept."""
+        """Start a launcher in the run's folder. Its output goes to pipes."""
         return subprocess.Popen(
             [PYTHON, "-m", *(command or ("trainers", "fork")), "."],
             cwd=run_dir.path, env={**self.environment, **more_environment},
@@ -71,27 +71,27 @@ class Bench:
         )  # fmt: skip
 
     def finish(self, run_dir, *command, **more_environment):
-        """(exit code, standard error) of a launcher that is waited for."""
+        """Run a launcher to its end; returns (exit code, standard error)."""
         process = self.start(run_dir, *command, **more_environment)
         _, errors = process.communicate(timeout=HANG_S)
         return process.returncode, errors
 
     def complete(self, **keys):
-        """A run that has to end well."""
+        """Run a cell, and check that the run ends with exit code 0."""
         run_dir = self.run_dir(**keys)
         code, errors = self.finish(run_dir)
         assert code == 0, errors + "".join(log.read_text() for log in run_dir.log.glob("*"))
         return run_dir
 
     def losses(self, **keys):
-        """The mean loss over the ranks at each timed step of such a run."""
+        """Run a cell; returns the mean loss over the ranks at each timed step."""
         run_dir = self.complete(**keys)
         ranks = run_dir.read_run().world.world_size
         columns = [[r.loss for r in run_dir.steps(rank).records if not r.warmup] for rank in range(ranks)]
         return [sum(row) / ranks for row in zip(*columns, strict=True)]
 
     def reference(self, **keys):
-        """The losses of such a run by one process, which is made once for all tests."""
+        """The losses of a run on one rank. A run with the same keys is made only once."""
         key = repr(sorted({"workload": "gpt2-tiny", **keys}.items()))
         if key not in self._references:
             self._references[key] = self.losses(**keys)
@@ -100,8 +100,9 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory):
-    """One warm parent for all tests; ended with them."""
-    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:  # short: a socket's path has 107 bytes
+    """One Bench with one fork server for all tests. The fork server is killed at the end."""
+    # a short path: the path of a Unix socket has at most 107 bytes
+    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:
         bench = Bench(tmp_path_factory.mktemp("runs"), Path(runtime))
         socket = subprocess.run(
             [PYTHON, "-c", "from trainers.forking import address; print(address.socket_path())"],

@@ -1,4 +1,4 @@
-"""`collect watch` as a process of its own, and runs whose records grow while it serves them."""
+"""Runs `collect watch` as a process of its own, and makes runs whose records grow while it serves them."""
 
 import contextlib
 import http.client
@@ -19,7 +19,10 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\x1b[31m\u202e&a
 
 @contextlib.contextmanager
 def served(workspace, *options):
-    """The address of the page; at the end Ctrl-C ends the server, with exit code 0."""
+    """Start the server; gives the address of its page.
+
+    At the end, Ctrl-C must end the server with exit code 0.
+    """
     command = [sys.executable, "-m", "collect", "watch", "--json", "--workspace", str(workspace.path), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -40,7 +43,10 @@ def served(workspace, *options):
 
 
 def asked(url, path="", method="GET", **headers):
-    """(status, headers, body) of one request. path: below the token, unless it begins with a slash."""
+    """Send one request; returns (status, headers, body).
+
+    path: relative to the page's address with its token, unless it begins with a slash.
+    """
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
     connection.request(method, path if path.startswith("/") else parts.path + path, headers=headers)
@@ -50,7 +56,7 @@ def asked(url, path="", method="GET", **headers):
 
 
 def running(workspace, strategy="ddp", steps=100, done=20, **options):
-    """A run of two ranks that has recorded `done` of its timed steps, which began now."""
+    """A run of two ranks that is at work, started now. done: how many timed steps it has recorded."""
     what = support.cell(strategy, 2, steps=steps)
     folder = support.prepare(workspace, what)
     with LineWriter(folder.events_file("node")) as lines:
@@ -62,7 +68,7 @@ def running(workspace, strategy="ddp", steps=100, done=20, **options):
 
 
 def step(folder, number, loss, rank=None):
-    """Append a timed step of each rank, or of one."""
+    """Append one timed step for each rank, or only for the given rank."""
     for each in range(folder.read_run().cell.gpus) if rank is None else [rank]:
         record = StepRecord(schema=SCHEMA, step=number, t_s=number, wall_s=time.time(), units=256, step_ms=50 + each, loss=loss)
         with LineWriter(folder.steps_file(each)) as lines:
@@ -70,7 +76,7 @@ def step(folder, number, loss, rank=None):
 
 
 def replaced(path: Path, content: bytes) -> None:
-    """Another file in the place of this one."""
+    """Replace a file by another file with this content."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_bytes(content)
     fresh.rename(path)
