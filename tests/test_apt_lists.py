@@ -1,4 +1,4 @@
-"""The names of the packages that `provision` installs are in the lists of Debian or Ubuntu, where this machine has them."""
+"""The packages that `provision` installs are in the package lists of Debian or Ubuntu, if this machine has these lists."""
 
 import platform
 import re
@@ -11,7 +11,7 @@ from provision import gpu_generations
 from provision.operations import packages, rdma
 
 NAMES = {*packages.ALL, *packages.COMPILER, *packages.NFS_SERVER, *packages.NFS_CLIENT, *rdma.WANTED}
-DRIVER = {  # of Ubuntu only
+DRIVER = {  # only on Ubuntu
     name.format(gpu_generations.BRANCH)
     for name in (
         "nvidia-headless-{}-server", "nvidia-headless-{}-server-open", "nvidia-utils-{}-server",
@@ -21,7 +21,7 @@ DRIVER = {  # of Ubuntu only
 
 
 def versions(names: set[str]) -> dict[str, str]:
-    """The newest version in the lists, by name; packages that are not in the lists are left out."""
+    """The newest version of each package in the lists, by name. Packages that are not in the lists are left out."""
     if shutil.which("apt-cache") is None:
         return {}
     said = subprocess.run(
@@ -39,7 +39,8 @@ def test_each_package_is_in_the_lists_and_is_new_enough():
     wanted = NAMES | DRIVER if is_ubuntu() else NAMES
     listed = versions(wanted)
     assert wanted - listed.keys() == set()
-    assert tuple(map(int, listed["slurmctld"].split(".")[:2])) >= (22, 5)  # the first with cgroup/v2
+    # 22.05 is the first version with the plugin cgroup/v2
+    assert tuple(map(int, listed["slurmctld"].split(".")[:2])) >= (22, 5)
     python = re.match(r"(\d+)\.(\d+)", listed["python3-venv"])
     assert python is not None
     assert (int(python[1]), int(python[2])) >= (3, 11)

@@ -1,4 +1,4 @@
-"""Benchmarks run to their end and print figures. What the figures are is for people to read."""
+"""Each benchmark runs to its end and prints figures. The tests do not check the values, which are for people to read."""
 
 import os
 import re
@@ -52,7 +52,10 @@ def test_a_benchmark_comes_to_its_end_and_prints_its_figures(words, figures, tmp
 
 
 def test_a_sweep_is_sent_as_arrays_and_asked_for_once(tmp_path):
-    """Two numbers of GPUs are two requests, each tested and then sent as an array; a round of `jobs status` asks once."""
+    """Cells with two different numbers of GPUs make two requests.
+
+    Each request is tested and then submitted as one array, and each round of `jobs status` asks Slurm once.
+    """
     done = subprocess.run(
         [sys.executable, FOLDER / "sweep.py", "--runs", "400", "--sent", "200", "--rounds", "2"],
         cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=HANG_S,
@@ -64,7 +67,10 @@ def test_a_sweep_is_sent_as_arrays_and_asked_for_once(tmp_path):
 
 
 def test_the_one_of_submission_ends_what_it_sent(tmp_path):
-    """With stand-ins of Slurm's commands; what it measures it can measure on a cluster alone."""
+    """benchmarks/submission.py cancels every job that it submitted.
+
+    Slurm's commands are stand-ins here; the times that this benchmark measures are real only on a cluster.
+    """
     for name, script in (
         ("sbatch", 'case "$*" in *--parsable*) echo 12 ;; *) echo Submitted batch job 13 ;; esac'),
         ("scontrol", "echo ClusterName = here"),

@@ -1,4 +1,4 @@
-"""16-bit copies of weights: that they are what is computed with, and that gradients come back to the fp32 weights."""
+"""16-bit copies of weights: the model computes with the copies, and the gradients arrive at the fp32 weights."""
 
 import copy
 
@@ -13,7 +13,7 @@ BF16 = torch.bfloat16
 
 
 class Tied(nn.Module):
-    """Two layers of one weight, with a layer between that is computed again in backward."""
+    """A model whose first and last layer share one weight. The layer between them is recomputed in backward."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ def batches(count):
 
 
 def test_gradients_are_those_of_a_model_in_bf16_added_up_in_fp32(model):
-    """The oracle is a second model, cast as a whole, whose gradients are added up by hand."""
+    """The expected gradients come from a second model, which is cast as a whole; the test adds up its gradients in fp32."""
     weights, twin = dict(model.named_parameters()), copy.deepcopy(model).to(BF16)
     sums = {name: torch.zeros(p.shape) for name, p in weights.items()}
     for batch in batches(3):

@@ -1,4 +1,4 @@
-"""A clock that steps back while a run goes on, as when the time of a machine is set: the run completes, no time is negative."""
+"""The wall clock is set back while a run trains, as when somebody sets the time: the run completes, and no time is negative."""
 
 import itertools
 
@@ -6,8 +6,8 @@ import pytest
 from support_line import HANG_S, benches, until
 
 pytestmark = pytest.mark.line
-# Python reads this file when it starts. The clock of the kernel is that of all processes of the machine (a time namespace has
-# only the clocks that count from the boot), so it is the one of Python that steps back.
+# Python reads this file when it starts. All processes of a machine share the kernel's clock (a time namespace changes only the
+# clocks that count from the boot), so the test sets back only Python's clock.
 SITE = """
 import os, time
 real = time.time
@@ -20,7 +20,8 @@ def bench(tmp_path, monkeypatch):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SITE.format(back=str(tmp_path / "back")))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # ranks get a parent of their own, which reads the file too
+    # so the ranks get a fork server of their own, which reads the file too
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     yield from benches(tmp_path)
 
 
@@ -32,7 +33,7 @@ def test_a_clock_that_steps_back_an_hour_makes_no_run_red_and_no_time_negative(b
     (tmp_path / "back").touch()
     until(lambda: bench.states() == {folder.run_id: "completed"}, "it completes", HANG_S)
     walls = [record.wall_s for record in folder.steps(0).records]
-    assert min(after - before for before, after in itertools.pairwise(walls)) < -3000  # the clock did step back
+    assert min(after - before for before, after in itertools.pairwise(walls)) < -3000  # the clock was really set back
     (row,) = bench.json("collect", "summarize")["rows"]
     assert row["states"] == {"completed": 1}
     assert {name: figure["value"] for name, figure in row["metrics"].items() if figure["value"] < 0} == {}

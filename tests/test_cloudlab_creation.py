@@ -1,4 +1,4 @@
-"""`provision` creates or adopts an experiment at a portal over TLS, whatever happens on the way."""
+"""`provision` creates or adopts an experiment at the portal over TLS, and handles every fault of the portal."""
 
 import json
 import signal
@@ -39,15 +39,15 @@ def test_from_a_cluster_file_without_nodes_to_the_nodes(place):
     assert [body for _, _, body in place.portal.asked("POST")] == [BODY]
     assert "creating the experiment bench in the project myproj" in place.out
     assert "experiment provisioning, 1 of 2 nodes ready; node1: status booting, rawstate BOOTING" in place.out
-    assert place.out.count("the clock of this machine is ") == 1  # the portal of the tests is in 2031
-    assert "node0" in place.out  # cannot be reached
+    assert place.out.count("the clock of this machine is ") == 1  # the clock of the stand-in portal is in 2031
+    assert "node0" in place.out  # the nodes cannot be reached
     described = cluster.find(None, place.folder)
     assert [one.name for one in described.nodes] == ["node0", "node1"]
     assert (place.own / "cloudlab/wisc.cloudlab.us.xml").read_text() == two_nodes()
     lent = lease.newest(place.own, [])
     assert (lent.expires.isoformat(), lent.source) == (END, "portal")
     assert cloudlab_experiment.read(place.own).created_by_us
-    place.provision()  # the nodes are known, and the end is read anew
+    place.provision()  # the nodes are already known; `provision` reads the end of the experiment again
     assert len(place.portal.asked("POST")) == 1
 
 
@@ -152,7 +152,7 @@ def test_a_creation_that_was_not_carried_out_is_asked_again_by_the_next_command(
 
 
 def in_use(place, **fields):
-    """A portal that has the experiment only when it is asked to create it again."""
+    """Make the portal answer a POST that the name is in use, and add the experiment only then."""
 
     def refuse(handler):
         place.portal.add(**fields)
@@ -224,7 +224,7 @@ def test_an_experiment_of_which_nothing_shows_that_we_created_it_is_not_ours(pla
     [
         ("name: bench", "name: other", "uses the experiment bench of the project myproj"),
         ("project: myproj", "project: other", "uses the experiment bench of the project myproj"),
-        (None, "https://portal.example.org", "created at the portal 127.0.0.1:"),  # the address of the portal
+        (None, "https://portal.example.org", "created at the portal 127.0.0.1:"),  # replaces the address of the portal
     ],
 )
 @pytest.mark.parametrize("words", [[], ["down", "--yes"], ["extend", "--hours", "5", "--reason", "x"]])
@@ -338,7 +338,7 @@ def test_an_experiment_that_fails_is_said_with_its_page(place, state, says):
 def test_a_manifest_that_cannot_be_used_is_not_stored(place, says):
     urn, text = HOSTILE[says]
     place.portal.manifests = {urn: text}
-    assert place.provision() == 1  # not 2: the experiment was created
+    assert place.provision() == 1  # not 2, because the experiment was created
     assert says in place.out
     assert "provision CLUSTER.yaml down" in place.out or "Run the same command again" in place.out
     assert place.kept() == ["cloudlab-experiment.json"]
@@ -346,7 +346,7 @@ def test_a_manifest_that_cannot_be_used_is_not_stored(place, says):
 
 def test_a_cluster_file_that_does_not_suit_the_nodes_is_said_when_they_exist(place):
     place.change("ssh: {", "storage: {shared: /mydata/shardlab, server: gpu0}\nssh: {")
-    assert place.provision() == 1  # not 2: the experiment was created
+    assert place.provision() == 1  # not 2, because the experiment was created
     assert "cluster.yaml:5:" in place.out
     assert "no node is called gpu0" in place.out
     assert "Its machines exist. Correct the cluster file" in place.out

@@ -1,4 +1,4 @@
-"""`provision extend` and `provision down` at a portal over TLS: what was granted, and what was confirmed."""
+"""`provision extend` and `provision down` at a portal over TLS: the hours that are granted, and the user's confirmation."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def created(place):
 
 
 def inventory_of(place):
-    """An inventory of this cluster, as `provision` writes it of nodes that answer."""
+    """Write the inventory of this cluster, as `provision` writes it when the nodes answer."""
     place.own.joinpath("inventory.json").write_text(json.dumps({"schema": 1, "cluster": "bench", "nodes": []}))
 
 
@@ -73,7 +73,7 @@ def test_an_extension_whose_answer_is_lost_is_not_asked_twice(created):
 def test_options_of_extend_and_down_are_checked(place, words, says):
     try:
         code = place.provision(*words)
-    except SystemExit as ended:  # argparse
+    except SystemExit as ended:  # raised by argparse
         code, place.out = ended.code, place.capsys.readouterr().err
     assert code == 2
     assert says in place.out
@@ -103,7 +103,7 @@ def test_down_terminates_only_what_was_confirmed(created):
 
 @pytest.mark.parametrize(("typed", "code"), [("bench\n", 0), ("Bench\n", 2), ("\n", 2), ("\4", 2)], ids=repr)
 def test_the_typed_name_confirms(created, typed, code):
-    """The last is Ctrl-D, which ends the input."""
+    """The last input is Ctrl-D, which ends the input without a name."""
     terminal, stdin = os.openpty()
     running = created.begun("down", stdin=stdin)
     os.write(terminal, typed.encode())
@@ -154,7 +154,7 @@ def test_an_experiment_that_has_ended_is_said_and_forgotten(created):
     assert cloudlab_experiment.read(created.own) is None
 
 
-# It answers as the first node does to `jobs status`.
+# A stand-in of `ssh` that answers as `jobs status` does on the first node.
 SSH = f"""\
 #!{sys.executable}
 import base64, json, re, shlex, sys
@@ -169,7 +169,7 @@ if "-G" not in sys.argv:
 
 
 def sent_there(created):
-    """Runs of this workspace are on the nodes."""
+    """Record that the runs of this workspace are on the nodes."""
     away = {
         "schema": 1, "cluster": "bench", "host": "127.0.0.1", "port": 1, "user": "alice", "identity": None,
         "known_hosts": str(created.own / "known_hosts"), "host_keys": "strict", "python": "/usr/bin/python3",

@@ -1,4 +1,4 @@
-"""`provision init --cloudlab` makes a cluster file from the manifests of an experiment, and asks for what it does not know."""
+"""`provision init --cloudlab` writes a cluster file from the manifests of an experiment, and asks for what is missing there."""
 
 import pytest
 from support_cloudlab import lan, manifest, node
@@ -25,7 +25,7 @@ TWO = experiment(node("gpu0", 1, more=STORE), node("gpu1", 2, more=STORE))
 
 
 def proposed(tmp_path, capsys, *manifests: str) -> tuple[str, cluster.Cluster]:
-    """The text that the command prints, and the cluster that it describes."""
+    """The text that the command prints, and the cluster that this text describes."""
     names = []
     for place, text in enumerate(manifests):
         names.append(str(tmp_path / f"manifest{place}.xml"))

@@ -14,19 +14,19 @@ from shardlab.rundir import RunDir
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 STEPS = 100
-CONTROLLED = 0.02  # of the data of a run: the most that the control network may carry of it, as in the check of the network
+CONTROLLED = 0.02  # the largest part of a run's data that the control network may carry, as in the check `network`
 
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
-    # not below /tmp, which the nodes' user may not pass
+    # not below /tmp, because the user of the nodes has no access there
     folder = Path("/srv") / f"shardlab-test-{os.getpid()}-cloudlab"
     yield from experiments(folder, tmp_path_factory.mktemp("experiment"))
 
 
 @pytest.fixture(scope="module")
 def verified(experiment: PracticeExperiment):
-    """What `provision` said of the whole cluster."""
+    """The JSON document of `provision` about the whole cluster."""
     said = experiment.run("provision", "--json")
     assert json.loads(said.stdout)["verified"] is True, bad(said.stdout)
     return json.loads(said.stdout)
@@ -67,7 +67,7 @@ def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experim
     result = folder.read_result()
     assert result is not None
     assert result.parameters is not None
-    trained = result.parameters * 4 * STEPS  # bytes that each of two ranks sends in a ring of fp32 gradients
+    trained = result.parameters * 4 * STEPS  # the bytes that each of two ranks sends in a ring all-reduce of fp32 gradients
     for name in NODES:
         assert sent[EXPERIMENT][name] > trained
         assert sent[CONTROL][name] < CONTROLLED * trained
@@ -76,7 +76,7 @@ def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experim
 
 
 def test_ranks_that_would_meet_on_the_control_network_are_noticed(experiment, verified):
-    """The cluster file names the addresses of the control network by mistake."""
+    """The cluster file names the addresses of the control network by mistake, and two checks fail."""
     roles = ["controller, worker", "worker"]
     entries = ", ".join(
         f"{{name: {name}, host: {host}, address: {host}, control: {host}, roles: [{own}]}}"

@@ -1,4 +1,4 @@
-"""Manifests of CloudLab become the nodes of a cluster, in whatever order they are written; hostile ones are refused."""
+"""Manifests of CloudLab become the nodes of a cluster, whatever order their elements have. Hostile manifests are refused."""
 
 import re
 
@@ -52,7 +52,7 @@ def test_manifests_of_two_sites_are_one_experiment_that_ends_with_the_first():
 
 
 def test_each_manifest_may_repeat_the_nodes_of_the_other_sites_as_they_were_requested():
-    """A site lets the nodes of other sites pass through: they have no login in its manifest."""
+    """A site repeats the nodes of other sites in its own manifest, but without their logins."""
     names = ["gpu0", "gpu1"]
     own = [node("gpu0", 1), node("gpu1", 2, site="clemson.cloudlab.us", hardware="r7525")]
     passed = [one.replace("<services>", "<!--").replace("</services>", "-->") for one in own]
@@ -234,7 +234,7 @@ def test_the_cluster_file_names_the_manifest_and_the_nodes_are_filled_in(tmp_pat
 
 
 def test_the_manifest_is_beside_the_cluster_file_also_if_that_names_the_nodes(tmp_path, monkeypatch):
-    """`provision` reads the lease in it, from wherever it was started."""
+    """`provision` finds the manifest and reads the lease from it, whatever the current folder is."""
     monkeypatch.chdir("/")
     (tmp_path / "cluster.yaml").write_text(f"{FILE}nodes: [{{name: a, host: a, roles: [controller, worker]}}]\n")
     made = cluster.load(tmp_path / "cluster.yaml")

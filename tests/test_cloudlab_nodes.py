@@ -1,4 +1,4 @@
-"""Nodes of an experiment: their disk at /mydata, their two networks, and that training stays off the control network."""
+"""Nodes of an experiment: their disk at /mydata, their two networks, and a check that training avoids the control network."""
 
 import json
 import os
@@ -37,13 +37,13 @@ from shardlab.workspace import Workspace
 
 STORAGE = "storage: {shared: /mydata/shardlab, server: gpu0}\n"
 MOUNTED = MountPlace(mount=Mount("/dev/nvme0n1p4", "ext4", ("rw",)), empty=False)
-# gpu0 of the manifests in support_cloudlab; eth2.100 is a VLAN, which has the MAC address of the interface below it.
+# The interfaces of gpu0 in the manifests of support_cloudlab.
 NICS = [Nic("eno1", "physical", mac="aa:00:00:00:00:01"), Nic("ens5f0", "physical", mac="0a:0b:0c:0d:00:01")]
 GOOD = {"eno1": ["192.0.2.2"], "ens5f0": ["10.10.1.2"]}
 
 
 def site(tmp_path, more: str = STORAGE, *, nodes: int = 2) -> Site:
-    """An experiment as its cluster file and its manifest describe it; no node was asked yet."""
+    """An experiment, as its cluster file and its manifest describe it. No node has been contacted yet."""
     names = [f"gpu{place}" for place in range(nodes)]
     (tmp_path / "m.xml").write_text(manifest(*(node(name, at) for at, name in enumerate(names, 1)), lan(names)))
     file = tmp_path / "cluster.yaml"
@@ -58,7 +58,7 @@ def test_without_slurm_and_without_a_shared_folder_each_node_has_its_part_of_a_r
     one = site(tmp_path, "")
     assert one.cluster.has_separate_folders
     folder = str(one.cluster.workspaces)
-    assert folder == "/opt/shardlab/workspaces"  # not in a home, which is NFS
+    assert folder == "/opt/shardlab/workspaces"  # not in a home folder, because home folders are on NFS
     one.targets[1].facts.answers |= {f"place {folder}": MountPlace(there=False), SYSTEM.name: A_MACHINE}
     assert commands(workspaces.plan(one, one.targets[1]))[-1] == f"install -d -o alice -- {folder}"
     entry = {"name": "gpu0", "host": "192.0.2.1", "roles": ["controller"], "python": "/opt/bin/python"}
@@ -118,7 +118,7 @@ def test_without_the_program_or_with_files_in_the_way_nothing_is_made(tmp_path):
 @pytest.mark.parametrize(
     ("more", "needs"),
     [
-        (STORAGE, [True, False]),  # the others mount the server's folder
+        (STORAGE, [True, False]),  # the other nodes mount the server's folder
         (STORAGE + "data: {path: /mydata/sets}\n", [True, True]),
         (STORAGE + "data: {path: /mydata/shardlab/sets}\n", [True, False]),
         ("storage: {shared: /srv/shardlab, server: gpu0}\n", [False, False]),
@@ -144,11 +144,11 @@ def test_nothing_is_written_below_mydata_before_it_is_mounted(tmp_path):
         SYSTEM.name: A_MACHINE, SLURM_HERE.name: SlurmHere(), ENVIRONMENT.name: InstalledEnvironment(),
         PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
     }  # fmt: skip
-    assert isinstance(space.plan(one, server), Nothing)  # the small root partition is not where the environment will be
+    assert isinstance(space.plan(one, server), Nothing)  # the root partition is small, but the environment will not be there
 
 
 def test_a_single_node_exports_its_folder_to_nobody(tmp_path):
-    """A line in /etc/exports without a client is an export to every machine."""
+    """A line in /etc/exports without a client would export the folder to every machine."""
     one = site(tmp_path, nodes=1)
     (target,) = one.targets
     target.facts.answers |= {
@@ -196,7 +196,7 @@ def test_a_network_that_is_not_as_the_manifest_says_fails(nics, found, mac, says
 
 
 def told(one: Site, number: int, nics=NICS, found=GOOD) -> Target:
-    """A node of the experiment that says this of its interfaces."""
+    """A node of the experiment whose facts report these interfaces."""
     target = one.targets[number]
     seen = msgspec.structs.replace(host.observe(), nics=list(nics))
     target.facts.answers |= {HOST.name: seen, ADDRESSES.name: addresses.parse(json.dumps(found))}
@@ -206,7 +206,7 @@ def told(one: Site, number: int, nics=NICS, found=GOOD) -> Target:
 def test_the_check_compares_the_node_with_its_manifest(tmp_path):
     one = site(tmp_path)
     assert experiment_network.run(one, told(one, 0)).passed is True
-    assert experiment_network.run(one, told(one, 1)).passed is False  # the interfaces of gpu0
+    assert experiment_network.run(one, told(one, 1)).passed is False  # the interfaces are those of gpu0, not of gpu1
     entry = one.targets[0].entry
     wrong = Target(one.targets[0].node, one.targets[0].facts, msgspec.structs.replace(entry, address=entry.control))
     outcome = experiment_network.run(one, wrong)
@@ -233,7 +233,7 @@ def test_the_inventory_records_both_networks(tmp_path):
 REPORT = CommandOutput(
     0, json.dumps({"backend": "gloo", "ranks": 2, "bytes": 1_000_000, "wrong": 0, "iterations": 10, "time_s": 0.001}), ""
 )
-SENT = 10_000_000  # what each of two nodes sends by theory
+SENT = 10_000_000  # bytes that each of two nodes sends in theory
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_two_percent_of_the_data_on_the_control_network_is_the_most_that_passes(
 
 
 def test_a_rendezvous_on_the_control_address_does_not_pass_as_the_right_interface():
-    """The cluster file names the control addresses: then each node's own interface is the control interface."""
+    """The cluster file names the control addresses by mistake, so each node's own interface is the control interface."""
     grown = [{"eno1": SENT}, {"eno1": SENT}]
     assert network.judge(REPORT, ["eno1", "eno1"], grown).passed is True
     outcome = network.judge(REPORT, ["eno1", "eno1"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
@@ -263,7 +263,10 @@ WHY = why_not()
 
 
 class InNamespace:
-    """A node whose network interfaces are its own, and all else is this machine's. See Node."""
+    """A node with its own network namespace, with the methods of `provision`'s class Node.
+
+    It shares everything else with this machine.
+    """
 
     port, user, identity, wheelhouse, may_sudo, python = None, None, None, None, True, sys.executable
 
@@ -282,7 +285,7 @@ class InNamespace:
 
 @pytest.fixture
 def experiment():
-    """Two nodes that a control network (ctl) and an experiment network (exp) connect."""
+    """Two nodes that are connected by a control network (ctl) and an experiment network (exp)."""
     nodes = [InNamespace("gpu0", 1), InNamespace("gpu1", 2)]
     try:
         for one in nodes:
@@ -306,7 +309,10 @@ def ip(*words: str) -> None:
 
 
 def reduced(nodes, *, by_control: bool):
-    """The outcome of the check. by_control: the cluster file names the control addresses, by mistake."""
+    """The outcome of the check `network`.
+
+    by_control: whether the cluster file names the control addresses, by mistake.
+    """
     targets = []
     for one in nodes:
         one.address = one.host if by_control else one.address

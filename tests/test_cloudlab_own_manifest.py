@@ -1,4 +1,4 @@
-"""On a node of an experiment, the manifest is what `geni-get manifest` prints there."""
+"""On a node of an experiment, `provision` takes the manifest from the command `geni-get manifest`."""
 
 import stat
 
@@ -17,7 +17,7 @@ def place(tmp_path, monkeypatch, capsys):
 
 
 def geni_get(folder, monkeypatch, text):
-    """A program geni-get that prints this manifest, as on a node of an experiment."""
+    """Install a program geni-get that prints this manifest, as on a node of an experiment."""
     folder.mkdir()
     (folder / "manifest.xml").write_text(text)
     program(folder, monkeypatch, f'#!/bin/sh\n[ "$1" = manifest ] && exec cat {folder}/manifest.xml\nexit 1\n')
@@ -42,7 +42,7 @@ def test_init_on_a_node_needs_no_file(place, monkeypatch, tmp_path):
 
 
 def program(folder, monkeypatch, script):
-    """A program geni-get."""
+    """Install this script as the program geni-get, first in PATH."""
     folder.mkdir(exist_ok=True)
     path = folder / "geni-get"
     path.write_text(script)
@@ -54,7 +54,7 @@ def program(folder, monkeypatch, script):
 def test_on_a_node_the_manifest_is_that_of_the_node(place, monkeypatch, tmp_path, has_token):
     geni_get(tmp_path / "bin", monkeypatch, two_nodes())
     if has_token:
-        place.change("project: myproj, ", "")  # a file that could create nothing
+        place.change("project: myproj, ", "")  # with such a file, `provision` cannot create an experiment
     else:
         monkeypatch.setenv("HOME", str(tmp_path))
     place.provision("plan")

@@ -1,4 +1,4 @@
-"""The client of the portal: https only, a secret token, and a sentence of its own for each failure."""
+"""The client of the portal: it uses only https, keeps the token secret, and has a clear message for each failure."""
 
 import logging
 import re
@@ -51,7 +51,10 @@ def there(tmp_path, monkeypatch):
 
 
 class Asked:
-    """A client, what it said, and how long it would have waited."""
+    """A client of the portal.
+
+    said: the messages of the client. pauses: the seconds for which the client would have waited.
+    """
 
     def __init__(self, url, secret=TOKEN):
         self.said, self.pauses = [], []
@@ -178,7 +181,7 @@ def test_a_clock_that_differs_from_that_of_the_portal_is_said(there, minutes, sa
     asked = Asked(there.url)
     with asked.portal as portal:
         portal.compare_clocks()
-        assert asked.said == []  # nothing was asked yet
+        assert asked.said == []  # no request was sent yet
         portal.user()
         portal.compare_clocks()
         portal.compare_clocks()
@@ -275,7 +278,7 @@ def test_a_portal_that_is_away_is_said_at_once(monkeypatch):
 def test_the_token_is_in_no_text(there, caplog):
     caplog.set_level(logging.DEBUG)
     echo = status(400, f"bad token {TOKEN}")
-    for length in range(980, 1000):  # a long sentence is cut, and the token may stand at its end
+    for length in range(980, 1000):  # a long message is cut, and the token may be where it is cut
         there.fail("GET", UUID, status(400, "x" * length + TOKEN))
         assert TOKEN[:2] not in Asked(there.url).refused()
     there.fail("GET", UUID, status(401, f"{TOKEN} expired"), echo, lambda handler: handler.send(200, f'"{TOKEN}"'.encode()))
@@ -291,7 +294,7 @@ def test_the_token_is_in_no_text(there, caplog):
 
 
 def test_a_run_does_not_get_the_token(tmp_path, monkeypatch):
-    """Over SSH, the environment of the run's script is sent to the nodes."""
+    """The script of a run gets its environment from the runner, and over SSH this environment is sent to the nodes."""
     monkeypatch.setenv("CLOUDLAB_TOKEN", TOKEN)
     monkeypatch.setenv("KEPT", "yes")
     (tmp_path / run_queue.SCRIPT).write_text("env\n")

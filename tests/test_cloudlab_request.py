@@ -1,4 +1,4 @@
-"""What is requested from CloudLab: read back from the XML and from the script, and refused before anything is requested."""
+"""Requests to CloudLab: the XML and the profile script match the cluster file, and wrong keys are refused before a request."""
 
 import ipaddress
 import json
@@ -16,7 +16,8 @@ from shardlab.errors import InputError
 
 RSPEC = "{http://www.geni.net/resources/rspec/3}"
 EMULAB = "{http://www.protogeni.net/resources/rspec/ext/emulab/1}"
-# Of the schema of a request of version 3: the elements that we use, and of each its required and its other attributes.
+# The elements of RSpec version 3 that we use, from its schema: the parent of each element, its required attributes and its
+# other attributes.
 ELEMENTS = {
     f"{RSPEC}rspec": (None, {"type"}, {"{http://www.w3.org/2001/XMLSchema-instance}schemaLocation"}),
     f"{RSPEC}node": (f"{RSPEC}rspec", {"client_id", "exclusive"}, {"component_manager_id"}),
@@ -31,7 +32,8 @@ ELEMENTS = {
     f"{RSPEC}link_type": (f"{RSPEC}link", {"name"}, set()),
     f"{RSPEC}property": (f"{RSPEC}link", {"source_id", "dest_id"}, {"capacity"}),
 }
-MOST_ONE = {f"{RSPEC}sliver_type", f"{RSPEC}hardware_type", f"{RSPEC}disk_image"}  # in their parent
+# each parent has at most one of these elements
+MOST_ONE = {f"{RSPEC}sliver_type", f"{RSPEC}hardware_type", f"{RSPEC}disk_image"}
 LARGE = "hardware: c220g5, site: wisc, nodes: 1000"
 
 
@@ -51,7 +53,7 @@ def refused(keys: str, more: str = "") -> str:
 
 
 def checked(text: str):
-    """The root of a request that satisfies the rules of the schema."""
+    """The root element of a request, after checking that the request follows the rules of the schema."""
     root = fromstring(text.encode(), forbid_dtd=True)
     assert (root.tag, root.get("type")) == (f"{RSPEC}rspec", "request")
     parents = {child: parent for parent in root.iter() for child in parent}

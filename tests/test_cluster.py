@@ -1,4 +1,4 @@
-"""cluster.yaml: every problem of a file at once, each with its place and what is allowed."""
+"""cluster.yaml: every problem of a file is reported at once, each with its place and the allowed values."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A folder that is replaced at once: what somebody else puts into its place meanwhile is kept."""
+"""Replacing a folder atomically: files that another program puts into its place meanwhile are kept."""
 
 import pytest
 
@@ -9,7 +9,10 @@ OURS = frozenset({"index.html"})
 
 
 def replace(folder, meanwhile):
-    """Replace a folder by one with a new index.html; `meanwhile` is called when the new one is filled."""
+    """Replace a folder by a new one with an index.html.
+
+    meanwhile: called when the new folder is filled, before it replaces the old folder.
+    """
     with atomic_folder.replacing(folder, OURS) as fresh:
         (fresh / "index.html").write_text("new")
         meanwhile()

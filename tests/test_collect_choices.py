@@ -1,4 +1,4 @@
-"""Which strategy to choose: a winner where the data allow one, a tie where not, and nothing ranked that did other work."""
+"""Recommends a strategy: a winner if the data allow one, a tie if they do not. Cells that did different work are not ranked."""
 
 import copy
 import random
@@ -29,7 +29,12 @@ OOM = "CUDA out of memory: tried to allocate 2.00 GiB"
 
 
 def prepare(path, runs, *, failures=(), proofs=None, found=None, rehearsal=False):
-    """A workspace. runs: (cell, repeats); failures: (cell, what it said, how it ended); proofs, found: by strategy."""
+    """Make a workspace.
+
+    runs: pairs (cell, its repeats that completed).
+    failures: tuples (cell, error message, fields of its last event).
+    proofs: the proof of equal work, by strategy. found: further fields of the result, by strategy.
+    """
     workspace = Workspace(path)
     support.keep(workspace, [entry[0] for entry in (*runs, *failures)], repeats=0)
     for what, repeats in runs:
@@ -46,7 +51,10 @@ def summarized(*arguments, **more):
 
 
 def only(found):
-    """The one family's contests, by (ranks, batch): {name: outcome}, {criterion: (word, names of the best)}."""
+    """The contests of the only family, by (ranks, batch).
+
+    Each entry has {name of a cell: its outcome} and {criterion: (word, names of the best cells)}.
+    """
     (family,) = found.choices
     told = {}
     for contest in family.contests:
@@ -82,7 +90,7 @@ def test_what_lies_within_the_noise_has_no_winner(tmp_path):
 
 @pytest.mark.parametrize(("late", "word"), [((4, 5, 6), "not told apart"), ((5, 6, 7), "best")])
 def test_a_choice_agrees_with_the_verdict_on_the_same_pair(tmp_path, late, word):
-    """One that the intervals leave open: draws decide, the same as in a claim."""
+    """The confidence intervals of the pair overlap, so random draws decide. A claim about the same pair uses the same draws."""
     workspace = prepare(tmp_path, [(ZERO1, THRICE), (ZERO2, late)])
     claim = {"id": "c", "says": "So.", "where": "here", "test": f"{SPEED}(strategy='zero1') > {SPEED}(strategy='zero2')"}
     support.keep(workspace, [ZERO1, ZERO2], repeats=0, claims=[claim])
@@ -188,7 +196,7 @@ def test_other_work_by_design_is_not_ranked_and_its_reason_stands_wherever_it_is
     assert standings[SPEED] == ("best", ["zero1"])
     assert all("fsdp2" not in best for _, best in standings.values())
     (family,) = found.choices
-    assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # it trains, and so it fits
+    assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # fsdp2 trains on two ranks, so it fits
     (line,) = choice_text.lines(family, [SPEED])
     assert [(said, [link.text for link in who]) for said, who in line.out] == [(f"other work by design ({why})", ["fsdp2"])]
     rows = {row.cell["strategy"]: row for row in found.rows}
@@ -246,7 +254,7 @@ def test_of_a_cell_with_and_without_instruments_the_plainer_one_is_ranked(tmp_pa
     plain = [one for one in found.choices[0].contests[1].contenders if one.outcome == "measured"]
     assert all(rows[one.cell].cell["instruments"]["profile"] is None for one in plain)
     assert set(ranked[SPEED][1]) <= measured
-    for row in found.rows:  # each beside the baseline with its own instruments
+    for row in found.rows:  # each row is compared with the baseline that has the same instruments
         assert rows[row.baseline].cell["instruments"] == row.cell["instruments"]
 
 
@@ -274,11 +282,11 @@ def test_bytes_that_were_counted_alike_are_equal(tmp_path):
     (line,) = choice_text.lines(told.choices[0], [SENT])
     assert (str(line.said[0]), line.said[0].margin) == ("ddp, zero1 97.7 KiB (equal)", "33\u00a0% less than fsdp2")
     (question,) = [one for one in told.choices[0].questions if one.criterion == SENT]
-    assert [answer.contests for answer in question.answers] == [[1]]  # on one rank nothing is sent
+    assert [answer.contests for answer in question.answers] == [[1]]  # a single rank sends nothing
 
 
 def test_accuracy_is_no_reason_to_choose_among_cells_proven_to_do_the_same(tmp_path):
-    """They start from the same weights and see the same batches: a difference that every repeat shows is rounding."""
+    """Such cells start from the same weights and see the same batches, so a difference in every repeat is only rounding."""
     found = {"ddp": {"final_accuracy": 0.515}, "fsdp2": {"final_accuracy": 0.5}, "ps-async": {"final_accuracy": 0.4}}
     told = summarized(tmp_path / "a", [(DDP, THRICE), (FSDP, THRICE)], found=found)
     assert only(told)[2, 8][1][ACCURACY] == ("same work", ["ddp", "fsdp2"])
@@ -315,7 +323,7 @@ def test_variants_of_a_strategy_are_named_by_what_differs(tmp_path):
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """Two, four ranks and two batches, of several strategies, one of them out of memory."""
+    """Cells of several strategies on two and four ranks and with two batch sizes. One cell is out of memory."""
     cells = [support.cell(name, ranks) for name in ("ddp", "fsdp2", "zero1") for ranks in (2, 4)]
     cells += [support.cell(), *(support.cell(name, 2, global_batch_size=16, micro_batch_size=8) for name in ("ddp", "zero1"))]
     failures = [(support.cell("fsdp2", 2, global_batch_size=16, micro_batch_size=8), OOM, {})]
@@ -371,7 +379,10 @@ def test_what_is_missing_is_not_ranked_and_the_rest_stays(several, rows, data):
 
 
 def test_equal_cells_are_rarely_told_apart(several, rows):
-    """Of repeats drawn from one distribution, one of a pair is named the best as often as a 95 % interval may be wrong."""
+    """The repeats of both cells come from one distribution.
+
+    One of the two cells may be called the best only as often as a 95 % interval is wrong.
+    """
     chance = random.Random(5)
     pair = [row for row in copy.deepcopy(rows) if (row.cell["gpus"], row.cell["strategy"]) in ((4, "ddp"), (4, "zero1"))]
     wrong, rounds = 0, 300
@@ -429,7 +440,7 @@ def test_the_page_and_the_terminal_say_what_to_choose_and_lead_to_its_runs(tmp_p
     section = text.partition('<section id="choices">')[2].partition("</section>")[0]
     for said in ("Fastest", "% faster than fsdp2", "out of memory", "Decision tree", "Which is the fastest?"):
         assert said in section
-    assert "Head to head" in text.partition('<section id="choices">')[0]  # the figure at the start of the report
+    assert "Head to head" in text.partition('<section id="choices">')[0]  # the figure is at the start of the report
     assert '<a class="quiet sure" href="#runs-0">ddp</a>' in section
 
 
@@ -439,7 +450,8 @@ def test_of_very_many_choices_the_first_are_shown_and_the_others_counted(several
     assert choice_text.hidden(found) == ""
     found.choices = [family] * (choice_text.MOST_SHOWN + 2)
     assert len(choice_text.opened(found)) == choice_text.MOST_SHOWN
-    assert choice_text.hidden(found) == "6 more comparisons are in summary.json"  # 2, 4 ranks and a second batch, twice
+    # two hidden families with three contests each: two ranks, four ranks, a second batch size
+    assert choice_text.hidden(found) == "6 more comparisons are in summary.json"
 
 
 def test_where_there_is_nothing_to_choose_nothing_is_said(tmp_path, capsys):
