@@ -1,4 +1,4 @@
-"""What `collect` answers, what it starts with, and how it keeps hold of the files of a run."""
+"""The command `collect`: its answers and exit codes, what it imports when it starts, and how it locks the files of a run."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Two sides of the same cells: what is told apart, what is not compared, and that turning the sides round turns the answer."""
+"""Compares two sides with the same cells: what is told apart, what is not compared. Swapping the sides inverts the answer."""
 
 import json
 import random
@@ -40,7 +40,7 @@ def workspace(path, cells=(SINGLE, DDP), repeats=3, name="quickstart", **options
 
 
 def slow_down(made: Workspace, what, factor: float) -> None:
-    """Every step of a cell takes longer; nothing else changes."""
+    """Make every step of a cell take `factor` times as long."""
     for run in made.all_runs():
         if run.read_run().cell != what:
             continue
@@ -67,7 +67,7 @@ def before(tmp_path):
 
 @pytest.fixture
 def after(before, tmp_path):
-    """The same runs; those of ddp take 1.5 times as long a step."""
+    """A copy of the workspace `before`, in which each step of ddp takes 1.5 times as long."""
     shutil.copytree(before.path, tmp_path / "after")
     made = Workspace(tmp_path / "after")
     slow_down(made, DDP, 1.5)
@@ -219,7 +219,7 @@ def test_what_the_machines_and_versions_differ_in_is_listed(before, after, capsy
     written = json.loads(run.run_json.read_text())
     files.write_json(run.run_json, written | {"git_commit": "0" * 40})
     found = {one["what"]: one for one in compared(capsys, before, before.path, after.path)["environment"]}
-    assert found.keys() == {"processor", "git commit"}  # of the driver A says nothing
+    assert found.keys() == {"processor", "git commit"}  # side A does not record a GPU driver, so the driver is not listed
     assert (found["processor"]["a"], found["processor"]["b"]) == (["AMD EPYC 7B13"], ["AMD EPYC 7B13", "Another"])
 
 
@@ -292,7 +292,11 @@ def test_a_key_that_differs_in_some_cells_only_pairs_none():
 
 
 def test_cells_that_would_be_the_same_are_not_guessed_at():
-    """All of A are fork, all of B torchrun; without the launcher and the nodes two of B are one."""
+    """If several cells of B match the same cell of A, none is paired.
+
+    The cells of A use the launcher fork, the cells of B torchrun. Without the launcher and the number of nodes, the two cells
+    of B are equal.
+    """
     a = support.cell("ddp", 2, "fork")
     b = support.cell("ddp", 2, nnodes=2), support.cell("ddp", 2, nnodes=2, time_limit_s=60)
     assert match(loaded(a), loaded(*b)).pairs == []
@@ -340,7 +344,8 @@ def test_the_interval_is_that_of_welch_by_hand():
     a, b = [100.0, 102.0, 104.0], [110.0, 111.0, 112.0]
     means = [Mean(statistics.fmean(x), statistics.stdev(x) / 3**0.5, 2) for x in (a, b)]
     parts = [(mean.error / mean.value) ** 2 for mean in means]
-    assert sum(parts) ** 2 / sum(part**2 / 2 for part in parts) == pytest.approx(2.80, abs=0.01)  # so t has 2 degrees: 4.303
+    # Welch's degrees of freedom, rounded down to 2; the quantile of Student's t is 4.303
+    assert sum(parts) ** 2 / sum(part**2 / 2 for part in parts) == pytest.approx(2.80, abs=0.01)
     value, low, high = ratio.ratio(*means)
     assert value == pytest.approx(111 / 102)
     assert (low, high) == pytest.approx((1.0314, 1.1482), abs=1e-4)
@@ -355,7 +360,7 @@ def test_exact_numbers_are_equal_or_told_apart():
     assert ratio.ratio(zero, seven) == (None, None, None)
     assert ratio.verdict(zero, seven, "bytes") == "higher"
     assert ratio.verdict(zero, zero, "bytes") == "equal"
-    assert ratio.ratio(Mean(1, 2, 5), seven) == (7, None, None)  # the one may be 0
+    assert ratio.ratio(Mean(1, 2, 5), seven) == (7, None, None)  # the denominator may be 0
     assert ratio.verdict(Mean(1, 2, 5), seven, "x") == "higher"
     assert ratio.verdict(Mean(-1, 0.1, 5), Mean(1, 0.1, 5), "x") == "higher"
 

@@ -1,4 +1,4 @@
-"""Tables for papers and programs: what they hold, that hostile names stand in them as they are, that nothing else is lost."""
+"""Exports for papers and programs: their content is complete, and hostile names appear in them unchanged."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def workspace(tmp_path_factory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """A summary with claims, reported numbers and a title that no format takes kindly."""
+    """A summary whose claims, reported numbers and title have characters that are special in every format."""
     workspace = Workspace(tmp_path_factory.mktemp("hostile"))
     cells = [support.cell(), support.cell("ddp", 2), support.cell("ddp", 2, "fork")]
     support.keep(workspace, cells, title=HOSTILE, **STUDY)
@@ -130,7 +130,7 @@ def test_an_export_that_fails_midway_leaves_the_one_before(hostile, tmp_path):
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The text of every cell of every table, as a reader of Markdown sees it."""
+    """The text of each cell of each table, as a Markdown reader shows it."""
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     rows: list[list[str]] = []
     for token, content in zip(tokens, [*tokens[1:], None]):
@@ -146,7 +146,7 @@ def flat(text: str) -> str:
     return re.sub(r" +", " ", text).strip()
 
 
-# What cannot be seen is shown as "?" (tests/test_printable.py), in the place of line breaks stands a space.
+# Invisible characters are exported as "?" (see tests/test_printable.py), and line breaks as spaces.
 SEEN = st.text(alphabet=st.characters(exclude_categories=("C", "Z"), include_characters=" "))
 
 
@@ -174,18 +174,22 @@ def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile,
 
 # LaTeX
 
-# By "The Comprehensive LaTeX Symbol List" and the LaTeX Companion: what a command sets, and what a mark means to TeX.
+# Which character each command prints, and which characters are special in TeX; from "The Comprehensive LaTeX Symbol List" and
+# the LaTeX Companion.
 _COMMANDS = {
     "textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<", "textgreater": ">", "textbar": "|",
     "textasciigrave": "`", "pm": "±", "times": "×", "mu": "µ",
 }  # fmt: skip
-_MEANT_FOR_TEX = set('\\{}$&#_%~^"<>|`')  # <, > and | are other letters in TeX's own font
+_MEANT_FOR_TEX = set('\\{}$&#_%~^"<>|`')  # <, > and | print as other characters in TeX's default font
 _LIGATURES = ("--", ",,", "''", "``", "!`", "?`")
 
 
 def set_by_tex(text: str) -> str:
-    """The letters that TeX sets for a text without mathematics. Fails at a mark that means something to TeX, and at two letters
-    that TeX would join, unless a brace stands between them."""
+    """The characters that TeX prints for a text without mathematics.
+
+    Fails if the text has a character that is special in TeX, or two characters that TeX would join into a ligature and that no
+    brace separates.
+    """
     found, place = [], 0
     while place < len(text):
         if text[place] == "\\":
@@ -196,7 +200,8 @@ def set_by_tex(text: str) -> str:
             elif escaped := re.match(r"\\ensuremath\{(?:\\([a-z]+)|\^(2))\}", text[place:]):
                 found.append(_COMMANDS[escaped[1]] if escaped[1] else "²")
             else:
-                escaped = re.match(r"\\([A-Za-z]+)\{\}", text[place:])  # without the braces TeX would skip a space after it
+                # without the braces, TeX would ignore a space after the command
+                escaped = re.match(r"\\([A-Za-z]+)\{\}", text[place:])
                 assert escaped, text[place:]
                 found.append(_COMMANDS[escaped[1]])
             place += escaped.end()
@@ -249,14 +254,16 @@ def test_latex_tables_balance_and_say_what_was_run(hostile, tmp_path):
 def test_what_pdflatex_sets_is_the_text(tmp_path):
     marks = [char for char in map(chr, range(0x21, 0x7F)) if not char.isalnum()] + list("±×²µ")
     texts = [*(char * 3 for char in marks), *(f"{char}a" for char in marks), HOSTILE.replace("©", "")]
-    head = r"\documentclass{article}\usepackage[T1]{fontenc}\pagestyle{empty}\begin{document}"  # T1 has straight quotes
+    # the encoding T1 has straight quotes
+    head = r"\documentclass{article}\usepackage[T1]{fontenc}\pagestyle{empty}\begin{document}"
     rows = "\n\n".join(latex.escape(text) for text in texts)
     (tmp_path / "a.tex").write_text(f"{head}\n\\hyphenchar\\font=-1\n{rows}\n\\end{{document}}\n")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     read = subprocess.run(["pdftotext", "-raw", "a.pdf", "-"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert re.sub(r"\s", "", read) == re.sub(r"\s", "", "".join(texts)).replace("²", "2")  # a raised 2 is read as 2
+    # pdftotext reads a superscript 2 as 2
+    assert re.sub(r"\s", "", read) == re.sub(r"\s", "", "".join(texts)).replace("²", "2")
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")

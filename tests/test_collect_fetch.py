@@ -1,4 +1,4 @@
-"""`collect fetch` of runs that lie on a cluster: what arrives is what is there, whatever the cluster and this machine hold."""
+"""`collect fetch` copies runs from a cluster: the copy is identical, whatever files the cluster and this machine have."""
 
 import fcntl
 import json
@@ -24,14 +24,15 @@ SUBJECT = "result.json"
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """With a run that completed, and a folder beside the workspace that nothing may touch."""
+    """A cluster with one completed run, and a folder beside the workspace that no command may touch."""
     made = Cluster(tmp_path, tmp_path / "desk/ws")
     support.completed(made.there, support.cell())
     (tmp_path / "desk/victim").mkdir()
     (tmp_path / "desk/victim/manifest.json").write_text("mine")
     (tmp_path / "desk/victim/file").write_text("mine")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(progress, "QUIET_S", 3600.0)  # what is said does not depend on how busy this machine is
+    # no progress remarks, because their number depends on how busy this machine is
+    monkeypatch.setattr(progress, "QUIET_S", 3600.0)
     return made
 
 
@@ -55,7 +56,7 @@ def here(cluster, there):
 
 @pytest.fixture
 def fetch(cluster, capsys):
-    """Runs the command; what it says, and its document if it has one."""
+    """A function that runs the command and returns its messages and its JSON document (None if it printed none)."""
 
     def run(code=0):
         cluster.no_fault()
@@ -71,7 +72,7 @@ def connections(cluster):
 
 
 def before(cluster, connection, script):
-    """Something happens on the cluster before a connection, or before each (0)."""
+    """Make the cluster run a script before the connection with this number, or before every connection (0)."""
     path = cluster.folder / "before"
     path.write_text(f'#!/bin/sh\nif test "$1" = {connection} || test {connection} = 0; then {script}; fi\n')
     path.chmod(0o755)
@@ -88,7 +89,7 @@ def test_a_run_that_is_here_is_not_transferred_again(cluster, fetch, there, here
 
 
 def test_a_list_of_names_of_more_than_a_page_arrives(fetch, there, here):
-    """rsync takes the list in parts of 4096 bytes, and the last name here lies across the end of the first part."""
+    """rsync reads the list of names in parts of 4096 bytes. The last name here crosses the end of the first part."""
     (there / "log").mkdir()
     for rank in range(65):
         (there / f"log/rank-{rank:05d}.log").write_text("x")
@@ -136,7 +137,7 @@ def test_a_run_that_was_started_again_and_ended_again_is_fetched_again(fetch, th
 
 @pytest.mark.parametrize("left", ["nothing of a file", "an older state of a file"])
 def test_a_run_that_an_older_release_left_cut_is_fetched_again(cluster, fetch, there, here, left):
-    """That release transferred the manifest before the files."""
+    """That release transferred the manifest before the files, so a cut run could have a manifest without its files."""
     fetch()
     steps = here / "steps/rank-00000.jsonl"
     if left == "nothing of a file":

@@ -1,4 +1,4 @@
-"""Runs fetched from three nodes that share no folder, while connections are cut at random: nothing lost, nothing double."""
+"""Fetches runs from three nodes with separate folders while connections are cut: no file is lost, none is fetched twice."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from shardlab import placement
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 RUNS = 200 if LONG else 20
 NODES = ("gpu1", "gpu2", "gpu3")
-# Of the connections of rsync, some are cut after a number of bytes.
+# This `ssh` cuts connections of rsync after a number of bytes. Each line of the file CUTS cuts one connection.
 SSH = """\
 #!/bin/sh
 for word; do test "$word" != -G || exec /usr/bin/ssh "$@"; done
@@ -29,7 +29,7 @@ cut=$(flock CUTS sh -c 'head -n 1 CUTS; sed -i 1d CUTS')
 test -n "$cut" || exec REAL "$@"
 REAL "$@" | { dd bs=4K count="$cut" iflag=count_bytes status=none; kill -9 $$; }
 """
-# Each name that rsync was asked for is kept.
+# This `rsync` writes each name that it is asked for to the file ASKED.
 RSYNC = """\
 #!/bin/sh
 tr '\\0' '\\n' > ASKED.$$
@@ -46,7 +46,10 @@ def nodes(tmp_path_factory, monkeypatch):
 
 
 def ended(nodes, repeat, chance):
-    """A run that ended, with a part of random size on each node. Returns its folder and all files of the parts."""
+    """Make a run that ended, with files of random size on each node.
+
+    Returns the run's folder, and the content of each file by name.
+    """
     folder = nodes.run(repeat, 3, "")
     (folder.path / "claim").mkdir()
     (folder.path / "claim/first-node").write_text("token")
@@ -89,7 +92,7 @@ def test_nothing_is_lost_and_nothing_is_double_if_connections_are_cut(nodes, tmp
         assert turns <= 10, done.stderr
         names = asked.read_text().splitlines()
         assert len(names) == len(set(names))
-        assert not whole & set(names)  # what arrived in an earlier turn is not copied again
+        assert not whole & set(names)  # files that arrived in an earlier turn are not copied again
         whole |= {f"{folder.run_id}/{name}" for folder, files in runs for name in files if (folder.path / name).exists()}
         if done.returncode == 0:
             break

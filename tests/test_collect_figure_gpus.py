@@ -1,4 +1,4 @@
-"""The figure with a line for each GPU: GPUs of several hosts are told apart by host and UUID, and each has its own values."""
+"""The figure with one line for each GPU. GPUs of several hosts are identified by host and UUID, and each has its own values."""
 
 import json
 
@@ -16,7 +16,10 @@ HOSTS = ("node0", "node<1>")
 
 
 def sampled(folder, host, of):
-    """20 samples a second from -0.5 to 4 s; of: (place, seconds) -> a GPU."""
+    """Write 20 samples per second, from -0.5 s to 4 s after the first step.
+
+    of: a function of (index of the GPU, time in seconds) that returns the sample of this GPU.
+    """
     with LineWriter(folder.samples_file(host.strip("<>"))) as lines:
         for tick in range(90):
             t = tick / 20 - 0.5
@@ -26,7 +29,10 @@ def sampled(folder, host, of):
 
 
 def drawn(path, of):
-    """The figure of a cell on eight GPUs of each of two hosts, and the one of all GPUs together."""
+    """Draw a cell on two hosts with eight GPUs each.
+
+    Returns the figure with one line per GPU, and the figure of all GPUs together.
+    """
     workspace = Workspace(path)
     what = support.cell("ddp", 2)
     support.keep(workspace, [what], repeats=1)
@@ -94,5 +100,5 @@ def test_without_gpus_there_is_no_such_figure(tmp_path):
 def test_more_gpus_than_anybody_can_follow_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "MOST_LINES", 10)
     found, all_of_them = drawn(tmp_path, lambda uuid, number, t: GpuSample(uuid=uuid, utilization_pct=1.0))
-    assert found is None  # all GPUs of a cell or none of them
+    assert found is None  # the figure shows either all GPUs of a cell or none
     assert panel(all_of_them, "GPUs busy")

@@ -1,4 +1,4 @@
-"""Figures over time, over batch sizes and over ranks: what they draw is what the frames and the metrics hold."""
+"""Figures over time, over batch sizes and over ranks: their values are the values of the records and of the metrics."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def nic(t, sent, host="a", name="eth0", kind="physical"):
 
 
 def curve_of(readings, how):
-    """[(middle of a stretch, value)] of one run whose first timed step ended at 0 s."""
+    """Points (middle of a time interval in seconds, value) of one run whose first timed step ended at 0 s."""
     found = curves.together(readings, how)
     return [(found["run"].first_s + place * found["run"].width_s, value) for place, value in enumerate(found["run"].values)]
 
@@ -49,7 +49,8 @@ def test_a_finger_that_is_dragged_over_a_figure_scrolls_the_page():
 
 def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     sent = [(t / 2, 1000 * (t + 10 * math.sin(t))) for t in range(2000)]
-    sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]  # it only grows
+    # makes the counter grow only
+    sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]
     seen = frames(*(nic(t, value) for t, value in sent))
     found = curves.together(curves.rates(of_a_run(seen.nics), "tx_bytes"), "sum")["run"]
     assert len(found.values) <= curves.STRETCHES + 1
@@ -68,7 +69,8 @@ def test_hosts_that_sample_at_other_moments_are_added_up():
     points = curve_of(curves.rates(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum")
     both = [value for moment, value in points if 1 < moment < 58]
     assert both == pytest.approx([300] * len(both))
-    assert [value for moment, value in points if moment > 61] == []  # half the hosts are no number for all of them
+    # after host b ends there is no value, because half the hosts cannot give a value for all
+    assert [value for moment, value in points if moment > 61] == []
 
 
 def test_gpus_and_hosts_come_together_as_their_metrics_have_it():
@@ -140,7 +142,7 @@ def group_of(workspace, baseline="single"):
 
 
 def watched(folder, ended, **fields):
-    """Telemetry of a machine with two GPUs and more than one network, with a hole from 0.5 to 0.8 s."""
+    """Write telemetry of a machine with two GPUs and several network interfaces, without samples from 0.5 s to 0.8 s."""
     with LineWriter(folder.samples_file(support.HOST)) as lines:
         for tick in range(int((ended + 1) * 50)):
             t = tick / 50 - 0.5
@@ -166,7 +168,7 @@ def titles(drawn):
 
 
 def panel(drawn, title):
-    """The lines of a panel, by label."""
+    """The lines of the panel with this title, by label."""
     number = next(place for place, text in enumerate(titles(drawn), 1) if text.startswith(title))
     return {line["name"]: line for line in drawn.data if line["yaxis"] == ("y" if number == 1 else f"y{number}")}
 
@@ -177,7 +179,7 @@ def known(line):
 
 @pytest.fixture(scope="module")
 def on_gpus(tmp_path_factory):
-    """One cell with GPUs and several interfaces, one that failed."""
+    """A workspace with a completed cell on GPUs with several interfaces, and a cell that failed."""
     workspace = Workspace(tmp_path_factory.mktemp("gpus"))
     ran, failed = support.cell(), support.cell("ddp", 2)
     support.keep(workspace, [ran, failed], repeats=1)
@@ -201,7 +203,7 @@ def test_panels_show_the_numbers_of_the_metrics(on_gpus):
         assert all(0.4 < moment + first_s < 0.9 for moment in blank)
         assert len(blank) * line["dx"] == pytest.approx(0.3, abs=2 * line["dx"] + 0.02)
         assert not line["connectgaps"]
-    assert len(panel(drawn, "GPU memory")) == 1  # the cell that failed has no line
+    assert len(panel(drawn, "GPU memory")) == 1  # the failed cell has no line
     json.dumps(drawn.data, allow_nan=False)
 
 

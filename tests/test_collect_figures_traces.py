@@ -1,4 +1,4 @@
-"""Figures of traces, memory by category and pipelines: their parts are the metrics', and nothing is drawn of nothing."""
+"""Figures of traces, memory by category and pipelines: they show the values of the metrics, and are absent without data."""
 
 import json
 
@@ -44,7 +44,10 @@ def drawn(workspace, draw, baseline="single"):
 
 
 def profiled(workspace, cell, events, *, repeats=2, ranks=1):
-    """A completed cell each of whose repeats left traces: events(repeat, rank)."""
+    """Make a completed cell whose repeats have traces.
+
+    events: a function of (events of a rank, repeat) that returns the events of the trace.
+    """
     for repeat in range(1, repeats + 1):
         folder = support.completed(workspace, cell, repeat)
         (folder.path / "trace").mkdir()
@@ -68,7 +71,7 @@ def together(events, repeat):
 
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory):
-    """Two cells with GPU-shaped traces and one without any."""
+    """A workspace with two cells that have traces of GPUs, and one cell without traces."""
     workspace = Workspace(tmp_path_factory.mktemp("gpu"))
     single, ddp, plain = support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)
     support.keep(workspace, [single, ddp, plain], 2)
@@ -79,7 +82,7 @@ def gpu(tmp_path_factory):
 
 
 def part(found, name, axis="x"):
-    """The values of a part of the bars over an axis."""
+    """The values of one part of the stacked bars on an axis."""
     (values,) = [trace["x"] for trace in found.data if trace.get("name") == name and trace.get("xaxis") == axis]
     return values
 
@@ -105,7 +108,7 @@ def test_the_parts_are_the_truth_about_a_trace(tmp_path):
     rank = traces.Rank(0, seed=1)
     truth = traces.truth(rank.events)
     found, _ = drawn(workspace, breakdown.draw)
-    steps_ms = 4e6  # four steps, in ns a ms
+    steps_ms = 4e6  # four steps, and 1e6 ns per ms
     exposed = truth["communication_ns"] - truth["overlap_ns"]
     assert part(found, "compute") == pytest.approx([truth["compute_ns"] / steps_ms])
     assert part(found, "exposed communication") == pytest.approx([exposed / steps_ms])
@@ -210,7 +213,7 @@ def test_memory_is_what_the_instrument_found_at_the_peak(tmp_path):
     looked_into(Workspace(tmp_path))
     found, group = drawn(Workspace(tmp_path), memory_categories.draw)
     assert part(found, "parameter") == [40, 20]
-    assert part(found, "temporary") == [15, 15]  # the mean of 10 and 20 MiB
+    assert part(found, "temporary") == [15, 15]  # the mean of the two repeats, 10 and 20 MiB
     assert [entry["name"] for entry in found.data if entry.get("name") == "buffer"] == []
     assert part(found, "estimate") == [160, 80]
     assert part(found, "estimate")[0] == group.marks[0].row.metrics["estimated_memory_bytes"].value / MIB
@@ -234,7 +237,11 @@ def test_every_category_has_its_colour_in_both_figures_of_memory():
 
 
 def piped(workspace, micro_batches=(4, 16)):
-    """Pipelines of two ranks: of 100 ms of passes, the first computes 40 forward and the last 40 backward."""
+    """Make pipelines of two ranks.
+
+    Forward and backward take 100 ms in all on each rank. Forward takes 40 ms on the first rank and 60 ms on the last; backward
+    takes 60 ms and 40 ms.
+    """
     cells = [
         support.cell("pp-gpipe", 2, pp=2, dp=1, gradient_accumulation_steps=count, micro_batch_size=1, global_batch_size=count)
         for count in micro_batches
@@ -290,7 +297,7 @@ def test_a_trace_without_steps_is_in_no_figure(module, tmp_path):
 
 
 def many(group, count):
-    """The group, and its cells over and over under other names."""
+    """A copy of the group that also has `count` renamed copies of each of its cells."""
     marks = [msgspec.structs.replace(mark, label=f"{mark.label} {number}") for number in range(count) for mark in group.marks]
     return msgspec.structs.replace(group, marks=[*group.marks, *marks])
 

@@ -1,4 +1,4 @@
-"""A disk that is full, in earnest: each export says so in one sentence, and the export before it stays as it was."""
+"""Exports to a disk that is really full: each export fails with one sentence, and the previous export stays unchanged."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def workspace(tmp_path_factory) -> Workspace:
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of its own."""
+    """A small file system of its own, mounted at a folder."""
     folder = tmp_path / "disk"
     folder.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)], capture_output=True, text=True)
@@ -48,13 +48,13 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def taken(folder: Path) -> int:
-    """Bytes on the disk."""
+    """The bytes that the files of a folder take on the disk."""
     return sum(512 * path.stat().st_blocks for path in folder.rglob("*"))
 
 
 @contextlib.contextmanager
 def only(free: int, disk: Path):
-    """With so many bytes free, in whole pages."""
+    """Fill the disk during the block, so that at most this many bytes (whole pages) are free."""
     filled = disk / "filled"
     with filled.open("wb", buffering=0) as handle:
         room = os.statvfs(disk).f_bavail * PAGE
@@ -67,7 +67,7 @@ def only(free: int, disk: Path):
 CASES = [(name, part) for name in sorted(export.exports().keys() - PICTURES) for part in (0, 0.9)]
 DRAWN = [
     pytest.param(name, part, marks=support_browser.needed) for name, part in (("png", 0), ("svg", 0.5))
-]  # a browser is slow
+]  # only two cases, because a browser is slow
 
 
 @pytest.mark.parametrize(("name", "part"), [*CASES, *DRAWN])

@@ -1,4 +1,4 @@
-"""A run whose GPUs were shared or throttled while steps were timed is marked, and its cell is neither ranked nor compared."""
+"""A run whose GPUs were shared or throttled during timed steps is marked. Its cell is neither ranked nor compared."""
 
 import msgspec
 import pytest
@@ -17,7 +17,12 @@ DDP, FSDP2, ZERO2 = (support.cell(name, 2) for name in ("ddp", "fsdp2", "zero2")
 
 
 def summarized(path, gpu, uuids):
-    """The summary of three cells with equal work. gpu: fields of GPU-0's samples in the second cell; the others share none."""
+    """The summary of three cells with equal work.
+
+    gpu: fields of the samples of GPU-0 in the second cell. In the other cells GPU-0 has one process and reaches only its power
+    limit.
+    uuids: the GPUs that each result names.
+    """
     workspace = Workspace(path)
     support.keep(workspace, [DDP, FSDP2, ZERO2], repeats=0)
     for what, says in ((DDP, ALONE), (FSDP2, gpu), (ZERO2, ALONE)):
@@ -68,12 +73,12 @@ def test_a_run_on_a_shared_gpu_has_no_ratio_in_a_comparison(tmp_path):
     ("gpu", "uuids"),
     [
         (ALONE, OWN),
-        ({"throttled": ["hardware slowdown"], "every": 40}, OWN),  # 2.5 % of the samples
-        ({"processes": 2}, ["GPU-0"]),  # both of its ranks
-        ({"processes": 2}, ["GPU-5", "GPU-6"]),  # not on its GPUs
-        ({"processes": 2}, []),  # ranks on the CPU
-        ({"processes": 2}, None),  # an older result, which does not say which GPUs it had
-        (True, OWN),  # older telemetry, which does not say who else computed
+        ({"throttled": ["hardware slowdown"], "every": 40}, OWN),  # throttled in 2.5 % of the samples
+        ({"processes": 2}, ["GPU-0"]),  # both processes are ranks of the run
+        ({"processes": 2}, ["GPU-5", "GPU-6"]),  # the shared GPU is not a GPU of the run
+        ({"processes": 2}, []),  # the ranks run on the CPU
+        ({"processes": 2}, None),  # an older result, which does not name its GPUs
+        (True, OWN),  # older telemetry, which does not name other processes
     ],
 )
 def test_a_gpu_of_its_own_at_its_power_limit_is_no_trouble(tmp_path, gpu, uuids):

@@ -1,4 +1,4 @@
-"""What an instrument found and what it cost reaches every reader of a report."""
+"""The findings and the cost of instruments appear in every report."""
 
 import json
 
@@ -19,7 +19,7 @@ from shardlab.workspace import Workspace
 
 
 def test_what_looking_cost_is_said(tmp_path, capsys):
-    """The steps that an instrument looked into took three times as long; they are in no other figure."""
+    """The observed steps take three times as long as the others. No other figure includes the observed steps."""
     workspace = Workspace(tmp_path)
     plain, looked = support.cell(), support.cell("ddp", 2)
     support.keep(workspace, [plain, looked], repeats=1)
@@ -50,7 +50,7 @@ def test_what_looking_cost_is_said(tmp_path, capsys):
 
 
 def test_cells_that_were_looked_into_are_named_whatever_the_cells_before_them_are(tmp_path):
-    """The cells of the first family have the same instruments, those of the second have not."""
+    """In the first family all cells have the same instruments; in the second family they differ."""
     workspace = Workspace(tmp_path)
     families = [
         [support.cell(), support.cell("ddp", 2)],
@@ -70,7 +70,7 @@ def test_cells_that_were_looked_into_are_named_whatever_the_cells_before_them_ar
 
 
 def test_metrics_that_hold_all_steps_say_so():
-    """All other metrics of time leave out the steps that an instrument slowed down."""
+    """All other metrics of time exclude the steps that an instrument slowed down."""
     whole = {
         "train_time_s", "epoch_time_s", "epoch_time_median_s", "time_to_accuracy_s", "cpu_pct", "gpu_pct", "energy_j",
         "energy_per_unit_j", "rank_cpu_pct",
@@ -92,7 +92,7 @@ def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):
     (drawn,) = [memory_timeline.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
     assert [trace["name"] for trace in drawn.data] == ["parameter", "activation"]
     assert max(drawn.data[0]["y"]) == 4.0
-    assert max(drawn.data[1]["y"]) == 99.0  # thinned out, and the peak is still there
+    assert max(drawn.data[1]["y"]) == 99.0  # the line is thinned, but the peak is kept
     assert len(drawn.data[1]["y"]) == memory_timeline.MOST_POINTS
 
 

@@ -1,4 +1,4 @@
-"""Byte counters of real interfaces that are renamed, or removed and made again, while a run goes on."""
+"""Byte counters of real network interfaces that are renamed, or removed and made again, while a run is going on."""
 
 import subprocess
 import sys
@@ -10,8 +10,9 @@ import support_collect as support
 from collect.metrics import network
 from shardlab.record import Sample, StepRecord
 
-# Runs in a network namespace of its own, with a sysfs that shows it: two interfaces are the ends of one cable. Sends frames
-# through the first one, and prints what the sampler sees 9, 15 and 21 s after the epoch. What happens after 9 s is given.
+# Runs in its own network namespace, where /sys shows only the namespace. Two interfaces are the ends of one cable. The script
+# sends frames through the first interface, and prints the sampler's samples at 9, 15 and 21 s after the epoch. Its argument is
+# the code to run after 9 s.
 IN_A_NAMESPACE = """
 import socket, subprocess, sys
 from pathlib import Path
@@ -63,7 +64,10 @@ name = "v0"
 
 
 def looked(happens):
-    """What the sampler saw of the interfaces at the three moments."""
+    """The sampler's samples of the interfaces at the three moments.
+
+    happens: Python code that runs after the first moment.
+    """
     namespace = ["unshare", "--map-root-user", "--net", "--mount"]
     if subprocess.run([*namespace, "mount", "-t", "sysfs", "none", "/sys"], capture_output=True, check=False).returncode:
         pytest.skip("this machine does not let a test have a network of its own")
@@ -74,7 +78,7 @@ def looked(happens):
 
 
 def network_bytes(seen):
-    """What was sent between 10 s and 20 s, by these samples."""
+    """The bytes that were sent between 10 s and 20 s, computed from these samples."""
     ranks = {0: [StepRecord(schema=1, step=n, t_s=at, wall_s=at, units=1, step_ms=1) for n, at in ((1, 10.0), (2, 20.0))]}
     return network.network(support.loaded(support.cell(), step_records=ranks, sample_records={"h": seen}))
 
@@ -82,13 +86,14 @@ def network_bytes(seen):
 def test_an_interface_that_is_renamed_keeps_its_count():
     seen = looked(RENAMED)
     assert ["v0" in [nic.name for nic in sample.nics] for sample in seen] == [True, False, False]
-    # 6000 bytes in the 6 s from 9 s to 15 s, of which 5 count, and 12,000 bytes in the 6 s until 21 s, of which 5 count
+    # 6000 bytes in the 6 s from 9 s to 15 s, 5 s of which count; and 12,000 bytes in the 6 s from 15 s to 21 s, 5 s of which
+    # count
     assert network_bytes(seen).value == pytest.approx(6000 * 5 / 6 + 12000 * 5 / 6)
 
 
 def test_an_interface_that_is_made_again_gives_no_number():
     seen = looked(MADE_AGAIN)
     counts = [next((nic.tx_bytes for nic in sample.nics if nic.name == "v0"), None) for sample in seen]
-    # The counter of the first one is gone. These only grow: that another interface counts cannot be told by them.
+    # The counter of the first interface is gone. The numbers only grow, so they do not show that this is another interface.
     assert counts == [5000, None, 18000]
     assert network_bytes(seen) is None

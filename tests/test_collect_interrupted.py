@@ -1,7 +1,8 @@
-"""`collect fetch` is interrupted at drawn points: the connection breaks, the disk fills up, the command is killed.
+"""Interrupts `collect fetch` at random points: the connection breaks, the disk is full, or the command is killed.
 
-After each, and after the same command ran again: nothing is lost, nothing outside of the workspace is touched, and a run that
-counts as fetched is what it is on the cluster, byte by byte. SHARDLAB_TESTS=long interrupts 200 times instead of 20.
+The test checks the workspace after each interruption, and again after the same command is repeated: nothing is lost, nothing
+outside of the workspace is touched, and each run that counts as fetched is identical to the run on the cluster, byte by byte.
+SHARDLAB_TESTS=long interrupts 200 times instead of 20.
 """
 
 import os
@@ -17,9 +18,10 @@ from support_long import LONG
 
 TURNS = {"cut": 67, "full": 66, "killed": 67} if LONG else {"cut": 7, "full": 6, "killed": 7}
 DISK_MIB = 48
-CONNECTIONS = (1, 2, 3, 3, 3, 3, 3, 4)  # the question, the manifests, the files, the notes on matrices
-SMALL = 3000  # bytes over a connection that is not for the files of runs, about
-TOUCHES = 150  # of files, in a fetch of a run or two, about
+# 1: the question which runs there are; 2: the manifests; 3: the files; 4: the notes on matrices
+CONNECTIONS = (1, 2, 3, 3, 3, 3, 3, 4)
+SMALL = 3000  # roughly the bytes over a connection that carries no files of runs
+TOUCHES = 150  # roughly how many times a fetch of one or two runs touches a file
 
 
 def names(folder):
@@ -27,7 +29,7 @@ def names(folder):
 
 
 class Study:
-    """Runs on a cluster that become more, and what of them is here."""
+    """A growing number of runs on a cluster, and their copies on this machine."""
 
     def __init__(self, cluster, desk, rng):
         self.cluster, self.desk, self.rng = cluster, desk, rng
@@ -45,7 +47,10 @@ class Study:
         self.beside = tree(desk / "beside")
 
     def grow(self, turn):
-        """Another run on the cluster ends, whose files have modes of all kinds, and one goes on. How many bytes came."""
+        """Change the runs on the cluster: one more run ends, whose files have various modes, and one run continues.
+
+        Returns the size of the new log in bytes.
+        """
         size = self.rng.randrange(20_000, 200_000)
         run = shutil.copytree(self.pattern, self.pattern.with_name(f"{self.pattern.name}-a{turn + 2}"))
         (run / "manifest.json").unlink(missing_ok=True)
@@ -59,7 +64,10 @@ class Study:
         return size
 
     def check(self):
-        """What is here is what is there, as far as it is here; what was here before still is."""
+        """Check that all copies here agree with the cluster, as far as they are fetched.
+
+        Files outside of the workspace and files that were fetched before must be unchanged.
+        """
         assert tree(self.desk / "beside") == self.beside
         assert names(self.desk) == {"beside", "ws"}
         assert tree(self.runs, "manifest.json") == self.there
@@ -74,7 +82,7 @@ class Study:
             assert (self.runs / path.relative_to(here)).read_bytes().startswith(now)
 
     def check_all(self):
-        """All that is there is here, with modes of ours, and nothing else is."""
+        """Check that every run of the cluster is here, with our file modes, and that there is nothing else."""
         self.check()
         here = self.cluster.here.runs
         assert names(here) == names(self.runs)
@@ -86,7 +94,7 @@ class Study:
         self.going = {path: path.read_bytes() for path in (here / self.steps.parent.parent.name / "steps").iterdir()}
 
     def forget(self):
-        """The runs here are deleted, so that all of them come again."""
+        """Delete the copies here, so that the next fetch copies every run again."""
         shutil.rmtree(self.cluster.here.runs)
         self.whole, self.going = set(), {}
 
@@ -108,7 +116,11 @@ def small_disk(desk):
 
 
 def interrupted(study, turns, interrupt):
-    """interrupt: runs the command with a fault; given the bytes that have to come, it says whether the fault came to pass."""
+    """Interrupt `collect fetch` this many times, and check the copies each time.
+
+    interrupt: runs the command with a fault. Its argument is the number of bytes to fetch; it returns whether the fault
+    happened.
+    """
     done = turn = 0
     while done < turns:
         size = study.grow(turn)
@@ -166,7 +178,7 @@ def test_when_the_command_is_killed(tmp_path, desk):
 
     def interrupt(size):
         touch = rng.randrange(1, TOUCHES)
-        if rng.random() < 0.4:  # while something arrives, which then goes on arriving
+        if rng.random() < 0.4:  # kill the command during a transfer, which continues without the command
             connection, touch = rng.choice(CONNECTIONS), 0
             study.cluster.fault(connection, rng.randrange(size if connection == 3 else SMALL), "kill")
         return study.cluster.fetch(kill_at=touch).returncode == -9

@@ -1,4 +1,4 @@
-"""A report on runs of lent machines: a run that the end of the lease cut off is not called running."""
+"""A report on runs of leased machines: a run that ended because the lease ended is not called running."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ from shardlab.workspace import Workspace
 
 @pytest.fixture
 def workspace(tmp_path):
-    """A run that completed, one that was at its third step when its records end, and one that waited."""
+    """A workspace with a completed run, a run whose records end at its third step, and a pending run."""
     made = Workspace(tmp_path)
     cells = [support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)]
     support.completed(made, cells[0], 1)
@@ -59,9 +59,9 @@ def test_runs_that_the_end_of_the_lease_cut_off_are_node_fail_in_the_report(work
 @pytest.mark.parametrize(
     ("ends", "state"),
     [
-        (datetime(2131, 1, 1, tzinfo=UTC), "running"),  # the lease goes on
-        (after_start(0), "running"),  # the records go on after it, so it was extended
-        (after_start(3600), "unknown"),  # the records end long before it
+        (datetime(2131, 1, 1, tzinfo=UTC), "running"),  # the lease has not ended
+        (after_start(0), "running"),  # there are records after the end, so the lease was extended
+        (after_start(3600), "unknown"),  # the records end long before the end of the lease
     ],
 )
 def test_a_run_is_not_called_cut_off_without_evidence(ends, state, workspace):

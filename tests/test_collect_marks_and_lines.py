@@ -1,4 +1,4 @@
-"""Single rules of figures, tables and sources: how lines are thinned, which rows are shown, what a counter means."""
+"""Details of figures, tables and sources: how lines are thinned, which rows are shown, what a counter means."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from shardlab.workspace import Workspace
 
 
 def test_a_thinned_line_with_gaps_has_as_many_points_as_are_allowed():
-    """Of each stretch three points are kept: the least, the largest and a gap."""
+    """Three points of each interval are kept: the smallest value, the largest value and a gap."""
     y = [None if place % 10 == 5 else float(place * 7919 % 3000) for place in range(3000)]
     x, _ = figure.thin(range(3000), y, 100)
     assert 97 <= len(x) <= 102
@@ -43,7 +43,7 @@ def test_a_mark_of_the_bubble_stands_under_its_own_strategy_alone(tmp_path):
 
 
 def test_kernels_are_listed_by_their_time_and_not_by_their_number(tmp_path, capsys):
-    """The largest total comes first; of more than a screen the rest is counted."""
+    """The kernel with the largest total time comes first. The kernels that do not fit on a screen are counted."""
     rank = support_traces.Rank(0, steps=0)
     at = begin = support_traces.NEW
     for number in range(30):
@@ -84,7 +84,10 @@ def test_what_differs_between_traces_beyond_a_screen_is_counted(tmp_path, capsys
 
 
 def test_time_that_a_hypervisor_took_is_busy_time():
-    """user, nice, system, idle, iowait, irq, softirq, steal, guest: see proc(5)."""
+    """The columns are user, nice, system, idle, iowait, irq, softirq, steal and guest, see proc(5).
+
+    steal is the time that a hypervisor took.
+    """
     assert host.processor_ticks(b"cpu  10 1 5 70 4 2 3 5 9 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n") == [(26, 100), (6, 8)]
 
 
