@@ -1,4 +1,4 @@
-"""Every figure of merit against values worked out by hand, and what must not change it."""
+"""Every metric gives the value that was computed by hand, and does not change under changes that must not matter."""
 
 import math
 from statistics import fmean, median
@@ -75,7 +75,7 @@ TWO_RANKS = {
 
 
 def test_throughput_is_all_units_over_the_slowest_ranks_time():
-    found = throughput.throughput(measured(TWO_RANKS))  # (8 + 24 + 8 + 8) units in 200 + 300 ms; warm-up is not in it
+    found = throughput.throughput(measured(TWO_RANKS))  # 8 + 24 + 8 + 8 units in 200 + 300 ms; the warm-up step does not count
     assert (found.value, found.unit) == (pytest.approx(96.0), "tokens/s")
 
 
@@ -87,7 +87,8 @@ def host_with(*names):
 
 
 def test_mfu_is_the_share_of_the_gpus_peak_that_the_model_needs():
-    counted = msgspec.structs.replace(RESULT, flops_per_unit=1e12)  # 96 tokens/s of 1 TFLOP on two A100, 312 TFLOP/s each
+    # 96 tokens/s at 1 TFLOP each, on two A100 with 312 TFLOP/s each
+    counted = msgspec.structs.replace(RESULT, flops_per_unit=1e12)
     a100 = host_with("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB")
     found = mfu.mfu(measured(TWO_RANKS, result=counted, hosts_of=[a100], precision="bf16"))
     assert (found.value, found.unit) == (pytest.approx(100 * 96 / 624), "%")
@@ -98,7 +99,7 @@ def test_mfu_is_the_share_of_the_gpus_peak_that_the_model_needs():
 def test_mfu_is_blank_where_the_peak_is_not_known(names):
     counted = msgspec.structs.replace(RESULT, flops_per_unit=1e12)
     assert mfu.mfu(measured(TWO_RANKS, result=counted, hosts_of=[host_with(*names)])) is None
-    assert mfu.mfu(measured(TWO_RANKS, hosts_of=[host_with("NVIDIA H200")])) is None  # FLOPs of a unit are not known
+    assert mfu.mfu(measured(TWO_RANKS, hosts_of=[host_with("NVIDIA H200")])) is None  # the FLOPs per unit are unknown
 
 
 def test_a_watched_step_counts_for_its_loss_and_for_no_time():
@@ -121,7 +122,7 @@ def found_in(**result):
 def test_time_to_an_accuracy_is_that_of_the_first_validation_that_has_it():
     seen = [ValidationRecord(schema=1, step=n, t_s=0, wall_s=0, loss=1, accuracy=a, items=8) for n, a in ((2, 0.9), (1, 0.5))]
     found = {pct: time_to_accuracy(measured(TWO_RANKS, validation=seen), pct) for pct in (50, 50.1, 90, 90.1)}
-    assert found[50] == Quantity(0.2, "s")  # the slowest rank took 200 ms and 300 ms
+    assert found[50] == Quantity(0.2, "s")  # the slowest rank took 200 ms for step 1 and 300 ms for step 2
     assert found[50.1].value == found[90].value == pytest.approx(0.5)
     assert found[90.1] is None
     assert time_to_accuracy(measured(TWO_RANKS), 0) is None
@@ -170,23 +171,26 @@ def power(wall_s, *watts):
 
 def test_energy_is_the_trapezoids_between_power_samples():
     seen = [power(5, 0.0), power(10, 100.0), power(15, 200.0), power(25, 400.0)]
-    found = energy.energy(measured(WINDOW, seen))  # 10 to 15 s: 750 J; 15 to 20 s: from 200 W to 300 W, 1250 J
+    found = energy.energy(measured(WINDOW, seen))  # 10 s to 15 s: 750 J; 15 s to 20 s: from 200 W to 300 W, so 1250 J
     assert (found.value, found.unit) == (pytest.approx(2000), "J")
     two = [power(t, 100.0, 50.0) for t in (9, 12, 15, 18, 21)]
     assert energy.energy(measured(WINDOW, two)).value == pytest.approx(1500)
-    each = energy.energy_per_unit(measured(WINDOW, two))  # 8 tokens in the second step, which is all between the two ends
+    each = energy.energy_per_unit(measured(WINDOW, two))  # 8 tokens: the window holds only step 2
     assert (each.value, each.unit) == (pytest.approx(1500 / 8), "J/token")
 
 
 def counter(wall_s, *joules, watts=5.0):
-    """A sample of GPUs with an energy counter."""
+    """A sample of GPUs with an energy counter.
+
+    joules: the counter of each GPU. watts: the power of each GPU.
+    """
     gpus = [GpuSample(uuid=str(number), energy_j=one, power_w=watts) for number, one in enumerate(joules)]
     return sample(wall_s, gpus=gpus)
 
 
 def test_energy_is_what_the_counters_grew_by():
     seen = [counter(9, 1000.0, 0.0), counter(12, 1300.0, 3.0), counter(18, 2500.0, 9.0), counter(21, 2800.0, 12.0)]
-    found = energy.energy(measured(WINDOW, seen))  # 1100 J at 10 s, 2700 J at 20 s; 1 J and 11 J
+    found = energy.energy(measured(WINDOW, seen))  # GPU 0: 1100 J at 10 s and 2700 J at 20 s; GPU 1: 1 J and 11 J
     assert (found.value, found.kind) == (pytest.approx(1610), "counter")
 
 
@@ -227,7 +231,7 @@ def test_staleness_is_of_all_pushes():
 
 
 def piped(first, last, **more):
-    """Two stages, one step: (forward_ms, backward_ms) of each."""
+    """A run of one step on a pipeline of two stages. first, last: (forward_ms, backward_ms) of each stage."""
     ranks = {
         rank: [step(1, sum(passes), forward_ms=passes[0], backward_ms=passes[1])] for rank, passes in enumerate((first, last))
     }
@@ -235,11 +239,12 @@ def piped(first, last, **more):
 
 
 def test_a_bubble_is_what_passes_take_beyond_what_the_stages_compute():
-    # 4 micro-batches, forward 10 ms, backward 20 ms a stage: 5 x 30 ms in all, of which each stage computes 120 ms
+    # With 4 micro-batches, forward 10 ms and backward 20 ms per stage, the passes take 5 x 30 ms, and each stage computes for
+    # 120 ms.
     found = piped((40.0, 110.0), (50.0, 100.0))
     assert bubble.seen(piped((40.0, 110.0), (70.0, 80.0))).value == pytest.approx(20)
     assert bubble.theory(found) == Quantity(20, "%")
-    assert bubble.seen(piped((40.0, 110.0), (0.0, 150.0))) is None  # stages that are far from equal
+    assert bubble.seen(piped((40.0, 110.0), (0.0, 150.0))) is None  # the stages are too different
     assert bubble.seen(piped((40.0, 110.0), (70.0, 80.0), options={"stages_per_rank": 2})) is None
     assert bubble.theory(piped((1.0, 1.0), (1.0, 1.0), options={"stages_per_rank": 2})).value == pytest.approx(100 / 9)
     assert bubble.theory(measured(TWO_RANKS)) is bubble.seen(measured(TWO_RANKS)) is None
@@ -325,12 +330,16 @@ def test_gpus_are_averaged_and_absent_without_one():
 def test_bytes_are_counted_between_the_first_and_the_last_timed_step():
     seen = [sample(t, nics=[nic(1000 + 100 * t), nic(7 * t, "lo", "loopback")]) for t in (0, 9, 11, 13, 15, 17, 19, 21, 40)]
     found = measured(WINDOW, seen)
-    assert network.network(found).value == pytest.approx(1000)  # 100 bytes a second from 10 s to 20 s, edges interpolated
+    # 100 bytes per second from 10 s to 20 s; the values at both ends are interpolated
+    assert network.network(found).value == pytest.approx(1000)
     assert network.loopback(found).value == pytest.approx(70)
 
 
 def gloo(*steps_ended_s, sent, seen, backend="gloo", **result):
-    """A run over gloo whose steps end at these moments and should put `sent` bytes on the wire each."""
+    """A run with the backend gloo.
+
+    steps_ended_s: the end of each step. sent: the bytes that each step should put on the wire.
+    """
     counts = msgspec.structs.replace(RESULT, communication_bytes={"theory": sent / 2, "wire": sent}, **result)
     found = measured({0: [step(n, 1.0, wall_s=at) for n, at in enumerate(steps_ended_s, 1)]}, seen, result=counts)
     found.backend = backend
@@ -342,7 +351,7 @@ def test_counters_are_compared_with_what_the_collectives_send_over_gloo():
     both = [sample(t, nics=[nic(round(100 * t)), nic(round(7 * t), "lo", "loopback")]) for t in moments]
     alone = [sample(t, nics=[nic(round(107 * t), "lo", "loopback")]) for t in moments]
     for seen in (both, alone):
-        assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 1,070 bytes for two steps
+        assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 1,070 bytes in two steps
         assert wire.difference(gloo(10, 15, 20, sent=535, seen=seen)).value == pytest.approx(0)
     assert wire.difference(gloo(10, 15, 20, sent=500, seen=both, backend="nccl")) is None
     assert wire.difference(gloo(10, 15, 20, sent=0, seen=both)) is None
@@ -350,7 +359,8 @@ def test_counters_are_compared_with_what_the_collectives_send_over_gloo():
     unknown = [sample(t, nics=[nic(round(100 * t))]) for t in moments]
     assert wire.difference(gloo(10, 15, 20, sent=500, seen=unknown)) is None
     rare = both[::100]
-    assert wire.difference(gloo(10, 15, 20, sent=500, seen=rare)) is None  # the edges lie anywhere between two samples
+    # between two samples, the time of an end is too uncertain
+    assert wire.difference(gloo(10, 15, 20, sent=500, seen=rare)) is None
 
 
 def test_virtual_interfaces_count_only_where_a_host_has_no_physical_one():
@@ -384,21 +394,21 @@ NO_DEVICE = {"kind": "virtual", "mac": "02:00:00:00:00:03"}
 @pytest.mark.parametrize(
     ("moments", "sent"),
     [
-        # udev renames a card: its counter goes on under another name
+        # udev renames a card: its counter continues under the new name
         ([[nic(0, "eth0", **CARD)], [nic(600, "ens5", **CARD)], [nic(1200, "ens5", **CARD)]], 1000),
-        # bonding gives a port the address of another one
+        # bonding gives a port the MAC address of another port
         ([[nic(0, **CARD)], [nic(600, **SAME_PORT)], [nic(1200, **SAME_PORT)]], 1000),
-        # a virtual interface has no device: its address tells
+        # a virtual interface has no device, so its MAC address identifies it
         ([[nic(0, "veth1", **NO_DEVICE)], [nic(600, "pod0", **NO_DEVICE)], [nic(1200, "pod0", **NO_DEVICE)]], 1000),
-        # two cards change names: the one has sent 600 bytes in the 12 seconds, the other 1200
+        # two cards swap their names: one card sent 600 bytes in the 12 seconds, the other 1200
         (
             [[nic(0, "a", **CARD), nic(5000, "b", **OTHER_CARD)], [nic(5600, "a", **OTHER_CARD), nic(300, "b", **CARD)],
              [nic(6200, "a", **OTHER_CARD), nic(600, "b", **CARD)]],
             1500,
         ),
-        # two ports of a bond share an address and a card, as long as both are there
+        # two ports of a bond have the same MAC address and card, but both are present at each moment
         ([[nic(at, "a", **CARD), nic(at, "b", **CARD)] for at in (0, 600, 1200)], 2000),
-        # another card takes the place and the name of the one that was pulled: nobody knows what was sent in between
+        # another card replaces the first card and gets its name: the bytes that were sent in between are unknown
         ([[nic(0, **CARD)], [nic(600, **OTHER_CARD)], [nic(1200, **OTHER_CARD)]], None),
         ([[nic(0, "v", "virtual", CARD["mac"])], [nic(600, "v", **NO_DEVICE)], [nic(1200, "v", **NO_DEVICE)]], None),
     ],
@@ -408,7 +418,7 @@ def test_an_interface_is_one_by_its_card_and_address_whatever_its_name(moments, 
     seen = [sample(at, nics=nics) for at, nics in zip((9, 15, 21), moments, strict=True)]
     found = network.network(measured(WINDOW, seen))
     assert (found and found.value) == (None if sent is None else pytest.approx(sent))
-    alike = [sample(at, host="b", nics=[nic(100 * at)]) for at in (9, 21)]  # another host's interfaces are others
+    alike = [sample(at, host="b", nics=[nic(100 * at)]) for at in (9, 21)]  # interfaces of another host are counted separately
     found = network.network(measured(WINDOW, seen + alike))
     assert (found and found.value) == (None if sent is None else pytest.approx(sent + 1000))
 
@@ -449,7 +459,7 @@ def test_no_degree_of_freedom_has_no_quantile():
     ("times", "incomplete", "coverage_pct"),
     [
         ((9, 12, 15, 18, 21), "", 100),
-        ((10, 13, 16, 19), "", 90),  # the next one would have come after the last step
+        ((10, 13, 16, 19), "", 90),  # the next sample would come after the last step
         ((9, 10, 11, 12, 13), "no samples in the last 7.0 s", 30),
         ((1, 2, 3), "no samples in the last 17.0 s", 0),
         ((18, 19, 20, 21), "no samples in the first 8.0 s", 20),
@@ -462,7 +472,7 @@ def test_a_host_whose_sampler_ended_early_is_said_to_lack_samples(times, incompl
     found = {entry.host: entry for entry in telemetry.coverage("r", seen.timed, seen.samples, ["a"], {}, {}, {})}
     entry = found["a"]
     assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
-    assert found["b"].incomplete == "no samples in the last 10.0 s"  # it is in no list of hosts, but has samples
+    assert found["b"].incomplete == "no samples in the last 10.0 s"  # this host is in no list of hosts, but it has samples
     nothing_timed = telemetry.coverage("r", seen.timed.clear(), seen.samples, ["a"], {}, {}, {})
     assert [entry.incomplete for entry in nothing_timed] == ["", ""]
 
@@ -484,7 +494,7 @@ def ranks_of(times, scale=1.0):
     return {r: [step(n, ms[r] * scale, loss=ms[r]) for n, ms in enumerate(times, 1)] for r in range(world)}
 
 
-@settings(deadline=None, max_examples=100 if LONG else 20)  # each computes every metric twice
+@settings(deadline=None, max_examples=100 if LONG else 20)  # each example computes every metric twice
 @given(RANKS, st.randoms())
 def test_the_order_of_records_changes_nothing(times, random):
     ranks = ranks_of(times)
@@ -515,13 +525,16 @@ def test_energy_scales_with_power_and_lies_between_its_extremes(watts, scale):
     assert 10 * min(watts) - 1e-6 <= one <= 10 * max(watts) + 1e-6
 
 
-PERIOD_S = 12 / 29  # between two of 30 samples from 9 to 21 s, which WINDOW's 10 to 20 s lie in
+PERIOD_S = 12 / 29  # the time between two of 30 samples from 9 s to 21 s; WINDOW is from 10 s to 20 s
 
 
 @settings(deadline=None)
 @given(st.integers(1, 28), st.integers(0, 12))
 def test_energy_of_a_constant_draw_is_exact_or_absent_if_samples_are_missing(first, missing):
-    """A hole of `missing` samples: up to one sample is no gap; a gap that leaves less than 8 of the 10 s gives no number."""
+    """`missing` consecutive samples are left out.
+
+    One missing sample is not a gap. If a gap leaves less than 8 of the 10 s, there is no number.
+    """
     there = [place for place in range(30) if not first <= place < min(first + missing, 29)]
     end_s = 9 + PERIOD_S * min(first + missing, 29)
     gap_s = max(min(end_s, 20) - max(9 + PERIOD_S * (first - 1), 10), 0) if len(there) < 29 else 0
@@ -592,7 +605,10 @@ def test_a_frame_of_no_records_has_its_columns():
 
 
 def test_ranks_that_share_a_model_count_their_units_once():
-    """Four ranks, two of them to a model: every rank records the 64 units of its slice; the step trained on 128."""
+    """Four ranks, two for each copy of the model.
+
+    Every rank records the 64 units of its data slice, so the step trained on 128 units.
+    """
     records = {
         rank: [StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=1.0, units=64, step_ms=500.0)] for rank in range(4)
     }

@@ -1,4 +1,7 @@
-"""In a run's folder only regular files and folders are read: a link could lead anywhere, and a FIFO would block for ever."""
+"""In a run's folder only regular files and folders are read.
+
+A link could lead anywhere, and reading a FIFO would block forever.
+"""
 
 import errno
 import os
@@ -31,7 +34,10 @@ def run(workspace):
 
 
 def put(kind, path, outside):
-    """Put something that is no regular file in the place of `path`; `outside` gets what was there, for a symlink to lead to."""
+    """Replace the file `path` by a symlink, a FIFO or a socket.
+
+    outside: gets the old content of the file; a symlink leads there.
+    """
     if path.exists():
         path.rename(outside)
     else:
@@ -48,7 +54,7 @@ def put(kind, path, outside):
 @pytest.mark.parametrize("kind", ["a symlink", "a FIFO", "a socket"])
 @pytest.mark.parametrize("place", PLACES)
 def test_what_stands_in_the_place_of_a_record_file_is_named_and_not_read(run, tmp_path, monkeypatch, kind, place):
-    monkeypatch.chdir(tmp_path)  # the path of a socket has at most 108 bytes
+    monkeypatch.chdir(tmp_path)  # a relative path, because the path of a socket has at most 108 bytes
     put(kind, run.path / place, tmp_path / "outside")
     found = RunRecords.read(run)
     if place in ("run.json", "result.json"):
@@ -82,7 +88,7 @@ def test_a_folder_that_cannot_be_opened_sets_its_run_aside_alone(workspace, run,
 
         return called
 
-    for function in ("open", "listdir"):  # the tests may run as root, whom no folder refuses
+    for function in ("open", "listdir"):  # replaced functions, because the tests may run as root, who may open every folder
         monkeypatch.setattr(os, function, refusing(getattr(os, function)))
     assert main(["fetch", "--workspace", str(workspace.path)]) == 1
     said = capsys.readouterr()
@@ -111,7 +117,7 @@ def test_traces_and_memory_curves_behind_a_link_are_not_read(workspace, run, tmp
 
 
 def test_a_run_that_waits_for_another_start_is_not_complete(workspace):
-    """Its records say that it ended at its time limit until it starts again, and then its files change."""
+    """The records say that the run ended at its time limit. When Slurm starts the run again, its files change."""
     again = support.prepare(workspace, support.cell(), repeat=3)
     support.event(again, "started", 0)
     support.event(again, "exited", 5, code=1, reason="timeout")
@@ -127,7 +133,10 @@ def test_a_run_that_waits_for_another_start_is_not_complete(workspace):
 
 
 def test_a_file_whose_name_is_no_utf_8_is_named_and_not_in_the_manifest(workspace, run, capsys):
-    """A name that stood there in its place would be that of a file that vanished, at each later fetch."""
+    """The manifest cannot contain this name.
+
+    If it contained a changed name instead, each later fetch would report a missing file.
+    """
     (run.path / os.fsdecode(b"x\xff")).write_text("x")
     for _ in range(2):
         assert main(["fetch", "--workspace", str(workspace.path)]) == 1

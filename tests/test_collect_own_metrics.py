@@ -1,4 +1,4 @@
-"""Metrics that a workspace defines itself: their values in the report, faults, and that foreign ones are not executed."""
+"""Metrics that a workspace defines itself: their values in the report, their faults, and that foreign code is not executed."""
 
 import json
 
@@ -25,7 +25,7 @@ METRICS = (
 
 @pytest.fixture
 def made(tmp_path):
-    """(a workspace with runs and an own metric, the file that the code of the metric writes)."""
+    """(a workspace with runs and its own metric, a file that exists only if the code of the metric was executed)."""
     workspace, marker = support.matrix(tmp_path / "w"), tmp_path / "marker"
     metrics = workspace.path / "metrics"
     metrics.mkdir()
@@ -35,7 +35,7 @@ def made(tmp_path):
 
 
 def summarized(workspace, capsys, *more, code=0):
-    """The summary that `collect summarize` prints."""
+    """The summary that `collect summarize` prints, as a document."""
     assert main(["summarize", "--workspace", str(workspace.path), "--json", *more]) == code
     return json.loads(capsys.readouterr().out)
 

@@ -1,4 +1,4 @@
-"""Workloads that workspaces define themselves, in `collect`: compared by their code, named by claims, shown in the report."""
+"""Workloads that a workspace defines itself, in `collect`: compared by their code, named by claims, shown in the report."""
 
 import itertools
 import json
@@ -21,7 +21,10 @@ CLAIM = {
 
 
 def workspace(path, code):
-    """A workspace whose workload `rings` has this code: single and ddp, completed and claimed."""
+    """A workspace whose workload `rings` has this digest of its code.
+
+    Its cells single and ddp are completed, and the study has a claim about them.
+    """
     made = Workspace(path)
     ours = {"workload": "rings", "workload_code": code, "seq_len": None}
     cells = [support.cell(**ours), support.cell("ddp", 2, **ours)]
@@ -35,7 +38,7 @@ def workspace(path, code):
 
 
 def collect(capsys, *words):
-    """The document that a command prints."""
+    """The JSON document that a command prints."""
     assert main([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 

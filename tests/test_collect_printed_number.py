@@ -1,4 +1,4 @@
-"""Numbers as studies print them, the nasty ones too: read for certain, or refused with a sentence."""
+"""Numbers as studies print them, unusual ones too: they are read without doubt, or refused with a message."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""`collect fetch --prune`: the cluster or its nodes are freed of files whose copy here was verified, and of no others."""
+"""`collect fetch --prune` removes files from the cluster or its nodes only if their copy on this machine was verified."""
 
 import json
 import os
@@ -21,7 +21,7 @@ TRACE = "trace/rank-00000.json.gz"
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """With a run that completed and has a trace."""
+    """A cluster with one completed run that has a trace."""
     made = Cluster(tmp_path, tmp_path / "desk/ws")
     support.completed(made.there, support.cell())
     (run,) = made.there.all_runs()
@@ -78,7 +78,7 @@ def test_files_that_are_verified_here_are_removed_on_the_cluster(cluster, fetch,
 
 @pytest.mark.parametrize("where", ["on the cluster", "here"])
 def test_a_copy_with_another_checksum_keeps_the_files_on_the_cluster(cluster, fetch, there, here, where):
-    """As after a fault of a disk: size and time are those of the manifest, so that no fetch notices it."""
+    """A disk fault changed the content of a file, but not its size and time, so no fetch notices the change."""
     fetch(cluster.here)
     path = (there if where == "on the cluster" else here) / TRACE
     status = path.stat()

@@ -1,4 +1,4 @@
-"""Runs that several processes read are the same as runs that one process reads, also where another process fails."""
+"""Runs that are read by several processes are the same as runs that are read by one process, even if another process fails."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def workspace(tmp_path):
 
 @pytest.fixture
 def answers(monkeypatch):
-    """The batches that were received from other processes, of which there are two; each reads two runs at a time."""
+    """A list of the batches that other processes sent. Two processes read, two runs at a time."""
     received = []
 
     def unpacked(packed):

@@ -1,4 +1,7 @@
-"""The start of a report: one line a claim, one figure, what to choose; before any table, and without a script."""
+"""The start of a report: one line per claim, one figure, and the recommended strategy.
+
+It is before any table and needs no script.
+"""
 
 import re
 import shlex
@@ -68,7 +71,7 @@ def line(summarized, name):
 
 
 def test_a_ratio_stands_with_its_interval_beside_what_the_test_asks_for(summarized):
-    """101 / 50.5 s; by Student's t with 2 degrees of freedom the interval is about 0.08 wide to either side."""
+    """101 / 50.5 s = 2. By Student's t with 2 degrees of freedom, the interval is about 0.08 wide on each side."""
     found = line(summarized, "twice")
     assert (found.mark, found.measured, found.asked, found.against) == ("✓", "2.00 ×", "1.9 to 2.1 ×", "")
     low, high = (float(number) for number in found.interval.split(" to "))
@@ -145,7 +148,10 @@ def test_the_choice_is_that_of_the_contest_of_most_cells(summarized):
 
 
 class Text(HTMLParser):
-    """The text of a page without scripts and styles, as a browser without JavaScript shows it, and the places of ids."""
+    """The text of a page as a browser without JavaScript shows it, and the position of each id in this text.
+
+    Scripts and styles are left out.
+    """
 
     def __init__(self, page_text):
         super().__init__()

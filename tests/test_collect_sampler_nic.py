@@ -1,4 +1,4 @@
-"""Counters of network drivers and of RDMA devices: by the kernel's own ioctl, and by folders as the kernel has them."""
+"""Counters of network drivers (read by the kernel's ioctl) and of RDMA devices (read from folders like the kernel's)."""
 
 import subprocess
 import sys
@@ -9,7 +9,8 @@ from collect.sampler.ethtool import COUNTERS, chosen
 from collect.sampler.nic import NicSource, RdmaSource
 from shardlab.record import NicSample, Sample
 
-# In a network namespace of its own: both ends of a veth say the other's number by the ethtool ioctl, and nothing else known.
+# Runs in its own network namespace. Each end of a veth reports the index of the other end by the ethtool ioctl. A driver
+# reports no other counter that we know.
 VETH = """
 import subprocess
 from pathlib import Path

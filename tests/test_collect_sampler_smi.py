@@ -1,4 +1,4 @@
-"""GPUs by nvidia-smi, where NVML is absent: a stand-in of the program, with its lines and with hostile ones."""
+"""GPUs by nvidia-smi, on machines without NVML: a stand-in of the program prints normal and hostile lines."""
 
 import os
 import stat
@@ -17,7 +17,10 @@ LOST = "GPU-c, [GPU is lost]" + ", [GPU is lost]" * 8
 
 
 def stand_in(folder, lines, then="exec sleep 60"):
-    """A program nvidia-smi that writes these lines once; returns the PATH with it."""
+    """Write a program nvidia-smi that prints these lines once; returns a PATH with this program.
+
+    then: the shell command that follows.
+    """
     (folder / "lines").write_bytes(lines.encode(errors="surrogateescape"))
     program = folder / "nvidia-smi"
     program.write_text(f'#!/bin/sh\necho "$@" >{folder}/arguments\necho $$ >{folder}/pid\ncat {folder}/lines\n{then}\n')
@@ -26,7 +29,7 @@ def stand_in(folder, lines, then="exec sleep 60"):
 
 
 def filled(source, wanted):
-    """The first sample for which `wanted` is true."""
+    """Fill samples until `wanted` is true for one, and return this sample."""
     found = []
 
     def look():
@@ -41,7 +44,7 @@ def filled(source, wanted):
 
 @pytest.fixture
 def said(tmp_path, monkeypatch):
-    """A source whose nvidia-smi writes these lines."""
+    """A function that makes a source. The nvidia-smi of the source prints the given lines."""
     sources = []
 
     def source(lines, then="exec sleep 60"):
@@ -63,7 +66,7 @@ def test_the_sampler_asks_nvidia_smi_where_nvml_is_absent(tmp_path):
     sampled(process, out, 2)
     ended(process)
     seen = [sample.gpus for sample in records(out) if sample.gpus]
-    assert len(seen) == 1  # no new line: no value, and not the old one again
+    assert len(seen) == 1  # without a new line there is no value, and the old value is not repeated
     ((gpu,),) = seen
     assert (gpu.uuid, gpu.utilization_pct, gpu.memory_used_bytes, gpu.power_w) == ("GPU-a", 97, 2**30, 301.55)
     assert (gpu.temperature_c, gpu.sm_clock_mhz, gpu.memory_clock_mhz) == (61, 1980, 2619)
@@ -71,7 +74,7 @@ def test_the_sampler_asks_nvidia_smi_where_nvml_is_absent(tmp_path):
     assert gpu.throttled == ["power cap", "hardware thermal slowdown"]
     assert "--loop-ms=50" in (tmp_path / "arguments").read_text()
     number = int((tmp_path / "pid").read_text())
-    with pytest.raises(ProcessLookupError):  # it ended with the sampler
+    with pytest.raises(ProcessLookupError):  # nvidia-smi ended with the sampler
         os.kill(number, 0)
 
 

@@ -1,4 +1,4 @@
-"""What repeats allow: intervals, pooled noise, outliers, and how rarely two equal cells are told apart."""
+"""Statistics of repeats: intervals, pooled noise, outliers, and how rarely two equal cells are told apart."""
 
 import ast
 import random
@@ -22,7 +22,8 @@ def test_noise_is_pooled_over_the_cells_that_were_repeated():
     assert statistics.standard_error([100.0], None) is None
     assert statistics.standard_error([0.0], found) is None
     assert statistics.standard_error([1.0, 3.0], None) == (pytest.approx(1.0), 1)
-    # Two repeats have a scatter of their own, which one degree of freedom hardly knows: they take the pooled one.
+    # Two repeats give a standard deviation with only one degree of freedom, which is very uncertain. So the pooled noise is
+    # used.
     assert statistics.standard_error([1.0, 3.0], found) == (pytest.approx(2 * found.relative / 2**0.5), 3)
 
 
@@ -41,8 +42,10 @@ def test_outliers_are_named_and_kept():
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
-    """A/A: of 400 pairs of equal cells at most 5 % and chance may be ranked; the percentile bootstrap ranks far more
-    (benchmarks/verdicts.py)."""
+    """An A/A test: of 400 pairs of equal cells, at most 5 % (and some chance) may be told apart.
+
+    The percentile bootstrap tells far more of them apart (benchmarks/verdicts.py).
+    """
     luck, wrong = random.Random(7), 0
     test = Expression("a() < b()").tree
     for trial in range(400):
@@ -52,13 +55,16 @@ def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
             error, degrees = statistics.standard_error(drawn, statistics.noise([drawn]))
             values[name] = draws.draws(sum(drawn) / n, error, degrees, f"{name} {trial}")
         wrong += not 0.025 < draws.share(test, values) < 0.975
-    assert wrong <= 400 * 0.05 + 13  # three standard deviations
+    assert wrong <= 400 * 0.05 + 13  # 5 % of the pairs plus three standard deviations
 
 
 @pytest.mark.parametrize(("n", "least"), [(2, 100), (3, 360), (5, 400)])
 def test_two_cells_that_differ_by_ten_standard_deviations_are_told_apart(n, least):
-    """The counterpart of the test above: a judge that calls every pair equal would pass that one. Of 400 pairs of cells. With
-    two repeats, Student's t has one degree of freedom, whose tails are so heavy that most pairs stay undecided."""
+    """The counterpart of the test above, which a judge that calls every pair equal would pass.
+
+    The test has 400 pairs of cells. With two repeats, Student's t has one degree of freedom. Its tails are so heavy that most
+    pairs stay undecided.
+    """
     luck, right = random.Random(7), 0
     test = Expression("a() < b()").tree
     for trial in range(400):

@@ -1,4 +1,4 @@
-"""A study's numbers in the tables that they stood in."""
+"""The reported numbers of a study, in tables like the tables of the study."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def study(name):
 
 
 def drawn(entries, where):
-    """(keys, heads, rows) of one table as text, with what is printed in its fields."""
+    """One table as text: (keys, headings, rows). A field contains the number that the study printed."""
     (table,) = [table for table in redraw(entries).tables if table.where == where]
     heads = [(head.over, head.text) if head.over else head.text for head in table.heads]
     fields = [[*row.names, *("" if place is None else entries[place].printed for place in row.fields)] for row in table.rows]

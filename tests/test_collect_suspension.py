@@ -1,4 +1,4 @@
-"""A run that stood still on the way: what of it still counts, and that it is said."""
+"""A run that was suspended: which of its values still count, and that the report says so."""
 
 import msgspec
 import pytest
@@ -29,7 +29,10 @@ def workspace(tmp_path):
 
 
 def paused(workspace, at):
-    """The second run stood still for a quarter of a second until the middle of this timed step."""
+    """Suspend the second run for 0.25 s, ending in the middle of this timed step.
+
+    Returns the numbers of the timed steps that still count.
+    """
     folder = load(workspace, None).cells[0].runs[1].folder
     end_s = folder.steps(0).records[CELL.warmup_steps + at - 1].wall_s - 0.05
     support.event(folder, "stood_still", end_s - support.START_S, seconds=0.25)
@@ -82,7 +85,7 @@ def test_a_pause_between_two_steps_leaves_the_steps(workspace):
 
 def test_a_pause_before_the_first_step_takes_nothing_away(workspace):
     folder = load(workspace, None).cells[0].runs[1].folder
-    support.event(folder, "stood_still", -1.0, seconds=0.25)  # while it started
+    support.event(folder, "stood_still", -1.0, seconds=0.25)  # while the run was starting
     summary = summarize(load(workspace, None), "single")
     assert "train_time_s" in summary.rows[0].runs[1].metrics
     assert not any("suspended or stopped" in remark for remark in summary.remarks)

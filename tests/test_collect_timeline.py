@@ -21,7 +21,8 @@ from shardlab.record import CLOCK, SCHEMA, Event, LineWriter, NicSample, Sample,
 from shardlab.workspace import Workspace
 
 START_S = 1_760_000_000.0
-AHEAD_S = {"node0": (0.0, 0.0), "node1": (5.0, 5.2)}  # of the clock of rank 0's host, at the start and after 100 s
+# seconds by which a host's clock is ahead of the clock of rank 0's host, at the start and after 100 s
+AHEAD_S = {"node0": (0.0, 0.0), "node1": (5.0, 5.2)}
 
 
 def compared(host, rank, at_s, offset_s, data=None):
@@ -30,7 +31,7 @@ def compared(host, rank, at_s, offset_s, data=None):
 
 
 def clocks():
-    """Two hosts with two ranks each."""
+    """The events of clock comparisons, for two hosts with two ranks each."""
     first = {"node0": 0, "node1": 2}
     ends = [(START_S, 0), (START_S + 100, 1)]
     return [compared(host, first[host], at_s, AHEAD_S[host][end]) for host in first for at_s, end in ends]
@@ -38,7 +39,7 @@ def clocks():
 
 @pytest.fixture
 def run(tmp_path):
-    """Four ranks on two hosts whose steps end at the same moments, by clocks that differ."""
+    """Four ranks on two hosts whose clocks differ. All ranks end each step at the same moment."""
     cell = support.cell("ddp", 4, nnodes=2, dp=4, micro_batch_size=2)
     folder = support.prepare(Workspace(tmp_path), cell)
     for event in clocks():
@@ -60,7 +61,7 @@ def run(tmp_path):
 
 
 def by(host, true_s):
-    """A moment by the clock of a host, whose offset grows evenly."""
+    """The time that the clock of a host shows at the true time `true_s`. The offset grows linearly."""
     start, end = AHEAD_S[host]
     return true_s + start + (end - start) * (true_s - START_S) / 100
 
@@ -100,7 +101,7 @@ def test_ranks_are_on_the_host_whose_first_rank_is_nearest_below():
 
 
 def timed(*ranks):
-    """Timed steps of ranks with these (data, forward, backward, optimizer) in ms in each of five steps."""
+    """A frame of five timed steps. ranks: for each rank the times (data, forward, backward, optimizer) in ms."""
     records = {
         rank: [
             StepRecord(
@@ -117,7 +118,7 @@ def timed(*ranks):
 @pytest.mark.parametrize(
     ("ranks", "rank", "phase"),
     [
-        ([(1, 30, 60, 9), (1, 45, 45, 9), (1, 30, 60, 9)], 1, "forward"),  # the others wait in backward
+        ([(1, 30, 60, 9), (1, 45, 45, 9), (1, 30, 60, 9)], 1, "forward"),  # the other ranks wait in backward
         ([(1, 30, 60, 9), (1, 30, 60, 9), (16, 30, 45, 9)], 2, "data"),
         ([(1, 30, 60, 24), (1, 30, 60, 9), (1, 30, 60, 9)], 0, "optimizer"),
     ],
@@ -167,7 +168,7 @@ def test_perfettos_file_has_every_rank_and_host(run, tmp_path, name, capsys):
     assert len(spans) == 40
     assert all(event["ts"] >= 0 for event in events if "ts" in event)
     ends = {round((event["ts"] + event["dur"]) / 1e6, 2) for event in spans if event["name"] == "step 3"}
-    assert len(ends) == 1  # of four ranks on two hosts
+    assert len(ends) == 1  # all four ranks on the two hosts end at the same moment
 
 
 def test_profiled_events_are_on_the_same_clock(run, tmp_path):
@@ -183,7 +184,7 @@ def test_profiled_events_are_on_the_same_clock(run, tmp_path):
     found = timeline.of_run(LoadedRun.read(run))
     perfetto.write(tmp_path / "t.json", found, [spans])
     (written,) = [event for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["name"] == "gemm"]
-    assert written["dur"] == pytest.approx(1000, abs=3)  # us; the clock of node1 runs 0.2 % too fast
+    assert written["dur"] == pytest.approx(1000, abs=3)  # in us; the clock of node1 runs 0.2 % too fast
 
 
 def test_a_run_without_records_is_refused(tmp_path, capsys):
@@ -193,7 +194,10 @@ def test_a_run_without_records_is_refused(tmp_path, capsys):
 
 
 def drawn(tmp_path, *ranks):
-    """The figure of a cell whose ranks need these (data, forward, backward, optimizer) in ms in each of 30 steps."""
+    """The figure of a cell with 30 steps.
+
+    ranks: for each rank the times (data, forward, backward, optimizer) in ms.
+    """
     workspace, cell = Workspace(tmp_path), support.cell("ddp", len(ranks), steps=30, warmup_steps=0)
     support.keep(workspace, [cell], repeats=1)
     folder = support.prepare(workspace, cell)
@@ -220,7 +224,7 @@ def test_the_figure_has_the_middle_steps_of_each_rank_and_names_the_straggler(tm
     assert forward["x"] == [30.0] * 10 + [50.0] * 10
     assert forward["base"][:2] == [pytest.approx(1.0), pytest.approx(101.0)]
     assert backward["base"][10] == pytest.approx(51.0)
-    assert other["x"] == [pytest.approx(1.0)] * 10  # of rank 1, whose phases leave 1 ms of 100
+    assert other["x"] == [pytest.approx(1.0)] * 10  # the phases of rank 1 take 99 ms of a step of 100 ms
 
 
 def test_there_is_no_figure_of_a_single_rank(tmp_path):

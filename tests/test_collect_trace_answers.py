@@ -1,4 +1,4 @@
-"""Figures, metrics and tables that answer why a step takes as long as it does, of traces that are known by construction."""
+"""Figures, metrics and tables that explain the duration of a step, from generated traces whose figures are known."""
 
 import json
 
@@ -17,7 +17,10 @@ from shardlab.workspace import Workspace
 
 
 def profile(workspace, cell, size, seeds):
-    """A completed cell; each repeat has traces of all ranks."""
+    """Make a completed cell whose repeats have traces of all ranks.
+
+    size: number of ranks. seeds: of the traces, one for each repeat.
+    """
     for repeat, seed in enumerate(seeds, 1):
         folder = support_collect.completed(workspace, cell, repeat).path / "trace"
         folder.mkdir()
@@ -27,7 +30,7 @@ def profile(workspace, cell, size, seeds):
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    """Two cells with traces of all ranks and a third without any."""
+    """A workspace with two cells that have traces of all ranks, and a third cell without traces."""
     made = Workspace(tmp_path_factory.mktemp("answers"))
     cells = [support_collect.cell(), support_collect.cell("ddp", 2), support_collect.cell("fsdp2", 2)]
     support_collect.keep(made, cells, 2)
@@ -50,7 +53,10 @@ def part(found, name):
 
 
 def values(run):
-    """Every metric of a run, those with an argument at their example and at all_reduce."""
+    """The values of all metrics of a run.
+
+    Metrics with an argument are computed for their example and for all_reduce.
+    """
     found = {metric.name: metric.of_run(run) for metric in menu() if metric.of_run}
     return found | {
         metric.name: metric.of_run_at(run, "all_reduce") for metric in menu() if metric.argument == "of" and metric.of_run_at
@@ -66,11 +72,12 @@ def test_metrics_are_those_of_the_construction(results):
     assert calls
     time = sum(call[3] - call[2] - call[5] for call in calls)
     assert found["algorithm_bandwidth_gb_per_s"].value == pytest.approx(sum(call[4] for call in calls) / time)
-    assert found["bus_bandwidth_gb_per_s"].value == pytest.approx(sum(call[4] for call in calls) / time)  # 2 (n - 1) / n of 2
+    # the factor 2 (n - 1) / n is 1 for two ranks
+    assert found["bus_bandwidth_gb_per_s"].value == pytest.approx(sum(call[4] for call in calls) / time)
     waits = [call[5] for rank in ranks for call in rank.calls if call[0] != "broadcast"]
     pairs = [max(pair) for pair in zip(waits[: len(waits) // 2], waits[len(waits) // 2 :], strict=True)]
     assert found["collective_skew_us"].value == pytest.approx(sum(pairs) / len(pairs) / 1000)
-    steps = 4e6  # two ranks, two steps, in ms
+    steps = 4e6  # two ranks with two steps each, and 1e6 ns per ms
     assert found["waiting_ms"].value == pytest.approx(sum(one.lost_ns for one in run.traces.answers.waits.ranks) / steps)
     idle = [one.idle for one in run.traces.analyses]
     for name in ("host", "communication", "other"):
@@ -102,7 +109,7 @@ def test_the_figures_show_the_metrics(results):
     matched = [run.ranks[place].calls[call].duration_ns for run in runs for place, call in run.waits.waited]
     assert sum(part(slow, name)[0] for name in slow_ranks.PARTS) == pytest.approx(sum(matched) / 8e6)
     assert part(slow, "waiting, lost")[0] == pytest.approx(metrics["ddp ×2"]["waiting_ms"].value)
-    assert phases.draw(group) is None  # these traces have nothing but kernels
+    assert phases.draw(group) is None  # these traces have only kernels
     of = [use for use in told.groups if use.bus_gb_per_s is not None]
     marks = [x for trace in bandwidth.draw(group).data if trace["name"] != "link" for x in trace["x"]]
     assert sorted(marks) == sorted(use.bus_gb_per_s for use in of)
@@ -162,4 +169,4 @@ def test_the_command_gives_the_answers_as_json(workspace, tmp_path, capsys):
     assert "parts sum to the difference" in shown
     support_traces.Rank(0).write(tmp_path)
     assert main(["trace", f"{tmp_path}/", "--like-hta", "--json", "--workspace", str(workspace.path)]) == 0
-    assert "stragglers" not in json.loads(capsys.readouterr().out)  # the answers are exact, never like HTA's
+    assert "stragglers" not in json.loads(capsys.readouterr().out)  # these answers are always exact, also with --like-hta

@@ -1,4 +1,4 @@
-"""Traces in run folders, through to the report: like HolisticTraceAnalysis or exact, kernels by name and class, two cells."""
+"""Traces from run folders to the report: exact figures or HolisticTraceAnalysis's, kernels by name and class, two cells."""
 
 import json
 
@@ -31,7 +31,10 @@ SHOWN = ("idle_pct", "overlap_pct", "exposed_communication_ms")
 
 
 def profiled(path, ranks_of, *, traces="like-hta", proofs=None, **study):
-    """A workspace of run folders. ranks_of: {strategy: for each repeat its ranks' traces}."""
+    """Make a workspace of run folders.
+
+    ranks_of: maps a strategy to the traces of its ranks, for each repeat.
+    """
     workspace = Workspace(path)
     repeats = max(map(len, ranks_of.values()))
     support.keep(workspace, [CELLS[name] for name in ranks_of], repeats=repeats, traces=traces, **study)
@@ -50,7 +53,10 @@ def summarized(workspace):
 
 
 class Steps(support_traces.Rank):
-    """A rank's trace by hand: every step launches these kernels, (name, us), one after the other."""
+    """A trace of a rank that a test builds by hand.
+
+    kernels: pairs (name, duration in us), which every step launches one after the other.
+    """
 
     def __init__(self, rank, kernels, steps=3, category="kernel"):
         super().__init__(rank, steps=0)
@@ -68,7 +74,10 @@ class Steps(support_traces.Rank):
 
 
 def by_truth(ranks, steps):
-    """(idle %, overlap %, exposed communication in ms a step), to the nanosecond, mean over ranks."""
+    """The true figures as means over ranks: (idle %, overlap %, exposed communication in ms per step).
+
+    They are computed from the events, with a resolution of 1 ns.
+    """
     truths = [support_traces.truth(rank.events) for rank in ranks]
     idle = [100 * one["idle_ns"] / one["span_ns"] for one in truths]
     overlap = [100 * one["overlap_ns"] / one["communication_ns"] for one in truths]
@@ -77,14 +86,17 @@ def by_truth(ranks, steps):
 
 
 def by_hta(ranks):
-    """(idle %, overlap %) of what HTA says of ranks, mean over them."""
+    """The figures of HTA as means over ranks: (idle %, overlap %)."""
     idle = [100 * one["idle_us"] / one["span_us"] for one in ranks.values()]
     overlap = [one["overlap_pct"] for one in ranks.values()]
     return [sum(each) / len(each) for each in (idle, overlap)]
 
 
 def sort_may_change(breakdowns):
-    """How far HTA's own means over ranks may lie from ours: (idle %, overlap %, span in ms), because its sort is unstable."""
+    """The largest possible difference between HTA's means over ranks and ours, because HTA's sort is unstable.
+
+    Returns (idle %, overlap %, span in ms).
+    """
     idle = overlap = span = 0.0
     for one in breakdowns:
         bounds = one.hta_bounds
@@ -95,17 +107,21 @@ def sort_may_change(breakdowns):
 
 
 def check_like_hta(path, keys, said):
-    """The metrics of a run with these traces are what HTA said of them, and the table has both and the exact ones."""
+    """Check that the metrics of a run with these traces agree with HTA's figures.
+
+    The table of differences must have the figures like HTA and the exact figures.
+    """
     ranks = [support_traces.Rank(rank, **keys) for rank in range(2)]
     found = summarized(profiled(path, {"ddp": [ranks]}))
     (row,) = found.rows
     hta = by_hta(said)
     (run,) = load.load(Workspace(path), None).runs
     of_idle, of_overlap, of_span = sort_may_change(run.traces.like_hta)
-    assert of_idle < 1  # the bounds hold the figure
+    assert of_idle < 1  # the bounds are narrow enough to be a useful check
     assert row.metrics["idle_pct"].value == pytest.approx(hta[0], abs=of_idle + 1e-12)
-    assert row.metrics["overlap_pct"].value == pytest.approx(hta[1], abs=of_overlap + 0.005)  # HTA rounds it to two decimals
-    step_ms = sum(one["span_us"] for one in said.values()) / 2 / 1000 / 3  # 3 of 4 steps: the last one is left out
+    # HTA rounds this figure to two decimals
+    assert row.metrics["overlap_pct"].value == pytest.approx(hta[1], abs=of_overlap + 0.005)
+    step_ms = sum(one["span_us"] for one in said.values()) / 2 / 1000 / 3  # 3 of 4 steps, because HTA leaves the last step out
     assert row.metrics["kernel_ms"].value == pytest.approx(step_ms, abs=of_span + 1e-12)
     assert row.metrics["idle_pct"].kind == "gpu, like HTA"
     table = {one.metric: one for one in found.rounding}
@@ -152,7 +168,8 @@ def test_where_hta_finds_no_kernels_figures_are_exact_and_that_is_said(tmp_path)
     found = summarized(profiled(tmp_path / "b", {"single": [on_cpu()], "ddp": gpu}))
     (said,) = [remark for remark in found.remarks if "HolisticTraceAnalysis" in remark]
     assert found.rows[0].runs[0].run_id in said
-    assert "additional_idle_ms" not in found.rows[1].metrics  # of kernels and of operators: they do not compare
+    # one cell has kernels, the other has operators, so they are not compared
+    assert "additional_idle_ms" not in found.rows[1].metrics
 
 
 def test_repeats_of_two_kinds_have_no_common_figure(tmp_path):
@@ -204,7 +221,10 @@ def test_classes_of_a_cpu_are_operators():
 
 
 def told(rank, tallies, *, steps=2, source="gpu"):
-    """A breakdown of which only the kernels matter."""
+    """A breakdown with these kernels; all other fields do not matter.
+
+    tallies: maps the name of a kernel to (number of calls, time in ns).
+    """
     return Breakdown(
         rank=rank, source=source, steps=steps, span_ns=1, compute_ns=0, communication_ns=0, memory_ns=None, non_compute_ns=0,
         idle_ns=0, overlap_ns=0, collectives=[], kernels=[EventTally(name, count, ns) for name, (count, ns) in tallies.items()],
@@ -228,7 +248,8 @@ def test_a_named_kernel_is_counted_and_timed_a_step_and_rank():
 def test_what_cannot_be_known_of_a_name_is_no_number():
     mm = told(0, {"aten::mm": (4, 8)}, source="gloo")
     assert operators.calls(seen(mm), "aten::mm").value == 2
-    assert operators.calls(seen(mm), "ncclDevKernel_AllGather_RING_LL") is None  # an operator it may not be
+    # a name of a kernel cannot be looked up among operators
+    assert operators.calls(seen(mm), "ncclDevKernel_AllGather_RING_LL") is None
     assert operators.time(seen(mm), "vectorized kernels") is None
     assert operators.time(seen(told(0, {"a": (1, 1)}, steps=0)), "a") is None
     assert operators.time(seen(), "a") is None
@@ -290,7 +311,10 @@ def test_what_is_printed_as_gain_saving_and_loss_is_so_by_hand():
 
 
 def gemms(*us, other=0):
-    """A run of one rank each: a GEMM of so many us, and a kernel that only some have."""
+    """Runs of one rank each.
+
+    us: the duration of the GEMM of each run, in us. other: the duration of a further kernel in us; 0: there is none.
+    """
     kernels = ((support_traces.ALL_REDUCE, other),) if other else ()
     return [[Steps(0, [(support_traces.GEMM, one), *kernels])] for one in us]
 
@@ -306,9 +330,9 @@ def test_the_errors_of_both_cells_stand_in_the_interval_of_what_is_compared(tmp_
     (number,) = verdict.numbers
     assert (verdict.verdict, number.against, len(number.runs)) == ("reproduced", SINGLE.name(), 6)
     assert number.value == pytest.approx(0.05)
-    alone = 4.303 * 0.002 / 3**0.5  # half the interval of either cell, by Student's t
+    alone = 4.303 * 0.002 / 3**0.5  # half of the interval of each cell alone, by Student's t
     half = (number.high - number.low) / 2
-    assert 1.2 * alone < half < 1.8 * alone  # more than either cell's own, less than both added up
+    assert 1.2 * alone < half < 1.8 * alone  # larger than the half interval of each cell, smaller than their sum
     assert number.low < 0.05 < number.high
 
 
@@ -391,7 +415,7 @@ def test_the_summary_has_what_else_is_called_and_the_page_the_most_different(tmp
     page = (workspace.report / "index.html").read_text()
     assert "Operators compared with the baseline" in page
     assert "7 more names are in summary.json." in page
-    assert "gone_kernel" not in page  # among the least different
+    assert "gone_kernel" not in page  # the difference of this kernel is among the smallest
     assert 'id="rounding"' not in page
     assert "gone_kernel" in (workspace.report / "summary.json").read_text()
 

@@ -1,4 +1,4 @@
-"""Runs in the stores of Weights & Biases, MLflow and TensorBoard: read back by what they ship; nothing leaves the machine."""
+"""Runs exported to Weights & Biases, MLflow and TensorBoard, read back by their own libraries. No data leave the machine."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SINGLE, DDP = support.cell(), support.cell("ddp", 2)
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Workspace:
-    """Two cells; of the second an earlier attempt that ran out of memory, and one run that left no steps."""
+    """Two cells. The second cell has an earlier attempt that ran out of memory, and a run that recorded no steps."""
     made = Workspace(tmp_path_factory.mktemp("trackers"))
     support.keep(made, [SINGLE, DDP], repeats=2)
     folder = support.completed(made, SINGLE, 1)
@@ -43,7 +43,11 @@ def runs(workspace):
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """In this process no socket reaches further than this machine; what is started here asks a proxy that counts who asks."""
+    """Block the network.
+
+    In this process, no socket connects to another machine. Child processes use a proxy on this machine, which counts the
+    requests.
+    """
     connect, asked = socket.socket.connect, []
 
     def refuse(self, address):
@@ -101,7 +105,10 @@ def test_a_run_is_tracked_as_it_was_recorded(runs):
 
 
 def wandb_records(path):
-    """The records of a .wandb file: a header, then LevelDB's log format (blocks of 32 KiB; CRC, length, type, data)."""
+    """The records of a .wandb file.
+
+    Such a file has a header and then LevelDB's log format (blocks of 32 KiB; CRC, length, type, data).
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     raw, place, data = path.read_bytes(), 7, b""
@@ -113,7 +120,7 @@ def wandb_records(path):
         _, size, kind = struct.unpack_from("<IHB", raw, place)
         data += raw[place + 7 : place + 7 + size]
         place += 7 + size
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or the last part of a record
             yield Record.FromString(data)
             data = b""
 
@@ -121,18 +128,19 @@ def wandb_records(path):
 def test_wandb_holds_every_run_offline(workspace, runs, tmp_path, capfd, no_network):
     out = exported(workspace, "wandb", tmp_path / "out")
     assert capfd.readouterr().err == ""
-    exported(workspace, "wandb", out)  # replaces the runs, adds none
+    exported(workspace, "wandb", out)  # the second export replaces the runs and adds none
     files = wandb_is(out / "wandb", runs)
     assert sorted(path for path in out.rglob("*") if not path.is_dir()) == sorted(files)
 
 
 def wandb_is(folder, runs):
-    """The folder holds these runs and no others; returns their files."""
+    """Check that the folder has these runs and no others; returns their files."""
     files = {path.stem.removeprefix("run-"): path for path in folder.glob("offline-run-*/*.wandb")}
     assert set(files) == set(runs)
     for name, path in files.items():
         wanted, records = runs[name], list(wandb_records(path))
-        run = [record.run for record in records if record.HasField("run")][-1]  # tags may change at the end
+        # the last record counts, because the tags may change at the end
+        run = [record.run for record in records if record.HasField("run")][-1]
         assert (run.run_id, run.display_name, run.run_group, list(run.tags)) == (name, name, wanted.group, wanted.tags)
         assert run.host == (wanted.hosts or "unknown")
         updates = [record.run.config.update for record in records if record.HasField("run")]
@@ -173,7 +181,7 @@ def test_mlflow_holds_every_run_in_a_file_store(workspace, runs, tmp_path, capfd
 
 
 def mlflow_is(folder, runs):
-    """The store holds these runs and no others; returns its client and the experiment."""
+    """Check that the store has these runs and no others; returns its client and the experiment."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(folder.as_uri())
@@ -201,7 +209,7 @@ def test_tensorboard_holds_every_run_as_events(workspace, runs, tmp_path, capfd,
 
 
 def tensorboard_is(folder, runs):
-    """The folder holds these runs and no others."""
+    """Check that the folder has these runs and no others."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -212,7 +220,8 @@ def tensorboard_is(folder, runs):
         for key in ("loss", "step_ms", "throughput_per_s"):
             points = read.Scalars(key) if wanted.points else []
             assert [(one.step, one.wall_time) for one in points] == [(point.step, point.wall_s) for point in wanted.points]
-            assert [one.value for one in points] == pytest.approx([point.values[key] for point in wanted.points])  # float32
+            # TensorBoard stores values in float32
+            assert [one.value for one in points] == pytest.approx([point.values[key] for point in wanted.points])
         ended = {key: read.Scalars(f"metrics/{key}")[0].value for key in wanted.metrics}
         assert ended == pytest.approx(wanted.metrics)
         told = [
@@ -241,7 +250,8 @@ def test_no_tracker_brings_torch_along_or_speaks(workspace, tmp_path, no_network
         "assert not {'torch', 'tensorflow'} & set(sys.modules)"
     )
     command = [sys.executable, "-W", "error", "-c", code, str(workspace.path), *PACKAGES]
-    tests = ("CI", "PYTEST_CURRENT_TEST", "PYTEST_VERSION")  # under these MLflow tells its makers nothing anyway
+    # with these variables MLflow sends no telemetry, so the test removes them
+    tests = ("CI", "PYTEST_CURRENT_TEST", "PYTEST_VERSION")
     environment = {name: value for name, value in os.environ.items() if name not in tests}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""What a claim is worth: every verdict by a case of it, numbers beside those of a study, and a whole study as a golden file."""
+"""Verdicts on claims: an example of each verdict, numbers compared with a study's numbers, and a study as a golden file."""
 
 import json
 
@@ -31,7 +31,10 @@ CELLS = {
 
 
 def study(path, times, *, claims=(), proofs=None, rehearsal=False, repeats=3, states=None, gpus=None, versions=None, **more):
-    """A workspace of run folders. times: seconds of training of each repeat, by cell; states: what cells said that failed."""
+    """Make a workspace of run folders.
+
+    times: the training time of each repeat in seconds, by cell. states: the error messages of cells that failed, by cell.
+    """
     workspace = Workspace(path)
     cells = [CELLS[name] for name in CELLS if name in {**times, **(states or {})}]
     stated = [
@@ -51,7 +54,7 @@ def study(path, times, *, claims=(), proofs=None, rehearsal=False, repeats=3, st
 
 
 def judged(tmp_path, times, claim, **more):
-    """The verdict on one claim."""
+    """The verdict on one claim about cells with these training times."""
     workspace = study(tmp_path, times, claims=[claim], **more)
     return summary.summarize(load.load(workspace, None), "single").verdicts[0]
 
@@ -99,9 +102,9 @@ def test_the_verdict_on_a_claim(tmp_path, times, test, verdict, why):
     assert (found.verdict, why in found.why) == (verdict, True), (found.verdict, found.why)
 
 
-# Student's t with 2 degrees of freedom lies above 4.849 in 2 % of cases (any table of it). The mean of 100, 101 and 102 s is
-# 101 s, with a standard error of 1 / sqrt(3) s. So the true mean lies above this limit in 2 % of cases: fewer than the 2.5 %
-# below which a claim of one part is contradicted, and more than the 1.25 % below which a claim of two parts is.
+# Student's t with 2 degrees of freedom is above 4.849 in 2 % of cases (see any table of quantiles). The mean of 100, 101 and
+# 102 s is 101 s, with a standard error of 1 / sqrt(3) s. So the true mean is above this limit in 2 % of cases. A claim with one
+# part is contradicted below 2.5 %, and a claim with two parts below 1.25 %.
 LIMIT = round(101 + 4.849 / 3**0.5, 4)
 
 

@@ -1,4 +1,4 @@
-"""What samples of a counter say for certain about its growth, and when that decides whether bytes are missing on the wire."""
+"""The bounds that samples give for the growth of a counter, and when they show that bytes are missing on the wire."""
 
 import msgspec
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from collect.metrics import network, wire
 from shardlab.record import ClockOffset, NicSample, Result, Sample, StepRecord
 
-TENTHS = st.integers(0, 300)  # moments; whole numbers, so that equal moments occur
+TENTHS = st.integers(0, 300)  # moments as integers, so that equal moments occur
 
 
 @given(
@@ -19,7 +19,7 @@ TENTHS = st.integers(0, 300)  # moments; whole numbers, so that equal moments oc
     edges=st.tuples(TENTHS, TENTHS).map(sorted),
 )
 def test_what_was_really_sent_is_within_the_bounds(sent, begun, delays, edges):
-    """A counter of which everything is known, read late by a sampler that may be kept waiting until its next sample."""
+    """Every change of the counter is known. The sampler reads the counter late, at most when its next sample begins."""
 
     def counter(moment):
         return sum(size for at, size in sent if at <= moment)
@@ -35,9 +35,10 @@ def test_what_was_really_sent_is_within_the_bounds(sent, begun, delays, edges):
 
 def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
     seen = [(float(at), 100 * at, "boot") for at in range(20)]
-    # At 3.5 the counter was between those of 2 and 4, at 13.5 between those of 12 and 14.
+    # At 3.5 s the counter was between its values at 2 s and 4 s, and at 13.5 s between its values at 12 s and 14 s.
     assert network.growth_bounds(seen, (3.5, 13.5)) == (1200 - 400, 1400 - 200)
-    # The clock of the host may be a second early or late: between those of 1 and 5, and of 11 and 15.
+    # The host's clock may be 1 s early or late. So the values lie between those at 1 s and 5 s, and between those at 11 s and
+    # 15 s.
     assert network.growth_bounds(seen, (3.5, 13.5), apart_s=1.0) == (1100 - 500, 1500 - 100)
 
 
@@ -56,7 +57,10 @@ def test_a_counter_that_does_not_say_it_has_no_bounds(seen):
 
 
 def loaded(period_s, *, sent_per_s=1000.0, nnodes=1, **records):
-    """A run of 11 timed steps a second apart, whose collectives send 1000 bytes each, sampled with this period."""
+    """A run of 11 timed steps, one per second, whose collectives send 1000 bytes per step.
+
+    period_s: the time between two samples. sent_per_s: the bytes per second that the counters show.
+    """
     what = support.cell("ddp", gpus=2, nnodes=nnodes)
     steps = [StepRecord(schema=1, step=n, t_s=9.0 + n, wall_s=9.0 + n, units=1, step_ms=1000) for n in range(1, 12)]
     moments = [period_s * tick for tick in range(int(30 / period_s))]
@@ -83,7 +87,7 @@ def test_bytes_are_compared_if_samples_decide():
 
 
 def test_nothing_is_said_where_samples_leave_too_much_open():
-    """Three samples around each end, half a second apart, leave up to 30 % of 10 s open."""
+    """Three samples around each end, 0.5 s apart, leave up to 30 % of the 10 s uncertain."""
     assert wire.difference(loaded(0.5)) is None
 
 
