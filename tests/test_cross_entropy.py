@@ -1,4 +1,4 @@
-"""The chunked cross-entropy, held against torch's own in twice the precision."""
+"""The chunked cross-entropy, compared with torch's own cross-entropy in double precision."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from trainers.tasks import cross_entropy
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 3e-5), (torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_loss_and_gradient_are_torchs(monkeypatch, dtype, within, rows):
-    monkeypatch.setattr(cross_entropy, "CHUNK", 33 * 3)  # three rows at a time
+    monkeypatch.setattr(cross_entropy, "CHUNK", 33 * 3)  # each chunk has three rows of 33 logits
     generator = torch.Generator().manual_seed(rows)
     logits = (8 * torch.randn(rows, 33, generator=generator)).to(dtype).requires_grad_()
     targets = torch.randint(33, (rows,), generator=generator)

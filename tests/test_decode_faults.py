@@ -1,4 +1,4 @@
-"""A file that cannot be decoded, however it is damaged, is said in a sentence or counts as absent wherever one is read."""
+"""A damaged file that cannot be decoded is reported in one sentence or counts as absent, wherever a file is read."""
 
 import pytest
 
@@ -19,7 +19,7 @@ CONTENTS = {
 
 @pytest.fixture(params=CONTENTS.values(), ids=CONTENTS)
 def damaged(request, tmp_path):
-    """Writes the damaged file."""
+    """A function that writes the damaged file with the given name."""
 
     def write(name):
         path = tmp_path / name

@@ -1,4 +1,7 @@
-"""Threads that read the same kind of file for the first time, at once: msgspec alone crashes the interpreter then."""
+"""Threads read the same kind of file for the first time, at the same moment.
+
+A msgspec decoder that several threads build at once crashes the interpreter.
+"""
 
 import subprocess
 import sys
@@ -7,7 +10,7 @@ import support_collect as support
 
 from shardlab.workspace import Workspace
 
-# The interpreter switches threads as often as it can, and no thread begins before all are there.
+# The interpreter switches threads as often as possible, and no thread begins before all threads are ready.
 AT_ONCE = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +25,7 @@ def read(_):
 with ThreadPoolExecutor(4) as pool:
     list(pool.map(read, range(4)))
 """
-TIMES = 8  # with decoders that threads build for themselves, about two of three crash
+TIMES = 8  # if each thread builds its own decoder, about two of three attempts crash
 
 
 def test_threads_that_read_runs_at_the_same_time_do_not_crash(tmp_path):

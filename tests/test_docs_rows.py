@@ -1,4 +1,4 @@
-"""Each plug-in has a row in a table of docs/: written by hand, or on docs/menus.md, which is written from the menus."""
+"""Each plug-in has a row in a table of docs/. The row is written by hand, or generated from the menus on docs/menus.md."""
 
 import re
 from pathlib import Path

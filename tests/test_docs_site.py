@@ -1,4 +1,4 @@
-"""The documentation: the site builds, its links lead somewhere, it loads nothing from the web, and its commands exist."""
+"""The documentation: the site builds, its links have targets, it loads nothing from the web, and its commands exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARSERS = {
 
 
 class Addresses(HTMLParser):
-    """What a page loads, and where its links lead."""
+    """What a page loads, the targets of its links, and its anchors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Addresses(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The pages of the built site: path to its addresses."""
+    """The pages of the built site: maps the path of a page to its addresses."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(DOCS, folder / "docs")
     shutil.copy(ROOT / "mkdocs.yml", folder)
@@ -126,7 +126,7 @@ def test_the_pages_have_commands():
 
 
 def test_lines_wrap_at_120_columns():
-    """Tables, output and generated pages have lines of any length."""
+    """Tables, output and generated pages may have longer lines."""
     long = []
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]:
         if page.name == "menus.md" or page.parent.name == "reference":

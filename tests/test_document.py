@@ -1,4 +1,4 @@
-"""YAML is read strictly: what another parser would change in silence is refused with its place."""
+"""YAML is read strictly: what another parser would change silently is refused, with its place in the file."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The expression grammar computes what it says and refuses the rest of Python."""
+"""Expressions of the grammar have the expected values, and all other Python code is refused."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""The fake GPUs themselves: what they count, what shares memory, and what they raise."""
+"""The fake GPUs themselves: what they count, which tensors share memory, and which errors they raise."""
 
 import pytest
 from fake_cuda import build

@@ -1,4 +1,7 @@
-"""A file that was written is on the disk: its content before it has its name, its name before the command goes on."""
+"""A file that was written is safe on the disk.
+
+Its content is synced before the file gets its name, and its name is synced before the command continues.
+"""
 
 import os
 from pathlib import Path
@@ -10,7 +13,10 @@ from shardlab import files
 
 @pytest.fixture
 def order(monkeypatch):
-    """Each fsync and rename in their order, by the name of the file or folder without what is random in it."""
+    """The calls of fsync and rename in their order, with the names of files and folders.
+
+    A random temporary name is called "new".
+    """
     said, fsync, rename = [], os.fsync, os.rename
 
     def synced(descriptor):

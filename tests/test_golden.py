@@ -1,10 +1,9 @@
-"""Generated text is compared whole: the help of every command, the scripts of runs, the summary of runs that were recorded.
+"""Compares generated text as a whole: the help of every command, the scripts of runs, the summary of recorded runs.
 
 To accept a change: make golden
-
-golden/recorded holds what `jobs submit --matrix ./recorded.yaml --wait` left in a workspace of its own, on a machine with two
-processors that were busy with other things. Logs, scripts and the network cards of other work are taken out. A new schema of
-records needs it made again.
+golden/recorded has the result of `jobs submit --matrix ./recorded.yaml --wait` in a workspace of its own, on a machine with two
+processors that were also busy with other work. Logs, scripts and the network cards of other work were removed from it. If the
+schema of records changes, golden/recorded must be made again.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What Slurm is given is compared whole, for cells that ask for different things."""
+"""The scripts and arguments that sbatch receives are compared as a whole, for cells with different requests."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ PARTITIONS = [
     Partition(name="a", gpus=Gpus(per_node=4, type="a100")),
     Partition(name="h", gpus=Gpus(per_node=8, type="h100")),
 ]
-# name: launcher, nodes, ranks on each, the cluster's GPUs, its `slurm`, what the run has besides
+# Maps the name of a case to (launcher, nodes, ranks per node, GPUs of the cluster, its key `slurm`, further fields of the run).
 CASES = {
     "torchrun-1-node": ("torchrun", 1, 1, A100, {}, {}),
     "torchrun-2-nodes": ("torchrun", 2, 4, A100, {}, {}),
@@ -59,7 +59,7 @@ def python(monkeypatch):
 
 
 def case(name):
-    """The run and its cluster."""
+    """The run and the cluster of a case."""
     launcher, nnodes, ranks, gpus, asked, more = CASES[name]
     more = dict(more)
     run, world = run_of(launcher), World(nnodes, ranks, nnodes * ranks)
@@ -79,7 +79,7 @@ def test_the_script_of_a_run(name):
 
 @pytest.mark.parametrize("scheduler", ["slurm", "ssh"])
 def test_no_tool_of_a_run_on_cloudlab_caches_files_in_the_home_folder(scheduler):
-    """Home folders there are NFS over the control network, which is only for logins."""
+    """On CloudLab, home folders are on NFS over the control network, which is only for logins."""
     run, where = case("torchrun-2-nodes")
     run = msgspec.structs.replace(run, scheduler=scheduler)
     where = msgspec.structs.replace(where, provider="cloudlab", storage=Storage(shared="/mydata/shared"))
@@ -122,7 +122,7 @@ def test_what_sbatch_is_given(name, how, folder, tmp_path, monkeypatch):
 
 
 def _fixed(text: str, folder: Path) -> str:
-    """Without what differs from one time to the next."""
+    """The text without its random tokens and its temporary folder."""
     return re.sub(r"\b(m|run-0)\.[0-9a-f]{10}\b", r"\1.TOKEN", text.replace(str(folder), "/shared"))
 
 
@@ -151,7 +151,7 @@ def test_bash_and_sbatch_can_read_a_script(path):
     assert subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=True).stderr == ""
     head, _, _ = path.read_text().partition("\nset -")
     for line in head.split("\n"):
-        # sbatch splits a line at spaces and takes quotes, backslashes and # out of it by rules of its own
+        # sbatch splits such a line at spaces, and has its own rules for quotes, backslashes and #
         assert not line.startswith("#SBATCH") or re.fullmatch(r"#SBATCH --[a-z-]+(=[^\s'\"\\#]+)?", line), line
 
 

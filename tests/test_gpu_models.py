@@ -1,4 +1,4 @@
-"""The data file of GPUs."""
+"""The data file of GPU models."""
 
 import pytest
 
@@ -27,11 +27,11 @@ from shardlab import gpu_models
     ],
 )
 def test_peaks_are_those_of_the_data_sheets(gpu, precision, tera):
-    """Without sparsity, as NVIDIA's data sheets print them."""
+    """The peaks are without sparsity, as NVIDIA's data sheets print them."""
     assert gpu_models.peak_flops(gpu, precision) == (None if tera is None else tera * 1e12)
 
 
-# Names as NVML gives them, of the GPUs that CloudLab, the studies and common clouds have.
+# GPU names as NVML reports them, for the GPUs of CloudLab, of the studies and of common clouds.
 NAMES = (
     "Tesla P100-PCIE-12GB", "Tesla P100-PCIE-16GB", "Tesla P100-SXM2-16GB", "Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB",
     "Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB", "Tesla V100-DGXS-32GB", "Tesla V100-SXM3-32GB", "Tesla V100S-PCIE-32GB",

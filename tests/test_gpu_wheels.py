@@ -1,4 +1,4 @@
-"""Wheels that are brought along to a GPU machine: unpacked where a package is missing, and nowhere else."""
+"""Wheels that are copied to a GPU machine: unpacked only where a package is missing."""
 
 import json
 import os

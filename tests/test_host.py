@@ -1,4 +1,4 @@
-"""A host says what it is; what one part of it does not answer is absent and hides nothing else."""
+"""The description of a host: a part that gives no answer is absent, and all other parts are still there."""
 
 import re
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_machine_that_shows_no_interfaces_has_none(tmp_path):
 
 
 def test_the_processor_is_called_what_the_kernel_calls_it():
-    """Some processors have no name there, such as ARM's."""
+    """Some processors have no model name there, such as ARM's."""
     named = re.findall(r"^model name\s*: (.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     assert host.observe().cpu_model == (named[0] if named else None)
 

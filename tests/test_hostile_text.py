@@ -1,4 +1,4 @@
-"""Records of a node that steer a terminal: no command, page, figure or export passes that on."""
+"""Records of a node contain control characters for terminals. No command, page, figure or export lets them through."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from collect.loading import load
 from collect.report import page
 from shardlab.workspace import Workspace
 
-# What rich draws with: styles, and for a table that renews itself the cursor hidden, shown and moved up, and lines cleared.
+# The control sequences of rich: styles, and for a live table hiding and showing the cursor, moving it up, and clearing lines.
 OF_RICH = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[1A|\x1b\[2K|\r")
 TEXTS = {"csv", "json", "latex", "markdown", "html"}
 IN_BYTES = (b"\x1b]0;", b"\x1b[2J", "\x9b31m".encode(), b"\x9b31m", "\u202e".encode(), "\u200b".encode())
@@ -98,7 +98,7 @@ def test_the_report_shows_none_in_its_text_and_in_its_figures(workspace, loaded,
 
 @pytest.mark.parametrize(
     "name", sorted(export.exports().keys() - {"png", "svg"})
-)  # these two draw the figures of the test above
+)  # these two exports draw the figures of the test above
 def test_no_export_holds_any(workspace, tmp_path, name):
     out = tmp_path / "out"
     assert main(["export", "--to", name, "--workspace", str(workspace.path), "--out", str(out)]) == 0

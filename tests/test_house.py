@@ -1,4 +1,4 @@
-"""The house rules that tools can hold: what is shipped, what starts light, how long files are."""
+"""Rules of this project that a program can check: which files are shipped, which commands start fast, how long files are."""
 
 import ast
 import subprocess

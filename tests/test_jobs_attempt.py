@@ -1,4 +1,4 @@
-"""What a supervisor looks at before and after its run: its claim, its code, the bound on starts, the kernel's kills."""
+"""What a supervisor checks before and after its run: claim, source, limit of starts, and the kernel's out-of-memory kills."""
 
 import json
 import os
@@ -39,7 +39,10 @@ def write_run(folder, **changed):
 
 
 def supervised(folder, *command, before="", **environment):
-    """A supervisor of this run; `before`: Python that its process runs first."""
+    """Run a supervisor of this run to its end.
+
+    before: Python code that its process runs first.
+    """
     start = "sys.exit(attempt.console.run(lambda: attempt.main(sys.argv[1:])))"
     program = f"import sys; from jobs import attempt, node_processes; {before or 'pass'}; {start}"
     words = [sys.executable, "-P", "-c", program, folder.path, "--", *(command or ["true"])]
@@ -120,7 +123,7 @@ def test_a_run_that_was_begun_with_other_packages_fails_and_says_so(folder):
 
 @pytest.mark.parametrize(("kills", "state"), [((4, 5), "oom"), ((4, 4), "failed")])
 def test_a_run_during_which_the_kernel_killed_for_memory_is_out_of_memory(folder, kills, state):
-    # No test can move the kernel's counter.
+    # A test cannot change the kernel's counter, so the test replaces the function that reads it.
     counter = f"kills = iter({kills}); node_processes.oom_kills = lambda: next(kills)"
     assert supervised(folder, "sh", "-c", "kill -KILL $$", before=counter).returncode == 137
     verdict = folder.judge()
@@ -130,7 +133,7 @@ def test_a_run_during_which_the_kernel_killed_for_memory_is_out_of_memory(folder
 
 @pytest.fixture
 def at_work(folder):
-    """A process that passes for the supervisor of a run, as the event `started` names it."""
+    """A process that plays the supervisor of a run. The event `started` names its process id."""
     with subprocess.Popen(["sleep", "1000"]) as process:
         yield process
         process.kill()
@@ -140,7 +143,7 @@ def at_work(folder):
     ("changed", "state", "words"),
     [
         ({}, "running", ""),
-        ({"created": -3600.0}, "failed", "ended without recording an end"),  # the number is another process's now
+        ({"created": -3600.0}, "failed", "ended without recording an end"),  # the process id now belongs to another process
         ({"boot_id": "of another boot"}, "node_fail", "the machine restarted while the run was running"),
     ],
 )
@@ -168,11 +171,11 @@ def sampled(folder, host_, *times):
 @pytest.mark.parametrize(
     ("last", "lost_ones"),
     [
-        ({"a": 100.0}, ["a"]),  # the only one
+        ({"a": 100.0}, ["a"]),  # the only node
         ({"a": 100.0, "b": 89.0}, ["b"]),
-        ({"a": 100.0, "b": 91.0}, []),  # what ends with the run ends everywhere within seconds
+        ({"a": 100.0, "b": 91.0}, []),  # the end of a run stops the telemetry of all nodes within seconds
         ({"a": 80.0, "b": 100.0, "c": 70.0, "d": 99.0}, ["a", "c"]),
-        ({"a": 100.0, "b": None}, []),  # a machine that never said anything may be well
+        ({"a": 100.0, "b": None}, []),  # a node that never wrote telemetry may be healthy
         ({"a": None, "b": None}, []),
     ],
 )
@@ -192,7 +195,10 @@ case $1 in requeuehold) {1};; esac
 
 @pytest.fixture
 def scontrol(tmp_path):
-    """Slurm's command as a stand-in: the folder of its calls, which does at a requeue what the test says."""
+    """A stand-in of Slurm's command; it appends its arguments to the file `calls`.
+
+    The fixture is a function: its argument is the shell code that runs at a requeue, and it returns a PATH with the stand-in.
+    """
 
     def make(at_requeue):
         (tmp_path / "scontrol").write_text(SCONTROL.format(tmp_path, at_requeue))
@@ -222,7 +228,7 @@ def test_a_run_whose_packages_changed_holds_those_of_the_same_packages_and_is_re
     assert "`jobs retry --only held` goes on with the packages that are installed then" in folder.judge().why
     in_job(monkeypatch, "7", 1)
     assert [hold.requeues(run) for run in (folder, packed, other, later)] == [1, 1, 0, 0]
-    write_run(folder, packages=source_digest.packages(), scheduler="slurm", requeues=0)  # as a release does
+    write_run(folder, packages=source_digest.packages(), scheduler="slurm", requeues=0)  # a release of held runs does the same
     assert supervised(folder, PATH=scontrol("true"), SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1").returncode == 0
     assert folder.claim.exists()
 

@@ -1,4 +1,4 @@
-"""The copy of our source that runs use: written once for equal sources, whole or not at all, removed when no run needs it."""
+"""The copy of our source that runs use: written once for equal sources, never partly, and removed when no run needs it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 RENDER = ["render", "--matrix", "quickstart", "--where", "gpus == 1"]
-# Waits for a file, so that the source can change between the sending and the start.
+# The script waits for a file, so that the source can change between the submission and the start.
 WAIT = 'until test -e "$PWD/../../go"; do sleep 0.05; done\nexec'
 
 
@@ -104,7 +104,8 @@ def test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with(benc
     (bench.path / "templates/launch/local.sh.j2").write_text(template)
     bench.run("jobs", "submit", "--matrix", bench.matrix("axes: {strategy: [ddp], gpus: [2]}"))
     (run,) = bench.folders()
-    # The source changes while the script of the run waits: the runner, which starts the script, has read its own source.
+    # The source changes while the run's script waits. At this moment the runner, which started the script, has already read its
+    # source.
     until((run.log / "script.log").exists, "its script starts")
     for package in ("jobs", "trainers", "collect"):
         (installed / package / "__init__.py").write_text("raise SystemExit('edited since')\n")

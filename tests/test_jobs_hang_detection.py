@@ -1,4 +1,4 @@
-"""What counts as progress of a run, and the sentence on one that has none."""
+"""What counts as progress of a run, and the message about a run without progress."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ def step(folder, rank, number, *, warmup=False):
 
 
 def looks(clock, watched, seconds):
-    """Let so many seconds pass, with the supervisor at work; whether it then is over."""
+    """Let this many seconds pass while the supervisor is running. Returns whether the watch then reports a hang."""
     for _ in range(seconds - 1):
         clock.now += 1.0
         assert not watched.is_over()
@@ -50,7 +50,7 @@ def looks(clock, watched, seconds):
 
 def test_nothing_for_as_long_as_the_bound_is_a_hang(folder, clock):
     watched = HangWatch(folder, 10)
-    assert not looks(clock, watched, 10)  # the start is progress
+    assert not looks(clock, watched, 10)  # the start counts as progress
     assert looks(clock, watched, 1)
 
 
@@ -127,7 +127,8 @@ IN_JOB = "12:memory:/other\n0::/system.slice/n1_slurmstepd.scope/job_71/step_0/u
 
 def test_a_job_with_a_cgroup_counts_its_own_lack_of_memory(tmp_path):
     events = tmp_path / "system.slice/n1_slurmstepd.scope/job_71/memory.events"
-    assert str(node_processes.oom_counter(IN_JOB, tmp_path)) == "/proc/vmstat"  # not there: another version counts elsewhere
+    # the file is not there: another cgroup version counts elsewhere
+    assert str(node_processes.oom_counter(IN_JOB, tmp_path)) == "/proc/vmstat"
     events.parent.mkdir(parents=True)
     events.write_text("low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\noom_group_kill 0\n")
     assert node_processes.oom_counter(IN_JOB, tmp_path) == events

@@ -1,4 +1,4 @@
-"""A queue on this machine whose packages change while runs wait: they are held, in one sentence, and none of them fails."""
+"""A queue on this machine whose packages change while runs wait: the runs are held, with one message, and no run fails."""
 
 import os
 import subprocess
@@ -6,7 +6,8 @@ import subprocess
 import pytest
 from support_line import benches, started, until
 
-# Waits for a file, so that packages can change between the sending and the start; then is supervised as any run.
+# The script waits for a file, so that packages can change between the submission and the start. Then it is supervised like any
+# run.
 SCRIPT = """\
 cd {{ folder | quote }}
 until test -e ../../go; do sleep 0.05; done
@@ -28,7 +29,7 @@ def sent(bench, *words):
 
 
 def install(tmp_path):
-    """What pip leaves of a package."""
+    """Make the folder that pip leaves when it installs a package."""
     (tmp_path / "site/some_package-1.0.dist-info").mkdir()
 
 
@@ -50,7 +51,8 @@ def test_runs_that_wait_are_held_and_sent_again_with_what_is_installed_then(benc
     assert not any(started(folder) for folder in bench.folders())
     assert not any(folder.claim.exists() for folder in bench.folders())
     held = {folder.run_id: event.writer for folder in bench.folders() for event in folder.events() if event.event == "held"}
-    (first,) = [run_id for run_id, writer in held.items() if writer == "attempt"]  # it looked, and no other was started
+    # only this run's supervisor found the change; no other run was started
+    (first,) = [run_id for run_id, writer in held.items() if writer == "attempt"]
     assert sorted(held.values()) == ["attempt", *[f"hold.{first}"] * 3]
     assert "0 run(s) submitted, 4 skipped" in bench.run("jobs", "submit", "--matrix", name).stdout
     assert "0 run(s) submitted" in bench.run("jobs", "retry").stdout

@@ -1,4 +1,4 @@
-"""`jobs` on this machine with real runs: nothing is lost, nothing runs twice, and no end is falsely green."""
+"""`jobs` on this machine with real runs: no run is lost, no run is executed twice, and no failure is reported as a success."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def bench(tmp_path):
 
 
 def running(bench):
-    """The one run that is at work, once its ranks make steps."""
+    """Wait until a run is running and its ranks make steps; returns this run."""
     return until(
         lambda: next((f for f in bench.folders() if f.judge().state == "running" and f.steps(0).records), None),
         "a run makes steps",
@@ -73,7 +73,7 @@ def test_a_closed_terminal_ends_no_run(bench):
     words = shlex.join(bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=150)))
     child, terminal = pty.fork()
     if child == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests by nohup has it ignored
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # SIGHUP is ignored if the tests are run by nohup
         os.execvp("bash", ["bash", "-c", f"{words}; sleep 1000"])
     until(lambda: bench.folders(), "rendered")
     running(bench)
@@ -166,7 +166,7 @@ def test_a_killed_rank_is_a_failure(bench, launcher):
 
 
 def rank_pid(folder, rank):
-    """The process that holds a rank's step file open."""
+    """The process id of a rank: the process that has the step file of the rank open."""
     wanted = str(folder.steps_file(rank))
     for process in psutil.process_iter():
         try:
@@ -187,13 +187,17 @@ def test_the_time_limit_is_a_result_and_not_a_failure(bench):
 
 
 def both_make_steps(folder):
-    """Whether both do; and a sign of progress, as on a slow machine they may start for longer than the bound."""
+    """Whether both ranks make steps.
+
+    Each call also writes an event, which counts as progress, because on a slow machine the ranks may need longer than the hang
+    limit to start.
+    """
     folder.write_event("test", "waits", sync=False)
     return folder.steps(0).records and folder.steps(1).records
 
 
 def stopped(folder, rank):
-    """Have the kernel stop a rank, which lives on and does nothing."""
+    """Stop a rank by SIGSTOP: it stays alive and does nothing. Returns its process."""
     pid = rank_pid(folder, rank)
     os.kill(pid, signal.SIGSTOP)
     return psutil.Process(pid)
@@ -220,7 +224,7 @@ def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher
     assert f" step {min(one.step for one in last)}, at " in verdict.why
     assert verdict.why in said
     stacks = folder.rank_log(0).read_text()
-    assert "Timeout (0:00:09)!" in stacks  # before the bound
+    assert "Timeout (0:00:09)!" in stacks  # before the hang limit of 10 s
     assert "in _steps" in stacks[stacks.rindex("Timeout") :]
     until(lambda: not alive(rank) and not processes_of(folder.path), "nothing of it is left")
     assert next(e.data["code"] for e in folder.events() if e.event == "exited") != 0
@@ -234,7 +238,7 @@ def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_
     all_of_it = [psutil.Process(pid) for pid in (started(folder)["pid"], rank_pid(folder, 0), rank_pid(folder, 1))]
     for process in all_of_it:
         process.suspend()
-    time.sleep(0.8 * limit_s)  # beyond the moment at which they would save
+    time.sleep(0.8 * limit_s)  # longer than the time at which the ranks would save a checkpoint
     for process in reversed(all_of_it):
         process.resume()
     until(lambda: folder.judge().state == "timeout", "its time is up")
@@ -421,7 +425,7 @@ def test_runs_of_two_clusters_are_not_mixed(bench):
 
 
 def mounted(folder: Path, *options: str):
-    """A small file system of its own at `folder`, or a skip that says why there is none."""
+    """Mount a small file system at `folder`. Skips the test if this is not possible."""
     folder.mkdir(exist_ok=True)
     done = subprocess.run(["mount", "-t", "tmpfs", *options, "none", folder], capture_output=True, text=True, check=False)
     if done.returncode:

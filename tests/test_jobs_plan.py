@@ -1,4 +1,4 @@
-"""What `jobs plan` and `jobs submit` say before anything is queued: what cells differ in, what fits, which data are missing."""
+"""What `jobs plan` and `jobs submit` print before they queue anything: how cells differ, what fits, which data are missing."""
 
 import json
 import subprocess
@@ -66,8 +66,9 @@ def images(folder):
         ("precision: [fp32, bf16]", ["precision=fp32", "precision=bf16"]),
         ("seq_len: [16, 32]", ["seq_len=16", "seq_len=32"]),
         ("compile: [false, true]", ["compile=false", "compile=true"]),
-        ("steps: [2, 3]", ["", ""]),  # has a column of its own
-        ("strategy: [ddp, fsdp2]", ["", ""]),  # and so have the options that only one of them has
+        ("steps: [2, 3]", ["", ""]),  # `steps` has a column of its own
+        # the strategy has a column too, so options that only one strategy has are not shown
+        ("strategy: [ddp, fsdp2]", ["", ""]),
     ],
 )
 def test_every_key_in_which_cells_differ_is_shown(tmp_path, axis, shown):
@@ -83,7 +84,8 @@ def test_every_key_in_which_cells_differ_is_shown(tmp_path, axis, shown):
     ],
 )
 def test_limits_and_expected_ends_are_shown_too(tmp_path, axis, shown):
-    found = cell_differences.of(cells(tmp_path, f"zip: [{{seed: [1, 2], {axis}}}]\n"))  # which alone would be the same run
+    # cells that differ only in this key would be the same run
+    found = cell_differences.of(cells(tmp_path, f"zip: [{{seed: [1, 2], {axis}}}]\n"))
     assert found == [f"seed=1, {shown[0]}", f"seed=2, {shown[1]}"]
 
 
@@ -235,7 +237,7 @@ def test_scale_tiny_is_named_where_it_helps(tmp_path):
     assert plan.advice(asked, every, every, Capacity(1, None), None)[0].startswith("--scale tiny rehearses every cell")
     on_gpus = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2], gpus: [8]}\n")))
     every = resolve(on_gpus)
-    assert plan.advice(on_gpus, every, every, Capacity(1, 4), None) == []  # its one cell with torchrun takes 8 GPUs
+    assert plan.advice(on_gpus, every, every, Capacity(1, 4), None) == []  # its only cell with torchrun needs 8 GPUs
 
 
 def test_both_are_said_where_a_matrix_is_refused(tmp_path, capsys):
@@ -273,7 +275,7 @@ def test_a_token_file_that_is_missing_is_named(tmp_path, capsys):
 
 
 class Far:
-    """A cluster that is elsewhere: its controller is asked as over ssh, by a process of its own."""
+    """A cluster on another machine. Requests to its controller run as a process of this machine instead of over ssh."""
 
     def __init__(self, folder, workspace, monkeypatch):
         self.folder = folder
@@ -292,7 +294,7 @@ def test_of_a_cluster_elsewhere_its_controller_is_asked_and_not_this_machine(tmp
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     far = Far(there, here, monkeypatch)
-    (here / ".shardlab/data/cifar-10-batches-bin").mkdir(parents=True)  # which nodes do not see
+    (here / ".shardlab/data/cifar-10-batches-bin").mkdir(parents=True)  # the nodes do not see this folder
     (there / "workspaces/w/.shardlab/data/mnist").mkdir(parents=True)
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no data: ")]

@@ -1,4 +1,4 @@
-"""A sampler that dies while its run goes on is recorded, started again, and named where the run is read."""
+"""A sampler that dies while its run continues is recorded, started again, and named in the output about the run."""
 
 import sys
 
@@ -9,7 +9,8 @@ from test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `fol
 from shardlab.cell import Instruments
 from shardlab.record import SAMPLER_ENDED, Sample, read_lines
 
-# A rank: kills the sampler of its run as often as it is told, each time after a sample, and waits for one more sample.
+# Plays a rank: kills the sampler of its run as often as its argument says, each time after a sample, then waits for one more
+# sample.
 RANK = """
 import os, signal, sys, time
 from pathlib import Path

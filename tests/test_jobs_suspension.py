@@ -1,4 +1,4 @@
-"""What a process finds to have stood still, by a clock that the test turns."""
+"""The time for which a process finds that it was suspended, with a clock that the test sets."""
 
 import pytest
 from support_clock import Clock
@@ -25,7 +25,7 @@ def test_what_is_long_is_a_standstill_and_told_once(clock):
 
 def test_who_waits_for_a_disk_does_not_stand_still(clock):
     watched = SuspensionWatch()
-    for _ in range(100):  # the thread looks
+    for _ in range(100):  # the thread looks at the clock
         clock.now += LOOK_S
         watched._look()
     assert watched.take_s() == 0
