@@ -1,6 +1,7 @@
 """Prints, as JSON, the figures that HolisticTraceAnalysis computes from the traces rank-*.json[.gz] in each folder.
 
 Usage, with a Python that has HolisticTraceAnalysis:
+
     python tests/record_hta.py FOLDER...
 
 HolisticTraceAnalysis is not in the project's own environment, because it needs about a hundred packages, among them jupyterlab

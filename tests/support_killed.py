@@ -1,9 +1,11 @@
 """Runs `provision` and kills it after a change that it made. Usage: support_killed.py SEEN CLUSTER.yaml ...
 
-SEEN is a file with the changes after which `provision` was already killed, one per line. `provision` is killed only once per
-change: a later run cannot see that some changes were made, such as an update of the package lists, and makes them again. If it
-were killed each time, no run would get past such a change. With SHARDLAB_TESTS=long it is killed after every change, else after
-about every third.
+SEEN is a file with the changes after which `provision` was already killed, one per line.
+
+`provision` is killed only once for each change. Some changes, such as an update of the package lists, leave nothing that a
+later run could see, so a later run makes them again. If it were killed each time, no run would get past such a change.
+
+With SHARDLAB_TESTS=long, `provision` is killed after every change, otherwise after about every third change.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ _WAYS = (["unshare", "--net", "--mount"], ["unshare", "--map-root-user", "--net"
 
 
 def apart() -> list[str]:
-    """The words that run a command in a new network namespace if they stand before it. Skips the test if none can be made."""
+    """Words to put before a command, so that it runs in a new network namespace. Skips the test if none can be made."""
     found = _words()
     if found is None:
         pytest.skip("no network namespace can be made here")

@@ -1,4 +1,4 @@
-"""The command `collect`: its answers and exit codes, what it imports when it starts, and how it locks the files of a run."""
+"""The command `collect`: help, the list of metrics, and a fetch on this machine, which notices changed and damaged files."""
 
 import json
 import subprocess

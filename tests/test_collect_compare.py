@@ -1,4 +1,7 @@
-"""Compares two sides with the same cells: what is told apart, what is not compared. Swapping the sides inverts the answer."""
+"""Compares two sides: which differences are told apart, and which cells are not compared.
+
+Swapping the sides inverts the answer.
+"""
 
 import json
 import random

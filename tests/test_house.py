@@ -1,4 +1,4 @@
-"""Rules of this project that a program can check: which files are shipped, which commands start fast, how long files are."""
+"""Rules of this project that a program can check: the files of the wheel, light imports, and the length of files."""
 
 import ast
 import subprocess

@@ -66,8 +66,8 @@ def images(folder):
         ("precision: [fp32, bf16]", ["precision=fp32", "precision=bf16"]),
         ("seq_len: [16, 32]", ["seq_len=16", "seq_len=32"]),
         ("compile: [false, true]", ["compile=false", "compile=true"]),
-        ("steps: [2, 3]", ["", ""]),  # `steps` has a column of its own
-        # the strategy has a column too, so options that only one strategy has are not shown
+        ("steps: [2, 3]", ["", ""]),  # has a column of its own
+        # has a column of its own; options that only one strategy has are not shown
         ("strategy: [ddp, fsdp2]", ["", ""]),
     ],
 )
