@@ -272,8 +272,9 @@ def keep(
 def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:
     """A workspace with runs in many states.
 
-    Completed: single on 1 rank, ddp on 2 ranks with two launchers, fsdp2 on 2 ranks. One run each is out of memory, failed, and
-    at its time limit; one cell was never run. One telemetry file is cut in its last line and one has damaged lines.
+    Completed: single on 1 rank, ddp on 2 ranks with two launchers, fsdp2 on 2 ranks. Other runs failed, ran out of memory or
+    reached their time limit, and the cell zero3 was never run. A telemetry file is cut in its last line, and another file has
+    damaged lines.
     """
     workspace = Workspace(path)
     single, ddp, forked = cell(), cell("ddp", 2), cell("ddp", 2, "fork")

@@ -24,8 +24,8 @@ from shardlab.workspace import Workspace
 STEERING = (
     "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\u200b\x9b31m\x07\x7f\rover\x1b[1;1H\n\u2028[bold]b[/bold][link=x]l[/link]:smile:"
 )
-# Values that a node writes into records. A hostile node can change these values freely: none is an id, a path of ours or a word
-# with a fixed meaning.
+# Values that a node writes into records. A hostile node can change these values freely, because none of them is an id, a
+# path of ours or a word with a fixed meaning.
 SAID_BY_NODES = {
     support.HOST, "2.13.0", "Debian GNU/Linux 12", "AMD EPYC 7B13", "NVML: Driver Not Loaded", "eth0", "synthetic-tokens",
     "tokens", "6.1.0", "3.11.2", "/data", "fb940fb5c0ffee00fb940fb5c0ffee00fb940fb5",

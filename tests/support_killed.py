@@ -3,7 +3,8 @@
 SEEN is a file with the changes after which `provision` was already killed, one per line.
 
 `provision` is killed only once for each change. Some changes, such as an update of the package lists, leave nothing that a
-later run could see, so a later run makes them again. If it were killed each time, no run would get past such a change.
+later run could see, so a later run makes them again. If `provision` were killed each time, no run would get past such a
+change.
 
 With SHARDLAB_TESTS=long, `provision` is killed after every change, otherwise after about every third change.
 """

@@ -72,7 +72,7 @@ class Bench:
 
 
 def benches(folder: Path) -> Iterator[Bench]:
-    """One Bench. At the end its runs are cancelled and its processes killed."""
+    """A Bench. At the end its runs are cancelled and its processes are killed."""
     made = Bench(folder)
     yield made
     made.run("jobs", "cancel", "--all")

@@ -1,6 +1,6 @@
 """A stand-in of Slurm: its commands as one program, whose queue is a folder and has limits.
 
-No time passes in this queue: waiting jobs are executed when a command looks at the queue.
+The queue does nothing on its own. A call of squeue without --name is a look at the queue, and each look executes waiting tasks.
 """
 
 from __future__ import annotations
@@ -112,13 +112,15 @@ class Queue:
     The rules, which `rule` sets:
     - places: how many tasks may wait. If there would be more, sbatch fails and prints the lines `says`.
     - largest_array: the largest array that sbatch accepts. says_largest_array: the limit in Slurm's configuration.
-    - ends: how many tasks are executed each time that a command looks at the queue.
+    - ends: how many tasks each look executes.
     - never: folders of runs whose script sbatch always rejects.
-    - interrupts_at: the number of the look during which the calling process is interrupted.
+    - interrupts_at: the number of the look during which the calling process gets SIGINT.
     - away: whether no command reaches the controller. unreachable: the commands that do not reach it.
     - answers: the lines that sbatch prints, with NUMBER for the job id.
     - loses_answers: whether sbatch reports a timeout although Slurm has the job.
     - reason: the reason that Slurm gives for tasks that wait.
+    - rejects: maps a part of a script or a command line to the error with which `sbatch --test-only` rejects it.
+    - node_states: the lines that sinfo prints.
     """
 
     def __init__(self, folder: Path, monkeypatch: Any) -> None:

@@ -8,7 +8,7 @@ import support_traces as support
 
 GEMM, COPY = "gemm_kernel", "Memcpy DtoD (Device -> Device)"
 NCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"  # RCCL launches this kernel for every collective
-KINDS = {  # The collectives: Kineto's name for the call, our name, and whether the size of a message is the size of the output.
+KINDS = {  # Kineto's name of a collective, our name, and whether the message size is the size of the output
     "allreduce": ("all_reduce", False),
     "_allgather_base": ("all_gather", True),
     "_reduce_scatter_base": ("reduce_scatter", False),

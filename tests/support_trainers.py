@@ -100,7 +100,7 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory):
-    """One Bench with one fork server for all tests. The fork server is killed at the end."""
+    """A Bench with a fork server, shared by all tests. The fork server is killed at the end."""
     # a short path: the path of a Unix socket has at most 107 bytes
     with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:
         bench = Bench(tmp_path_factory.mktemp("runs"), Path(runtime))

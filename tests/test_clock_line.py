@@ -20,7 +20,7 @@ def bench(tmp_path, monkeypatch):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SITE.format(back=str(tmp_path / "back")))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    # so the ranks get a fork server of their own, which reads the file too
+    # gives the ranks a fork server of their own, which reads the file too
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     yield from benches(tmp_path)
 

@@ -152,7 +152,7 @@ def test_a_creation_that_was_not_carried_out_is_asked_again_by_the_next_command(
 
 
 def in_use(place, **fields):
-    """Make the portal answer a POST that the name is in use, and add the experiment only then."""
+    """Make the portal refuse a POST because the name is in use, and add the experiment at the same moment."""
 
     def refuse(handler):
         place.portal.add(**fields)

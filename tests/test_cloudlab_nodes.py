@@ -263,9 +263,9 @@ WHY = why_not()
 
 
 class InNamespace:
-    """A node with its own network namespace, with the methods of `provision`'s class Node.
+    """A node with its own network namespace. It has the methods of `provision`'s class Node.
 
-    It shares everything else with this machine.
+    The node shares everything else with this machine.
     """
 
     port, user, identity, wheelhouse, may_sudo, python = None, None, None, None, True, sys.executable

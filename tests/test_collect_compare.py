@@ -297,8 +297,8 @@ def test_a_key_that_differs_in_some_cells_only_pairs_none():
 def test_cells_that_would_be_the_same_are_not_guessed_at():
     """If several cells of B match the same cell of A, none is paired.
 
-    The cells of A use the launcher fork, the cells of B torchrun. Without the launcher and the number of nodes, the two cells
-    of B are equal.
+    The cells of A use the launcher fork, the cells of B torchrun. If the launcher and the number
+    of nodes are ignored, the two cells of B are equal.
     """
     a = support.cell("ddp", 2, "fork")
     b = support.cell("ddp", 2, nnodes=2), support.cell("ddp", 2, nnodes=2, time_limit_s=60)

@@ -49,7 +49,7 @@ def test_a_finger_that_is_dragged_over_a_figure_scrolls_the_page():
 
 def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     sent = [(t / 2, 1000 * (t + 10 * math.sin(t))) for t in range(2000)]
-    # makes the counter grow only
+    # a counter never decreases
     sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]
     seen = frames(*(nic(t, value) for t, value in sent))
     found = curves.together(curves.rates(of_a_run(seen.nics), "tx_bytes"), "sum")["run"]

@@ -1,6 +1,6 @@
 """The start of a report: one line per claim, one figure, and the recommended strategy.
 
-It is before any table and needs no script.
+The start comes before any table and needs no script.
 """
 
 import re

@@ -29,7 +29,7 @@ def stand_in(folder, lines, then="exec sleep 60"):
 
 
 def filled(source, wanted):
-    """Fill samples until `wanted` is true for one, and return this sample."""
+    """Fill samples until `wanted` is true for a sample, and return this sample."""
     found = []
 
     def look():

@@ -42,7 +42,7 @@ def test_outliers_are_named_and_kept():
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
-    """An A/A test: of 400 pairs of equal cells, at most 5 % (and some chance) may be told apart.
+    """An A/A test: of 400 pairs of equal cells, at most 5 % plus three standard deviations may be told apart.
 
     The percentile bootstrap tells far more of them apart (benchmarks/verdicts.py).
     """

@@ -1,4 +1,4 @@
-"""A run that was suspended: which of its values still count, and that the report says so."""
+"""A run that was suspended: which of its values still count, and the remark about it in the report."""
 
 import msgspec
 import pytest

@@ -114,7 +114,7 @@ def test_all_trackers_hold_the_run_as_its_export_does(workspace, whole, monkeypa
 
 
 def test_a_run_whose_records_are_replaced_is_logged_anew(workspace, whole):
-    """This happens when a run resumes from a checkpoint.
+    """Records are replaced when a run resumes from a checkpoint.
 
     The steps after the checkpoint are recorded again, and the tracker must have each of them only once.
     """

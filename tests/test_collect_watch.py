@@ -130,7 +130,7 @@ def test_a_step_counts_when_all_ranks_have_recorded_it(workspace):
 
 
 def test_a_run_whose_records_were_replaced_begins_again(workspace):
-    """This happens when a run resumes from a checkpoint: the steps after the checkpoint are recorded again."""
+    """Records are replaced when a run resumes from a checkpoint: the steps after the checkpoint are recorded again."""
     folder = running(workspace, done=9)
     found = series(folder)
     found.read_new()

@@ -181,7 +181,7 @@ for check in checks:
 
 
 def test_the_loops_whose_speed_is_compared_run(tmp_path):
-    """On a fake GPU only their completion is checked, because their speed means nothing there."""
+    """The test only checks that the loops end, because a speed on a fake GPU means nothing."""
     log = tmp_path / "log"
     done = subprocess.run(
         [sys.executable, "-c", SPEED, build.library(), log], env=ENVIRONMENT, capture_output=True, text=True, check=False

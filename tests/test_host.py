@@ -39,7 +39,7 @@ def test_a_machine_that_shows_no_interfaces_has_none(tmp_path):
 
 
 def test_the_processor_is_called_what_the_kernel_calls_it():
-    """Some processors have no model name there, such as ARM's."""
+    """Some processors, such as ARM's, have no model name in /proc/cpuinfo."""
     named = re.findall(r"^model name\s*: (.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     assert host.observe().cpu_model == (named[0] if named else None)
 

@@ -127,7 +127,7 @@ IN_JOB = "12:memory:/other\n0::/system.slice/n1_slurmstepd.scope/job_71/step_0/u
 
 def test_a_job_with_a_cgroup_counts_its_own_lack_of_memory(tmp_path):
     events = tmp_path / "system.slice/n1_slurmstepd.scope/job_71/memory.events"
-    # the job has no such file: then the counter of the machine
+    # the job has no such file yet
     assert str(node_processes.oom_counter(IN_JOB, tmp_path)) == "/proc/vmstat"
     events.parent.mkdir(parents=True)
     events.write_text("low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\noom_group_kill 0\n")
