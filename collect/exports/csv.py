@@ -1,4 +1,4 @@
-"""CSV: what every program reads; an absent value is an empty field."""
+"""Exports the tables as CSV, which every program can read. A missing value is an empty field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON: the whole summary, as report/summary.json and `collect summarize --json` have it."""
+"""Exports the whole summary as JSON: the same document as report/summary.json and `collect summarize --json`."""
 
 from __future__ import annotations
 

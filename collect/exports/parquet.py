@@ -1,4 +1,4 @@
-"""Parquet: typed columns, and the smallest and fastest of the formats that were measured."""
+"""Exports the tables as Parquet: with typed columns; the smallest and fastest of the formats that were measured."""
 
 from __future__ import annotations
 
