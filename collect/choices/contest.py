@@ -118,9 +118,9 @@ def contenders(rows: Sequence[CellRow]) -> list[Contender]:
 
 
 def _plainest(rows: Sequence[CellRow]) -> set[str]:
-    """The ids of the measured cells that may be ranked.
+    """The ids of the measured cells, without cells that were also measured with fewer instruments.
 
-    If several measured cells differ only in their instruments, only the cell with the fewest instruments may be ranked.
+    If several measured cells differ only in their instruments, only the cell with the fewest instruments is ranked.
     """
     alike: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in rows:
