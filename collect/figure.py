@@ -125,7 +125,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
         "zeroline": False,
         "automargin": True,
         "tickfont": {"size": 12, "color": MUTED},
-        "fixedrange": True,  # a finger on a phone scrolls the page, not the axis
+        "fixedrange": True,  # on a phone, a finger must scroll the page and not move the axis
     } | more
 
 

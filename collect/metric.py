@@ -38,9 +38,9 @@ class MetricColumn(msgspec.Struct, frozen=True):
     table: Literal["summary", "times", "memory", "sent"]  # `collect.findings.columns` has the titles of the tables
     place: int  # columns of a table are ordered by this number
     heading: str
-    digits: int = 4  # significant digits; sizes in bytes have 3
-    headings: dict[str, str] = {}  # heading if all values are of this kind; if kinds differ, each value is followed by its kind
-    has_interval: bool = False  # values are followed by half the width of their 95 % interval
+    digits: int = 4  # significant digits; sizes in bytes always have 3
+    headings: dict[str, str] = {}  # kind -> heading if all values have this kind; if kinds differ, each value shows its kind
+    has_interval: bool = False  # whether half the width of the 95 % interval follows each value
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,9 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     argument: str = ""  # name by which claims give the additional argument of `of_run_at` or of the compared metric
     example: Argument | None = None  # a value of the right type for `argument`
     exact: bool = False  # counted or computed, so every repeat gives the same value and one repeat is enough
-    of_all_steps: bool = False  # includes steps that an instrument slowed down: decides no choice among different instruments
+    of_all_steps: bool = (
+        False  # includes steps that an instrument slowed down; cells with different instruments are not compared
+    )
 
 
 _own: list[Metric] = []  # metrics that the current workspace defines itself

@@ -85,7 +85,7 @@ class Summary(msgspec.Struct, dict=True):
     reported: list[ReportedResult]
     verdicts: list[Verdict]
     choices: list[Family]
-    illustrative: bool  # the study ran nothing itself
+    illustrative: bool  # whether the study measured none of the numbers that it prints
     assumed: list[Assumed]
     notes: list[Note]
     outliers: list[Outlier]

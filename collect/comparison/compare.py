@@ -39,11 +39,11 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class EnvironmentDifference(msgspec.Struct, frozen=True):
-    """A property of the machines or the software, and its values in the runs of A and of B."""
+    """A property of the machines or the software that differs between A and B."""
 
-    what: str
-    a: list[str]
-    b: list[str]
+    what: str  # the property
+    a: list[str]  # its values in the runs of A
+    b: list[str]  # its values in the runs of B
 
 
 class MetricComparison(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -224,7 +224,10 @@ def _why_no_interval(value: float | None, means: list[Mean]) -> str:
 
 
 def _mean(metric: Metric, side: _Known) -> Mean:
-    """The mean and its error: from its own repeats if there are three or more, else from all repeated cells of the matrix."""
+    """The mean of a metric of a cell, and its error.
+
+    The error is computed from the repeats of the cell if there are three or more, else from all repeated cells of the matrix.
+    """
     _, row, measurements = side
     values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
     value = row.metrics[metric.name].value

@@ -21,11 +21,11 @@ _Key = tuple[tuple[str, str], ...]
 
 
 class Differs(msgspec.Struct, frozen=True):
-    """A key that has one value in all cells of A without a match, and another value in all such cells of B."""
+    """A key that has one value in all cells of A without an equal hash in B, and another value in all such cells of B."""
 
     key: str
-    a: Any
-    b: Any
+    a: Any  # the value in A
+    b: Any  # the value in B
 
 
 class Apart(msgspec.Struct, frozen=True):

@@ -43,8 +43,11 @@ def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
 
 
 def verdict(a: Mean, b: Mean, unit: str) -> Word:
-    """What b is, compared with a. Times and rates are `faster` or `slower`; other metrics are `higher` or `lower`, which does
-    not say whether the change is good."""
+    """What b is, compared with a.
+
+    Times and rates are `faster` or `slower`; other metrics are `higher` or `lower`, which does not say whether the change is
+    good.
+    """
     if a.error is None or b.error is None:
         return "undecided"
     _, low, high = ratio(a, b)

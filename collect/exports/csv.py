@@ -11,7 +11,7 @@ from collect.summary import Summary
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """One CSV file per table."""
+    """Write one CSV file for each table."""
     for name, frame in flat_tables.frames(loaded, summary).items():
         flat_tables.write_csv(frame, folder / f"{name}.csv")
 

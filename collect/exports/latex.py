@@ -43,7 +43,7 @@ def escape(text: str) -> str:
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """One LaTeX file per table."""
+    """Write one LaTeX file for each table."""
     for table in text_tables.tables(summary):
         said = escape(". ".join([text_tables.title(summary), table.title, *text_tables.about(summary)]))
         label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")

@@ -27,7 +27,7 @@ def escape(text: str) -> str:
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """One Markdown file with all tables."""
+    """Write one Markdown file with all tables."""
     parts = [f"# {escape(text_tables.title(summary))}", notation.moment(summary.created_s)]
     parts += ["\n".join(f"- {escape(remark)}" for remark in text_tables.about(summary))]
     for table in text_tables.tables(summary):

@@ -120,7 +120,7 @@ def _from_nodes(
                 claimed |= {content[full] for full in parts.copied}
             list(pool.map(lambda parts: _bring(workspace, parts, lock, progress), of_nodes))
         except BaseException:
-            progress.stop()  # the threads end their transfers
+            progress.stop()  # so that the threads stop their transfers
             raise
     for parts in of_nodes:
         _store(workspace, parts)

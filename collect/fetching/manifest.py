@@ -62,7 +62,7 @@ class ManifestDifference(msgspec.Struct):
 
     @property
     def problems(self) -> list[str]:
-        """One clause for each file that changed or is missing."""
+        """The differences in words: one clause for each file that changed or is missing."""
         changed = [f"{name}: its content changed" for name in self.changed]
         return changed + [f"{name}: the file is missing" for name in self.vanished]
 

@@ -2,7 +2,7 @@
 
     python -m collect.fetching.part_manifest --workspace DIR --json
 
-Standard input: a JSON list of run ids. Standard output: a ListedPart of each run of which this node has a part.
+Standard input: a JSON list of run ids. Standard output: a ListedPart for each of these runs that has a part on this node.
 """
 
 from __future__ import annotations

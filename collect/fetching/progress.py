@@ -38,14 +38,14 @@ class TransferProgress:
         self.say = say
         self._live, self._clock = live, clock
         self._lock = threading.Lock()
-        self._expected: list[int] = []  # bytes, by transfer
-        self._arrived: list[int] = []
+        self._expected: list[int] = []  # for each transfer, its size in bytes
+        self._arrived: list[int] = []  # for each transfer, the bytes that have arrived
         self._seen: deque[tuple[float, int]] = deque()  # (time, bytes that had arrived) during the last WINDOW_S
         self._says_at = 0.0
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Tell all transfers to end."""
+        """Tell all transfers to stop, because the command was interrupted."""
         self._stopped.set()
 
     def is_stopped(self) -> bool:

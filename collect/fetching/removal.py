@@ -39,7 +39,7 @@ class RemovalRequest(msgspec.Struct):
     """The files to remove, which another machine has verified."""
 
     runs: list[RunManifest]
-    is_part: bool  # whether the files are a node's parts of runs; then all files are removed, also those of the state
+    is_part: bool  # whether the files are a node's parts of runs; then all files are removed, and `is_kept` is not used
 
 
 class RemovedFiles(msgspec.Struct):

@@ -11,7 +11,7 @@ from collect.findings.statistics import Estimate
 NAME = "throughput_per_s"
 PADDING = 0.03  # share of the axis that is added at both ends, so that no mark is cut
 CUT = "Wider intervals are cut at the edge."
-MOST_INTERVAL = 1.5  # times the largest mean: a wider interval is cut there
+MOST_INTERVAL = 1.5  # an interval that ends above this multiple of the largest mean is cut there
 
 
 def draw(group: Group) -> Figure | None:

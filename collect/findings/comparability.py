@@ -48,7 +48,7 @@ def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
 
 
 def different_computation(cells: Iterable[Cell]) -> str | None:
-    """The remark on a ratio between these cells if their precisions differ; None if all have the same precision."""
+    """A remark for a ratio between these cells if their precisions differ; None if all have the same precision."""
     precisions = list(dict.fromkeys(cell.precision for cell in cells))
     return f"different computation: precision {' and '.join(precisions)}" if len(precisions) > 1 else None
 
@@ -124,7 +124,7 @@ def gpu_trouble(run: LoadedRun) -> str:
     if run.result is None or run.run is None or not run.result.gpus or (span := window(run.timed)) is None:
         return ""
     seen = within(run.samples.gpus.filter(pl.col("uuid").is_in(run.result.gpus)), span)
-    own = -(-run.run.cell.gpus // len(run.result.gpus))  # ranks of this run on each GPU; each rank is one process
+    own = -(-run.run.cell.gpus // len(run.result.gpus))  # number of ranks of this run on each GPU; each rank is one process
     clauses = []
     if shared := _named(seen.filter(pl.col("processes") > own), seen):
         clauses.append(f"other processes computed on {shared}")

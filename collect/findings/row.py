@@ -60,7 +60,7 @@ class CellRow(msgspec.Struct, dict=True):
 
     @cached_property
     def gpu_trouble(self) -> str:
-        """The runs whose GPUs were shared, throttled or faulty, each with its GPUs and the reason; '' if there are none."""
+        """A text that names the runs whose GPUs were shared, throttled or faulty, with the GPUs and the reason; '' if none."""
         return "; ".join(f"{run.run_id}: {run.gpu_trouble}" for run in self.runs if run.gpu_trouble)
 
     @property

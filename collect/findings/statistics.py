@@ -65,7 +65,10 @@ def deviation(values: Sequence[float], mean: float) -> float:
 
 
 def estimate(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
-    """The mean of independent repeats with the 95 % interval of the mean, by Student's t: mean ± t s / sqrt(n)."""
+    """The mean of independent repeats with the 95 % interval of the mean, by Student's t: mean ± t s / sqrt(n).
+
+    values: one per repeat; unit, kind: of all values.
+    """
     n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Estimate(mean, unit, 1, mean, kind=kind)
@@ -92,8 +95,9 @@ def noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
 def standard_error(values: Sequence[float], pooled: Noise | None) -> tuple[float, int] | None:
     """(standard error of the mean, degrees of freedom), or None if the scatter is not known.
 
-    Three or more values: from their own scatter. One or two values: from the pooled relative scatter of all repeated cells, if
-    there is one and the mean is not 0; else two values use their own scatter.
+    With three or more values, the error is computed from their own scatter. With one or two values, it is computed from the
+    pooled relative scatter of all repeated cells, if this scatter is known and the mean is not 0; otherwise from the scatter of
+    the two values.
     """
     n, mean = len(values), statistics.fmean(values)
     if n < 3 and pooled and mean:

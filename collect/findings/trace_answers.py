@@ -150,11 +150,14 @@ def step_differences(loaded: Loaded, rows: Sequence[CellRow]) -> list[CellDiffer
 
 
 def of_cells(cell: LoadedCell, baseline: LoadedCell) -> StepDifference | None:
-    """The difference of a cell from its baseline; None unless both were profiled by steps on the same kind of hardware."""
+    """The difference between a step of a cell and a step of its baseline.
+
+    None if they were not both profiled by steps, or not on the same kind of hardware.
+    """
     return difference(profiled(cell), profiled(baseline))
 
 
 def profiled(cell: LoadedCell) -> list[RunAnswers]:
-    """The answers about the completed runs of a cell whose ranks were all profiled by steps."""
+    """The results from the traces of a cell's completed runs, for runs whose profiled ranks were all profiled by steps."""
     answers = [run.traces.answers for run in cell.completed if run.traces.analyses]
     return [one for one in answers if all(rank.steps for rank in one.ranks)]

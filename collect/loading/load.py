@@ -27,7 +27,7 @@ class LoadedCell(msgspec.Struct):
 
     @property
     def completed(self) -> list[LoadedRun]:
-        """The runs of `runs` that completed."""
+        """The runs that completed, without earlier attempts."""
         return [run for run in self.runs if run.completed]
 
 

@@ -38,7 +38,7 @@ class LoadedRun(RunRecords, dict=True):
     """
 
     reads_traces: Traces = "exact"
-    quantities: dict[str, Quantity] | None = None  # every known metric; None until `collect.metric.quantities` computes them
+    quantities: dict[str, Quantity] | None = None  # metrics by name; None until `collect.metric.quantities` computes them
 
     @property
     def repeat(self) -> int:

@@ -39,7 +39,7 @@ from shardlab.rundir import VALIDATION, RunDir, judged
 from shardlab.state import JudgedState
 from shardlab.suspension import Pause
 
-FOLDERS = ("env", "memory", "samples", "steps", "trace")  # the folders of a run that are read
+FOLDERS = ("env", "memory", "samples", "steps", "trace")  # the subfolders of a run folder that are read
 NO_FOLDER = JudgedState("planned", "no run folder yet")
 _RANK = re.compile(r"steps/rank-(\d{5,})\.jsonl")
 _HOST = re.compile(r"samples/([^/]+)\.jsonl")

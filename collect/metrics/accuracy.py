@@ -1,4 +1,4 @@
-"""Accuracy of the model on the validation split, and the training time until it reached an accuracy."""
+"""The accuracy of the model on the validation split, and the training time until the model reached an accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences of a cell from its baseline, or from the cell that a study compares it with."""
+"""Differences between a cell and its baseline, or between a cell and the cell with which a study compares it."""
 
 from __future__ import annotations
 

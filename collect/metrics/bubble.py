@@ -41,9 +41,8 @@ def seen(run: LoadedRun) -> Quantity | None:
     if cell.pp < 2 or cell.options.get("stages_per_rank", 1) != 1:
         return None
     rows = unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
-    across = (
-        cell.gpus // cell.pp
-    )  # number of ranks of one stage; their numbers are consecutive (trainers/parallel/mesh_model.py)
+    # The number of ranks of one stage. The ranks of a stage have consecutive numbers (trainers/parallel/mesh_model.py).
+    across = cell.gpus // cell.pp
     rows = rows.with_columns(stage=pl.col("rank") // across, passes=pl.col("forward_ms") + pl.col("backward_ms"))
     total = float(rows.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())
     first, last = rows.filter(pl.col("stage") == 0), rows.filter(pl.col("stage") == cell.pp - 1)

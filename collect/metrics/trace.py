@@ -16,7 +16,7 @@ from collect.metric import Direction, Metric
 if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
 
-_MS = 1e6  # ns
+_MS = 1e6  # a millisecond in ns
 
 
 def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, definition: str) -> Metric:

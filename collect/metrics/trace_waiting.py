@@ -12,7 +12,7 @@ from collect.metric import Metric
 if TYPE_CHECKING:
     from collect.traces.idle_causes import IdleCauses
 
-_MS, _US = 1e6, 1e3  # ns
+_MS, _US = 1e6, 1e3  # a millisecond and a microsecond in ns
 
 
 def _idle(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric:

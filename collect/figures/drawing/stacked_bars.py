@@ -129,7 +129,7 @@ def _estimates(group: Group, panel: BarPanel) -> dict[str, Any]:
         "type": "scatter",
         "mode": "markers",
         "name": "estimate",
-        "legendrank": 2000,  # last
+        "legendrank": 2000,  # last in the legend
         "x": [value for _, value in known],
         "y": [_middle(line) for line, _ in known],
         "customdata": [group.labels[line] for line, _ in known],
