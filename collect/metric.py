@@ -61,9 +61,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     argument: str = ""  # name by which claims give the additional argument of `of_run_at` or of the compared metric
     example: Argument | None = None  # a value of the right type for `argument`
     exact: bool = False  # counted or computed, so every repeat gives the same value and one repeat is enough
-    of_all_steps: bool = (
-        False  # includes steps that an instrument slowed down; cells with different instruments are not compared
-    )
+    of_all_steps: bool = False  # includes steps that an instrument slowed down: not compared if instruments differ
 
 
 _own: list[Metric] = []  # metrics that the current workspace defines itself

@@ -43,9 +43,8 @@ def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
                 opened.log(run.points)
                 opened.end(run)
             except package("mlflow.exceptions").MlflowException as error:
-                if isinstance(
-                    error.__context__, OSError
-                ):  # the client hides the error of the system, e.g. that the disk is full
+                # The client hides the error of the system, e.g. that the disk is full.
+                if isinstance(error.__context__, OSError):
                     raise error.__context__ from error
                 raise
 

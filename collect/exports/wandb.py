@@ -85,10 +85,8 @@ class WandbRun:
         for point in points:
             if point.step != self._step:
                 self._step, self._wall_s = point.step, point.wall_s
-            times = {
-                "_timestamp": self._wall_s,
-                "_runtime": self._wall_s - self._began_s,
-            }  # otherwise the library uses the time of the call
+            # Without these values, the library would use the time of the call.
+            times = {"_timestamp": self._wall_s, "_runtime": self._wall_s - self._began_s}
             self._run.log(point.values | times, step=point.step)
 
     def end(self, run: Tracked) -> None:
