@@ -281,7 +281,7 @@ def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _set_aside(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:
-    """Print every run whose records cannot be read, with the reason. Returns the exit code: 1 if there is a run like this."""
+    """Print the runs whose records cannot be read, with the reasons. Returns the exit code: 1 if there are any, else 0."""
     code = 0
     for folder, unreadable in runs:
         if unreadable:
