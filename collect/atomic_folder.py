@@ -1,4 +1,7 @@
-"""Replace a folder by a new one in one step: after a kill, and for every reader, there is the old or the new folder."""
+"""Replaces a folder by a new one in one step.
+
+A reader, also after the writer was killed, finds either the complete old folder or the complete new folder.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,18 @@ from shardlab import files
 from shardlab.errors import InputError, WorkspaceError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-ROOM = 2**20  # bytes
-STALE_S = 3600  # what a killed writer left behind is removed after this long: a younger one may still be written to
+ROOM = 2**20  # bytes that `must_have_room` tries to allocate
+STALE_S = 3600  # the temporary folder of a killed writer is removed after this time; a newer folder may still be in use
 
 
 @contextlib.contextmanager
 def replacing(folder: Path, ours: frozenset[str], what: str = "a report") -> Iterator[Path]:
-    """A new folder to fill, that takes the place of `folder` when the block ends well.
+    """Yield a new, empty folder; when the block ends without an error, the new folder replaces `folder`.
 
-    ours: the names that may stand in a folder that is replaced; what: what they are, in words. Raises InputError, before
-    anything is written, where `folder` holds anything else: replacing it would remove what is not ours.
+    ours: the names of files and folders that `folder` may contain; what: what these files are, for the error message.
+
+    Raises InputError, before anything is written, if `folder` contains any other name: replacing the folder would delete
+    files that do not belong to us.
     """
     _refuse_foreign(folder, ours, what)
     fresh = _beside(folder)
@@ -50,10 +55,10 @@ def replacing(folder: Path, ours: frozenset[str], what: str = "a report") -> Ite
 
 
 def must_have_room(fresh: Path) -> None:
-    """Raises OSError if the disk of a new folder is full.
+    """Raise OSError if the disk that contains the new folder is full.
 
-    For a library that writes in a process of its own and does not say that it could not: the disk that was too full for the
-    library is too full for this.
+    Needed for a library that writes in a separate process and does not report that a write failed. If the disk was too full
+    for the library, it is also too full for the test file that this function allocates.
     """
     probe = fresh / ".room"
     with probe.open("xb", buffering=0) as handle:
@@ -83,11 +88,12 @@ def _sweep(folder: Path) -> None:
 
 
 def _exchange(fresh: Path, folder: Path) -> None:
-    """Swap two folders in one system call; afterwards `fresh` is the old one."""
+    """Exchange two folders in one system call; afterwards the path `fresh` contains the old folder."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename and rename(_AT_FDCWD, os.fsencode(fresh), _AT_FDCWD, os.fsencode(folder), _RENAME_EXCHANGE) == 0:
         return
-    # Some file systems (NFS) cannot exchange: between these two renames a kill leaves the old folder beside its place.
+    # Some file systems (NFS) cannot exchange two folders in one step, so we rename them one after the other. If the process is
+    # killed between the two renames, the old folder still exists, under its temporary name.
     old = _beside(folder)
     folder.rename(old)
     fresh.rename(folder)

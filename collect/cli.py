@@ -34,13 +34,13 @@ EXAMPLES = {
     "track": "collect track ddp-gpt2-tiny-g2-b8-ea59285ce745-r1 --to tensorboard",
     "metrics": "collect metrics",
 }
-# Verbs that read a workspace; without `fetch`, which does what is urged.
+# Verbs that read a workspace and then may remind the user to fetch the runs. `fetch` itself needs no reminder.
 OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "watch", "compare", "export")
 LAST_PORT = 65535
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Exit codes: 0 all good, 1 something asked for did not succeed, 2 wrong input, nothing changed."""
+    """Run the command. Exit codes: 0 success; 1 a part of the task did not succeed; 2 wrong input, and nothing was changed."""
     arguments = parser().parse_args(argv)
 
     def command() -> int:
@@ -54,13 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _urge(workspace: Workspace) -> str | None:
-    """The sentence that urges to fetch the runs, near the end of a lease."""
+    """A sentence that asks the user to fetch the runs, if the lease of the nodes ends soon; else None."""
     lease = inventory.known_lease(workspace)
     return lease.urge(datetime.now(UTC)) if lease is not None else None
 
 
 def parser() -> console.Parser:
-    """The command line, with all verbs."""
+    """The parser of the command line, with all verbs."""
     common = console.common_options()
     top = console.Parser(
         prog="collect",
@@ -187,7 +187,7 @@ def _add_baseline(verb: console.Parser) -> None:
 
 
 def _need_report(command: str, *packages: str) -> None:
-    """Raises MissingExtra if one of these packages of the extra `write_report` is not installed."""
+    """Raise MissingExtra if one of these packages of the extra `report` is not installed."""
     for package in packages:
         try:
             importlib.import_module(package)
@@ -281,7 +281,7 @@ def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _set_aside(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:
-    """Print every run whose records cannot be read, with the reason; returns the exit code: 1 if there is such a run."""
+    """Print the runs whose records cannot be read, with the reasons. Returns the exit code: 1 if there are any, else 0."""
     code = 0
     for folder, unreadable in runs:
         if unreadable:
@@ -296,7 +296,10 @@ def _of_loaded(loaded: Loaded) -> list[tuple[RunDir, str]]:
 
 
 def _baseline(asked: str | None, loaded: Loaded) -> str:
-    """The strategy that speed-up is relative to. Raises UnknownName if no cell of the matrix has the strategy."""
+    """The strategy that speed-ups are relative to: `asked`, or the baseline of the matrix if `asked` is None.
+
+    Raises UnknownName if no cell of the matrix uses the strategy `asked`.
+    """
     from shardlab.errors import UnknownName
 
     strategies = {cell.cell.strategy for cell in loaded.cells}

@@ -1,4 +1,7 @@
-"""The description of an export format, and writing its folder: completely or not at all. Only an earlier export is replaced."""
+"""Defines what an export format is, and writes the folder of an export.
+
+The folder is written completely or not at all. An existing folder is replaced only if it is an earlier export.
+"""
 
 from __future__ import annotations
 
@@ -21,40 +24,45 @@ from shardlab.errors import MissingExtra, UnknownName
 
 
 class OpenRun(Protocol):
-    """A run in an experiment tracker, to which points are added until it ends."""
+    """A run that is open in an experiment tracker; points are added until the run ends."""
 
     def log(self, points: Sequence[TrackedStep]) -> None:
-        """Add points, of no earlier step than those before."""
+        """Add points. Their steps must not be earlier than the steps that were added before."""
 
     def end(self, run: Tracked) -> None:
-        """Add what is known at the end: metrics, and keys of the configuration that are new; then close the run."""
+        """Add the final metrics and any new keys of the configuration, then close the run."""
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
-    """A format on the menu.
+    """An export format, as `collect export --to` offers it.
 
-    holds: every name that its folder may contain. write: fills a new, empty folder; the second path is the final path of this
-    folder, for formats that write paths into files. extra: the optional set of packages that the format needs, or None;
-    package: the package of this set that is imported. follow: for a tracker: open a run that goes on, of this experiment, in a
-    folder that runs share, in place of what the folder has of this run.
+    write: fills a new, empty folder. The first path is this folder; the second path is the folder's final path, for formats
+    that write paths into files.
+
+    follow: only for experiment trackers: opens a run that is still going on. Its arguments are the name of the experiment, the
+    run, and a folder that several runs share. Anything that the folder already contains of this run is replaced.
     """
 
     name: str
-    summary: str
-    holds: frozenset[str]
+    summary: str  # one line that describes the format
+    holds: frozenset[str]  # every name that the folder of the export may contain
     write: Callable[[Loaded, Summary, Path, Path], None]
-    extra: str | None = None
-    package: str = ""
+    extra: str | None = None  # the optional set of packages that the format needs; None: it needs no other packages
+    package: str = ""  # the package of `extra` that the format imports
     follow: Callable[[str, Tracked, Path], OpenRun] | None = None
 
 
 def exports() -> dict[str, Export]:
-    """Every format by name."""
+    """All export formats, by name."""
     return {module.EXPORT.name: module.EXPORT for module in registry.load_all("collect.exports")}
 
 
 def export(name: str) -> Export:
-    """The format with this name. Raises UnknownName with the menu, MissingExtra if a package that it needs is not installed."""
+    """The export format with this name.
+
+    Raises UnknownName, with a list of all formats, if there is no format of this name, and MissingExtra if a package that the
+    format needs is not installed.
+    """
     menu = exports()
     if name not in menu:
         raise UnknownName("export format", name, menu, summaries={name: format_.summary for name, format_ in menu.items()})
@@ -65,13 +73,19 @@ def export(name: str) -> Export:
 
 
 def package(name: str) -> ModuleType:
-    """A module of an extra, by its name: imported where it is used, as no other command needs it, and without its types."""
+    """Import a module of an optional package by its name.
+
+    The module is imported only where it is used, because no other command needs the package; so its types are not known here.
+    """
     return importlib.import_module(name)
 
 
 @contextlib.contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Set environment variables, for libraries that have no other way to set an option; restore them after the block."""
+    """Set environment variables inside the block and restore them afterwards.
+
+    For libraries that have no other way to set an option.
+    """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -85,9 +99,10 @@ def environment(**values: str) -> Iterator[None]:
 
 
 def write(format_: Export, loaded: Loaded, summary: Summary, folder: Path) -> list[Path]:
-    """Write the folder of a format, in place of an earlier export; returns the paths in it.
+    """Write the folder of an export, or replace an earlier export in it; returns the paths of the files and folders in it.
 
-    Raises InputError if the folder contains anything that is not of this format, WorkspaceError if it cannot be written.
+    Raises InputError if the folder contains anything that does not belong to this format, and WorkspaceError if the folder
+    cannot be written.
     """
     with atomic_folder.replacing(folder, format_.holds, f"a {format_.name} export") as fresh:
         format_.write(loaded, summary, fresh, folder)

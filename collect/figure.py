@@ -1,4 +1,4 @@
-"""What all figures share: the layout, the look of each cell, and a limit on points so that the page opens fast.
+"""Parts that all figures share: the layout, the look of each cell, and a limit on points so that the page opens fast.
 
 Colours are the page's CSS variables, such as ``var(--series-1)``; the page resolves them for light, dark and print.
 """
@@ -20,52 +20,49 @@ from collect.summary import Summary
 from shardlab.cell import Cell
 
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
-MOST_POINTS = 600  # of a line: about what a screen can show
-FEW = 40  # points of a line: of so few each is marked, as one between two gaps has no line
-MOST_SHOWN = 12  # lines that are drawn at first; the others wait in the legend
-MOST_CELLS = 100  # of a group that figures are of: the largest study has 59, and nobody reads a legend of thousands
-LEGEND_HEIGHT_PX = 132  # more lines of text than that scroll, so that a phone's narrow legend leaves the figure its room
-LABELS_PX = 64  # left of a plot, for the labels of a y axis of numbers and for its title
-ROW_PX, DENSE_ROW_PX, MARGIN_PX = 34, 24, 76
-FEW_ROWS = 16  # cells of a figure with a line each; lines of more cells are closer together
-PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44
-LEGEND_PX, LINE_PX = 200, 20  # about what a name in a legend takes of a picture's width, and a line of them of its height
+MOST_POINTS = 600  # points of one line in a figure: about as many as a screen can show
+FEW = 40  # if a line has at most this many points, each point gets a mark: a point between two gaps would be invisible
+MOST_SHOWN = 12  # lines that are visible when the page opens; the reader can turn on the others in the legend
+MOST_CELLS = 100  # cells of a group that are drawn: the largest study has 59 cells, and nobody reads a longer legend
+LEGEND_HEIGHT_PX = 132  # a higher legend scrolls; otherwise, on a phone, the legend would leave no room for the figure
+LABELS_PX = 64  # space to the left of a plot, for the tick labels and the title of a numeric y axis
+ROW_PX, DENSE_ROW_PX, MARGIN_PX = 34, 24, 76  # height of a row, of a row in a figure with many rows, and of the margins
+FEW_ROWS = 16  # a figure with more rows than this uses DENSE_ROW_PX
+PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44  # width of a picture (key: whether it is wide), height of its title
+LEGEND_PX, LINE_PX = 200, 20  # approximate width of a name in the legend of a picture, and height of a line of names
 
 
 class Figure(msgspec.Struct):
-    """A figure as plotly takes it. height_px: it is as wide as the page lets it be."""
+    """A figure of the report. `data` and `layout` have the form that plotly expects."""
 
     name: str
     title: str
     caption: str
-    height_px: int
+    height_px: int  # the width is not fixed: a figure fills the width of the page
     data: list[dict[str, Any]]
     layout: dict[str, Any]
 
 
 class CellMark(msgspec.Struct, frozen=True):
-    """A cell as figures show it.
+    """A cell, and how figures draw it."""
 
-    label: escaped, as plotly reads some tags in any text. strategy: the place of the cell's strategy in the report, from 0.
-    """
-
-    label: str
-    strategy: int
+    label: str  # HTML-escaped, because plotly interprets some HTML tags in every text
+    strategy: int  # the place of the cell's strategy among the strategies of the report, from 0
     look: Look
     row: CellRow
     cell: LoadedCell
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The cells of one workload: units, losses and step times of different models do not compare.
+    """The cells of one workload, which figures show together.
 
-    left_out: how many more there are than figures are drawn of.
+    Each workload has its own figures, because units, losses and step times of different models cannot be compared.
     """
 
     workload: str
     baseline: str
     marks: list[CellMark]
-    left_out: int = 0
+    left_out: int = 0  # number of cells of the workload that figures do not show, because there are more than MOST_CELLS
 
     @property
     def labels(self) -> list[str]:
@@ -74,7 +71,10 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def groups(loaded: Loaded, summary: Summary) -> list[Group]:
-    """The matrix by workload. A strategy has the same colour and shape in all groups; variants are told apart in each."""
+    """The cells of the matrix, grouped by workload.
+
+    A strategy has the same colour and shape in all groups. Inside a group, the cells of one strategy differ in fill and dash.
+    """
     strategies: dict[str, int] = {}
     for row in summary.rows:
         strategies.setdefault(row.cell["strategy"], len(strategies))
@@ -90,7 +90,7 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
             CellMark(name, place, look(place), row, cell)
             for name, place, (row, cell) in zip(names, places, entries, strict=True)
         ]
-        in_order = [mark for mark, _ in shown_first(marks)]  # so that what is drawn at first has the plainest looks
+        in_order = [mark for mark, _ in shown_first(marks)]  # the cells that are visible at first get the simplest looks
         looks = dict(zip((mark.label for mark in in_order), variants([mark.strategy for mark in in_order]), strict=True))
         marks = [msgspec.structs.replace(mark, look=looks[mark.label]) for mark in marks]
         found.append(Group(workload, summary.baseline, marks, len(every) - len(entries)))
@@ -98,11 +98,12 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
 
 
 def shown_first(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool | str]]:
-    """(mark, plotly's word for whether it is drawn at first), those first that are.
+    """All marks, each with plotly's value of `visible` when the page opens; the visible marks come first.
 
-    Of too many cells, those on the most ranks at which half of the strategies or more have cells, and of these, where they
-    are too many, those of the global batch that the most strategies have: side by side they say more than the variants of
-    one strategy that happen to stand first.
+    If there are at most MOST_SHOWN cells, all are visible. Otherwise the visible cells are those with the largest number of
+    ranks at which at least half of the strategies have a cell. If these are still too many, only the cells with the global
+    batch size that most strategies use are visible. So a reader first sees different strategies side by side, and not many
+    variants of the first strategy.
     """
     if len(marks) <= MOST_SHOWN:
         return [(mark, True) for mark in marks]
@@ -116,7 +117,7 @@ def shown_first(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool | str]]:
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis with its unit in the title."""
+    """The settings of an axis. title: contains the unit; more: other settings of plotly, which override the defaults."""
     return {
         "title": {"text": title, "font": {"size": 12, "color": MUTED}, "standoff": 8},
         "gridcolor": LINE,
@@ -124,16 +125,20 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
         "zeroline": False,
         "automargin": True,
         "tickfont": {"size": 12, "color": MUTED},
-        "fixedrange": True,  # a finger on a phone scrolls the page, not the axis
+        "fixedrange": True,  # on a phone, a finger must scroll the page and not move the axis
     } | more
 
 
 def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The look without plotly's own: no background, no frame, room for the labels only."""
+    """The layout of a figure with axes `x` and `y`: no background, no frame, and margins only as large as the labels need.
+
+    more: other settings of plotly, which override the defaults.
+    """
     left = 8
     if more.get("showlegend") and y.get("automargin") and y.get("type") != "category":
-        # plotly chooses the ticks of a y axis by the height of the plot. The height depends on the lines of the legend, and
-        # these depend on the width that the labels of the ticks leave. If the labels set the margin, plotly may never finish.
+        # plotly chooses the ticks of a y axis from the height of the plot. The height depends on the number of lines in the
+        # legend, and this number depends on the width that the tick labels leave. If the margin also depended on the labels,
+        # plotly might never finish, so the margin is fixed.
         left, y = LABELS_PX, y | {"automargin": False}
         more |= {name: one | {"automargin": False} for name, one in more.items() if name.startswith("yaxis")}
     return {
@@ -152,9 +157,9 @@ def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
-    """What the layout has besides where the figure stands alone: its title, a ground to stand on, and a size in px.
+    """The additional layout of a figure that is written as a separate image: title, background, and size in pixels.
 
-    Above a legend, the title is the legend's: plotly makes room for that one alone.
+    If the figure has a legend, the title is set as the title of the legend, because plotly reserves space only for the legend.
     """
     shown = [trace for trace in found.data if trace.get("showlegend", True) and trace.get("visible") != "legendonly"]
     heading = {"text": html.escape(title, quote=False), "font": {"size": 16, "color": INK}}
@@ -170,19 +175,22 @@ def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
 
 
 def by_cell(group: Group, x_title: str) -> dict[str, Any]:
-    """The layout of a figure with one line of text per cell, from the top down as in the table."""
+    """The layout of a figure with one row per cell, from top to bottom in the order of the table."""
     y = axis("", type="category", categoryorder="array", categoryarray=list(reversed(group.labels)), showgrid=False)
     y |= {"tickfont": {"size": 13, "color": INK}, "range": [-0.6, len(group.marks) - 0.4]}
     return layout(axis(x_title, rangemode="tozero", nticks=5, tickangle=0), y)
 
 
 def by_cell_height(group: Group) -> int:
-    """The height in pixels of a figure with one line per cell."""
+    """The height in pixels of a figure with one row per cell."""
     return MARGIN_PX + (ROW_PX if len(group.marks) <= FEW_ROWS else DENSE_ROW_PX) * len(group.marks)
 
 
 def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:
-    """The state of each cell without a number, as text in place of its mark."""
+    """A trace that writes the state of each cell without a value, as text where the cell's mark would be.
+
+    drawn: for each mark of the group, whether the figure draws a value for it.
+    """
     missing = [(mark.label, mark.row.state) for mark, has in zip(group.marks, drawn, strict=True) if not has]
     return {
         "type": "scatter",
@@ -209,7 +217,7 @@ def _strategies(marks: Sequence[CellMark]) -> int:
 
 
 def interval(estimate: Estimate, colour: str) -> dict[str, Any]:
-    """The 95 % interval of a mean as plotly's error bar along x; none where it is not known."""
+    """The 95 % interval of a mean as plotly's error bar along x; invisible if the interval is not known."""
     if estimate.low is None or estimate.high is None:
         return {"visible": False}
     return {
@@ -224,13 +232,20 @@ def interval(estimate: Estimate, colour: str) -> dict[str, Any]:
 
 
 def points_a_line(lines: int) -> int:
-    """So many that a figure of any number of lines is hardly heavier than one of those that are drawn at first."""
+    """The number of points per line in a figure with this many lines.
+
+    The number is chosen so that the whole figure has at most as many points as MOST_SHOWN lines of MOST_POINTS points, but a
+    line has at least 100 points.
+    """
     return max(MOST_POINTS * MOST_SHOWN // max(lines, MOST_SHOWN), 100)
 
 
 def thin(x: Sequence[float], y: Sequence[float | None], most: int = MOST_POINTS) -> tuple[list[float], list[float | None]]:
-    """At most about `most` points: the smallest and the largest of each stretch, so that no peak is lost, and one that is
-    not known where there are such, so that no gap is bridged."""
+    """Reduce a line to at most about `most` points.
+
+    The line is divided into sections of equal length. Of each section, the smallest and the largest value are kept, so that no
+    peak is lost, and also the first unknown value (None), if there is one, so that no line is drawn across a gap.
+    """
     if len(x) <= most:
         return list(x), list(y)
     size = -(-(2 if None not in y else 3) * len(x) // most)

@@ -1,4 +1,4 @@
-"""The summary and the records as flat frames, for files that other programs read; columns carry their units."""
+"""The summary, the step records and the host samples as flat tables (polars frames), for files that other programs read."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ CELL_KEYS = (
 
 
 def frames(loaded: Loaded, summarized: Summary) -> dict[str, pl.DataFrame]:
-    """Every table by its name."""
+    """The tables `summary`, `steps` and `samples`, by name."""
     return {"summary": summary(summarized), "steps": steps(loaded), "samples": samples(loaded)}
 
 
 def write_csv(frame: pl.DataFrame, path: Path) -> None:
-    """A new CSV file. Raises WorkspaceError.
+    """Write a new CSV file. Raises WorkspaceError if the file cannot be written.
 
-    A spreadsheet takes a text that begins with = + - or @ for a formula and computes it: such a text gets an apostrophe before
-    it. No name of ours begins so. Columns of numbers are written as they are.
+    A spreadsheet reads a text that begins with = + - or @ as a formula and computes it, so an apostrophe is written before
+    these texts. No name of shardlab begins with these characters. Columns of numbers are not changed.
     """
     formula = pl.col(pl.String).str.contains(r"^\s*[=+\-@]")
     guarded = pl.when(formula).then(pl.lit("'") + pl.col(pl.String)).otherwise(pl.col(pl.String))
@@ -38,19 +38,22 @@ def write_csv(frame: pl.DataFrame, path: Path) -> None:
 
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
-    """A new Parquet file. Raises WorkspaceError."""
+    """Write a new Parquet file. Raises WorkspaceError if the file cannot be written."""
     _write(_printable(frame).write_parquet, path)
 
 
 def _write(into: Callable[[io.BytesIO], Any], path: Path) -> None:
-    """polars writes into memory and we into the file: on a full disk polars itself raises errors that do not say so."""
+    """Let polars write into memory, then write the bytes into the file.
+
+    If polars writes into a file and the disk is full, polars raises an error that does not name the reason.
+    """
     made = io.BytesIO()
     into(made)
     files.write_new(path, made.getbuffer())
 
 
 def _printable(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with every text in it as `printable.one_line` makes it; columns hold few different texts."""
+    """The frame with `printable.one_line` applied to every text. Each distinct text is converted only once per column."""
     for name, kind in frame.schema.items():
         if kind == pl.String:
             texts = frame[name].unique().drop_nulls().to_list()
@@ -61,9 +64,9 @@ def _printable(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def summary(summarized: Summary) -> pl.DataFrame:
-    """One row per cell; for every metric its value, the interval's ends and, where they vary, unit and kind.
+    """One row per cell. For every metric there are five columns: its value, both ends of its 95 % interval, unit and kind.
 
-    A metric that no cell has still has its columns, empty: the shape of the table does not depend on what was measured.
+    A metric that no cell has still has its columns, which are then empty: so the columns of the table are always the same.
     """
     text, number = pl.String, pl.Float64
     schema: dict[str, Any] = {"matrix": text, "cell": text, "state": text, "n": pl.Int64}
@@ -82,17 +85,20 @@ def summary(summarized: Summary) -> pl.DataFrame:
             flat |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
             flat |= {f"{name}_unit": found.unit, f"{name}_kind": found.kind}
         rows.append(flat | {"rehearsal": summarized.rehearsal})
-    known = {key for row in rows for key in row}  # a few of hundreds of columns
+    known = {key for row in rows for key in row}  # only a few of the hundreds of columns have values
     return pl.DataFrame({key: [row.get(key) for row in rows] if key in known else [None] * len(rows) for key in schema}, schema)
 
 
 def steps(loaded: Loaded) -> pl.DataFrame:
-    """Every step record of every run, warm-up included and marked, with the run's id and cell before it."""
+    """All step records of all runs, also of earlier attempts. The first columns are the cell and the id of the run.
+
+    Warm-up steps are included; a column marks them.
+    """
     return _with_run({(cell.id, run.run_id): run.steps for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
 
 
 def samples(loaded: Loaded) -> pl.DataFrame:
-    """Every host sample of every run, with the run's id and cell before it."""
+    """All host samples of all runs, also of earlier attempts. The first columns are the cell and the id of the run."""
     return _with_run({(cell.id, run.run_id): run.samples.hosts for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
 
 

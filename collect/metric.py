@@ -17,16 +17,16 @@ Argument = float | str
 
 
 class Compared(NamedTuple):
-    """The input of a metric that compares a cell with its baseline: for both the mean of the compared metric over repeats."""
+    """The input of a metric that compares a cell with its baseline."""
 
     cell: Cell
-    value: float
+    value: float  # mean of the compared metric over the repeats of `cell`
     baseline: Cell
-    baseline_value: float
+    baseline_value: float  # mean of the compared metric over the repeats of `baseline`
 
     @property
     def scaling(self) -> str | None:
-        """`strong` where both train the same global batch, `weak` where both give a rank the same, else None."""
+        """`strong` if the global batch sizes are equal, `weak` if the batch sizes per rank are equal, else None."""
         if self.cell.global_batch_size == self.baseline.global_batch_size:
             return "strong"
         return "weak" if self.cell.gpu_batch_size == self.baseline.gpu_batch_size else None
@@ -38,15 +38,15 @@ class MetricColumn(msgspec.Struct, frozen=True):
     table: Literal["summary", "times", "memory", "sent"]  # `collect.findings.columns` has the titles of the tables
     place: int  # columns of a table are ordered by this number
     heading: str
-    digits: int = 4  # significant digits; sizes in bytes have 3
-    headings: dict[str, str] = {}  # heading if all values are of this kind; if kinds differ, each value is followed by its kind
-    has_interval: bool = False  # values are followed by half the width of their 95 % interval
+    digits: int = 4  # significant digits; sizes in bytes always have 3
+    headings: dict[str, str] = {}  # kind -> heading if all values have this kind; if kinds differ, each value shows its kind
+    has_interval: bool = False  # whether half the width of the 95 % interval follows each value
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """A metric of a run (`of_run`), of a run and an argument (`of_run_at`), or of two cells (`of_cells`).
 
-    A result of None means unknown, never 0.
+    If a function returns None, the value is unknown. None never means 0.
     """
 
     name: str
@@ -61,15 +61,17 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     argument: str = ""  # name by which claims give the additional argument of `of_run_at` or of the compared metric
     example: Argument | None = None  # a value of the right type for `argument`
     exact: bool = False  # counted or computed, so every repeat gives the same value and one repeat is enough
-    of_all_steps: bool = False  # includes steps that an instrument slowed down: decides no choice among different instruments
+    of_all_steps: bool = False  # includes steps that an instrument slowed down: not compared if instruments differ
 
 
-_own: list[Metric] = []  # of the workspace that the command works on
+_own: list[Metric] = []  # metrics that the current workspace defines itself
 
 
 def quantities(run: LoadedRun) -> dict[str, Quantity]:
-    """Every known metric of a run that ships, by name, in the order of the menu. Computed once. `collect.own_metrics` adds
-    those of the workspace."""
+    """All metrics of shardlab that have a known value for this run, by name, in the order of `menu`.
+
+    They are computed once per run. `collect.own_metrics` adds the metrics that the workspace defines itself.
+    """
     if run.quantities is None:
         values = ((metric.name, metric.of_run(run)) for metric in _shipped() if metric.of_run)
         run.quantities = {name: quantity for name, quantity in values if quantity is not None}
@@ -77,12 +79,15 @@ def quantities(run: LoadedRun) -> dict[str, Quantity]:
 
 
 def menu() -> tuple[Metric, ...]:
-    """Every metric, in the order of the files of `collect/metrics`, then the workspace's own ones."""
+    """All metrics: those of shardlab, in the order of the files in `collect/metrics`, then those of the workspace."""
     return (*_shipped(), *_own)
 
 
 def set_own(metrics: Sequence[Metric]) -> None:
-    """Have these metrics of the workspace, without functions, at the end of the menu, instead of those before."""
+    """Put these metrics of the workspace at the end of the menu, in place of the metrics of an earlier call.
+
+    metrics: without their functions, because another process computes their values.
+    """
     _own[:] = metrics
 
 

@@ -1,15 +1,15 @@
-"""How numbers are written for a person: enough digits to compare, one unit per column, nothing for what is not known."""
+"""Formats numbers, sizes and times for people: with enough digits to compare them, and with one unit per column."""
 
 from __future__ import annotations
 
 import math
 
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
-MB = 10.0**6  # as networks count
+MB = 10.0**6  # decimal, as network speeds are given
 
 
 def number(value: float, digits: int = 4) -> str:
-    """`digits` significant digits at least, never dropping integer ones; thousands are grouped."""
+    """A number with at least `digits` significant digits and all digits before the decimal point; thousands are grouped."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:
@@ -19,14 +19,17 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def spread(value: float) -> str:
-    """Half an interval in two significant digits: more of them would say that the uncertainty itself is known well."""
+    """Half the width of an interval, with two significant digits.
+
+    More digits would suggest that the uncertainty itself is known precisely.
+    """
     if not math.isfinite(value) or value == 0:
         return number(value)
     return number(round(value, 1 - math.floor(math.log10(abs(value)))), 2)
 
 
 def bytes_unit(values: list[float]) -> tuple[str, float]:
-    """(name, size in bytes) of the one unit that suits the largest of these."""
+    """(name, size in bytes) of the unit that suits the largest of these values in bytes."""
     largest = max(values, default=0)
     for name, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if largest >= size:
@@ -35,7 +38,7 @@ def bytes_unit(values: list[float]) -> tuple[str, float]:
 
 
 def moment(seconds: float) -> str:
-    """Seconds since the epoch as a date and time in UTC."""
+    """A time in seconds since the epoch, as date and time in UTC."""
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

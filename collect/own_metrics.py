@@ -1,7 +1,8 @@
 """The metrics that a workspace defines itself (docs/own-models.md): WORKSPACE/metrics/NAME.py with a tuple METRICS.
 
-A process of its own executes the files and computes the values (`collect.own_metrics_process`), and only if the workspace is
-trusted: an error in a file must not end the command, and a file may have come with an archive.
+A separate process (`collect.own_metrics_process`) executes the files and computes the values, so that an error in a file does
+not end the command. The files are executed only if the workspace is trusted, because they may come from somebody else, for
+example in an archive.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
 FOLDER = "metrics"
-ANSWER_S = 3600  # it reads all records of the matrix once more
+ANSWER_S = 3600  # time limit of the separate process, which reads all records of the matrix once more
 
 
 class DescribedMetric(msgspec.Struct, frozen=True):
-    """A metric of the workspace without its function. file, code: where it is defined, and the digest of this code."""
+    """A metric that the workspace defines, without its function."""
 
     name: str
     unit: str
     direction: metric.Direction
     definition: str
     column: MetricColumn | None
-    file: str
-    code: str
+    file: str  # the path of the file that defines the metric
+    code: str  # a digest of the file's source code
 
 
 class OwnMetrics(msgspec.Struct, frozen=True):
-    """values: by run, then by metric. faults: why a file defines no metric, or a metric has no value, as sentences."""
+    """The metrics that a workspace defines, and their values for the runs of a matrix."""
 
     metrics: list[DescribedMetric] = []
-    values: dict[str, dict[str, Quantity]] = {}
-    faults: list[str] = []
+    values: dict[str, dict[str, Quantity]] = {}  # run id -> metric name -> value
+    faults: list[str] = []  # sentences that say why a file defines no metric, or why a metric has no value
 
     def remarks(self) -> list[str]:
-        """What a report has to say of them: which code made which numbers, and what could not be computed."""
+        """The remarks for a report: which file computed which metrics, and which metrics could not be computed."""
         by_code: dict[tuple[str, str], list[str]] = {}
         for one in self.metrics:
             by_code.setdefault((one.file, one.code), []).append(one.name)
@@ -58,14 +59,14 @@ class OwnMetrics(msgspec.Struct, frozen=True):
         return [*made, *self.faults]
 
     def on_menu(self) -> None:
-        """Put the metrics, without functions, on the menu, instead of those of the command before."""
+        """Put the metrics, without their functions, on the menu, in place of the metrics of an earlier command."""
         metric.set_own([
             Metric(name=o.name, unit=o.unit, direction=o.direction, definition=o.definition, column=o.column)
             for o in self.metrics
         ])  # fmt: skip
 
     def add_to(self, loaded: Loaded) -> None:
-        """Put the metrics on the menu and the values into the runs."""
+        """Put the metrics on the menu, and their values into the runs of `loaded`."""
         self.on_menu()
         for run in loaded.runs:
             if run.run_id in self.values:
@@ -73,9 +74,10 @@ class OwnMetrics(msgspec.Struct, frozen=True):
 
 
 def of(workspace: Workspace, matrix: str | None, *, trusted: bool) -> OwnMetrics:
-    """The metrics of the workspace and their values for the runs of a matrix. matrix: None: of no run.
+    """The metrics that the workspace defines, and their values for the runs of a matrix.
 
-    trusted: mark the workspace as trusted. If it is not, no file is executed, which is a fault. Raises WorkspaceError.
+    matrix: the name of the matrix; None: no values are computed. trusted: mark the workspace as trusted. If the workspace is
+    not trusted, no file is executed, and `faults` says so. Raises WorkspaceError if a file of the workspace cannot be read.
     """
     found = plugin_source.files_in(workspace.path / FOLDER)
     if not found:

@@ -1,6 +1,7 @@
-"""Executes the files of a workspace that define metrics, and computes the metrics of the runs of a matrix.
+"""Executes the files of a workspace that define metrics, and computes these metrics for the runs of a matrix.
 
-python -m collect.own_metrics_process ANSWER WORKSPACE MATRIX FILE...    (MATRIX '': of no run)
+`collect.own_metrics` starts it as a separate process: python -m collect.own_metrics_process ANSWER WORKSPACE MATRIX FILE...
+If MATRIX is '', the metrics are only described, and no values are computed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 
 def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
-    """Write what was found to the file `answer`."""
+    """Write the metrics, their values and the faults to the JSON file `answer`, as `OwnMetrics`.
+
+    paths: the files that define metrics; matrix: the name of a matrix, or '' for no values.
+    """
     described: list[DescribedMetric] = []
     faults: list[str] = []
-    known: dict[str, tuple[str, Metric]] = {}  # the file and the metric, by name
+    known: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (its file, the metric)
     for path in map(Path, paths):
         try:
             source = plugin_source.read(path)
@@ -49,12 +53,12 @@ def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
 
 
 def taken() -> set[str]:
-    """The names of metrics that ship."""
+    """The names of the metrics of shardlab, which a workspace cannot define again."""
     return {*metric_names.KNOWN, *(one.name for one in metric.menu())}
 
 
 def _metrics(path: Path, found: object) -> list[Metric]:
-    """Raises InputError if a file does not define metrics of a run."""
+    """The metrics in the value of METRICS of a file. Raises InputError if it is not a tuple or list of metrics of one run."""
     if not isinstance(found, (tuple, list)) or not found or not all(isinstance(one, Metric) for one in found):
         raise InputError(f"{path}: METRICS is no tuple of metrics. Needed: METRICS = (Metric(...),) of collect.metric.")
     for one in found:
@@ -66,11 +70,15 @@ def _metrics(path: Path, found: object) -> list[Metric]:
 
 
 def _value(file: str, one: Metric, run: LoadedRun, faults: list[str]) -> Quantity | None:
-    """The value for a run, or None with a fault if the function raises an error or gives no number."""
+    """The value of a metric for a run, or None if it is not known.
+
+    If the function of the metric raises an error, or returns anything but a number in the right unit, the value is also None
+    and a sentence is added to `faults`.
+    """
     assert one.of_run is not None
     try:
         value = one.of_run(run)
-    except Exception as error:  # noqa: BLE001 - it is the code of a user
+    except Exception as error:  # noqa: BLE001 - code of a user may raise any error
         faults.append(f"{own_code.sentence(file, error)} So {one.name} of {run.run_id} is not known.")
         return None
     if value is None:

@@ -1,7 +1,8 @@
-"""How a strategy is drawn: the same look in all figures of a report, and another one than every other strategy has.
+"""Defines how a strategy is drawn: with the same look in all figures of a report, different from all other strategies.
 
-Colour and shape are the strategy's own. The fill of the shape and the dash of the line tell apart what else a strategy ran
-with, such as another number of ranks. So a reader who sees no colours still has shapes, and a line without marks has its dash.
+Each strategy has its own colour and shape. The variants of a strategy, such as another number of ranks, differ in the fill of
+the shape and the dash of the line. So a reader who cannot see colours can use the shapes, and lines without marks differ in
+their dash.
 """
 
 from __future__ import annotations
@@ -19,38 +20,41 @@ SHAPES = (
 )  # fmt: skip
 FILLS = ("", "-open", "-dot", "-open-dot")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-MARKS_A_LINE = 6
-MOST_STRATEGIES, MOST_VARIANTS = 24, 24  # that all have a look of their own; more go round
+MARKS_A_LINE = 6  # at most this many marks on a line of many points
+MOST_STRATEGIES, MOST_VARIANTS = 24, 24  # so many strategies and variants have different looks; after that, looks repeat
 
 
 class Look(msgspec.Struct, frozen=True):
-    """colour: a CSS variable of the page; symbol, dash: plotly's names."""
+    """The look of a cell in figures: colour, shape of its marks, and dash of its lines."""
 
-    colour: str
-    symbol: str = SHAPES[0]
-    dash: str = DASHES[0]
+    colour: str  # a CSS variable of the page
+    symbol: str = SHAPES[0]  # plotly's name of the shape
+    dash: str = DASHES[0]  # plotly's name of the dash
 
     @property
     def line(self) -> dict[str, Any]:
-        """A line as plotly takes it."""
+        """The settings of a line for plotly."""
         return {"color": self.colour, "dash": self.dash, "width": 2}
 
     def marks(self, size_px: float) -> dict[str, Any]:
-        """Marks as plotly takes them; their outline is as wide as that of an open shape has to be."""
+        """The settings of marks for plotly. size_px: their size; the outline is wide enough for shapes without fill."""
         outline = {"color": self.colour, "width": 1.5}
         return {"color": self.colour, "symbol": self.symbol, "size": size_px, "line": outline}
 
     @property
     def some_marks(self) -> dict[str, Any]:
-        """A few marks along a line of many points: they tell it from others without hiding it."""
+        """The settings of a few marks along a line of many points: they identify the line without hiding it."""
         return self.marks(6) | {"maxdisplayed": MARKS_A_LINE}
 
 
 def look(strategy: int, variant: int = 0) -> Look:
-    """The look of the n-th strategy of a report in the n-th of its variants, both from 0.
+    """The look of a variant of a strategy.
 
-    Every 8 strategies the colours come round again, each time with shapes and dashes that are further on. Every 12 variants
-    the pairs of fill and dash come round (both of their lengths divide 12), so the dash is moved by one.
+    strategy: the place of the strategy in the report, from 0. variant: the place of the variant in the strategy, from 0.
+
+    After 8 strategies the colours repeat, and the shapes and dashes are shifted so that no look repeats. After 12 variants the
+    pairs of fill and dash would repeat (there are 4 fills and 6 dashes, and both numbers divide 12), so the dash is shifted
+    by one.
     """
     turn = strategy // COLOURS
     shape = SHAPES[(strategy + turn) % len(SHAPES)]
@@ -59,7 +63,7 @@ def look(strategy: int, variant: int = 0) -> Look:
 
 
 def variants(strategies: Sequence[int]) -> list[Look]:
-    """A look for each entry of a figure, given the strategy of each: the n-th entry of a strategy is its n-th variant."""
+    """A look for each entry of a figure. strategies: the strategy of each entry; its n-th entry gets the n-th variant."""
     counts: Counter[int] = Counter()
     found = []
     for strategy in strategies:

@@ -1,4 +1,4 @@
-"""The results of a matrix as one typed value. The tables, the page, the files and --json show only this value."""
+"""The results of a matrix as one typed value, `Summary`. All tables, the page, the files and --json show only this value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shardlab.state import STATES
 from shardlab.study import Assumed, Note
 
 SCHEMA = 1
-MOST_NAMED = 20  # cells or runs in a remark
+MOST_NAMED = 20  # cells or runs that a remark lists by name
 REHEARSAL = "rehearsal on CPU: tests that everything works, not the speed"
 INSTRUMENTS_DIFFER = (
     "compared cells have different instruments; throughput, step time and memory do not include the steps that an instrument "
@@ -42,36 +42,36 @@ SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a rea
 
 
 class Failure(msgspec.Struct):
-    """A run that did not complete. superseded: a later attempt of the same repeat counts instead."""
+    """A run that did not complete."""
 
     run: str
     cell: str
     state: str
     why: str
-    superseded: bool
+    superseded: bool  # whether a later attempt of the same repeat counts instead
 
 
 class DamagedRun(msgspec.Struct):
-    """A run with records that could not all be read."""
+    """A run some of whose records could not be read."""
 
     run: str
-    truncated: list[str]
-    corrupt: dict[str, int]
-    says: str
+    truncated: list[str]  # names of files that end in the middle of a record
+    corrupt: dict[str, int]  # name of a file -> number of its lines that cannot be read
+    says: str  # the damage in words
 
 
 class Outlier(msgspec.Struct):
-    """A repeat far from the others in a metric; it is in every figure."""
+    """A repeat whose value of a metric is far from the other repeats. The value is still part of every mean and figure."""
 
     run: str
     cell: str
     metric: str
     value: float
-    median: float
+    median: float  # of the metric over all repeats of the cell
 
 
 class Summary(msgspec.Struct, dict=True):
-    """report/summary.json."""
+    """All results of a matrix, as in report/summary.json."""
 
     schema: int
     matrix: str
@@ -85,7 +85,7 @@ class Summary(msgspec.Struct, dict=True):
     reported: list[ReportedResult]
     verdicts: list[Verdict]
     choices: list[Family]
-    illustrative: bool  # the study ran nothing itself
+    illustrative: bool  # whether the study measured none of the numbers that it prints
     assumed: list[Assumed]
     notes: list[Note]
     outliers: list[Outlier]
@@ -94,7 +94,7 @@ class Summary(msgspec.Struct, dict=True):
     traffic: list[RunTraffic]
     losses: list[LossComparison]
     instruments: list[InstrumentCost]
-    rounding: list[Rounding]  # none where the study says nothing of how it read its traces
+    rounding: list[Rounding]  # empty if the study does not say how it read its traces
     collectives: list[Collective]
     operators: list[OperatorDifferences]
     groups: list[GroupTraffic]
@@ -104,7 +104,7 @@ class Summary(msgspec.Struct, dict=True):
 
     @cached_property
     def table(self) -> Table:
-        """The rows as text."""
+        """The rows as a table of text."""
         return columns.table(self.rows)
 
     @cached_property
@@ -114,7 +114,7 @@ class Summary(msgspec.Struct, dict=True):
 
 
 def summarize(loaded: Loaded, baseline: str) -> Summary:
-    """Compute every metric of every cell over its repeats: of each repeat, the latest attempt if it completed."""
+    """Compute every metric of every cell over its repeats. Of each repeat, the latest attempt counts, if it completed."""
     rows = [_row(cell) for cell in loaded.cells]
     _compare(loaded.cells, rows, baseline)
     measurements = Measurements(loaded, rows)
@@ -189,7 +189,7 @@ def _remarks(
     profiled: int,
     looked_into: list[str],
 ) -> list[str]:
-    """What every output has to say of all its numbers."""
+    """The remarks that every output prints, because they affect how its numbers must be read."""
     remarks = []
     if any(rehearsals):
         share = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
@@ -198,7 +198,7 @@ def _remarks(
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
     if different := [row.id for row in other_work if row.same_work and row.same_work.verdict == "different"]:
         remarks.append(f"not compared, because the same-work proof found different work: {_some(different)}")
-    by_design: dict[str, list[str]] = {}  # why -> cells
+    by_design: dict[str, list[str]] = {}  # reason -> ids of cells
     for row in other_work:
         if row.same_work and row.same_work.verdict == "other work":
             by_design.setdefault(row.same_work.why, []).append(row.id)
@@ -223,13 +223,13 @@ def _remarks(
 
 
 def _incomplete_telemetry(loaded: Loaded) -> list[Coverage]:
-    """Of the runs that completed: the others have no means."""
+    """The incomplete telemetry of runs that completed. Other runs have no means, so for them it does not matter."""
     completed = {run.run_id for run in loaded.runs if run.completed}
     return [entry for run in loaded.runs for entry in run.coverage if entry.incomplete and entry.run in completed]
 
 
 def _some(ids: list[str]) -> str:
-    """The first of them by name, the others by their number."""
+    """A list in words: the first MOST_NAMED ids, then the number of the other ids."""
     return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
 
@@ -259,14 +259,17 @@ def _row(cell: LoadedCell) -> CellRow:
 
 
 def _over_repeats(values: list[Quantity]) -> Estimate | None:
-    """The repeats as one number, or None where they are of different kinds or units and have no common mean."""
+    """The mean of a metric over repeats, or None if the values have different kinds or units and so no common mean."""
     if len({(quantity.unit, quantity.kind) for quantity in values}) > 1:
         return None
     return estimate([quantity.value for quantity in values], values[0].unit, values[0].kind)
 
 
 def _compare(cells: list[LoadedCell], rows: list[CellRow], baseline: str) -> None:
-    """Add the metrics that set a cell beside its baseline; what is of another unit or kind there is not compared."""
+    """Add to each row the metrics that compare its cell with the baseline cell.
+
+    Two values are compared only if they have the same unit and kind.
+    """
     row_of = {row.id: row for row in rows}
     compared = [metric for metric in menu() if metric.of_cells is not None]
     for cell, family in ((cell, alike) for alike in families(cells) for cell in alike):
@@ -286,7 +289,7 @@ def _compare(cells: list[LoadedCell], rows: list[CellRow], baseline: str) -> Non
 
 
 def _has_a_ratio(row: CellRow) -> bool:
-    """Whether ratios between the speed of this cell and of another cell are allowed."""
+    """Whether the speed of this cell may be compared with the speed of another cell as a ratio."""
     return not (row.does_other_work or row.gpu_trouble)
 
 
@@ -301,7 +304,7 @@ def _outliers(row: CellRow) -> list[Outlier]:
 
 
 def _failures(cell: LoadedCell) -> list[Failure]:
-    """Every run that ended without completing, or of which it is unknown; what still runs or waits is no failure."""
+    """All runs that ended without completing, or whose state is unknown. Runs that still run or wait are not failures."""
     going = {"planned", "pending", "running", "completed"}
     return [
         Failure(run.run_id, cell.id, run.verdict.state, run.verdict.why, superseded)

@@ -1,4 +1,4 @@
-"""A run for experiment trackers: its configuration, its values step by step, and its final metrics."""
+"""A run as experiment trackers need it: its configuration, its values step by step, and its final metrics."""
 
 from __future__ import annotations
 
@@ -22,38 +22,35 @@ from shardlab.workspace import Workspace
 
 
 class TrackedStep(msgspec.Struct, frozen=True):
-    """What is known of a timed step: the world's loss, step_ms and throughput_per_s, and what validation found after it."""
+    """The values of a timed step over all ranks: loss, step_ms, throughput_per_s, and the results of a validation after it."""
 
     step: int
-    wall_s: float
-    values: dict[str, float]
+    wall_s: float  # seconds since the epoch
+    values: dict[str, float]  # name -> value; a value that is not known has no entry
 
 
 class Tracked(msgspec.Struct, frozen=True):
-    """group: its cell's short name, shared by repeats. config: the resolved cell, flat, and where the run comes from. metrics:
-    by the names and in the units of the summary; none of a run that did not complete. began_s, ended_s: first and last step
-    record, in seconds since the epoch, None where there is none. hosts: their names, with commas.
-    """
+    """A run with all data that an experiment tracker stores."""
 
     id: str
-    group: str
+    group: str  # the short name of the cell; all repeats of the cell have the same group
     state: str
     tags: list[str]
-    config: dict[str, Any]
+    config: dict[str, Any]  # the resolved cell with flat keys, and the origin of the run (matrix, repeat, commit ...)
     points: list[TrackedStep]
-    metrics: dict[str, float]
-    began_s: float | None
-    ended_s: float | None
-    hosts: str
+    metrics: dict[str, float]  # names and units as in the summary; empty if the run did not complete
+    began_s: float | None  # time of the first step record, in seconds since the epoch; None: there are no records
+    ended_s: float | None  # time of the last step record, in seconds since the epoch; None: there are no records
+    hosts: str  # names of the hosts, separated by commas
 
 
 def name(loaded: Loaded) -> str:
-    """What a tracker calls the experiment or project: the matrix."""
+    """The name of the experiment or project in a tracker: the name of the matrix."""
     return printable.one_line(loaded.expansion.name)
 
 
 def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
-    """Every run folder that is there, earlier attempts too."""
+    """All runs of the matrix that have a folder, also earlier attempts."""
     labels = summary.label_of
     metrics = {
         run.run_id: {name: float(value) for name, value in run.metrics.items()} for row in summary.rows for run in row.runs
@@ -68,8 +65,10 @@ def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
 
 
 def one(workspace: Workspace, folder: RunDir) -> tuple[str, Tracked]:
-    """(what a tracker calls the experiment, the run as its records are now). Raises InputError if run.json or the notes on the
-    matrix cannot be read."""
+    """(name of the experiment in a tracker, the run as its records are now).
+
+    Raises InputError if run.json or the expansion of the matrix cannot be read.
+    """
     expansion, cell = workspace.expansion(folder.read_run().matrix), folder.read_run().cell
     labels = columns.labels_of([flat(msgspec.to_builtins(entry.cell)) for entry in expansion.cells])
     label = next((label for entry, label in zip(expansion.cells, labels, strict=True) if entry.id == cell.name()), cell.name())
@@ -97,7 +96,7 @@ def _tracked(matrix: str, cell: Cell, run: LoadedRun, label: str, metrics: dict[
 
 
 def _points(run: LoadedRun) -> list[TrackedStep]:
-    """Steps that an instrument slowed down have a loss and no times."""
+    """The timed steps of a run. A step that an instrument slowed down has a loss, but no step time and no throughput."""
     world = steps.of_world(run.timed).select("step", "wall_s", "loss")
     times = steps.of_world(steps.unwatched(run.timed)).select(
         "step", "step_ms", throughput_per_s=1000 * pl.col("units") / pl.col("step_ms")

@@ -1,4 +1,4 @@
-"""Write the report's folder, all of it or nothing."""
+"""Writes the folder of the report, completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ def write(
     images: Sequence[str] = (),
     shown_in: Path | None = None,
 ) -> None:
-    """index.html, summary.json, tables/ and, in the formats of `images`, figures/.
+    """Write index.html, summary.json, tables/ and, in the formats of `images`, figures/.
 
-    shown_in: the folder in which readers see the report, if that is not `folder`; links to runs are relative to it.
+    shown_in: the folder in which readers open the report, if it is not `folder`; links to runs are relative to this folder.
 
-    A kill leaves the report that was there, or this one whole. Raises InputError where the folder holds what is not of a
-    report, WorkspaceError where it cannot be written, and what `pictures.write` raises.
+    If the process is killed, the folder contains either the complete earlier report or the complete new report. Raises
+    InputError if the folder contains anything that does not belong to a report, WorkspaceError if it cannot be written, and
+    the errors of `pictures.write`.
     """
     with atomic_folder.replacing(folder, OURS) as fresh, ThreadPoolExecutor(1) as other:
         (fresh / "tables").mkdir()
-        data = other.submit(_write_data, fresh, loaded, summary)  # polars and the disk do not hold up what Python does
+        data = other.submit(_write_data, fresh, loaded, summary)  # runs at the same time: polars and the disk release the GIL
         for text in (markdown, latex):
             text.EXPORT.write(loaded, summary, fresh / "tables", folder / "tables")
         if images:

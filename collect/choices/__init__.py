@@ -1,1 +1,1 @@
-"""Computes which strategy to choose from the measurements: ranks the cells that do the same work, by each criterion."""
+"""Computes from the measurements which strategy to choose: ranks the cells that do the same work, by each criterion."""

@@ -1,4 +1,4 @@
-"""Contests: cells that may be compared, because they do the same work on the same number of ranks and nodes."""
+"""Groups cells into contests: the cells of a contest do the same work on the same numbers of ranks and nodes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Outcome = Literal[
     "failed",
     "not measured",
 ]
-RESULTS = ("measured", "does not fit", "over the limit")  # ends that say something of a strategy
-UNRANKED = ("other work", "gpu trouble", "looked into", "not ranked")  # of cells that were measured
+RESULTS = ("measured", "does not fit", "over the limit")  # outcomes that say something about a strategy
+UNRANKED = ("other work", "gpu trouble", "looked into", "not ranked")  # outcomes of cells that were measured but not ranked
 PLAINER = "the same cell was also measured with fewer instruments, and that measurement is ranked"
 _GOING = {"planned", "pending", "running", "unknown"}
 _USUAL = (
@@ -37,38 +37,31 @@ _USUAL = (
     "epochs",
     "launcher",
     "optimizer.name",
-)  # what families are told apart by at first
+)  # the keys that are tried first to distinguish the families of a workload
 
 
 class Contender(msgspec.Struct, omit_defaults=True):
-    """A cell of a contest. name: its strategy, and what distinguishes it from other cells of this strategy. partly: how its
-    repeats ended, if not all ended in the same way.
+    """A cell of a contest."""
 
-    why: if the cell was measured but is not ranked, the reason in a sentence.
-    """
-
-    cell: str
-    name: str
+    cell: str  # the id of the cell
+    name: str  # its strategy, and the values that distinguish the cell from other cells of this strategy
     outcome: Outcome
-    partly: str = ""
-    why: str = ""
+    partly: str = ""  # the states of its repeats, if the repeats did not all end in the same state
+    why: str = ""  # the reason in a sentence, if the cell was measured but is not ranked
 
 
 class Contest(msgspec.Struct):
-    """Cells of one work on as many ranks. contenders: by name; standings: by each criterion that two or more of them have.
-
-    nodes: of a tiny twin, those of the cell that it stands for.
-    """
+    """Cells that do the same work on the same number of ranks and nodes, with the same global batch size."""
 
     ranks: int
-    nodes: int
-    batch: int
-    contenders: list[Contender]
-    standings: list[Standing]
+    nodes: int  # for a tiny twin of a cell: the number of nodes of the cell that it stands for
+    batch: int  # the global batch size
+    contenders: list[Contender]  # ordered by name
+    standings: list[Standing]  # one for each criterion that two or more of the cells have
 
     @property
     def open(self) -> bool:
-        """Whether there is anything to choose."""
+        """Whether there is a choice: whether two or more contenders have an outcome that says something about a strategy."""
         return sum(contender.outcome in RESULTS for contender in self.contenders) > 1
 
     def named(self, outcome: Outcome) -> list[str]:
@@ -77,18 +70,15 @@ class Contest(msgspec.Struct):
 
 
 class Ground(NamedTuple):
-    """The rows of a workload that differ only in ranks, batch and means, grouped into contests by (ranks, nodes, batch).
-
-    about: what distinguishes it from other grounds of its workload.
-    """
+    """Rows of a workload that differ only in ranks, batch size, and the way in which the ranks share the work."""
 
     workload: str
-    about: str
-    contests: dict[tuple[int, int, int], list[CellRow]]
+    about: str  # in words, the values that distinguish this ground from other grounds of the workload
+    contests: dict[tuple[int, int, int], list[CellRow]]  # (ranks, nodes, global batch size) -> rows that may be compared
 
 
 def grounds(rows: Sequence[CellRow]) -> list[Ground]:
-    """All rows, each once, in an order that does not depend on theirs."""
+    """Group all rows into grounds. Each row is in one ground. The order of `rows` does not change the result."""
     options = _shared_options(rows)
     by_work: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.id):
@@ -112,7 +102,7 @@ def grounds(rows: Sequence[CellRow]) -> list[Ground]:
 
 
 def contenders(rows: Sequence[CellRow]) -> list[Contender]:
-    """The rows of a contest, by name."""
+    """The rows of a contest as contenders, ordered by name."""
     found = []
     plainest = _plainest(rows)
     for name, row in _names(rows):
@@ -128,7 +118,10 @@ def contenders(rows: Sequence[CellRow]) -> list[Contender]:
 
 
 def _plainest(rows: Sequence[CellRow]) -> set[str]:
-    """Of measured cells that differ in nothing but instruments, the one with the fewest; every other measured cell."""
+    """The ids of the measured cells, without cells that were also measured with fewer instruments.
+
+    If several measured cells differ only in their instruments, only the cell with the fewest instruments is ranked.
+    """
     alike: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in rows:
         if row.n:
@@ -156,7 +149,7 @@ def _outcome(row: CellRow) -> Outcome:
 
 
 def _names(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
-    """Each row with its strategy, and where several have it, with the values in which those differ."""
+    """Each row with a name: its strategy and, if several rows have this strategy, the values in which these rows differ."""
     by_strategy: dict[str, list[CellRow]] = defaultdict(list)
     for row in rows:
         by_strategy[row.cell["strategy"]].append(row)
@@ -170,19 +163,19 @@ def _names(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
 
 
 def _named(key: str, cell: dict[str, Any]) -> str:
-    """What a pipeline accumulates are its micro-batches."""
+    """A key and its value in words. For a pipeline, the number of accumulation steps is the number of micro-batches."""
     if key == "gradient_accumulation_steps" and cell["pp"] > 1:
         return f"{cell[key]} micro-batches"
     return _said(key, cell.get(key))
 
 
 def natural(name: str) -> list[str | int]:
-    """Numbers in a name by their value."""
+    """A key to sort names in natural order: numbers inside names are compared by value, so that 2 comes before 10."""
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
-    """The options that all cells of a workload have: its own. Those that some have belong to a strategy."""
+    """For each workload, the options that all of its cells have. An option that only some cells have belongs to a strategy."""
     found: dict[str, set[str]] = {}
     for row in rows:
         have = set(row.cell["options"])
@@ -191,13 +184,17 @@ def _shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
 
 
 def _told(row: CellRow) -> dict[str, Any]:
-    """The cell, or the one that it stands for."""
+    """The cell of a row; for a tiny twin, the cell that the twin stands for."""
     cell: dict[str, Any] = row.cell.get("rehearses") or row.cell
     return cell
 
 
 def _shown(row: CellRow, options: dict[str, set[str]]) -> dict[str, Any]:
-    """What is equal in all rows of a family, with dotted keys; of twins, first what they stand for."""
+    """The values that are equal in all rows of a family, with dotted keys.
+
+    For a tiny twin, the values of the cell that the twin stands for come first; the values of the twin itself get the prefix
+    `rehearses.`.
+    """
     found: dict[str, Any] = {}
     for whose, cell in (("", _told(row)), ("rehearses.", row.cell)):
         work = comparability.work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {"rehearses": None}
@@ -207,8 +204,10 @@ def _shown(row: CellRow, options: dict[str, set[str]]) -> dict[str, Any]:
 
 
 def _said(key: str, value: Any) -> str:
-    """`precision bf16`, `optimizer adamw`, `optimizer.lr 0.001`, `instruments.memory categories`; nothing for what is not
-    there. An option is known by its own name."""
+    """A key and its value in words: `precision bf16`, `optimizer adamw`, `optimizer.lr 0.001`, `instruments.memory categories`.
+
+    The prefix `options.` is left out. Returns '' if the value is not set.
+    """
     key = key.removeprefix("rehearses.")
     name = key.removeprefix("options.").removesuffix(".name").replace("_", " ")
     if value is None or value is False or (key.startswith("instruments.") and value == "none"):

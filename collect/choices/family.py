@@ -1,4 +1,4 @@
-"""Which strategy to choose for a workload: its contests, and a decision tree that groups their answers."""
+"""Answers which strategy to choose for a workload: from its contests, and with a decision tree that groups equal answers."""
 
 from __future__ import annotations
 
@@ -16,52 +16,48 @@ Chosen = Word | Literal["only one fits", "only one", "none fits", "not measured"
 
 
 class Fit(msgspec.Struct):
-    """What is known of memory in some contests (places in the family's list): names of those that ended, and how."""
+    """Which cells fit into memory, in some contests of a family. Cells are given by name."""
 
-    contests: list[int]
+    contests: list[int]  # places of the contests in the family's list
     fits: list[str]
-    does_not_fit: list[str]
-    over_the_limit: list[str]
+    does_not_fit: list[str]  # ran out of memory
+    over_the_limit: list[str]  # ran into the time limit
     unknown: list[str]  # failed, or not measured
 
 
 class Answer(msgspec.Struct):
-    """The choice by one criterion, the same in all these contests. best: names of the best cells; word: of the standing, or,
-    without a standing, `only one fits`, `only one` (only one cell was measured), `none fits` or `not measured`."""
+    """The choice by one criterion, which is the same in all these contests."""
 
-    contests: list[int]
-    word: Chosen
-    best: list[str]
+    contests: list[int]  # places of the contests in the family's list
+    word: Chosen  # the word of the standing; without a standing, the reason (`only one`: only one cell was measured)
+    best: list[str]  # names of the best cells
 
 
 class CriterionChoice(msgspec.Struct):
-    """A criterion, with the answers that differ."""
+    """A criterion and its different answers. Each answer names the contests in which it holds."""
 
     criterion: str
     answers: list[Answer]
 
 
 class Family(msgspec.Struct):
-    """A workload trained alike but for ranks and batch. about: what tells it from others of the workload; contests: by ranks.
-
-    one_rank, more_ranks: what fits; questions: by each criterion that ranks anything here.
-    """
+    """Cells of a workload that differ only in ranks, batch size, and the way in which the ranks share the work."""
 
     workload: str
-    about: str
-    contests: list[Contest]
-    one_rank: list[Fit]
-    more_ranks: list[Fit]
-    questions: list[CriterionChoice]
+    about: str  # in words, the values that distinguish this family from other families of the workload
+    contests: list[Contest]  # ordered by number of ranks
+    one_rank: list[Fit]  # which cells fit into memory on one rank
+    more_ranks: list[Fit]  # which cells fit into memory on several ranks
+    questions: list[CriterionChoice]  # one for each criterion by which cells of any contest are ranked
 
     @property
     def open(self) -> bool:
-        """Whether there is anything to choose."""
+        """Whether any contest of the family has a choice."""
         return any(contest.open for contest in self.contests)
 
 
 def choose(measurements: Measurements) -> list[Family]:
-    """Every workload of a matrix, as far as its rows can be compared."""
+    """The families of a matrix: each contains the rows of a workload that can be compared."""
     return [_family(measurements, *ground) for ground in grounds(measurements.rows)]
 
 
@@ -80,7 +76,7 @@ def _family(measurements: Measurements, workload: str, about: str, rows: dict[tu
 
 
 def _fits(contests: Sequence[Contest], places: Sequence[int]) -> list[Fit]:
-    """Contests in one answer where the same did not fit, or is not known to."""
+    """Which cells fit, for these contests. Contests with the same cells that do not fit, or may not fit, are grouped."""
     found: dict[Hashable, Fit] = {}
     for place in places:
         fits: list[str] = []
@@ -94,7 +90,10 @@ def _fits(contests: Sequence[Contest], places: Sequence[int]) -> list[Fit]:
 
 
 def _sort_in(contender: Contender, fits: list[str], rest: Fit) -> None:
-    """A cell of other work fits too; one that was out of memory in some of its repeats does not."""
+    """Add the name of a contender to the right list.
+
+    A measured cell fits even if it is not ranked. A cell that ran out of memory in any repeat does not fit.
+    """
     if "oom" in contender.partly:
         rest.does_not_fit.append(contender.name)
     elif contender.outcome in ("measured", *UNRANKED):

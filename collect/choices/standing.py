@@ -20,41 +20,44 @@ from collect.verdicts.selection import Measurements
 ACCURACY = "final_accuracy_pct"
 SENT = "sent_counted_bytes"
 CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT, ACCURACY, "energy_per_unit_j")
-ALIKE = 1e-3  # counts that differ by less, such as by a scalar that is summed beside the gradients, are no reason to choose
+ALIKE = 1e-3  # counts whose relative difference is smaller count as equal, e.g. if one strategy also sums a scalar
 Word = Literal["best", "not told apart", "equal", "same work", "as measured"]
 
 
 class Placed(msgspec.Struct, omit_defaults=True):
-    """A cell by its mean. low, high: the 95 % interval, where one is known."""
+    """A cell and its mean of the criterion."""
 
-    cell: str
-    value: float
-    low: float | None = None
-    high: float | None = None
+    cell: str  # the id of the cell
+    value: float  # the mean over repeats
+    low: float | None = None  # lower end of the 95 % interval; None: not known
+    high: float | None = None  # upper end of the 95 % interval; None: not known
 
 
 class Standing(msgspec.Struct, omit_defaults=True):
-    """A contest by one criterion. placed: the cells, best first; best: the cells not significantly worse than the first.
+    """The cells of a contest, ranked by one criterion.
 
-    word: best (one cell is ahead of every other cell in 97.5 % of draws, as in a verdict), not told apart (several cells
-    cannot be distinguished), equal (no scatter; counts within 0.1 %), same work (accuracy of cells proven to do the same work:
-    differences are rounding), or as measured (n = 1 and no known noise: the order of one measurement). margin_pct: distance
-    from the first cell to the next one that is not among the best, in percent of the latter.
+    word says how certain the order is:
+
+    - best: one cell is ahead of every other cell in 97.5 % of draws, as in a verdict.
+    - not told apart: several cells cannot be distinguished.
+    - equal: the values have no scatter and are equal (counts: within 0.1 %).
+    - same work: the accuracies of cells that are proven to do the same work; their differences are rounding.
+    - as measured: the scatter is not known (n = 1, and no cell was repeated); this is the order of single measurements.
     """
 
-    criterion: str
+    criterion: str  # the name of the metric
     unit: str
     word: Word
-    best: list[str]
-    placed: list[Placed]
+    best: list[str]  # ids of the first cell and of the cells that are not significantly worse
+    placed: list[Placed]  # all cells, best first
     kind: str = ""
-    margin_pct: float | None = None
+    margin_pct: float | None = None  # from the first cell to the first cell outside `best`, in percent of the latter's value
 
 
 class _Mean:
-    """A metric of a cell, as verdicts have it.
+    """The mean of a metric of a cell and its error, computed in the same way as for verdicts.
 
-    known: (standard error of the mean, degrees of freedom), or None where nothing tells it.
+    known: (standard error of the mean, degrees of freedom), or None if the scatter is not known.
     """
 
     def __init__(self, measurements: Measurements, metric: Metric, row: CellRow) -> None:
@@ -67,24 +70,27 @@ class _Mean:
 
     @property
     def interval(self) -> tuple[float, float] | tuple[None, None]:
-        """Of 95 %."""
+        """(low, high) of the 95 % interval of the mean, or (None, None) if the error is not known."""
         if self.known is None:
             return None, None
         half = t_975(self.known[1]) * self.known[0]
         return self.value - half, self.value + half
 
     def draws(self) -> Drawn:
-        """The same that a claim on this number has. For a known error only."""
+        """Random draws of the mean: the same draws that a claim about this number uses. Only if the error is known."""
         assert self.known is not None
         drawn = draws(self.value, *self.known, f"{self.metric.name} {self.row.id}")
         return drawn if isinstance(drawn, np.ndarray) else np.full(DRAWS, drawn)
 
 
 def standings(measurements: Measurements, rows: Sequence[CellRow]) -> list[Standing]:
-    """Rank by each criterion that two or more of these rows have in the same unit. rows: of one contest, may be ranked.
+    """Rank cells by each criterion that two or more of them have in the same unit.
 
-    One cell is the best if it is ahead of all others; no correction is needed, because every test has to hold (Berger, 1982).
-    Else a cell is excluded from the best if it is behind in all but 2.5 % / (number of others) of draws (Bonferroni).
+    rows: the cells of one contest that may be ranked.
+
+    A cell is the best if it is significantly ahead of each other cell. These tests need no correction for their number,
+    because all of them have to hold (Berger, 1982). If no cell is the best, a cell is excluded from the best cells only if it
+    is behind the first cell in all but 2.5 % / (number of other cells) of draws (Bonferroni).
     """
     found = (_standing(measurements, name, [row for row in rows if name in row.metrics]) for name in CRITERIA)
     return [standing for standing in found if standing is not None]
@@ -100,7 +106,7 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[CellRow]) ->
     higher = metric.direction == "higher is better"
     numbers = [_Mean(measurements, metric, row) for row in rows]
     if metric.exact and not any(number.value for number in numbers):
-        return None  # as on one rank, where nothing is sent
+        return None  # all values are 0, for example the bytes sent on one rank
     numbers.sort(key=lambda number: (-number.value if higher else number.value, number.row.id))
     first, others = numbers[0], numbers[1:]
     word: Word
@@ -133,9 +139,10 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[CellRow]) ->
 def _told_apart(best: _Mean, other: _Mean, level: float) -> bool | None:
     """Whether `best` is ahead of `other` in all but the share `level` of draws; None if the scatter of either is not known.
 
-    Intervals decide most pairs without draws. If they do not overlap, it is ahead: half-widths add up for the heaviest tails of
-    t (1 degree of freedom), and to less for others. If one interval contains the other mean, it is not: a second unknown can
-    only widen the distribution of a sum of symmetric unimodal ones (Birnbaum, 1948).
+    The intervals decide most pairs without draws. If the intervals do not overlap, `best` is ahead: the half-width of the
+    difference is at most the sum of both half-widths, which it reaches for the heaviest tails of t (1 degree of freedom). If
+    one interval contains the mean of the other cell, `best` is not ahead: adding a second symmetric unimodal variable can only
+    widen the distribution (Birnbaum, 1948).
     """
     if best.metric.name == ACCURACY and _proven(best) and _proven(other):
         return False

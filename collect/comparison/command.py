@@ -1,4 +1,4 @@
-"""`collect compare`: which cells of two matrices have different results, and the possible reasons."""
+"""`collect compare`: shows which cells of two matrices have different results, and the possible reasons."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
-MOST_VALUES = 6  # of a key, in a sentence
+MOST_VALUES = 6  # values of a key that a sentence lists
 SHOWN = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
 STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
 
 
 def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Output) -> int:
-    """Print tables or the document. Raises InputError if A or B is neither a matrix of this workspace nor a folder."""
+    """Compare A and B, and print tables or the JSON document. Returns the exit code.
+
+    Raises InputError if A or B is neither a matrix of this workspace nor a folder.
+    """
     sides = [_open(workspace, name, matrix) for name in (a, b)]
     halves = []
     for name, (place, wanted) in zip((a, b), sides, strict=True):
@@ -34,7 +37,10 @@ def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Outpu
 
 
 def _open(workspace: Workspace, name: str, matrix: str | None) -> tuple[Workspace, str | None]:
-    """(the workspace, its matrix or None for the last one) of a name: a matrix of this workspace, else a workspace's folder."""
+    """Find A or B: returns its workspace and the name of its matrix, or None for the last matrix.
+
+    name: the name of a matrix of this workspace, or else the folder of a workspace.
+    """
     if name in workspace.expansions():
         if matrix is not None:
             raise InputError(f"--matrix: {name} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
@@ -104,7 +110,7 @@ def _pairs(output: Output, found: Comparison) -> None:
 
 
 def _why_none(found: Comparison) -> str:
-    """`: steps is 5 in A and 10 in B`."""
+    """The reason why no cell is in both A and B, such as `: steps is 5 in A and 10 in B`; '' if it is not known."""
 
     def said(values: Sequence[Any]) -> str:
         few = [verdict_text.plain(value) or "none" for value in values[:MOST_VALUES]]

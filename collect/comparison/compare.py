@@ -1,4 +1,4 @@
-"""Compares every metric of the cells that two matrices share. Cells that did not do the same work are not compared."""
+"""Compares every metric of the cells that are in both matrices. Cells that did not do the same work are not compared."""
 
 from __future__ import annotations
 
@@ -24,77 +24,74 @@ SCHEMA = 1
 ALONE = "n = 1 in {}, and no cell of that matrix was repeated, so the scatter is not known"
 NO_RATIO = "a ratio needs means that are greater than 0"
 MAY_BE_NOTHING = "the repeats do not exclude a mean of 0, so the ratio has no bounds"
-CHANCE = 0.05  # of two-sided 95 % intervals
+CHANCE = 0.05  # the share of two-sided 95 % tests that find a difference by chance
 
 
 class Side(msgspec.Struct, frozen=True):
-    """name: as given on the command line; place: its workspace; remarks: the remarks of its summary."""
+    """A or B, as the output describes it."""
 
-    name: str
-    place: str
+    name: str  # as given on the command line
+    place: str  # the path of its workspace
     matrix: str
     title: str
     rehearsal: bool
-    remarks: list[str]
+    remarks: list[str]  # the remarks of its summary
 
 
 class EnvironmentDifference(msgspec.Struct, frozen=True):
-    """A property of the machines or the software, and its values in the runs of A and of B."""
+    """A property of the machines or the software that differs between A and B."""
 
-    what: str
-    a: list[str]
-    b: list[str]
+    what: str  # the property
+    a: list[str]  # its values in the runs of A
+    b: list[str]  # its values in the runs of B
 
 
 class MetricComparison(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A metric of a cell in A and B. ratio: b / a with its 95 % interval, low to high; absent if they are not known (ratio.py).
-    why: why there is no interval."""
+    """A metric of a cell in A and in B. Fields that are not known are absent (ratio.py)."""
 
     metric: str
     unit: str
-    a: float
-    b: float
-    n_a: int
-    n_b: int
-    verdict: Word
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    why: str = ""
+    a: float  # mean over the repeats in A
+    b: float  # mean over the repeats in B
+    n_a: int  # number of repeats in A
+    n_b: int  # number of repeats in B
+    verdict: Word  # what B is, compared with A
+    ratio: float | None = None  # b / a
+    low: float | None = None  # lower end of the 95 % interval of the ratio
+    high: float | None = None  # upper end of the 95 % interval of the ratio
+    why: str = ""  # the reason if there is no interval
 
 
 class ComparedCell(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A cell in A and B. different_work: why it is not compared (then it has no metrics), or "". remarks: other remarks."""
+    """A cell that is in both A and B."""
 
-    a: str
-    b: str
+    a: str  # the id of the cell in A
+    b: str  # the id of the cell in B
     label: str
     state_a: str
     state_b: str
-    different_work: str = ""
+    different_work: str = ""  # the reason if the two cells are not compared; then `metrics` is empty
     remarks: list[str] = []
     metrics: list[MetricComparison] = []
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """`collect compare --json`. differs: keys in which cells differ although they were matched. only_a, only_b: labels of cells
-    without a match. apart: if no cell is in both, the keys of which A and B have no value in common. environment: how the
-    environments of the runs of matched cells differ. by_chance: how many metrics would differ by chance if nothing differed."""
+    """The document that `collect compare --json` prints."""
 
     schema: int
     a: Side
     b: Side
     pairs: list[ComparedCell]
-    only_a: list[str]
-    only_b: list[str]
-    differs: list[Differs]
-    apart: list[Apart]
-    environment: list[EnvironmentDifference]
-    by_chance: float
+    only_a: list[str]  # labels of the cells of A without a match
+    only_b: list[str]  # labels of the cells of B without a match
+    differs: list[Differs]  # keys in which cells differ although they were matched
+    apart: list[Apart]  # if no cell is in both: the keys for which A and B have no value in common
+    environment: list[EnvironmentDifference]  # how the machines and the software of matched cells differ
+    by_chance: float  # expected number of metrics that would differ by chance even if A and B were equal
 
 
 class Half(msgspec.Struct, frozen=True):
-    """One side as it was read."""
+    """A or B as it was read, with all its runs."""
 
     name: str
     workspace: Workspace
@@ -109,7 +106,7 @@ class Half(msgspec.Struct, frozen=True):
 
 
 def compare(a: Half, b: Half) -> Comparison:
-    """A beside B."""
+    """Match the cells of A and B, and compare them."""
     found = match(a.loaded.cells, b.loaded.cells)
     measured = [Measurements(half.loaded, half.summary.rows) for half in (a, b)]
     rows = [{row.id: row for row in half.summary.rows} for half in (a, b)]
@@ -134,7 +131,7 @@ def compare(a: Half, b: Half) -> Comparison:
 
 
 def _environment(matches: Matches) -> list[EnvironmentDifference]:
-    """Every difference that both sides know: a possible reason for other results."""
+    """The properties of machines and software that are known in A and B and differ: possible reasons for different results."""
     sides = zip(*matches.pairs, strict=True) if matches.pairs else ((), ())
     a, b = (_known_environment(run for cell in cells for run in cell.runs) for cells in sides)
     return [EnvironmentDifference(what, a[what], b[what]) for what in a if what in b and a[what] != b[what]]
@@ -158,7 +155,7 @@ def _pair(label: str, a: _Known, b: _Known) -> ComparedCell:
 
 
 def _different_work(a: _Known, b: _Known) -> str:
-    """Why the two are not compared, or nothing."""
+    """The reason why the two cells are not compared, or '' if they are compared."""
     proofs = [side[1].same_work for side in (a, b)]
     if any(proof and proof.verdict == "different" for proof in proofs) or (
         proofs[0] and proofs[1] and proofs[0].verdict != proofs[1].verdict
@@ -180,7 +177,7 @@ def _remarks(a: _Known, b: _Known) -> list[str]:
     folders = [{run.run_id: run.run.created for run in side[0].runs if run.run} for side in (a, b)]
     found = ["the same runs in both"] if folders[0] and folders[0] == folders[1] else []
     proof = a[1].same_work
-    if proof and proof.verdict == "other work":  # in both, or they would not be compared
+    if proof and proof.verdict == "other work":  # B has the same verdict: otherwise the cells would not be compared
         found.append(f"by design, not the same work as one process ({proof.why})")
     if (said := comparability.different_computation([a[0].cell, b[0].cell])) is not None:
         found.append(said)
@@ -195,7 +192,10 @@ def _figures(a: _Known, b: _Known) -> list[MetricComparison]:
 
 
 def _figure(metric: Metric, a: _Known, b: _Known) -> MetricComparison | None:
-    """None if A or B lacks the metric, or if the kinds differ, such as the memory of a GPU and of a process."""
+    """Compare one metric of two cells.
+
+    None if A or B has no value of the metric, or if the values have different kinds, such as GPU memory and process memory.
+    """
     one, other = a[1].metrics.get(metric.name), b[1].metrics.get(metric.name)
     if one is None or other is None or (one.unit, one.kind) != (other.unit, other.kind):
         return None
@@ -224,7 +224,10 @@ def _why_no_interval(value: float | None, means: list[Mean]) -> str:
 
 
 def _mean(metric: Metric, side: _Known) -> Mean:
-    """The mean and its error: from its own repeats if there are three or more, else from all repeated cells of the matrix."""
+    """The mean of a metric of a cell, and its error.
+
+    The error is computed from the repeats of the cell if there are three or more, else from all repeated cells of the matrix.
+    """
     _, row, measurements = side
     values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
     value = row.metrics[metric.name].value
@@ -235,13 +238,15 @@ def _mean(metric: Metric, side: _Known) -> Mean:
 
 
 def told_apart(figures: Iterable[MetricComparison]) -> list[MetricComparison]:
-    """Those that differ beyond what repeats allow."""
+    """The metrics that differ significantly, compared with the scatter of repeats."""
     return [figure for figure in figures if figure.verdict not in ("equal", "not to be told apart", "undecided")]
 
 
 def _known_environment(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
-    """The values of each property over all runs, sorted. Names of hosts are left out, because another machine of the same kind
-    is no reason for other results."""
+    """The sorted values of each property of machines and software, over all runs.
+
+    Host names are left out, because another machine of the same kind is no reason for different results.
+    """
     values_of: dict[str, set[str]] = {}
 
     def add(what: str, value: str | None) -> None:

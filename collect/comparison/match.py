@@ -12,42 +12,46 @@ from collect.loading.load import LoadedCell
 from shardlab import cell_names
 from shardlab.cell import Role, keys_of
 
-# What a whole matrix may have otherwise than another while its cells are still the same cells, trained by other means. Options
-# are not among it: some are a workload's, and make other work.
+# Keys that may differ between two whole matrices although their cells still train the same, only in another way. Options are
+# not included, because some options belong to the workload and change what is trained.
 _MAY_DIFFER = keys_of(Role.NODES, Role.HARDWARE, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION)
-# What follows from other keys, and what changes no work.
+# Keys that are ignored: they follow from other keys, or do not change the training.
 _LEFT_OUT = {"gpu_batch_size"} | keys_of(Role.BOOKKEEPING) - {"rehearses"}
 _Key = tuple[tuple[str, str], ...]
 
 
 class Differs(msgspec.Struct, frozen=True):
-    """A key that has one value in all cells of A without a match, and another value in all such cells of B."""
+    """A key that has one value in all cells of A without an equal hash in B, and another value in all such cells of B."""
 
     key: str
-    a: Any
-    b: Any
+    a: Any  # the value in A
+    b: Any  # the value in B
 
 
 class Apart(msgspec.Struct, frozen=True):
-    """A key of which the cells of A have other values than those of B: by it alone no cell is in both. a, b: the values."""
+    """A key for which A and B have no value in common, so that no cell can be in both."""
 
     key: str
-    a: list[Any]
-    b: list[Any]
+    a: list[Any]  # the values in the cells of A
+    b: list[Any]  # the values in the cells of B
 
 
 class Matches(msgspec.Struct, frozen=True):
-    """pairs: the same cell in A and B. only_a, only_b: cells without a match. differs: keys in which paired cells differ."""
+    """The result of matching the cells of A and B."""
 
-    pairs: list[tuple[LoadedCell, LoadedCell]]
-    only_a: list[LoadedCell]
-    only_b: list[LoadedCell]
-    differs: list[Differs]
+    pairs: list[tuple[LoadedCell, LoadedCell]]  # (cell of A, the same cell in B)
+    only_a: list[LoadedCell]  # cells of A without a match
+    only_b: list[LoadedCell]  # cells of B without a match
+    differs: list[Differs]  # keys in which matched cells differ
 
 
 def match(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
-    """First match cells of equal hash (it does not cover time limit, expected end and proof); then match the remaining cells
-    that differ only in keys of `_throughout`, if the match is unique in A and in B."""
+    """Match the cells of A and B.
+
+    First, cells with equal hashes are matched (the hash does not include time limit, expected states and proof). Then the
+    remaining cells are matched if they differ only in the keys that `_throughout` returns and the match is unique on both
+    sides.
+    """
     theirs = {cell.cell.hash(): cell for cell in b}
     pairs = [(cell, theirs[cell.cell.hash()]) for cell in a if cell.cell.hash() in theirs]
     paired = {cell.id for pair in pairs for cell in pair}
@@ -67,7 +71,7 @@ def match(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
 
 
 def apart(found: Matches) -> list[Apart]:
-    """What keeps the cells of A from being cells of B, if there is no pair; nothing if it is not one key alone."""
+    """The keys for which the unmatched cells of A and B have no value in common: each of these keys alone prevents a match."""
     a, b = ([_flat(cell) for cell in cells] for cells in (found.only_a, found.only_b))
     keys = sorted({key for cell in (*a, *b) for key in cell} - _MAY_DIFFER)
     told = []
@@ -79,6 +83,7 @@ def apart(found: Matches) -> list[Apart]:
 
 
 def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Differs]:
+    # The keys that have one value in all these cells of A and another value in all these cells of B, and that may differ.
     found = []
     for key in sorted({key for cell in (*a, *b) for key in cell}):
         values = [{repr(cell.get(key)) for cell in cells} for cells in (a, b)]
@@ -88,7 +93,7 @@ def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) 
 
 
 def _flat(cell: LoadedCell) -> dict[str, Any]:
-    """By the names that filters have for them."""
+    """The keys of a cell and their values. The keys have the same names as in filters."""
     plain = msgspec.to_builtins(cell.cell)
     flat = cell_names.names(plain) | {"instruments": plain["instruments"], "rehearses": plain["rehearses"]}
     return {key: value for key, value in flat.items() if key not in _LEFT_OUT}

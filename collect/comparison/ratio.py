@@ -13,19 +13,22 @@ Word = Literal["faster", "slower", "higher", "lower", "equal", "not to be told a
 
 
 class Mean(msgspec.Struct, frozen=True):
-    """error: the standard error; None if it is not known, 0 if every repeat gives the same value. degrees: of freedom."""
+    """The mean of a metric over repeats, and its error."""
 
     value: float
-    error: float | None
-    degrees: int
+    error: float | None  # the standard error; None: not known; 0: every repeat gives the same value
+    degrees: int  # degrees of freedom of the standard error
 
 
 def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
-    """(b / a, and the ends of its 95 % interval). None: a ratio of means that are not above 0; an interval where an error is
-    not known, or so large that its mean may be 0.
+    """(b / a, lower end, upper end of its 95 % interval).
 
-    The logarithm of the ratio has the error sqrt(ra² + rb²), where ra and rb are the relative errors (the delta method); its
-    quantile is Student's with the degrees of freedom of Welch and Satterthwaite. What is said of b / a is so said of a / b.
+    The ratio is None if a mean is not greater than 0. The ends are None if an error is not known, or if an error is so large
+    that the mean may be 0.
+
+    The logarithm of the ratio has the error sqrt(ra² + rb²), where ra and rb are the relative errors (the delta method). Its
+    quantile is that of Student's t with the degrees of freedom of Welch and Satterthwaite. With the logarithm, the intervals
+    of b / a and a / b agree.
     """
     if a.value <= 0 or b.value <= 0:
         return None, None, None
@@ -40,7 +43,11 @@ def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
 
 
 def verdict(a: Mean, b: Mean, unit: str) -> Word:
-    """What b is beside a. Times and rates are faster or slower, all else is higher or lower: neither says that it is good."""
+    """What b is, compared with a.
+
+    Times and rates are `faster` or `slower`; other metrics are `higher` or `lower`, which does not say whether the change is
+    good.
+    """
     if a.error is None or b.error is None:
         return "undecided"
     _, low, high = ratio(a, b)
@@ -63,6 +70,9 @@ def verdict(a: Mean, b: Mean, unit: str) -> Word:
 
 
 def _quantile(parts: list[float], degrees: list[int]) -> float:
-    """Student's t for a sum of variances: Welch, Biometrika 34, 1947. Rounded down: an interval too wide, never too narrow."""
+    """The quantile of Student's t for a sum of variances (Welch, Biometrika 34, 1947).
+
+    The degrees of freedom are rounded down, so that an interval may be too wide, but never too narrow.
+    """
     below = sum(part**2 / free for part, free in zip(parts, degrees, strict=True) if part)
     return t_975(max(int(sum(parts) ** 2 / below), 1)) if below else 0.0

@@ -1,4 +1,4 @@
-"""CSV: what every program reads; an absent value is an empty field."""
+"""Exports the tables as CSV, which every program can read. A missing value is an empty field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collect.summary import Summary
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """One CSV file per table."""
+    """Write one CSV file for each table."""
     for name, frame in flat_tables.frames(loaded, summary).items():
         flat_tables.write_csv(frame, folder / f"{name}.csv")
 

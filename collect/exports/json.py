@@ -1,4 +1,4 @@
-"""JSON: the whole summary, as report/summary.json and `collect summarize --json` have it."""
+"""Exports the whole summary as JSON: the same document as report/summary.json and `collect summarize --json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardlab import files
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """One JSON file with the whole summary."""
+    """Write one JSON file with the whole summary."""
     files.write_document(folder / "summary.json", summary)
 
 

@@ -1,4 +1,7 @@
-"""LaTeX: one file per table, for \\input; its first line names the packages that it needs. Special characters are escaped."""
+"""Exports the tables as LaTeX: one file per table, for \\input. Special characters are escaped.
+
+The first line of each file names the packages that the table needs.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +21,29 @@ _MARKS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     "`": r"\textasciigrave{}",
-    '"': r"{\char34}",  # a short-hand of its own in some languages of babel
-    "[": "{[}", "*": "{*}",  # after the \\ of the row before they would belong to it
+    '"': r"{\char34}",  # in some languages of babel, " begins a shorthand
+    "[": "{[}", "*": "{*}",  # at the start of a row, LaTeX would read them as arguments of the \\ of the row before
     "±": r"\ensuremath{\pm}", "×": r"\ensuremath{\times}", "²": r"\ensuremath{^2}", "µ": r"\ensuremath{\mu}",
 }  # fmt: skip
 _BY_CODE = str.maketrans(_MARKS)
-_LIGATURE = re.compile(r"([-,'])(?=\1)")  # two of these would become one other sign
+_LIGATURE = re.compile(r"([-,'])(?=\1)")  # LaTeX replaces two of these in a row by another character
 _SPACE = re.compile(r" +")
 _HEAD = "% Needs \\usepackage{array, booktabs, longtable}.\n"
-_PAGE = 40  # rows that fit on one
-# In letters: what a line of an article holds in each size; from where on a text is a sentence and gets no more room; the space
-# between two columns, and some for broad letters.
+_PAGE = 40  # rows that fit on one page
+# Widths in letters. _LINES: letters that fit on a line of an article, for each font size. _SENTENCE: a longer text is a
+# sentence, for which a column gets no wider. _GAP: the space between two columns, with a reserve for wide letters.
 _LINES = {"footnotesize": 78, "scriptsize": 88, "tiny": 104}
 _SENTENCE, _GAP = 60, 2
 
 
-@lru_cache(maxsize=4096)  # many cells of a table say the same
+@lru_cache(maxsize=4096)  # many cells of a table have the same text
 def escape(text: str) -> str:
-    """Text that is set as it is, in one line."""
+    """The text in one line, with special characters escaped so that LaTeX prints them."""
     return _LIGATURE.sub(r"\1{}", _SPACE.sub(" ", printable.one_line(text)).strip().translate(_BY_CODE))
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """One LaTeX file per table."""
+    """Write one LaTeX file for each table."""
     for table in text_tables.tables(summary):
         said = escape(". ".join([text_tables.title(summary), table.title, *text_tables.about(summary)]))
         label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
@@ -95,7 +98,11 @@ def _over_pages(table: TextTable, caption: str) -> str:
 
 
 def _columns(table: TextTable) -> tuple[str, list[str]]:
-    """A size of letters, and each column: as wide as it is where that fits a line; else they break lines and fill the width."""
+    """(font size, specification of each column).
+
+    If the widest cells fit on a line, each column is as wide as its widest cell. Otherwise the columns together fill the line,
+    and their text wraps.
+    """
     columns = list(zip(table.headings, *table.rows, strict=True))
     widest = [max(map(len, column)) + _GAP for column in columns]
     if sum(widest) <= _LINES["footnotesize"]:
@@ -111,14 +118,17 @@ def _columns(table: TextTable) -> tuple[str, list[str]]:
 
 
 def _longest(column: Sequence[str], *, whole: bool) -> int:
-    """The letters of the longest word; whole: of the longest cell, so that a number stays with its interval."""
+    """The number of letters of the longest word in a column.
+
+    whole: count a cell as one word, so that a number and its interval stay together.
+    """
     heading, *cells = column
     words = [*heading.split(), *(cells if whole else (word for cell in cells for word in cell.split()))]
     return max(map(len, words), default=0)
 
 
 def _broken(share: float, is_number: bool) -> str:
-    """A column of so much of the width."""
+    """The specification of a column that wraps its text. share: its part of the line width, 0 to 1."""
     side = "left" if is_number else "right"
     return rf"  >{{\ragged{side}\arraybackslash}}p{{\dimexpr {share:.4f}\linewidth-2\tabcolsep}}"
 

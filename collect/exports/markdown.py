@@ -1,4 +1,4 @@
-"""Markdown: tables as GitHub draws them, in one file; what means something to Markdown is escaped."""
+"""Exports the tables as Markdown in GitHub's syntax, in one file. Special characters of Markdown are escaped."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from collect.report.text_tables import TextTable
 from collect.summary import Summary
 from shardlab import files, printable
 
-# GitHub Flavored Markdown 0.29: section 2.4, a backslash takes the meaning of a punctuation mark away; 5.2, what begins an item
-# of a list. GitHub takes $ for mathematics.
+# Characters that are escaped with a backslash (GitHub Flavored Markdown 0.29, section 2.4): punctuation with a meaning, the
+# beginnings of list items (section 5.2), and $, which begins a formula on GitHub.
 _MARKS = re.compile(r"([\\`*_\[\]#<>|~$&]|^[-+]|(?<=^\d)[.)])")
 _SPACE = re.compile(r" +")
 
 
-@lru_cache(maxsize=4096)  # many cells of a table say the same
+@lru_cache(maxsize=4096)  # many cells of a table have the same text
 def escape(text: str) -> str:
-    """Text that stands as it is, in one line."""
+    """The text in one line, with special characters of Markdown escaped."""
     return _MARKS.sub(r"\\\1", _SPACE.sub(" ", printable.one_line(text)).strip())
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """One Markdown file with all tables."""
+    """Write one Markdown file with all tables."""
     parts = [f"# {escape(text_tables.title(summary))}", notation.moment(summary.created_s)]
     parts += ["\n".join(f"- {escape(remark)}" for remark in text_tables.about(summary))]
     for table in text_tables.tables(summary):

@@ -1,4 +1,4 @@
-"""MLflow: an experiment in a file store, by its own client; the store needs no server and no database."""
+"""Exports runs to MLflow: one experiment in a file store, which needs no server and no database. MLflow's client writes it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from shardlab import files
 FOLDER = "mlruns"
 STATUS = {"completed": "FINISHED", "planned": "SCHEDULED", "pending": "SCHEDULED", "running": "RUNNING", "cancelled": "KILLED",
           "preempted": "KILLED", "timeout": "KILLED"}  # fmt: skip
-# MLflow writes no file store without this consent: new features go into its databases, which need packages that are not
-# in the extra. `mlflow migrate-filestore` makes a database of it.
+# MLflow writes a file store only if MLFLOW_ALLOW_FILE_STORE is set, because its new features need a database. A database needs
+# packages that are not in the extra. `mlflow migrate-filestore` converts the file store into a database.
 _SETTINGS = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
-_KEY = re.compile(r"[^\w./ -]")  # what MLflow allows in no name
-_LONGEST = 6000  # characters of a parameter
-_METRICS, _PARAMS = 1000, 100  # of one request
+_KEY = re.compile(r"[^\w./ -]")  # characters that MLflow does not allow in names
+_LONGEST = 6000  # characters of a parameter's value that MLflow stores
+_METRICS, _PARAMS = 1000, 100  # the most metrics and parameters that MLflow accepts in one request
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
-    """A file store of MLflow with one run per run. place: the final path of the folder, which MLflow writes into the files."""
-    (folder / FOLDER).mkdir()  # one that is there gets no experiment besides ours
+    """Write a file store of MLflow with one MLflow run for each run.
+
+    place: the final path of the folder, which MLflow writes into the files.
+    """
+    (folder / FOLDER).mkdir()  # if the folder exists, MLflow does not add its default experiment to it
     with environment(**_SETTINGS):
         client = package("mlflow.tracking").MlflowClient((folder / FOLDER).as_uri())
         experiment = client.create_experiment(
@@ -40,13 +43,14 @@ def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
                 opened.log(run.points)
                 opened.end(run)
             except package("mlflow.exceptions").MlflowException as error:
-                if isinstance(error.__context__, OSError):  # the client hides what the system said, such as of a full disk
+                # The client hides the error of the system, e.g. that the disk is full.
+                if isinstance(error.__context__, OSError):
                     raise error.__context__ from error
                 raise
 
 
 class MlflowRun:
-    """A run of MLflow in an experiment."""
+    """An open run in an MLflow experiment."""
 
     def __init__(self, client: Any, experiment: str, run: Tracked) -> None:
         self._client, self._entities = client, package("mlflow.entities")
@@ -57,7 +61,7 @@ class MlflowRun:
         self._configure(run.config)
 
     def log(self, points: Sequence[TrackedStep]) -> None:
-        """Each value at the moment and step of its point."""
+        """Log each value of the points with the time and step of its point."""
         self._log(
             self._entities.Metric(_KEY.sub("_", name), value, int(1000 * point.wall_s), point.step)
             for point in points
@@ -65,7 +69,7 @@ class MlflowRun:
         )
 
     def end(self, run: Tracked) -> None:
-        """Write the metrics, what changed since the run was opened, and the status."""
+        """Write the metrics, the tags and parameters that changed since the run was opened, and the status; close the run."""
         ended_ms = None if run.ended_s is None else int(1000 * run.ended_s)
         self._configure({key: value for key, value in run.config.items() if key not in self._config})
         if run.state != self._state:
@@ -91,11 +95,14 @@ def _tags(run: Tracked) -> dict[str, str]:
 
 
 def follow(project: str, run: Tracked, folder: Path) -> MlflowRun:
-    """In a file store that runs share, or in the store that MLFLOW_TRACKING_URI names. Deletes an earlier run of this id."""
+    """Open a run that is still going on, and delete an earlier MLflow run with the same id.
+
+    The run is stored in a file store that all runs share, or in the store that MLFLOW_TRACKING_URI names.
+    """
     os.environ |= _SETTINGS
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     client = package("mlflow.tracking").MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (folder / FOLDER).as_uri())
-    with files.locked(folder / "mlflow.lock"):  # a file store would make two experiments of one name
+    with files.locked(folder / "mlflow.lock"):  # without a lock, two processes could create the same experiment twice
         known = client.get_experiment_by_name(project)
         experiment = known.experiment_id if known is not None else client.create_experiment(project)
     for earlier in client.search_runs([experiment], f"attributes.run_name = '{run.id}'"):

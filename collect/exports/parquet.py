@@ -1,4 +1,4 @@
-"""Parquet: typed columns, and the smallest and fastest of the formats that were measured."""
+"""Exports the tables as Parquet: with typed columns; the smallest and fastest of the formats that were measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collect.summary import Summary
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """One Parquet file per table."""
+    """Write one Parquet file for each table."""
     for name, frame in flat_tables.frames(loaded, summary).items():
         flat_tables.write_parquet(frame, folder / f"{name}.parquet")
 

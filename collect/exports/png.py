@@ -1,4 +1,4 @@
-"""PNG: the report's figures as pictures, two pixels for each of the page, one file each."""
+"""Exports each figure of the report as a PNG image, with twice the resolution of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVG: the report's figures as drawings that keep their lines at any size, one file each."""
+"""Exports each figure of the report as an SVG vector image, which stays sharp at any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard: one event file per run, written by TensorBoard's own writer; needs neither PyTorch nor TensorFlow."""
+"""Exports runs to TensorBoard: one event file per run, written by TensorBoard's own writer, without PyTorch or TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION = "brain.Event:2"  # the first event of every file: tensorflow/core/util
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """One event file of TensorBoard per run."""
+    """Write one TensorBoard event file for each run."""
     for run in tracked_run.runs(loaded, summary):
         with contextlib.closing(EventFile(run, folder / "runs")) as opened:
             opened.log(run.points)
@@ -26,7 +26,7 @@ def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
 
 
 class EventFile:
-    """The event file of a run: the cell as hyper-parameters, then scalars, then what the run came to."""
+    """The event file of a run: first the cell as hyper-parameters, then the scalars, then the final metrics and the status."""
 
     def __init__(self, run: Tracked, folder: Path) -> None:
         self._event = package("tensorboard.compat.proto.event_pb2").Event
@@ -41,13 +41,13 @@ class EventFile:
             raise
 
     def log(self, points: Sequence[TrackedStep]) -> None:
-        """Each value at the moment and step of its point."""
+        """Write each value of the points with the time and step of its point."""
         for point in points:
             self._write(wall_time=point.wall_s, step=point.step, summary=_scalars(point.values))
         self._records.flush()
 
     def end(self, run: Tracked) -> None:
-        """Write the metrics and whether the run was a success, and close the file."""
+        """Write the metrics and whether the run completed, and close the file."""
         ended_s, metrics = run.ended_s or 0.0, {f"metrics/{name}": value for name, value in run.metrics.items()}
         self._write(wall_time=ended_s, step=0, summary=_scalars(metrics))
         self._write(wall_time=ended_s, summary=_end(run, ended_s))
@@ -55,7 +55,7 @@ class EventFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; what a full disk has no room for is lost."""
+        """Close the file. If the disk is full, the data that does not fit is lost without an error."""
         with contextlib.suppress(OSError):
             self._handle.close()
 
@@ -72,7 +72,7 @@ class EventFile:
 
 
 def follow(_project: str, run: Tracked, folder: Path) -> EventFile:
-    """A folder for each run; what it has of this run is removed."""
+    """Open the event file of a run that is still going on, in the run's own folder; an earlier file of the run is removed."""
     shutil.rmtree(folder / "tensorboard" / run.id, ignore_errors=True)
     return EventFile(run, folder / "tensorboard")
 
@@ -83,7 +83,7 @@ def _scalars(values: dict[str, float]) -> Any:
 
 
 def _end(run: Tracked, ended_s: float) -> Any:
-    """What tensorboard.plugins.hparams.summary.session_end_pb makes, which only TensorFlow can import."""
+    """The same message as tensorboard.plugins.hparams.summary.session_end_pb, whose module needs TensorFlow."""
     api, metadata, data = (
         package(f"tensorboard.plugins.hparams.{name}") for name in ("api_pb2", "metadata", "plugin_data_pb2")
     )

@@ -1,4 +1,4 @@
-"""Weights & Biases: offline runs in its own format, for `wandb sync` to send whenever a person wants that."""
+"""Exports runs to Weights & Biases: as offline runs in its own format, which a user can upload later with `wandb sync`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from collect.loading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import Tracked, TrackedStep
 
-FOLDER = "wandb"  # the library's own name for it
+FOLDER = "wandb"  # the name that the library gives its folder
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """One offline run of Weights & Biases per run."""
-    # The library's reports of its own errors leave the machine unless this is set before it is imported.
+    """Write one offline run of Weights & Biases for each run."""
+    # The library sends reports of its own errors over the network unless this is set before the library is imported.
     with environment(WANDB_ERROR_REPORTING="false"), _without_complaints_of_logging():
         wandb = package("wandb")
         try:
@@ -32,13 +32,16 @@ def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
                 opened.end(run)
         finally:
             wandb.teardown()
-    atomic_folder.must_have_room(folder)  # a process of the library writes the runs, and ends well also if the disk is full
+    atomic_folder.must_have_room(folder)  # the library's process that writes the runs reports no error if the disk is full
     _tidy(folder / FOLDER)
 
 
 @contextlib.contextmanager
 def _without_complaints_of_logging() -> Iterator[None]:
-    """The library keeps a log beside each run. On a full disk `logging` would print a traceback for each line of that log."""
+    """Turn off the error messages of `logging` inside the block.
+
+    The library writes a log for each run. If the disk is full, `logging` would print a traceback for each line of this log.
+    """
     before, logging.raiseExceptions = logging.raiseExceptions, False
     try:
         yield
@@ -47,7 +50,7 @@ def _without_complaints_of_logging() -> Iterator[None]:
 
 
 class WandbRun:
-    """A run of Weights & Biases that is written into `folder`. Nothing of the machine that writes it is kept."""
+    """An open run of Weights & Biases, written into `folder`. It contains no data about the machine that writes it."""
 
     def __init__(self, wandb: ModuleType, project: str, run: Tracked, folder: Path, mode: str = "offline") -> None:
         settings = wandb.Settings(
@@ -64,7 +67,7 @@ class WandbRun:
             host=run.hosts or "unknown",
         )
         self._config, self._tags, self._began_s = run.config, run.tags, run.began_s or 0
-        self._step, self._wall_s = -1, 0.0  # of the last row
+        self._step, self._wall_s = -1, 0.0  # step and time of the last row
         self._run = wandb.init(
             project=project,
             id=run.id,
@@ -77,15 +80,17 @@ class WandbRun:
         )
 
     def log(self, points: Sequence[TrackedStep]) -> None:
-        """Points of one step become one row, at the moment of the first; of values of one name, the last one stays."""
+        """Log the points. Points of the same step become one row with the time of the first of them; if two of these points
+        have a value of the same name, the last value is kept."""
         for point in points:
             if point.step != self._step:
                 self._step, self._wall_s = point.step, point.wall_s
-            times = {"_timestamp": self._wall_s, "_runtime": self._wall_s - self._began_s}  # not those of the library
+            # Without these values, the library would use the time of the call.
+            times = {"_timestamp": self._wall_s, "_runtime": self._wall_s - self._began_s}
             self._run.log(point.values | times, step=point.step)
 
     def end(self, run: Tracked) -> None:
-        """Write the metrics, and what changed since the run was opened."""
+        """Write the metrics, and the configuration and tags that changed since the run was opened; close the run."""
         if new := {key: value for key, value in run.config.items() if key not in self._config}:
             self._run.config.update(new)
         if run.tags != self._tags:
@@ -95,7 +100,7 @@ class WandbRun:
 
 
 def follow(project: str, run: Tracked, folder: Path) -> WandbRun:
-    """Offline, unless WANDB_MODE is `online`. Of this run nothing is kept that was written before."""
+    """Open a run that is still going on, offline unless WANDB_MODE is `online`. Earlier files of this run are removed."""
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     wandb = package("wandb")
     earlier = re.compile(rf"(offline-)?run-\d{{8}}_\d{{6}}-{re.escape(run.id)}")
@@ -107,7 +112,7 @@ def follow(project: str, run: Tracked, folder: Path) -> WandbRun:
 
 
 def _tidy(folder: Path) -> None:
-    """Keep the runs alone: the logs tell of the export, and links would lead to where it was written first."""
+    """Remove everything except the runs: logs, which describe only the export, and links to the temporary folder."""
     for left in folder.iterdir() if folder.exists() else ():
         if left.is_symlink() or left.is_file():
             left.unlink()

@@ -1,1 +1,1 @@
-"""Gets the run folders from the cluster: what is there, what is missing here, and the transfer."""
+"""Copies run folders from the cluster to this machine, verifies them, and can remove them from the cluster afterwards."""

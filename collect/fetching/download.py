@@ -1,7 +1,7 @@
-"""Download the runs of a workspace on a remote cluster.
+"""Downloads the runs of a workspace on a remote cluster.
 
-The cluster makes the manifest of each run. The files of a run are transferred into a staging folder, each file is checked
-against the manifest, and only then are the files moved to their place, the manifest last. So every run with a manifest on this
+The cluster makes the manifest of each run. The files of a run are transferred into a staging folder, and each file is checked
+against the manifest. Only then are the files moved into the run folder, the manifest last. So every run with a manifest on this
 machine was checked, and an interrupted download is resumed when the same command runs again.
 """
 
@@ -28,62 +28,51 @@ from shardlab.rundir import RunDir
 from shardlab.state import STATES
 from shardlab.workspace import Workspace
 
-STAGING = ".incoming"  # in runs/, so that files take their place by a rename
-TRIES = 3  # of a run whose files change while they are transferred
-ASK_S = 3600.0  # the cluster reads all files of its runs; a connection that is lost is noticed within a minute
-MOST_WORDS = 1000  # runs that a command line names
-MOST_MANIFEST = "64m"
+STAGING = ".incoming"  # a folder in runs/, so that a file can be moved into its run folder by a rename
+TRIES = 3  # how often a run is transferred if its files change during the transfer
+ASK_S = 3600.0  # time limit: the cluster reads all files of its runs; a lost connection is noticed within a minute
+MOST_WORDS = 1000  # the most run ids that are passed on a command line
+MOST_MANIFEST = "64m"  # largest size of a manifest that rsync transfers
 WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
 
 
 class RemoteRun(msgspec.Struct):
-    """The part of the output of `collect fetch --json` on the cluster that is needed here, for one run.
+    """The fields of the output of `collect fetch --json` on the cluster that are needed here, for one run."""
 
-    problems: how the run differs from its manifest. not_regular: its entries that are neither regular files nor folders. parts:
-    what is missing of the parts of its nodes, or contradicts the first node. pruned: files of the run were removed there.
-    """
-
-    run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
+    run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]  # the run id
     state: str
     complete: bool
-    problems: list[str] = []
-    not_regular: dict[str, str] = {}
-    parts: list[str] = []
-    pruned: bool = False
+    problems: list[str] = []  # how the run on the cluster differs from its manifest
+    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
+    parts: list[str] = []  # which parts of its nodes are missing, or which of their files differ from those of the first node
+    pruned: bool = False  # whether files of the run were removed on the cluster
 
 
 class Downloaded(msgspec.Struct):
-    """A run after its download.
-
-    parts: as in RemoteRun. hashed: how many files were hashed to check them. problems: how the run on this machine differs from
-    the run on the cluster. changed: the files that did not match the manifest after their transfer.
-    """
+    """The result of downloading one run."""
 
     state: str
-    hashed: int = 0
-    problems: list[str] = []
-    not_regular: dict[str, str] = {}
-    parts: list[str] = []
-    changed: list[str] = []
+    hashed: int = 0  # number of files that were hashed to check them
+    problems: list[str] = []  # how the run on this machine differs from the run on the cluster
+    not_regular: dict[str, str] = {}  # as in RemoteRun
+    parts: list[str] = []  # as in RemoteRun
+    changed: list[str] = []  # names of files that did not match the manifest after their transfer
 
 
 class Missing(msgspec.Struct):
-    """What has to be transferred of a run. names: the files that are missing or differ on this machine; hashed: how many files
-    were hashed to find out.
-
-    is_here: the run is complete on this machine, its manifest included.
-    """
+    """The files of a run that have to be transferred."""
 
     manifest: RunManifest
-    names: list[str]
-    hashed: int
-    is_here: bool = False
+    names: list[str]  # the files that are missing on this machine, or differ from the manifest
+    hashed: int  # number of files on this machine that were hashed for the comparison
+    is_here: bool = False  # whether the run, including its manifest, is already on this machine
 
 
 def download(workspace: Workspace, patterns: Sequence[str], progress: TransferProgress) -> dict[str, Downloaded]:
-    """Download every run whose id matches a pattern, or every run; returns {run id: result}, empty for a local cluster.
+    """Download every run whose id matches one of the patterns, or all runs if there are no patterns.
 
-    A run that is the same on this machine and on the cluster is not transferred again. Raises ShardlabError.
+    Returns {run id: result}, which is empty if the cluster is local. A run that is equal on this machine and on the cluster
+    is not transferred again. Raises ShardlabError if the cluster does not answer or the transfer stops.
     """
     there = remote_workspace.known(workspace)
     if there is None:
@@ -121,7 +110,7 @@ def _ask(there: RemoteWorkspace, patterns: Sequence[str], progress: TransferProg
     told = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs to make their manifests.")
     found = there.ask("collect", ["fetch", *words], list[RemoteRun], limit_s=ASK_S, told=told)
     for run in found:
-        if not RUN_ID.fullmatch(run.run):  # a pattern of msgspec lets a newline stand at the end
+        if not RUN_ID.fullmatch(run.run):  # msgspec also accepts a run id that is followed by a newline
             raise ShardlabError(f"{there.host}: {run.run!r} is not a run id. Allowed: {RUN_ID.pattern}.")
     return list({run.run: run for run in found}.values())
 
@@ -131,7 +120,7 @@ def _words(runs: Sequence[RemoteRun], patterns: Sequence[str]) -> Sequence[str]:
 
 
 def _staging(workspace: Workspace) -> Path:
-    """The folder in which files arrive; what an earlier download left of checked and unchecked files stays in `files`."""
+    """The staging folder, into which files are transferred. Files that an interrupted download left in `files` are kept."""
     staging = workspace.runs / STAGING
     with files.as_workspace_error("write"):
         with contextlib.suppress(FileExistsError):
@@ -151,7 +140,10 @@ def _bring(
     there: RemoteWorkspace,
     progress: TransferProgress,
 ) -> tuple[dict[str, Downloaded], Transfer]:
-    """Transfer what is missing of these runs, and put each run that arrived as its manifest says in its place."""
+    """Transfer the missing files of these runs, and move each run whose files all match its manifest into runs/.
+
+    Returns the results by run id, and how the transfer ended.
+    """
     shutil.rmtree(staging / "manifests", ignore_errors=True)
     names = [f"{run.run}/{manifest.NAME}" for run in runs]
     transfer = rsync.bring("runs", staging / "manifests", names, f"--max-size={MOST_MANIFEST}")
@@ -198,14 +190,17 @@ def _bring(
 
 
 def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
-    """Raises InputError or NotRegular if the run cannot be brought."""
+    """Compare a run on this machine with its manifest from the cluster, and return the files that have to be transferred.
+
+    Raises InputError or NotRegular if the run cannot be downloaded.
+    """
     run = RunDir(workspace.runs / remote.run)
     try:
         theirs = manifest.received(files.read(staging / "manifests" / remote.run / manifest.NAME), remote.run)
     except FileNotFoundError:
         raise InputError("the cluster has no manifest of this run") from None
     mine = None
-    with contextlib.suppress(InputError, FileNotFoundError):  # a damaged manifest says nothing
+    with contextlib.suppress(InputError, FileNotFoundError):  # a damaged manifest is ignored
         mine = manifest.read(run) if manifest.regular(run.path, manifest.NAME) else None
     found = Missing(theirs, [], 0)
     for name, file in theirs.files.items():
@@ -218,7 +213,8 @@ def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
             content = manifest.hashed(run.path / name, status)
             found.hashed += 1
             if mine is not None and mine.complete and here is not None and _changed_here(run.path / name, content, here):
-                return Missing(mine, [], found.hashed, True)  # it is left as it is; comparing it with its manifest tells of it
+                # The file is not overwritten. `fetch_run` compares the run with its manifest and reports the difference.
+                return Missing(mine, [], found.hashed, True)
             here = content
         if here.sha256 != file.sha256:
             found.names.append(name)
@@ -227,12 +223,15 @@ def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
 
 
 def _changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> bool:
-    """Whether a file was changed here after it was fetched: an older one was left by a transfer that was cut."""
+    """Whether a file was changed on this machine after it was fetched.
+
+    A file that differs but is not newer than its record was left by an interrupted transfer.
+    """
     return content.sha256 != recorded.sha256 and content.mtime_ns > recorded.mtime_ns and not manifest.only_grew(path, recorded)
 
 
 def _place(workspace: Workspace, staging: Path, missing: Missing) -> None:
-    """Put the files of a run in their place, then its manifest. A run that is new appears as a whole."""
+    """Move the files of a run into its folder in runs/, then write its manifest. The folder of a new run appears complete."""
     run_id = missing.manifest.run_id
     run, arrived = workspace.runs / run_id, staging / "files" / run_id
     is_new = not run.exists()

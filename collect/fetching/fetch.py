@@ -1,6 +1,6 @@
-"""Fetch the files of runs, write their manifests, and compare them with the manifests of an earlier fetch.
+"""Fetches the files of runs, writes their manifests, and compares them with the manifests of an earlier fetch.
 
-The runs of a local cluster are in the workspace already, so only their manifests are written. The runs of a remote cluster are
+The runs of a local cluster are already in the workspace, so only their manifests are written. The runs of a remote cluster are
 downloaded first. If each node has its own part of a run's folder, the first node gathers the parts.
 """
 
@@ -23,50 +23,46 @@ from shardlab.workspace import Workspace, chosen
 
 
 class Freed(msgspec.Struct, omit_defaults=True):
-    """What `--prune` removed of a run in one place. where: the host or the node. why: why files of it stay there, or ''."""
+    """The files of a run that `--prune` removed in one place."""
 
-    run: str
-    where: str
-    files: int = 0
-    bytes: int = 0
-    why: str = ""
+    run: str  # the run id
+    where: str  # the host of the cluster, or the node
+    files: int = 0  # number of files that were removed
+    bytes: int = 0  # their size
+    why: str = ""  # the reason if files of the run were not removed; '' if all were removed
 
 
 class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One run after fetching.
+    """One run after it was fetched."""
 
-    hashed: how many files were hashed. problems: how the run differs from its manifest or from the run on the cluster, one
-    clause for each difference. not_regular: maps the name of each entry that is neither a regular file nor a folder to its
-    kind, such as "a symlink"; such entries are neither fetched nor read. unreadable: why the run's state is not known, or "".
-    parts: if each node has its own part of the run's folder, what is missing of them, or contradicts the first node. pruned:
-    files of the run were removed from this folder by `--prune`, which another machine has. freed: what `--prune` removed.
-    """
-
-    run: str
+    run: str  # the run id
     state: str
-    complete: bool
-    files: int
-    bytes: int
-    hashed: int
-    truncated: int
-    corrupt: int
-    damage: str = ""
-    unreadable: str = ""
-    added: list[str] = []
-    problems: list[str] = []
-    not_regular: dict[str, str] = {}
-    parts: list[str] = []
-    pruned: bool = False
-    freed: list[Freed] = []
+    complete: bool  # whether the run has ended and all its parts are here, so that its files should not change any more
+    files: int  # number of files in its manifest
+    bytes: int  # their size
+    hashed: int  # number of files that were hashed by this command
+    truncated: int  # number of files whose last line is incomplete
+    corrupt: int  # number of lines that cannot be read
+    damage: str = ""  # the damage of its records in words
+    unreadable: str = ""  # the reason if the state of the run is not known
+    added: list[str] = []  # names of files that are not in its manifest
+    problems: list[str] = []  # how the run differs from its manifest or from the run on the cluster, one clause per difference
+    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind; not fetched
+    parts: list[str] = []  # which parts of its nodes are missing, or which of their files differ from those of the first node
+    pruned: bool = False  # whether `--prune` removed files of the run here, because another machine has them
+    freed: list[Freed] = []  # the files that `--prune` removed on the cluster or its nodes
 
     @property
     def is_sound(self) -> bool:
-        """The run is all here, agrees with its manifest, and its state could be read."""
+        """Whether all files of the run are here and match its manifest, and its state could be read."""
         return not self.problems and not self.not_regular and not self.unreadable and not self.parts
 
 
 def fetch(workspace: Workspace, patterns: Sequence[str], progress: TransferProgress) -> list[Fetched]:
-    """Fetch every run whose id matches a pattern, or every run. Raises InputError for a pattern that matches no run."""
+    """Fetch every run whose id matches one of the patterns, or all runs if there are no patterns.
+
+    Raises InputError if a pattern matches no run.
+    """
     downloaded = download.download(workspace, patterns, progress)
     known = sorted({*workspace.run_ids(), *downloaded})
     ids = chosen(known, patterns) if patterns else known
@@ -76,14 +72,16 @@ def fetch(workspace: Workspace, patterns: Sequence[str], progress: TransferProgr
     def fetched(run_id: str) -> Fetched:
         return fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # hashing and reading leave the interpreter's lock
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # hashing and reading release the GIL
         return list(pool.map(fetched, ids))
 
 
 def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = ()) -> Fetched:
-    """Make or check the manifest of one run. `problems` of the result lists the differences. parts: as in Fetched.
+    """Write or check the manifest of one run. `problems` of the result lists the differences from an earlier manifest.
 
-    If a run no longer agrees with its manifest, the manifest is not changed, because it is the evidence.
+    downloaded: the result of its download, if the cluster is remote. parts: as in Fetched.
+
+    If the run no longer matches its manifest, the manifest is not changed, because it shows what the run was before.
     """
     records = RunRecords.read(run)
     state, damage = records.verdict.state, records.damage

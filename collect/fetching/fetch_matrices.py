@@ -1,4 +1,4 @@
-"""Fetch the files in which a cluster's workspace describes its matrices; `collect summarize` needs them."""
+"""Fetches the files in which the workspace on the cluster describes its matrices. `collect summarize` needs these files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}\.json")
 
 
 def bring(workspace: Workspace, rsync: Rsync, staging: Path) -> None:
-    """Raises ShardlabError if a file did not arrive or is not valid; then the files on this machine are not changed."""
+    """Copy the descriptions of all matrices from the cluster into this workspace.
+
+    Raises ShardlabError if a file did not arrive or is not valid. In this case the files on this machine are not changed.
+    """
     transfer = rsync.bring(".shardlab", staging, [FOLDER, LAST_MATRIX], "--recursive", "--max-size=64m")
     if transfer.stopped:
         raise ShardlabError(f"the notes on the matrices did not arrive (rsync: {transfer.said}); run the same command again.")
@@ -52,7 +55,7 @@ def bring(workspace: Workspace, rsync: Rsync, staging: Path) -> None:
 
 
 def _with_path_here(workspace: Workspace, content: bytes) -> bytes:
-    """The notes on a matrix, with the path that its file has on this machine, where that is known."""
+    """The description of a matrix with the path that the matrix file has on this machine, if this path is known."""
     expansion = decoder(Expansion).decode(content)
     here = remote_workspace.path_here(workspace, expansion.path)
     return content if here == expansion.path else files.as_json(msgspec.structs.replace(expansion, path=here))

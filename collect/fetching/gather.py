@@ -1,8 +1,9 @@
 """Gathers the parts of runs on the first node, if each node has its own part of the run's folder (docs/ssh.md).
 
-Each node lists its files with their SHA-256. What is missing here is copied, checked and moved to its place; no file replaces
-another file. If one of two logs or files of records is the beginning of the other, the longer one is kept. Files by which the
-first node decides the state of a run are taken from no other node. What arrived before an interruption is not copied again.
+Each node lists its files with their SHA-256. Files that are missing on the first node are copied, checked, and moved into the
+run folder; an existing file is not replaced. There is one exception: if an existing log or file of records is the beginning of
+the node's file, it is replaced by the longer file. Files from which the first node derives the state of a run are never taken
+from other nodes. After an interruption, files that have already arrived are not copied again.
 """
 
 from __future__ import annotations
@@ -30,29 +31,24 @@ from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
-GATHERED = "gathered"  # an event: nothing is missing
-STAGING = ".parts"  # in runs/, so that files take their place by a rename
-AT_ONCE = 16  # nodes
-ASK_S = 3600.0  # a node reads all files of its parts
+GATHERED = "gathered"  # name of the event that is written when all parts of a run are on the first node
+STAGING = ".parts"  # a folder in runs/, so that a file can be moved into its run folder by a rename
+AT_ONCE = 16  # nodes that are asked at the same time
+ASK_S = 3600.0  # time limit for a node, which reads all files of its parts
 WAITING = "another collect fetch is gathering the parts of runs; waiting until that command has ended."
 
 
 class NodeParts(msgspec.Struct):
-    """A node's parts of runs. Names of files are RUN/NAME.
-
-    there: None if the node did not answer. sentences: as `gather` returns, by run. manifests: by run. missing: the files that
-    are not here. copied: those of them that are copied from this node. arrived: those whose copy is as the node has it. said:
-    by rsync.
-    """
+    """The parts of runs that one node has. Files are named RUN/NAME."""
 
     node: str
-    there: RemoteWorkspace | None
-    sentences: list[tuple[str, list[str]]]
-    manifests: dict[str, RunManifest] = {}
-    missing: list[str] = []
-    copied: list[str] = []
-    arrived: set[str] = set()
-    said: str = ""
+    there: RemoteWorkspace | None  # the workspace on the node; None: the node did not answer
+    sentences: list[tuple[str, list[str]]]  # (run id, sentences about its part), as `gather` returns
+    manifests: dict[str, RunManifest] = {}  # run id -> the files of the node's part
+    missing: list[str] = []  # files of the node that are not on this machine
+    copied: list[str] = []  # the files of `missing` that are copied from this node
+    arrived: set[str] = set()  # the files of `copied` whose copy is equal to the file on the node
+    said: str = ""  # the first error message of rsync
 
     def file(self, full: str) -> ManifestFile:
         """The size and the digest of a file on the node."""
@@ -60,16 +56,18 @@ class NodeParts(msgspec.Struct):
         return self.manifests[run_id].files[name]
 
     def has_arrived(self, staging: Path, full: str) -> bool:
-        """Whether a file was copied, by this command or by an earlier one, which was interrupted."""
+        """Whether a file was copied completely, by this command or by an earlier command that was interrupted."""
         return has_arrived(staging, full, self.file(full))
 
 
 def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
-    """Gather the parts of the runs that ended and are not complete here. Returns, by run id, a sentence on each part that is
-    missing and on each file that contradicts one of this machine. A machine that is not the first node gathers nothing, and
-    says so of each run whose parts have not been gathered."""
+    """Gather the parts of these runs that have ended and whose parts have not been gathered.
+
+    Returns {run id: sentences}: one sentence for each part that is missing, and for each file that differs from the file of
+    this machine. If this machine is not the first node of a run, nothing is gathered, and the sentence names the first node.
+    """
     is_copy = remote_workspace.known(workspace) is not None
-    wanted: dict[str, tuple[str, list[RunDir]]] = {}  # (the cluster, the runs), by node
+    wanted: dict[str, tuple[str, list[RunDir]]] = {}  # name of a node -> (name of the cluster, runs)
     sentences: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
     for run in (RunDir(workspace.runs / run_id) for run_id in run_ids):
@@ -97,10 +95,11 @@ def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgr
 def _from_nodes(
     workspace: Workspace, wanted: Mapping[str, tuple[str, list[RunDir]]], lock: int, progress: TransferProgress
 ) -> list[tuple[str, list[str]]]:
-    """Gather the parts of all nodes, AT_ONCE at a time. Returns (run id, sentences) of each node and run.
+    """Gather the parts of all nodes, AT_ONCE nodes at a time. Returns (run id, sentences) for each node and run.
 
-    A file that several nodes have with the same content is copied from the first of them. The files take their place when all
-    transfers have ended, in the order of the nodes, so that the result is the same whichever node is faster.
+    A file that several nodes have with the same content is copied from the first of these nodes. The files are moved into the
+    run folders after all transfers have ended, in the order of the nodes, so that the result does not depend on which node is
+    faster.
     """
 
     def listed(name: str) -> NodeParts:
@@ -121,7 +120,7 @@ def _from_nodes(
                 claimed |= {content[full] for full in parts.copied}
             list(pool.map(lambda parts: _bring(workspace, parts, lock, progress), of_nodes))
         except BaseException:
-            progress.stop()  # the threads end their transfers
+            progress.stop()  # so that the threads stop their transfers
             raise
     for parts in of_nodes:
         _store(workspace, parts)
@@ -129,19 +128,19 @@ def _from_nodes(
 
 
 def _not_gathered(run: RunDir) -> tuple[str, Placement] | None:
-    """(the cluster, the placement) of a run that ended and whose parts have not been gathered; None for any other run."""
+    """(name of the cluster, placement) of a run that has ended and whose parts have not been gathered; None for other runs."""
     try:
         events = run.events()
         placed = placement.of(events)
         if placed is None or any(event.event == GATHERED for event in events):
             return None
         return (run.read_run().cluster["name"], placed) if run.judge().state in FINAL else None
-    except ShardlabError:  # it is reported as a run that cannot be read
+    except ShardlabError:  # `fetch_run` reports a run that cannot be read
         return None
 
 
 def node_of(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
-    """The node of this name. Raises InputError."""
+    """The node of this name in the inventory. Raises InputError if the inventory has no node of this name with shardlab."""
     node = next((node for node in inventory.read(workspace, cluster).nodes if node.name == name), None)
     if node is None or node.python is None:
         raise InputError(f"{inventory.path_of(workspace)}: lists no node {name} with shardlab.")
@@ -149,7 +148,10 @@ def node_of(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
 
 
 def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progress: TransferProgress) -> NodeParts:
-    """What a node has of these runs, and what of it is missing here. Raises ShardlabError if the node does not answer."""
+    """List the files that a node has of these runs, and those of them that are missing on this machine.
+
+    Raises ShardlabError if the node does not answer.
+    """
     there = on_node(workspace, node)
     found = list_parts(there, ids, progress)
     parts = NodeParts(node.name, there, [], {run_id: part.manifest for run_id, part in found.items()})
@@ -171,7 +173,10 @@ def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progre
 
 
 def list_parts(there: RemoteWorkspace, ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
-    """What a node has of these runs, by run id, checked. Raises ShardlabError."""
+    """Ask a node for its parts of these runs, and check the answer. Returns {run id: part}.
+
+    Raises ShardlabError if the node does not answer or the answer is not valid.
+    """
     told = progress.while_waiting(f"{there.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
     asked = msgspec.json.encode(ids)
     found = there.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, told=told)
@@ -182,7 +187,7 @@ def list_parts(there: RemoteWorkspace, ids: Sequence[str], progress: TransferPro
 
 
 def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: TransferProgress) -> None:
-    """Copy files of a node into its staging folder, and check which of them arrived."""
+    """Copy the files in `parts.copied` into the staging folder of the node, and set `parts.arrived` and `parts.said`."""
     if parts.there is None:
         return
     staging = _staging(workspace, parts.node)
@@ -200,12 +205,15 @@ def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: Transfer
 
 
 def _store(workspace: Workspace, parts: NodeParts) -> None:
-    """Move what arrived of a node to its place; `sentences` get what did not arrive or contradicts a file that is here."""
+    """Move the files that arrived from a node into the run folders.
+
+    `parts.sentences` gets a sentence for each file that did not arrive, or that differs from a file on this machine.
+    """
     sentences, staging, has_all = dict(parts.sentences), _staging(workspace, parts.node), True
     for full in parts.missing:
         run_id, _, name = full.partition("/")
         run, file = RunDir(workspace.runs / run_id), parts.file(full)
-        if has_content(run.path, name, file):  # another node's file of this name
+        if has_content(run.path, name, file):  # another node had the same file
             continue
         if full not in parts.arrived:
             has_all = False
@@ -213,7 +221,7 @@ def _store(workspace: Workspace, parts: NodeParts) -> None:
             sentences[run_id].append(f"{name} of {parts.node} did not arrive as the node has it{why}")
         elif why := _place(run, staging / run_id, name, file):
             sentences[run_id].append(f"{name} of {parts.node} {why}")
-    if has_all and parts.there is not None:  # else the next command continues with what arrived
+    if has_all and parts.there is not None:  # otherwise the next command uses the files that arrived
         shutil.rmtree(staging, ignore_errors=True)
 
 
@@ -222,7 +230,8 @@ def _staging(workspace: Workspace, node: str) -> Path:
 
 
 def has_content(run: Path, name: str, file: ManifestFile) -> bool:
-    """Whether a run's folder has a file of this name and content; for a file that grows: a longer one that begins with it."""
+    """Whether a run folder has a file of this name and content. A file that can grow may also be longer, if it begins with
+    this content."""
     try:
         status = manifest.regular(run, name)
     except NotRegular:
@@ -232,7 +241,7 @@ def has_content(run: Path, name: str, file: ManifestFile) -> bool:
 
 
 def _place(run: RunDir, arrived: Path, name: str, file: ManifestFile) -> str:
-    """Move a file that arrived to its place. Returns why not, as the rest of a sentence, or ''."""
+    """Move a file that arrived into the run folder. Returns the reason if it was not moved (the rest of a sentence), or ''."""
     try:
         status = manifest.regular(run.path, name)
     except NotRegular as error:
@@ -246,7 +255,7 @@ def _place(run: RunDir, arrived: Path, name: str, file: ManifestFile) -> str:
 
 
 def on_node(workspace: Workspace, node: InventoryNode) -> RemoteWorkspace:
-    """This workspace's twin on a node, under the same path."""
+    """The workspace on a node that has the same path as this workspace."""
     assert node.python is not None
     return RemoteWorkspace(
         schema=1,

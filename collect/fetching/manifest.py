@@ -1,4 +1,4 @@
-"""The manifest of a run: its files with their SHA-256. It shows whether a result was changed later."""
+"""The manifest of a run: a list of its files with their SHA-256. It shows whether a file of the run was changed later."""
 
 from __future__ import annotations
 
@@ -17,57 +17,58 @@ from shardlab.rundir import RunDir
 
 NAME = "manifest.json"
 SCHEMA = 1
-BLOCK = 1 << 20  # bytes that are hashed at a time
-MOST_NAME = 1000  # characters of a file's name
+BLOCK = 1 << 20  # bytes that are read and hashed at a time
+MOST_NAME = 1000  # characters that the name of a file may have
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
-    """A file at the time it was hashed; mtime_ns is since the epoch."""
+    """A file of a run at the time when it was hashed."""
 
-    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-    mtime_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # its size
+    mtime_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # time of the last change, in ns since the epoch
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class RunManifest(msgspec.Struct):
-    """manifest.json. complete: the run had ended, so that nothing in it has a reason to change."""
+    """The content of manifest.json."""
 
     schema: int
     run_id: str
-    files: dict[str, ManifestFile]
-    complete: bool
+    files: dict[str, ManifestFile]  # by name; a name is a path relative to the run folder
+    complete: bool  # whether the run had ended when the manifest was made, so that its files should not change any more
 
     def has_same_content(self, other: RunManifest) -> bool:
-        """Whether it has every file of `other` with the same content, and the run had ended or not as in `other`."""
+        """Whether this manifest has every file of `other` with the same content, and the same value of `complete`."""
         same = all(name in self.files and self.files[name].sha256 == file.sha256 for name, file in other.files.items())
         return same and self.complete == other.complete
 
 
 class Listing(msgspec.Struct):
-    """What is in the folder of a run. regular: its files. other: maps the names of entries that a manifest cannot contain to
-    their kinds: entries that are neither regular files nor folders, and entries whose names are not valid UTF-8."""
+    """The entries of a run folder."""
 
-    regular: dict[str, os.stat_result] = {}
+    regular: dict[str, os.stat_result] = {}  # name of a regular file -> its status
+    # Name -> kind of each entry that a manifest cannot contain: an entry that is neither a regular file nor a folder, or whose
+    # name is not valid UTF-8.
     other: dict[str, str] = {}
 
 
 class ManifestDifference(msgspec.Struct):
-    """How a finished run differs from its manifest. hashed: how many files had to be read to know."""
+    """How a run that has ended differs from its manifest. Files are given by name."""
 
-    changed: list[str] = []
-    vanished: list[str] = []
-    added: list[str] = []
-    hashed: int = 0
+    changed: list[str] = []  # files whose content changed
+    vanished: list[str] = []  # files that are missing
+    added: list[str] = []  # files that are not in the manifest
+    hashed: int = 0  # number of files that had to be read for the comparison
 
     @property
     def problems(self) -> list[str]:
-        """One clause for each file that changed or is missing."""
+        """The differences in words: one clause for each file that changed or is missing."""
         changed = [f"{name}: its content changed" for name in self.changed]
         return changed + [f"{name}: the file is missing" for name in self.vanished]
 
 
 def read(run: RunDir) -> RunManifest | None:
-    """The manifest of a run, or None if it has none. Raises InputError for one that is damaged."""
+    """The manifest of a run, or None if the run has no manifest. Raises InputError if the manifest is damaged."""
     path = run.path / NAME
     try:
         return decoder(RunManifest).decode(files.read(path))
@@ -78,7 +79,10 @@ def read(run: RunDir) -> RunManifest | None:
 
 
 def received(content: bytes, run_id: str) -> RunManifest:
-    """A manifest that another machine made for this run, whose names may become paths here. Raises InputError."""
+    """Decode and check a manifest of this run that another machine made. Its names will be used as paths on this machine.
+
+    Raises InputError if the manifest is not valid.
+    """
     try:
         found = decoder(RunManifest).decode(content)
     except DECODE_FAULTS as error:
@@ -88,7 +92,7 @@ def received(content: bytes, run_id: str) -> RunManifest:
 
 
 def check_received(found: RunManifest, run_id: str) -> None:
-    """Raises InputError for a manifest of another machine that is not of this run, or whose names cannot be paths here."""
+    """Raise InputError if a manifest of another machine is not of this run, or if a name in it is not allowed as a path."""
     if found.schema != SCHEMA or found.run_id != run_id:
         raise InputError(
             f"the cluster's manifest has schema {found.schema} and run id {found.run_id!r}. Expected: {SCHEMA} and {run_id!r}"
@@ -100,8 +104,11 @@ def check_received(found: RunManifest, run_id: str) -> None:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a file of a run may have this name. Not allowed are names outside of the run's folder, the name of the manifest,
-    and hidden names, because hidden files are temporary and not part of a run."""
+    """Whether a file of a run may have this name.
+
+    Not allowed: names outside of the run folder, the name of the manifest, and hidden names, because hidden files are temporary
+    and not part of a run.
+    """
     parts = name.split("/")
     return (
         parts[0] != NAME
@@ -117,9 +124,9 @@ def write(run: RunDir, manifest: RunManifest) -> None:
 
 
 def make(run: RunDir, listing: Listing, *, complete: bool, known: RunManifest | None = None) -> RunManifest:
-    """Hash every file of a run. Raises WorkspaceError if one cannot be read.
+    """Make the manifest of a run: hash every file. Raises WorkspaceError if a file cannot be read.
 
-    known: a manifest whose digests hold for the files that have the size and the time that stand there.
+    known: an earlier manifest. A file that still has the size and time of this manifest is not hashed again.
     """
     hashes: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
@@ -127,15 +134,15 @@ def make(run: RunDir, listing: Listing, *, complete: bool, known: RunManifest | 
             before = known.files.get(name) if known else None
             try:
                 hashes[name] = before if before and is_as_it_was(before, status) else hashed(run.path / name, status)
-            except FileNotFoundError:  # a run that goes on removed it
+            except FileNotFoundError:  # the run is still going on and removed the file
                 continue
     return RunManifest(SCHEMA, run.run_id, hashes, complete)
 
 
 def compare(run: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifest, ManifestDifference]:
-    """(the run as it is, how that differs from `old`); only files whose size or time changed are read again.
+    """(manifest of the run as it is now, difference from `old`). Only files whose size or time changed are read again.
 
-    An event file that grew is no difference: it is written to by appending, also after the end of a run.
+    An event file that grew does not count as a difference, because events may be appended even after the end of a run.
     """
     difference = ManifestDifference()
     now: dict[str, ManifestFile] = {}
@@ -156,7 +163,7 @@ def compare(run: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifes
 
 
 def list_files(run: RunDir) -> Listing:
-    """What is in a run's folder, in the order of the names, without hidden files and folders, which are temporary.
+    """List the entries of a run folder, ordered by name, without hidden files and folders, which are temporary.
 
     Raises WorkspaceError if a folder cannot be read.
     """
@@ -167,17 +174,20 @@ def list_files(run: RunDir) -> Listing:
 
 
 def is_as_it_was(file: ManifestFile, status: os.stat_result) -> bool:
-    """Whether a file has the size and the time that it had when it was hashed."""
+    """Whether a file still has the size and the time that it had when it was hashed."""
     return (file.bytes, file.mtime_ns) == (status.st_size, status.st_mtime_ns)
 
 
 def hashed(path: Path, status: os.stat_result) -> ManifestFile:
-    """The digest with the size and time that were seen before reading: a later change then shows in them."""
+    """Hash a file. status: its size and time from before it is read, so that a change during the reading will be noticed."""
     return ManifestFile(status.st_size, status.st_mtime_ns, digest(path))
 
 
 def digest(path: Path, length: int | None = None) -> str:
-    """The SHA-256 of a regular file, or of its first `length` bytes. Raises OSError, NotRegular for anything else."""
+    """The SHA-256 of a regular file, or of its first `length` bytes.
+
+    Raises OSError if the file cannot be read, and NotRegular if it is not a regular file.
+    """
     with files.open_regular(path) as handle:
         if length is None:
             return hashlib.file_digest(handle, "sha256").hexdigest()
@@ -189,9 +199,9 @@ def digest(path: Path, length: int | None = None) -> str:
 
 
 def regular(folder: Path, name: str) -> os.stat_result | None:
-    """The status of a regular file in a run's folder, None if there is nothing of that name.
+    """The status of a regular file in a run folder, or None if there is no entry of this name.
 
-    Raises NotRegular if it is no regular file, or if a folder on the way to it, the run's own included, is no folder.
+    Raises NotRegular if the entry is not a regular file, or if any parent on its path, including `folder`, is not a folder.
     """
     path = str(folder)
     for part in name.split("/"):
@@ -212,7 +222,7 @@ def regular(folder: Path, name: str) -> os.stat_result | None:
 
 
 def only_grew(path: Path, before: ManifestFile) -> bool:
-    """Whether a file is one of events, and begins with all that it held when it was hashed."""
+    """Whether a file is an event file that still begins with its earlier content, so that events were only appended."""
     if not (path.name.startswith("events.") and path.suffix == ".jsonl"):
         return False
     return digest(path, before.bytes) == before.sha256
@@ -230,7 +240,7 @@ def _list(folder: Path, prefix: str, listing: Listing) -> None:
     try:
         with os.scandir(folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
-    except FileNotFoundError:  # a run that goes on removed it
+    except FileNotFoundError:  # the run is still going on and removed the folder
         return
     for entry in entries:
         name = f"{prefix}{entry.name}"

@@ -2,7 +2,7 @@
 
     python -m collect.fetching.part_manifest --workspace DIR --json
 
-Standard input: a JSON list of run ids. Standard output: a ListedPart of each run of which this node has a part.
+Standard input: a JSON list of run ids. Standard output: a ListedPart for each of these runs that has a part on this node.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-ENDS_S = 5.0  # how long processes of a run that just ended may take to end
+ENDS_S = 5.0  # how long to wait for the processes of a run that has just ended
 
 
 class ListedPart(msgspec.Struct):
-    """A node's part of a run. in_use: whether a process works in its folder, as ranks do that outlive their connection.
-    has_claim: it is the run's folder on the first node, in which the claim is."""
+    """A node's part of a run."""
 
     manifest: RunManifest
-    in_use: bool
-    has_claim: bool
+    in_use: bool  # whether a process still works in its folder, e.g. a rank that continues although its connection is lost
+    has_claim: bool  # whether this is the run folder on the first node, which contains the claim
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether the working folder of any process is this folder."""
+    """Whether any process has this folder as its working directory."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.cwd() == str(folder.resolve()):
@@ -46,15 +45,15 @@ def is_in_use(folder: Path) -> bool:
 
 def _listed(part: RunDir) -> ListedPart:
     ends = time.monotonic() + ENDS_S
-    # Looked at before the files are listed: the records of a process that has ended are complete. The first node, which has the
-    # claim, is asked too; there the supervisor may be ending.
+    # The processes are checked before the files are listed, because the records are complete only after the processes have
+    # ended. If the folder has the claim, there is no check: this is the first node, where the supervisor may still be ending.
     while (in_use := not part.claim.exists() and is_in_use(part.path)) and time.monotonic() < ends:
         time.sleep(0.1)
     return ListedPart(manifest.make(part, manifest.list_files(part), complete=False), in_use, part.claim.exists())
 
 
 def main() -> int:
-    """Answer the first node; return the exit code."""
+    """Print the parts of the runs that standard input names, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.part_manifest", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     try:

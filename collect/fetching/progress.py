@@ -1,4 +1,4 @@
-"""The progress of the transfers of one command: bytes that arrived, rate and time left."""
+"""Shows the progress of the transfers of one command: bytes that arrived, rate, and time left."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from rich.text import Text
 
 from shardlab.console import Output
 
-QUIET_S = 2.0  # nothing waits longer than that without a word
-EVERY_S = 10.0  # between two remarks on the progress
-WINDOW_S = 10.0  # the rate is that of the last seconds
+QUIET_S = 2.0  # after this time without output, a remark says what the command waits for
+EVERY_S = 10.0  # time between two remarks about the progress
+WINDOW_S = 10.0  # the rate is computed over these last seconds
 MIB = 2**20
 
 
 class TransferProgress:
-    """Several threads transfer, and each reports what arrived. They look here whether the command was interrupted."""
+    """The progress of all transfers of a command.
+
+    Several threads transfer files at the same time. Each thread reports the bytes that arrived, and asks this object whether
+    the command was interrupted.
+    """
 
     def __init__(
         self,
@@ -29,18 +33,19 @@ class TransferProgress:
         live: Live | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """say: prints a remark. live: shows the progress from the first transfer on, instead of remarks."""
+        """say: prints a remark. live: a live display that shows the progress in place of remarks, from the first transfer on.
+        clock: returns a time in seconds."""
         self.say = say
         self._live, self._clock = live, clock
         self._lock = threading.Lock()
-        self._expected: list[int] = []  # bytes, by transfer
-        self._arrived: list[int] = []
-        self._seen: deque[tuple[float, int]] = deque()  # (when, how many bytes had arrived), of the last WINDOW_S
+        self._expected: list[int] = []  # for each transfer, its size in bytes
+        self._arrived: list[int] = []  # for each transfer, the bytes that have arrived
+        self._seen: deque[tuple[float, int]] = deque()  # (time, bytes that had arrived) during the last WINDOW_S
         self._says_at = 0.0
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Tell all transfers to end."""
+        """Tell all transfers to stop, because the command was interrupted."""
         self._stopped.set()
 
     def is_stopped(self) -> bool:
@@ -48,8 +53,10 @@ class TransferProgress:
         return self._stopped.is_set()
 
     def begin(self, size: int) -> Callable[[int], None]:
-        """Another transfer, of `size` bytes, begins; returns the function to which the transfer reports the bytes that arrived
-        so far."""
+        """Register a new transfer of `size` bytes.
+
+        Returns a function that the transfer calls with the number of bytes that have arrived so far.
+        """
         is_first = False
         with self._lock:
             if not self._expected:
@@ -59,13 +66,16 @@ class TransferProgress:
             number = len(self._expected)
             self._expected.append(size)
             self._arrived.append(0)
-        if is_first and self._live is not None:  # not before: a login may ask for a code on this terminal
+        if is_first and self._live is not None:  # not earlier, because a login may ask for a code on this terminal
             self._live.update(self)
             self._live.start()
         return lambda arrived: self._report(number, arrived)
 
     def while_waiting(self, text: str) -> Callable[[], bool]:
-        """A function for a loop that waits for an answer: it says the text once, after QUIET_S, and returns `is_stopped`."""
+        """A function that a loop calls while it waits for an answer.
+
+        After QUIET_S the function prints the text once. It returns whether the command was interrupted.
+        """
         says_at: list[float] = [self._clock() + QUIET_S]
 
         def look() -> bool:
@@ -77,7 +87,7 @@ class TransferProgress:
         return look
 
     def text(self) -> str:
-        """Bytes, rate and time left, in a line; '' before the first transfer."""
+        """Bytes, rate and time left, in one line; '' before the first transfer."""
         with self._lock:
             return self._text(self._clock())
 
@@ -105,7 +115,7 @@ class TransferProgress:
         begun, before = self._seen[0]
         rate = (arrived - before) / (now - begun) if now > begun else 0.0
         words = f"{arrived / MIB:,.1f} of {expected / MIB:,.1f} MiB"
-        if rate <= 0:  # not known, or nothing arrives: there is no time left to compute
+        if rate <= 0:  # the rate is not known, or nothing arrives, so the time left cannot be computed
             return words
         return f"{words}, {rate / MIB:,.1f} MiB/s, {_duration(max(expected - arrived, 0) / rate)} left"
 
@@ -121,7 +131,8 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def shown(output: Output) -> Iterator[TransferProgress]:
-    """On a terminal a live line on standard error, gone when all is done; elsewhere a remark every EVERY_S."""
+    """Show progress inside the block: on a terminal as a live line on standard error, which is removed at the end; otherwise as
+    a remark every EVERY_S seconds."""
     if not output.remarks.is_terminal:
         yield TransferProgress(output.remark)
         return

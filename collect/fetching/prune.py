@@ -1,7 +1,8 @@
-"""`collect fetch --prune`: frees the cluster, or the nodes that share no folder, of the files that this machine has.
+"""`collect fetch --prune`: removes files on the cluster, or on nodes without a shared folder, that this machine also has.
 
-Of each file, the machine that has it makes the checksum anew, and this machine compares it with its own copy. Only then is the
-file removed there. Nothing is removed of a run that goes on, or that is not whole on this machine.
+The other machine computes the checksum of each file again, and this machine compares the checksum with its own copy. Only if
+both are equal is the file removed on the other machine. No file is removed of a run that is still going on, or that is not
+complete on this machine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-ASK_S = 3600.0
+ASK_S = 3600.0  # time limit for an answer of the other machine, which reads all these files
 NOTHING = (
     "{}: the runs are stored in this folder alone, so there is nothing that `--prune` may remove. It frees a cluster of runs "
     "that were copied to another machine, or nodes that share no folder."
@@ -31,46 +32,48 @@ NOTHING = (
 
 
 class RemotelyFetched(msgspec.Struct):
-    """The part of the output of `collect fetch --prune --json` on the cluster that is needed here, for one run."""
+    """The fields of the output of `collect fetch --prune --json` on the cluster that are needed here, for one run."""
 
     run: str
     freed: list[Freed] = []
 
 
 class VerifiedFiles(msgspec.Struct):
-    """The files that may be removed in one place, because this machine has the same. refused: of the other runs, why.
+    """The files that may be removed in one place, because this machine has the same files."""
 
-    with_parts: the ids of those runs of which nodes have parts, which the cluster gathered.
-    """
-
-    where: str
+    where: str  # the host of the cluster, or the node
     there: RemoteWorkspace
-    is_part: bool
-    with_parts: list[str] = []
-    runs: list[RunManifest] = []
-    refused: list[Freed] = []
+    is_part: bool  # as in RemovalRequest
+    with_parts: list[str] = []  # ids of the runs whose parts are also on nodes, and were gathered on the cluster
+    runs: list[RunManifest] = []  # the files that may be removed, by run
+    refused: list[Freed] = []  # the runs whose files are not removed, with the reason
 
     @property
     def count(self) -> int:
+        # The number of files that may be removed.
         return sum(len(run.files) for run in self.runs)
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size of the files that may be removed, in bytes."""
         return sum(file.bytes for run in self.runs for file in run.files.values())
 
 
 class PrunePlace(msgspec.Struct):
-    """A place with files of runs. is_part: as in RemovalRequest."""
+    """A place that has files of runs: the cluster, or a node."""
 
-    where: str
+    where: str  # the host of the cluster, or the node
     there: RemoteWorkspace
-    ids: list[str]
-    is_part: bool
+    ids: list[str]  # ids of the runs
+    is_part: bool  # as in RemovalRequest
 
 
 def must_be_elsewhere(workspace: Workspace) -> None:
-    """Raises InputError if this folder is the one place of the runs, or is a copy of the workspace to which the runs belong."""
+    """Raise InputError if the runs are stored only in this folder, so that there is no second copy that could be removed.
+
+    This is so if the cluster is local and no run has parts on other nodes, or if this folder is itself the workspace of the
+    cluster, e.g. on shared storage.
+    """
     there = remote_workspace.of_this_workspace(workspace)
     if there is None:
         if not any(placement.of(RunDir(workspace.runs / run_id).events()) for run_id in workspace.run_ids()):
@@ -85,7 +88,10 @@ def must_be_elsewhere(workspace: Workspace) -> None:
 
 
 def verify(workspace: Workspace, fetched: Sequence[Fetched], progress: TransferProgress) -> list[VerifiedFiles]:
-    """Compare the checksums of the files of these runs, place by place, with the files here. Raises InputError."""
+    """Compare the files of these runs in each other place with the files on this machine, by checksum.
+
+    Raises InputError if there is no other place (`must_be_elsewhere`).
+    """
     must_be_elsewhere(workspace)
     ids = []
     for run in fetched:
@@ -106,7 +112,10 @@ def verify(workspace: Workspace, fetched: Sequence[Fetched], progress: TransferP
 
 
 def remove(verified: Sequence[VerifiedFiles], progress: TransferProgress) -> list[Freed]:
-    """Remove the files that were verified, in all places at the same time; also returns what was refused."""
+    """Remove the verified files, in all places at the same time.
+
+    Returns an entry for each run and place, also for runs whose files were not removed.
+    """
     if not verified:
         return []
     with ThreadPoolExecutor(max_workers=min(len(verified), gather.AT_ONCE)) as pool:
@@ -142,7 +151,7 @@ def _verify(workspace: Workspace, place: PrunePlace, progress: TransferProgress)
         verified.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.ids]
         return verified
     for run_id, part in listed.items():
-        if part.has_claim and place.is_part:  # the first node is a node of the run: this is the folder here
+        if part.has_claim and place.is_part:  # this is not a part, but the run folder of the first node, i.e. of this machine
             continue
         theirs = part.manifest
         names = [name for name in theirs.files if place.is_part or not is_kept(name)]
@@ -162,7 +171,7 @@ def _verify(workspace: Workspace, place: PrunePlace, progress: TransferProgress)
 
 def _remove(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
     refused = [*place.refused]
-    if place.with_parts:  # first: the cluster verifies the parts of its nodes by the files that it has
+    if place.with_parts:  # must come first, because the cluster verifies the parts of its nodes against its own files
         refused += _free_parts(place, progress)
     stay = {freed.run for freed in refused if freed.why}
     runs = [run for run in place.runs if run.run_id not in stay]
@@ -178,7 +187,7 @@ def _remove(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
 
 
 def _free_parts(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
-    """Have the cluster free its nodes of the parts of these runs."""
+    """Let the cluster remove the parts of these runs from its nodes."""
     words = [word for run_id in place.with_parts for word in ("--run", run_id)]
     told = progress.while_waiting(f"{place.where}: the cluster verifies the parts of its nodes.")
     try:

@@ -1,4 +1,4 @@
-"""`collect fetch --prune`: what is removed, the question, and what was removed."""
+"""`collect fetch --prune`: shows which files will be removed, asks the user, removes the files, and shows the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from shardlab.workspace import Workspace
 
 
 def free(output: Output, workspace: Workspace, fetched: Sequence[Fetched], *, is_confirmed: bool) -> bool:
-    """Free the cluster or its nodes, after a question. Returns whether all was removed that was to be removed."""
+    """Remove the files of fetched runs on the cluster or its nodes, after the user has agreed.
+
+    is_confirmed: do not ask the user. Returns whether all files were removed, or the user did not agree.
+    """
     with progress.shown(output) as shown:
         places = prune.verify(workspace, fetched, shown)
     for place in places:

@@ -1,9 +1,9 @@
-"""Removes files of runs on this machine that another machine has and has verified (collect.fetching.prune).
+"""Removes files of runs on this machine after another machine has verified its own copies (collect.fetching.prune).
 
     python -m collect.fetching.removal --workspace DIR --json
 
-Standard input: a RemovalRequest. Standard output: a RemovedFiles of each run. A file is removed only if it has the size and the
-time that it had when it was hashed for the machine that asks.
+Standard input: a RemovalRequest. Standard output: a RemovedFiles for each run. A file is removed only if it still has the size
+and the time that it had when it was hashed for the other machine.
 """
 
 from __future__ import annotations
@@ -28,34 +28,36 @@ from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
-# The cluster keeps the files that decide the state of a run: `jobs status` shows it, and `jobs submit` does not run it again.
+# The cluster keeps the files that determine the state of a run, so that `jobs status` can show the state, and `jobs submit`
+# does not submit the run again.
 _KEPT = re.compile(r"run\.json|result\.json|job\.[^/]*|claim/.*|events\.[^/]*|(?:steps|env)/.*", re.DOTALL)
-MARK = ".pruned"  # hidden, so no part of the run: the other files of the manifest were removed from this folder
+# A file that marks a run folder from which files were removed. Its name is hidden, so the file is not part of the run.
+MARK = ".pruned"
 
 
 class RemovalRequest(msgspec.Struct):
-    """Files that were verified. is_part: they are a node's part of runs, of which nothing is kept."""
+    """The files to remove, which another machine has verified."""
 
     runs: list[RunManifest]
-    is_part: bool
+    is_part: bool  # whether the files are a node's parts of runs; then all files are removed, and `is_kept` is not used
 
 
 class RemovedFiles(msgspec.Struct):
-    """What was removed of a run. why: why files of it stay, as a clause, or ''."""
+    """The files of a run that were removed."""
 
-    run: str
-    files: int = 0
-    bytes: int = 0
-    why: str = ""
+    run: str  # the run id
+    files: int = 0  # number of files that were removed
+    bytes: int = 0  # their size
+    why: str = ""  # the reason, as a clause, if files of the run were not removed; '' if all were removed
 
 
 def is_kept(name: str) -> bool:
-    """Whether the cluster keeps the file of this name in a run's folder."""
+    """Whether the cluster keeps the file of this name in a run folder."""
     return _KEPT.fullmatch(name) is not None
 
 
 def is_pruned(run: RunDir) -> bool:
-    """Whether files of this run were removed here after another machine had verified its copies."""
+    """Whether files of this run were removed on this machine, after another machine had verified its copies."""
     return (run.path / MARK).is_file()
 
 
@@ -66,7 +68,8 @@ def _remove(workspace: Workspace, asked: RunManifest, resumed: dict[str, str], *
         return removed
     with files.as_workspace_error("write"):
         if not is_part:
-            files.write_atomic(run.path / MARK, b"")  # first: a removal that is interrupted is told from a loss
+            # The mark is written first, so that files that an interrupted removal removed do not look like lost files.
+            files.write_atomic(run.path / MARK, b"")
         for name, file in asked.files.items():
             try:
                 status = manifest.regular(run.path, name)
@@ -86,7 +89,7 @@ def _remove(workspace: Workspace, asked: RunManifest, resumed: dict[str, str], *
 
 
 def _why_not(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
-    """Why nothing of a run may be removed here, as a clause, or ''."""
+    """The reason, as a clause, why no file of a run may be removed on this machine; '' if files may be removed."""
     if not RUN_ID.fullmatch(run.run_id) or run.path.is_symlink() or not run.run_json.is_file():
         return "there is no such run"
     if is_in_use(run.path):
@@ -100,10 +103,10 @@ def _why_not(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
 
 
 def _resumed(workspace: Workspace) -> dict[str, str]:
-    """Runs from which a run that has not ended resumes: maps their ids to that run's id."""
+    """The runs from which another run resumes that has not ended: {id of the run: id of the run that resumes from it}."""
     found: dict[str, str] = {}
     for run in workspace.all_runs():
-        with contextlib.suppress(InputError, FileNotFoundError):
+        with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read
             if names := run.read_run().resume:
                 found |= dict.fromkeys(names, run.run_id) if run.judge().state not in FINAL else {}
     return found
@@ -112,7 +115,7 @@ def _resumed(workspace: Workspace) -> dict[str, str]:
 def _remove_empty(folder: Path, *, itself: bool) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(OSError):  # it is not empty
+            with contextlib.suppress(OSError):  # the folder is not empty
                 path.rmdir()
     if itself:
         with contextlib.suppress(OSError):
@@ -120,7 +123,7 @@ def _remove_empty(folder: Path, *, itself: bool) -> None:
 
 
 def main() -> int:
-    """Answer the machine that asks; return the exit code."""
+    """Remove the files that standard input names, print the result, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.removal", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     try:

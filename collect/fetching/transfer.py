@@ -1,6 +1,6 @@
-"""Transfer files from the cluster's workspace into a staging folder, by rsync.
+"""Transfers files from the workspace on the cluster into a staging folder, with rsync.
 
-What arrives is not trusted: the caller checks each file before it takes its place.
+Files that arrive are not trusted: the caller checks each file before it is moved into a run folder.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from shardlab.remote_workspace import RemoteWorkspace
 
 OPTIONS = (
     *rsync.FROM_OTHERS,
-    "--ignore-times",  # the caller names only files whose content has to come
+    "--ignore-times",  # do not skip a file because its size and time are equal: the caller names only files that it needs
     "--compress", "--timeout=120",
 )  # fmt: skip
-INCOMPLETE = (23, 24)  # rsync went through all files, and some did not arrive
+INCOMPLETE = (23, 24)  # exit codes of rsync: all files were tried, but some did not arrive
 
 
 class Transfer(msgspec.Struct):
-    """How a transfer ended. stopped: rsync ended before it had tried all files; said: the first error message of rsync."""
+    """How a transfer ended."""
 
-    stopped: bool = False
-    said: str = ""
+    stopped: bool = False  # whether rsync ended before it had tried all files
+    said: str = ""  # the first error message of rsync
 
 
 class Rsync:
-    """rsync, from the workspace on the cluster."""
+    """Transfers files from the workspace on the cluster with rsync."""
 
     def __init__(self, there: RemoteWorkspace, lock: int, told: Callable[[], bool]) -> None:
-        """lock: the descriptor of a lock that rsync holds too, until it ends. told: whether to end early.
+        """lock: the file descriptor of a lock, which rsync also holds until it ends. told: returns whether to stop early.
 
-        Raises ShardlabError if there is no rsync.
+        Raises ShardlabError if rsync is not installed.
         """
         rsync.must_be_installed("collect fetch")
         self._lock, self._told = lock, told
@@ -52,9 +52,9 @@ class Rsync:
     def bring(
         self, source: str, target: Path, names: Sequence[str], *options: str, report: Callable[[int], None] | None = None
     ) -> Transfer:
-        """Transfer these files from the folder `source` of the workspace there to the same names below `target`.
+        """Transfer the files `names` from the folder `source` of the workspace on the cluster into the folder `target`.
 
-        report: is told from time to time how many bytes arrived so far.
+        options: additional options of rsync. report: is called from time to time with the number of bytes that have arrived.
         """
         if not names:
             return Transfer()
@@ -66,7 +66,10 @@ class Rsync:
 
 
 def has_arrived(folder: Path, name: str, file: ManifestFile) -> bool:
-    """Whether a file arrived as a manifest has it. folder: of the run. A file that grew meanwhile is cut to the size it had."""
+    """Whether a file arrived with the content that a manifest gives for it. folder: the staging folder of the run.
+
+    If the file grew during the transfer, it is cut to the size in the manifest.
+    """
     with contextlib.suppress(FileNotFoundError, NotRegular):
         status = manifest.regular(folder, name)
         if status is not None and status.st_size >= file.bytes and manifest.digest(folder / name, file.bytes) == file.sha256:
@@ -77,13 +80,13 @@ def has_arrived(folder: Path, name: str, file: ManifestFile) -> bool:
 
 
 def put_in_place(source: Path, target: Path, file: ManifestFile) -> None:
-    """Move a file that arrived to its place, with the time that its manifest has. Raises OSError."""
+    """Move a file that arrived to its final path, and set the time that the manifest gives for it. Raises OSError."""
     os.utime(source, ns=(file.mtime_ns, file.mtime_ns))
     rsync.put_in_place(source, target)
 
 
 def _sees(there: RemoteWorkspace) -> bool:
-    """Whether this machine has the cluster's workspace under the same path, as on shared storage."""
+    """Whether this machine sees the workspace of the cluster under the same path, e.g. on shared storage."""
     try:
         return files.read(Path(there.workspace) / remote_workspace.MARK).decode() == there.mark
     except (OSError, UnicodeDecodeError):

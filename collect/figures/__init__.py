@@ -1,1 +1,4 @@
-"""A frame -> a figure as plotly's JSON, one file each; colours are names that the page resolves for light and dark."""
+"""The figures of the report, one module each. `draw` of a module turns the cells of a group into a figure in plotly's JSON.
+
+Colours are CSS variables, which the page resolves for light and dark mode.
+"""

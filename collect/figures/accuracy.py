@@ -1,4 +1,4 @@
-"""Accuracy over the time spent on training: a faster step is worth what it brings."""
+"""Draws the validation accuracy over the training time, which shows whether faster steps also reach an accuracy earlier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collect.sources.steps import seconds_until
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per cell that was validated, of its first completed repeat."""
+    """One line per cell with validation results, from its first completed repeat."""
     data: list[dict[str, Any]] = []
     points = {mark.label: _points(mark.cell.completed[0]) for mark in group.marks if mark.cell.completed}
     for mark, visible in shown_first([mark for mark in group.marks if points.get(mark.label)]):
@@ -36,7 +36,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def _points(run: LoadedRun) -> list[tuple[float, float]]:
-    """(seconds of training, percent) of each validation whose steps are all recorded; none of a run that stood still."""
+    """(seconds of training, accuracy in percent) of each validation whose steps are all recorded.
+
+    Empty if the run was suspended, because its training time is then not known.
+    """
     if run.paused:
         return []
     seconds = seconds_until(run.timed)

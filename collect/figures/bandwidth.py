@@ -1,4 +1,4 @@
-"""The bus bandwidth that each collective reaches, beside what the link between the GPUs can do."""
+"""Draws the bus bandwidth that each collective reaches, compared with the bandwidth of the link between the GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARKER_PX, LINK_PX = 11, 18
 
 
 def draw(group: Group) -> Figure | None:
-    """A line per cell, a mark per collective and process group whose bandwidth is known."""
+    """One row per cell, with a mark for each collective and process group whose bandwidth is known."""
     shown, left_out = some(group, lambda mark: bool(known(mark)))
     if not shown.marks:
         return None
@@ -42,7 +42,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def known(mark: CellMark) -> list[GroupTraffic]:
-    """The collectives of a cell whose bus bandwidth is known and that figures name."""
+    """The collectives of a cell whose bus bandwidth is known and whose kind has its own colour in figures."""
     return [use for use in of_cell(mark.cell) if use.bus_gb_per_s is not None and use.collective in KINDS]
 
 

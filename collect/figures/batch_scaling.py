@@ -1,4 +1,4 @@
-"""Throughput and memory over the batch size: table 4.1.1 of study 2, up to where memory ends."""
+"""Draws throughput and peak memory over the batch size, up to out of memory, as in table 4.1.1 of study 2."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ BATCH = ("global_batch_size", "micro_batch_size")
 
 
 def draw(group: Group) -> Figure | None:
-    """A line for the cells that differ in their batch only, where two of them or more have a throughput."""
+    """One line for cells that differ only in their batch size, if at least two of their batch sizes have a throughput."""
     lines = [
         sorted(marks, key=lambda mark: mark.cell.cell.global_batch_size)
-        for marks in alike(group.marks, BATCH)  # not passes a step: as many with more data each are another batch
+        # Cells with different numbers of passes per step are not on the same line.
+        for marks in alike(group.marks, BATCH)
         if len({mark.cell.cell.global_batch_size for mark in marks if THROUGHPUT in mark.row.metrics}) > 1
     ]
     if not lines:
@@ -48,7 +49,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def _line(marks: Sequence[CellMark], look: Look, metric: str, size: float, unit: str) -> dict[str, Any]:
-    """The means of the cells that have one, with their intervals."""
+    """The line of the means of a metric with their intervals, for the cells that have this metric.
+
+    size: the size of the unit, by which values are divided.
+    """
     known = [(mark, estimate) for mark in marks if (estimate := mark.row.metrics.get(metric))]
     above = [None if estimate.high is None else (estimate.high - estimate.value) / size for _, estimate in known]
     below = [None if estimate.low is None else (estimate.value - estimate.low) / size for _, estimate in known]
@@ -66,7 +70,7 @@ def _line(marks: Sequence[CellMark], look: Look, metric: str, size: float, unit:
 
 
 def _missing(marks: Sequence[CellMark]) -> dict[str, Any]:
-    """The states of the cells without a throughput, at their batch."""
+    """The states of the cells without a throughput, as text at their batch size."""
     states: dict[int, list[str]] = {}
     for mark in marks:
         if THROUGHPUT not in mark.row.metrics:

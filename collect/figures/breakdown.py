@@ -1,4 +1,4 @@
-"""Where a profiled step's time went: what computes, what is waited for, and what nothing uses."""
+"""Draws the parts of the time of a profiled step: compute, exposed communication, exposed memory operations, and idle time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = {
 
 
 def draw(group: Group) -> Figure | None:
-    """A bar per cell with traces, as long as a step between its first and its last kernel."""
+    """One bar per cell with traces. Its length is the time of a step from the first kernel to the last."""
     shown, left_out = some(group, lambda mark: "idle_ms" in mark.row.metrics)
     if not shown.marks:
         return None
@@ -33,7 +33,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def parts(mark: CellMark) -> dict[str, float]:
-    """Milliseconds by part, which add up to the span: its busy time is compute and non-compute, all else is idle."""
+    """Milliseconds of a step by part. The parts add up to the time from the first kernel to the last."""
     found = {name: mark.row.metrics[f"{name}_ms"].value for name in ("compute", "non_compute", "exposed_communication", "idle")}
     return {
         "compute": found["compute"],

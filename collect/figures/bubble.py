@@ -1,4 +1,4 @@
-"""How long a pipeline's ranks wait, over the number of its micro-batches, beside what theory says."""
+"""Draws the bubble of a pipeline (the time in which its ranks wait) over the number of micro-batches, with the theory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CURVE_POINTS = 40
 
 
 def draw(group: Group) -> Figure | None:
-    """A curve per number of ranks, and a mark per cell whose bubble was measured, filled by that number."""
+    """One curve per number of ranks, and one mark per cell with a measured bubble; its fill shows the number of ranks."""
     marks = [mark for mark in group.marks if NAME in mark.row.metrics]
     if not marks:
         return None
@@ -37,7 +37,11 @@ def draw(group: Group) -> Figure | None:
 
 
 def _curve(pp: int, passes: list[int], dash: str) -> dict[str, Any]:
-    """Over all that was measured, and half as far again on both sides so that a single number has a curve too."""
+    """The theoretical bubble of a pipeline with `pp` ranks.
+
+    The curve covers the measured numbers of micro-batches, extended by a factor of 1.5 on both sides, so that there is a curve
+    even if only one number was measured.
+    """
     first, last = passes[0] / 1.5, passes[-1] * 1.5
     x = [first * (last / first) ** (point / (CURVE_POINTS - 1)) for point in range(CURVE_POINTS)]
     return {
@@ -52,7 +56,7 @@ def _curve(pp: int, passes: list[int], dash: str) -> dict[str, Any]:
 
 
 def _measured(name: str, marks: list[CellMark], variant: int) -> dict[str, Any]:
-    """variant: the place of the number of ranks, which fills the shape of the strategy."""
+    """The marks of the measured cells of a strategy. variant: the place of the number of ranks, which determines the fill."""
     own = look(marks[0].strategy, variant)
     found = [mark.row.metrics[NAME] for mark in marks]
     return {

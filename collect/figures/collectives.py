@@ -1,4 +1,4 @@
-"""Which collectives a step makes, how often, and how long they last: many small ones or a few large ones."""
+"""Draws the calls and the time of the collectives in a step, which shows whether there are many small or a few large calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KIND_OF = {kind: kind for kind in KINDS} | dict.fromkeys(("send", "recv", "send_
 
 
 def draw(group: Group) -> Figure | None:
-    """Calls beside time, a bar each per cell that was profiled by steps and communicates."""
+    """Two panels side by side, calls and time, with one bar per cell that was profiled by steps and has collectives."""
     shown, left_out = some(group, lambda mark: bool(tallies(mark)))
     if not shown.marks:
         return None
@@ -44,7 +44,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def tallies(mark: CellMark) -> dict[str, Use]:
-    """What a step's collectives are, by kind."""
+    """The calls and the time of the collectives in a step, by kind."""
     runs = (run.traces.exact for run in mark.cell.completed)
     return per_step.uses(runs, lambda one: renamed(one.collectives, lambda name: KIND_OF.get(name, OTHER)))
 

@@ -1,4 +1,4 @@
-"""How the times of a cell's epochs are spread: two equal means may hide two kinds of epoch."""
+"""Draws a histogram of the epoch times of each cell: a mean alone does not show if there are two kinds of epochs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from collect.figure import MOST_SHOWN, CellMark, Figure, Group, axis, layout
 
-FEWEST = 5  # epochs; of fewer a histogram shows only where they are
-ROW_PX, MARGIN_PX, GAP = 120, 40, 0.4  # GAP: share of a row that its label and its axis take
+FEWEST = 5  # epochs that a cell needs for a histogram
+ROW_PX, MARGIN_PX, GAP = 120, 40, 0.4  # GAP: share of a row's height that its label and its axis need
 
 
 def draw(group: Group) -> Figure | None:
-    """One histogram a cell over all its completed repeats, one below the other, each over its own seconds."""
+    """One histogram per cell over all its completed repeats, one below the other, each with its own axis in seconds."""
     found: list[tuple[CellMark, list[float]]] = []
     for mark in group.marks:
         times = [time for run in mark.cell.completed if run.result for time in run.result.epoch_time_s or ()]

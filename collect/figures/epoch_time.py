@@ -1,4 +1,4 @@
-"""How long each epoch took, and what it came to on average so far: the first ones are often slower."""
+"""Draws the time of each epoch and the running mean: the first epochs are often slower."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_TICKS = 10
 
 
 def draw(group: Group) -> Figure | None:
-    """Dots for the epochs and a line for their running average, of the first completed repeat of each cell with epochs."""
+    """Dots for the epochs and a line for their running mean, from the first completed repeat of each cell with epochs."""
     data: list[dict[str, Any]] = []
     results = {mark.label: mark.cell.completed[0].result for mark in group.marks if mark.cell.completed}
     epochs = {label: result.epoch_time_s for label, result in results.items() if result and result.epoch_time_s}
@@ -39,6 +39,6 @@ def draw(group: Group) -> Figure | None:
         "epochs so far. First completed repeat of each cell."
     )
     longest = max(map(len, epochs.values()), default=1)
-    few = {"dtick": 1} if longest <= MOST_TICKS else {}  # or plotly counts fractions of an epoch
+    few = {"dtick": 1} if longest <= MOST_TICKS else {}  # otherwise plotly writes fractions of an epoch
     shape = layout(axis("epoch", showgrid=False, **few), axis("seconds", rangemode="tozero"), showlegend=True)
     return Figure("epoch_time", "Time of an epoch", caption, 380, data, shape) if data else None

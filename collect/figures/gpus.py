@@ -1,4 +1,7 @@
-"""Every GPU on its own, one panel per quantity over one clock: figures 11 to 19 of study 3. A mean hides the GPU that lags."""
+"""Draws the telemetry of each GPU, one panel per quantity, all over the same time: as figures 11 to 19 of study 3.
+
+A mean over GPUs would hide a single slow GPU.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,26 @@ from collect.loading.loaded_run import LoadedRun
 from collect.notation import GIB, MB
 from collect.strategy_style import COLOURS, DASHES
 
-MOST_LINES = 64  # of a panel: nobody follows more, and each has up to ten panels
-SHOWN_LINES = 16  # that are drawn at first: those of the first cells
-UUID_SHOWN = 12  # characters; all GPUs of a report differ in them in practice, and the rest is in summary.json
+MOST_LINES = 64  # GPUs that are drawn: nobody can follow more lines, and each GPU has a line in up to ten panels
+SHOWN_LINES = 16  # lines that are visible when the page opens: the GPUs of the first cells
+UUID_SHOWN = 12  # characters of a UUID in the legend; in practice they are unique, and summary.json has the whole UUID
 
 
 class GpuPanel(NamedTuple):
-    """title: with its unit, which is `scale` of the column's. counter: show how fast the column grows."""
+    """A panel of the figure, with one quantity."""
 
-    title: str
-    scale: float
-    column: str
-    counter: bool = False
+    title: str  # with the unit
+    scale: float  # the unit of the title, in units of the column
+    column: str  # the column of the GPU samples
+    counter: bool = False  # whether the column is a counter: then the panel shows its growth per second
 
 
 class GpuLine(NamedTuple):
-    """A GPU of a cell. place: of the GPU in its cell, from 0; cell: of the cell in the figure, from 0."""
+    """A GPU of a cell, which has one line in each panel."""
 
     label: str
-    place: int
-    cell: int
+    place: int  # the place of the GPU in its cell, from 0
+    cell: int  # the place of the cell in the figure, from 0
 
 
 PANELS = (
@@ -51,7 +54,7 @@ PANELS = (
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per GPU and panel, of the first completed repeat of each cell that no checkpoint interrupted."""
+    """One line per GPU and panel, from the first completed repeat of each cell that did not resume from a checkpoint."""
     parts: list[pl.DataFrame] = []
     lines: dict[str, GpuLine] = {}
     left_out = cells = 0
@@ -100,7 +103,10 @@ def _key(cell: int, place: int) -> str:
 
 
 def _rows(run: LoadedRun, zero_s: float, keys: dict[tuple[Any, ...], str]) -> pl.DataFrame:
-    """The samples of the GPUs of a run; `run` is the key of a GPU's line, wall_s counts from the first timed step."""
+    """The samples of the GPUs of a run. The column `run` is the key of a GPU's line; wall_s counts from `zero_s`.
+
+    keys: (host, uuid) of each GPU -> the key of its line.
+    """
     devices = pl.DataFrame([(*device, key) for device, key in keys.items()], schema=["host", "uuid", "run"], orient="row")
     rows = run.gpu_samples.join(devices, on=["host", "uuid"], maintain_order="left")
     return rows.with_columns(pl.col("wall_s") - zero_s)
@@ -112,7 +118,7 @@ def _curves(gpus: pl.DataFrame, panel: GpuPanel) -> dict[str, Curve]:
 
 
 def _line(line: GpuLine, curve: Curve, number: int) -> dict[str, Any]:
-    """A trace of the number-th panel. The colour tells the GPUs of a cell apart, the dash the cells."""
+    """A line in the panel with this number. GPUs of the same cell differ in colour, and cells differ in dash."""
     colour = f"var(--series-{line.place % COLOURS + 1})"
     return {
         "type": "scatter",

@@ -1,4 +1,4 @@
-"""Throughput over memory of each strategy, for the ranks and the batch on which the most cells can be compared."""
+"""Draws throughput over memory for each strategy, for the ranks and batch size with the most cells that can be compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
 
 
 def draw(group: Group) -> Figure | None:
-    """A mark per cell of the contest that most cells with both numbers are in, on the most ranks; none for fewer than two."""
+    """One mark per cell of one contest: the contest with the most cells that have both metrics, then with the most ranks.
+
+    None if this contest has fewer than two such cells.
+    """
     marks = {mark.row.id: mark for mark in group.marks}
     contests = [
         (key, [marks[row.id] for row in rows if _has_both(marks[row.id])], ground.about)
@@ -33,7 +36,7 @@ def draw(group: Group) -> Figure | None:
     size_unit, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in shown])
     names = {one.cell: html.escape(one.name, quote=False) for one in contenders([mark.row for mark in shown])}
     shown = [marks[cell] for cell in names]
-    looks = variants([mark.strategy for mark in shown])  # there are no lines here whose dash tells variants apart
+    looks = variants([mark.strategy for mark in shown])  # this figure has no lines, so variants must differ in their marks
     shown = [msgspec.structs.replace(mark, look=look) for mark, look in zip(shown, looks, strict=True)]
     ahead = _front(shown, size)
     data = [ahead, *(_mark(mark, names[mark.row.id], unit, size_unit, size) for mark in shown)]
@@ -58,7 +61,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The places of (cost, gain) that no other beats in one and reaches in the other, by rising cost (Pareto)."""
+    """The Pareto front of points (cost, gain): places of the points to which no other point is superior, by rising cost.
+
+    A point is superior if it is better in cost or gain and not worse in the other.
+    """
     kept: list[int] = []
     for place in sorted(range(len(points)), key=lambda place: (points[place][0], -points[place][1])):
         if not kept or points[place][1] > points[kept[-1]][1]:

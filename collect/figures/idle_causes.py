@@ -1,4 +1,4 @@
-"""Why nothing ran in a profiled step: the host launched too late, communication was waited for, or another cause."""
+"""Draws the idle time of a profiled step by cause: the host launched nothing, waiting for communication, or another cause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = {
 
 
 def draw(group: Group) -> Figure | None:
-    """A bar per profiled cell of whose traces the causes are known, as long as the idle time of a step."""
+    """One bar per profiled cell whose idle time has known causes. Its length is the idle time of a step."""
     shown, left_out = some(group, lambda mark: PARTS.keys() <= mark.row.metrics.keys())
     if not any(mark.row.metrics[name].value for mark in shown.marks for name in PARTS):
         return None

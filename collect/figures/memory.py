@@ -1,4 +1,4 @@
-"""Peak memory of the hungriest rank, cell by cell."""
+"""Draws the peak memory of each cell, on the rank that needs the most memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NAME = "peak_memory_bytes"
 
 
 def draw(group: Group) -> Figure | None:
-    """A bar per cell from 0, with its number at its end."""
+    """One bar per cell, starting at 0, with its value at the end."""
     found = [mark.row.metrics.get(NAME) for mark in group.marks]
     kinds = sorted({estimate.kind for estimate in found if estimate})
     if not kinds:

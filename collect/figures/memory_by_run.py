@@ -1,4 +1,4 @@
-"""Memory of a rank while it trains, run beside run: does it stay, or grow?"""
+"""Draws the memory of a rank over time, for one run of each cell, which shows whether memory stays constant or grows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collect.sources.steps import unwatched, window
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per cell over its timed steps, of the first completed repeat that no checkpoint interrupted."""
+    """One line per cell over its timed steps, from the first completed repeat that did not resume from a checkpoint."""
     found: dict[str, tuple[str, list[float], list[int | None]]] = {}
     for mark in group.marks:
         run = next((run for run in mark.cell.completed if not run.resumed), None)
@@ -54,7 +54,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def _curve(run: LoadedRun) -> tuple[str, list[float], list[int | None]] | None:
-    """(what the memory is, seconds, bytes), unknown at steps that were watched; None where there is no line to draw."""
+    """(kind of the memory, times in seconds, sizes in bytes) of the timed steps; None if there is no line to draw.
+
+    The size is None at steps that an instrument observed.
+    """
     column, span = column_of(unwatched(run.timed)), window(run.timed)
     if column is None or span is None:
         return None

@@ -1,4 +1,4 @@
-"""What a step's memory is made of, from its start to its end: the figure of studies 2 and 5, cell by cell."""
+"""Draws the memory during a step by category, one panel per cell, as in studies 2 and 5."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collect.figure import MUTED, CellMark, Figure, Group, axis, layout
 from collect.sources.memory import MemoryCurves
 
 PANEL_PX = 190
-GAP = 0.2  # of a panel, for its title
+GAP = 0.2  # share of a panel's height for its title
 MOST_PANELS = 6
-MOST_POINTS = 300  # of a curve
-# In the order in which they lie on one another: what stays at the bottom, what comes and goes on top.
+MOST_POINTS = 300  # points of a curve
+# In the order in which the areas are stacked: constant categories at the bottom, changing categories on top.
 CATEGORIES = {
     "parameter": "var(--series-1)",
     "master_parameter": "var(--ink)",
@@ -23,12 +23,12 @@ CATEGORIES = {
     "gathered": "var(--series-6)",
     "activation": "var(--series-4)",
     "temporary": "var(--series-5)",
-    "unknown": MUTED,  # of a GPU's peak only, what no category accounts for
+    "unknown": MUTED,  # only at the peak of a GPU: memory that belongs to no category
 }
 
 
 def draw(group: Group) -> Figure | None:
-    """One panel per cell whose first completed repeat was looked into, on rank 0, the first so many of them."""
+    """One panel for each of the first MOST_PANELS cells whose first completed repeat recorded the memory of rank 0."""
     found = [(mark, curves) for mark in group.marks if mark.cell.completed and (curves := mark.cell.completed[0].memory)]
     if not found:
         return None
@@ -73,7 +73,11 @@ def _areas(curves: MemoryCurves, number: int, size: float, unit: str, named: set
 
 
 def _picked(curves: MemoryCurves) -> list[int]:
-    """The moments that are drawn: where there are too many, of each stretch the one with the largest sum."""
+    """The indexes of the points that are drawn.
+
+    If there are more than MOST_POINTS, the points are divided into sections, and of each section the point with the largest sum
+    of all categories is drawn.
+    """
     sums = list(map(sum, zip(*curves.points.values())))
     if len(sums) <= MOST_POINTS:
         return list(range(len(sums)))
@@ -97,5 +101,5 @@ def _panels(shown: list[tuple[CellMark, MemoryCurves]], unit: str) -> dict[str, 
 
 
 def _axis(name: str, number: int) -> str:
-    """What plotly calls the number-th axis of a kind."""
+    """Plotly's name of the axis with this number, from 1."""
     return name if number == 1 else f"{name}{number}"

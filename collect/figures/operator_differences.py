@@ -1,4 +1,4 @@
-"""The operators or kernels whose time differs most between a cell and its baseline: what a strategy adds and spares."""
+"""Draws the operators or kernels whose time differs most between a cell and its baseline."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from collect.traces.per_step import Use
 
 NAME = "operator_differences"
 MOST_NAMES = 10
-MOST_CELLS = 6  # bars beside one another
+MOST_CELLS = 6  # cells that are drawn: each name has one bar per cell
 NAME_PX, BAR_PX, GAP_PX, MARGIN_PX, LEGEND_PX = 20, 13, 8, 70, 16
-NAME_LENGTH, HEAD_LENGTH = 44, 20  # characters of a name, and of what is left of it before its arguments
+NAME_LENGTH, HEAD_LENGTH = 44, 20  # characters of a name; characters of the part before its arguments, if these are shown
 _NAMESPACES = re.compile(r"^void |\(anonymous namespace\)::|at::native::")
 _ARGUMENTS = re.compile(r"(?<=\w)[<(]")
-SMALLEST = 0.01  # of the longest bar: what is shorter is not worth a line, nor a number
-ROOM = 0.22  # of the range, on both sides, for the numbers
+SMALLEST = 0.01  # share of the longest bar: names with shorter bars are left out, and shorter bars get no number
+ROOM = 0.22  # share of the range that is left free on both sides for the numbers
 
 
 class BaselinePair(NamedTuple):
-    """A cell and its baseline, each with what a step of it calls."""
+    """A cell and its baseline, each with the calls and times of its kernels or operators in a step."""
 
-    mark: CellMark
-    here: dict[str, Use]
-    against: CellMark
-    there: dict[str, Use]
+    mark: CellMark  # the cell
+    here: dict[str, Use]  # name of a kernel or operator -> its calls and time in the cell
+    against: CellMark  # the baseline
+    there: dict[str, Use]  # name of a kernel or operator -> its calls and time in the baseline
 
 
 def draw(group: Group) -> Figure | None:
-    """A line of bars per operator, one bar per cell that was profiled as its baseline was, the first so many of them."""
+    """One row per operator or kernel, with one bar for each cell that was profiled in the same way as its baseline.
+
+    At most MOST_CELLS cells are drawn.
+    """
     by_id = {mark.row.id: mark for mark in group.marks}
     pairs = []
     for mark in group.marks:
@@ -58,7 +61,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def largest(pairs: list[BaselinePair]) -> list[str]:
-    """The names whose time differs most in any pair, the largest difference first; none that hardly differs."""
+    """The names whose time differs most in any pair, the largest difference first; small differences are left out."""
     differs: dict[str, float] = {}
     for pair in pairs:
         for name in pair.here.keys() | pair.there.keys():
@@ -68,7 +71,10 @@ def largest(pairs: list[BaselinePair]) -> list[str]:
 
 
 def uses(mark: CellMark) -> dict[str, Use]:
-    """The calls and times of each kernel or operator of a cell, mean over its completed runs; without the wrappers of gloo."""
+    """The calls and times of each kernel or operator in a step of a cell, as the mean over its completed runs.
+
+    The wrappers of gloo are left out.
+    """
     return per_step.uses((run.traces.exact for run in mark.cell.completed), _unwrapped)
 
 
@@ -77,19 +83,19 @@ def _unwrapped(one: Breakdown) -> list[EventTally]:
 
 
 def _kind(mark: CellMark) -> str | None:
-    """What the names are of: kernels do not compare with operators."""
+    """Whether the names of a cell are `kernels` or `operators`, which cannot be compared. None: not profiled, or both."""
     sources = {one.source for run in mark.cell.completed for one in run.traces.exact if one.steps}
     kinds = {"kernels" if source == "gpu" else "operators" for source in sources}
     return kinds.pop() if len(kinds) == 1 else None
 
 
 def _more(name: str, pair: BaselinePair) -> float:
-    """Additional ms per step; a name that is not called counts as 0 ms."""
+    """Additional ms per step of the cell, compared with the baseline; a name that is not called counts as 0 ms."""
     return (pair.here[name].ms if name in pair.here else 0) - (pair.there[name].ms if name in pair.there else 0)
 
 
 def _bars(names: list[str], place: int, line_px: int, pair: BaselinePair) -> dict[str, Any]:
-    """A cell's bars, under the name that stands at the top of each line."""
+    """The bars of one cell. In each row the name is at the top, and the bars are below it."""
     more = [_more(name, pair) for name in names]
     seen = SMALLEST * max(map(abs, more))
     sides = ((pair.mark, pair.here), (pair.against, pair.there))
@@ -129,7 +135,10 @@ def _layout(names: list[str], data: list[dict[str, Any]], line_px: int) -> dict[
 
 
 def short(names: list[str]) -> list[str]:
-    """Kernels without namespaces, template arguments and parameters, but for those that only these tell apart."""
+    """Short names of kernels: without namespaces, template arguments and parameters.
+
+    If several kernels then have the same name, the beginning of the arguments is kept.
+    """
     whole = [_NAMESPACES.sub("", name) for name in names]
     bare = [_ARGUMENTS.split(name, maxsplit=1)[0] for name in whole]
     return [
@@ -141,5 +150,5 @@ def short(names: list[str]) -> list[str]:
 
 
 def _cut(name: str, length: int) -> str:
-    """Without its middle where it is longer: what tells kernels apart is often at their end."""
+    """Cut the middle out of a name that is longer than `length`: names of kernels often differ only at the end."""
     return name if len(name) <= length else f"{name[: length - length // 3 - 1]}…{name[-(length // 3) :]}"

@@ -1,4 +1,4 @@
-"""How much of the communication is hidden behind compute: only the rest makes a step longer."""
+"""Draws how much of the communication is hidden behind compute. Only the exposed communication makes a step longer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "overlap"
 
 
 def draw(group: Group) -> Figure | None:
-    """A bar per profiled cell that communicates, with its overlap at its end."""
+    """One bar per profiled cell with communication; the overlap is written at its end."""
     shown, left_out = some(group, lambda mark: {"overlap_pct", "communication_ms"} <= mark.row.metrics.keys())
     if not shown.marks:
         return None

@@ -1,4 +1,4 @@
-"""Speed-up over the number of ranks, where a strategy ran on more than one number of them."""
+"""Draws the speed-up over the number of ranks, for strategies that ran on several numbers of ranks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from collect.figures.drawing.series import alike, names
 from collect.strategy_style import variants
 
 NAME = "speed_up"
-# What follows from the ranks, or from how they share a batch.
+# The number of ranks, and the keys that depend on it or describe how the ranks share a batch.
 SHARES = ("gpus", "nnodes", "dp", "tp", "pp", "servers", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
 
 
 def draw(group: Group) -> Figure | None:
-    """One line for the cells that differ in their ranks only, with the same global batch (strong) or per rank (weak).
+    """One line for cells that differ only in their ranks, with the same global batch size (strong scaling) or the same batch
+    size per rank (weak scaling).
 
-    No figure where every line would be a point.
+    None if no line would have more than one point.
     """
     lines = _lines([mark for mark in group.marks if NAME in mark.row.metrics], group.baseline)
     if not any(_ranks(marks) > 1 for marks in lines.values()):
@@ -48,9 +49,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def _lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, str], list[CellMark]]:
-    """The lines by (a number, the batch that is held); a cell on as many ranks as its baseline holds both.
+    """The lines of the figure: (number of a group of cells, the batch size that is constant, in words) -> cells of the line.
 
-    Cells that are on no line, points beside the lines of others, come last; of the baseline strategy they say nothing.
+    A cell with as many ranks as its baseline belongs to both kinds of scaling. Cells that are on no line are added at the end
+    as single points, except cells of the baseline strategy.
     """
     ranks_of = {mark.row.id: mark.cell.cell.gpus for mark in marks}
     found: dict[tuple[int, str], list[CellMark]] = {}
@@ -76,13 +78,16 @@ def _ranks(line: Sequence[CellMark]) -> int:
 
 
 def _names(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[str]:
-    """What tells the lines apart: not the ranks, but the batch that is held where that differs."""
+    """The names of the lines: the values in which they differ, without the number of ranks, with the constant batch size."""
     said = [(marks[0], {"gpus": 0, "batch": batch}) for (_, batch), marks in lines.items()]
     return [name.replace(" ×0", "", 1) for name in names(said, SHARES)]
 
 
 def _ideal(group: Group, ranks: list[int]) -> list[dict[str, Any]]:
-    """The line through the ranks of the baselines, which have a speed-up of 1; none where no baseline is in the group."""
+    """The line of ideal scaling, in proportion to the number of ranks, with speed-up 1 at the smallest baseline.
+
+    Empty if the group has no baseline cell.
+    """
     baselines = {mark.row.baseline for mark in group.marks}
     firsts = [mark.cell.cell.gpus for mark in group.marks if mark.row.id in baselines]
     if not firsts:

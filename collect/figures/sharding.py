@@ -1,4 +1,4 @@
-"""Size of parameters, gradients and optimizer state on a rank after sharding, compared with the estimate of the ZeRO paper."""
+"""Draws the size of parameters, gradients and optimizer state on a rank, compared with the estimate of the ZeRO paper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.figures.memory_timeline import CATEGORIES, written
 
 NAME = "sharding"
-# the estimate's three terms, and what a rank has of each; the optimizer's own copy of the weights is beyond the estimate
+# The three terms of the estimate, and the memory categories that belong to each term. The optimizer's own copy of the weights
+# (`master_parameter`) is not part of the estimate.
 TERMS = {
     "parameter": ("parameter",),
     "gradient": ("gradient",),
@@ -18,7 +19,7 @@ TERMS = {
 
 
 def draw(group: Group) -> Figure | None:
-    """A panel per term, a bar in it per cell that has an estimate."""
+    """One panel per term of the estimate, with one bar per cell that has an estimate."""
     shown, left_out = some(group, lambda mark: bool(estimate_bytes(mark)))
     if not shown.marks:
         return None
@@ -48,7 +49,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def estimate_bytes(mark: CellMark) -> dict[str, int]:
-    """The estimate by term of the first completed repeat that has one: arithmetic is the same in all."""
+    """The estimate in bytes by term, from the first completed repeat that has an estimate: all repeats have the same."""
     found = [run.result.instruments.get("memory", {}).get("estimate_bytes") for run in mark.cell.completed if run.result]
     return next((estimate for estimate in found if estimate), {})
 

@@ -1,4 +1,4 @@
-"""What of the communication is waiting for slow ranks, and what of that makes the step longer."""
+"""Draws how much of the communication is waiting for slow ranks, and how much of the waiting makes the step longer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = {
 
 
 def draw(group: Group) -> Figure | None:
-    """A bar per cell whose collectives were matched over ranks."""
+    """One bar per cell whose collectives were matched over ranks."""
     shown, left_out = some(group, lambda mark: bool(matched(mark)))
     if not shown.marks:
         return None
@@ -39,7 +39,7 @@ def matched(mark: CellMark) -> list[RunAnswers]:
 
 
 def parts(mark: CellMark) -> dict[str, float]:
-    """Milliseconds of a step by part: all durations of the matched calls."""
+    """Milliseconds of a step by part. The parts add up to the durations of all matched calls."""
     runs = matched(mark)
     steps = sum(one.steps for run in runs for one in run.ranks) * 1e6
     total = sum(run.ranks[place].calls[call].duration_ns for run in runs for place, call in run.waits.waited)
@@ -54,5 +54,5 @@ def _end(mark: CellMark) -> str:
     lost = sum(one.lost_ns for run in runs for one in run.waits.ranks)
     span = sum(one.span_ns for run in runs for one in run.waits.ranks)
     ranks = {run.waits.straggler.rank for run in runs if run.waits.straggler}
-    slowest = f", rank {ranks.pop()}" if len(ranks) == 1 else ""  # none where repeats do not agree
+    slowest = f", rank {ranks.pop()}" if len(ranks) == 1 else ""  # not written if the repeats have different slowest ranks
     return f"{notation.number(100 * lost / span, 2)} % lost{slowest}" if span else ""

@@ -1,4 +1,7 @@
-"""The steps of all ranks over one clock, with their phases: who is late, and where the others wait. Time can be zoomed."""
+"""Draws the steps of all ranks on one clock, with their phases: this shows which rank is late, and where the others wait.
+
+The reader can zoom the time axis.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from collect.timeline import timeline
 from collect.timeline.straggler import PHASES, Straggler
 from collect.timeline.timeline import Spans
 
-ROW_PX, HEAD_PX = 22, 44  # of a rank, and of a panel's title and its distance to the next one
+ROW_PX, HEAD_PX = 22, 44  # height of a rank's row; height of a panel's title with the distance to the next panel
 MOST_PANELS = 6
-MOST_RANKS = 16  # of a panel: rank 0 and the ranks after it
-MOST_STEPS = 10  # in the middle of the timed steps
+MOST_RANKS = 16  # ranks of a panel, starting with rank 0
+MOST_STEPS = 10  # steps that are drawn, from the middle of the timed steps
 COLOURS = {
     "data": "var(--series-5)",
     "forward": "var(--series-1)",
@@ -26,22 +29,22 @@ COLOURS = {
 
 
 class StepPhase(NamedTuple):
-    """A phase of a step of one rank. start_ms: ms since the first drawn step began; took_ms: its duration; step: its name."""
+    """A phase of a step of one rank."""
 
     rank: int
     phase: str
-    step: str
-    start_ms: float
-    took_ms: float
+    step: str  # the name of the step
+    start_ms: float  # ms since the first drawn step began
+    took_ms: float  # its duration in ms
 
 
 class Panel(NamedTuple):
-    """One cell. phases: of the steps that are drawn; ranks: those that are drawn, in order."""
+    """The panel of one cell."""
 
     mark: CellMark
-    phases: list[StepPhase]
-    ranks: list[int]
-    straggler: Straggler | None
+    phases: list[StepPhase]  # the phases of all drawn steps
+    ranks: list[int]  # the drawn ranks, in order
+    straggler: Straggler | None  # the rank that the others wait for; None: no such rank was found
 
 
 def draw(group: Group) -> Figure | None:
@@ -148,5 +151,5 @@ def _panels(shown: list[Panel]) -> dict[str, Any]:
 
 
 def _axis(name: str, number: int) -> str:
-    """What plotly calls the number-th axis of a kind."""
+    """Plotly's name of the axis with this number, from 1."""
     return name if number == 1 else f"{name}{number}"

@@ -1,4 +1,4 @@
-"""What the hosts did while they trained, one panel per quantity, all over the same clock: the figures of studies 1 and 3."""
+"""Draws the telemetry of the hosts during training, one panel per quantity, all over the same time, as in studies 1 and 3."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ from collect.metrics.utilization import memory_shares
 from collect.notation import GIB, MB
 from collect.sources.steps import window
 
-MOST_INTERFACES = 3  # of the network that have a panel of their own: those that sent the most
+MOST_INTERFACES = 3  # network interfaces that have their own panels: those with the most traffic
 
 
 class RunSamples(NamedTuple):
-    """The samples of all runs that are drawn, `run` being the label of the cell and wall_s since its first timed step."""
+    """The samples of all runs that are drawn.
+
+    In all frames, the column `run` is the label of the cell, and wall_s counts from the cell's first timed step.
+    """
 
     hosts: pl.DataFrame
     nics: pl.DataFrame
     gpus: pl.DataFrame
-    shares: pl.DataFrame  # of GPU memory
+    shares: pl.DataFrame  # GPU memory in use, as a share of the whole memory of the GPU
 
 
 class TelemetryPanel(NamedTuple):
-    """title: with its unit, which is `scale` of the readings'; how: stretches and devices come together."""
+    """A panel of the figure, with one quantity."""
 
-    title: str
-    scale: float
-    how: Together
-    readings: Callable[[RunSamples], pl.DataFrame]
+    title: str  # with the unit
+    scale: float  # the unit of the title, in units of the readings
+    how: Together  # how the values of a section of time, and of all devices, are combined
+    readings: Callable[[RunSamples], pl.DataFrame]  # selects the readings (drawing/curves.py)
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per cell and panel, of the first completed repeat that no checkpoint interrupted."""
+    """One line per cell and panel, from the first completed repeat that did not resume from a checkpoint."""
     watched = [(mark, run, window(run.timed)) for mark in group.marks if (run := _run(mark)) is not None]
     spans = {mark.label: (run, span[0]) for mark, run, span in watched if span}
     if not spans:
@@ -92,7 +95,10 @@ def _seen(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
 
 
 def _networks(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
-    """Two panels for each interface that sent or received anything, by name, and one for loopback; how many have none."""
+    """(panels, number of interfaces without panels).
+
+    There are two panels for each interface that sent or received anything, busiest first, and one panel for loopback.
+    """
     grown = [pl.max(counter) - pl.min(counter) for counter in ("tx_bytes", "rx_bytes")]
     counted = of_network(nics).group_by("run", "host", "name").agg(carried=pl.sum_horizontal(grown))
     carried = dict(counted.group_by("name").agg(pl.sum("carried")).iter_rows())
@@ -108,13 +114,13 @@ def _interface(name: str, says: str, counter: str) -> TelemetryPanel:
 
 
 def _counter(title: str, counter: str) -> TelemetryPanel:
-    """A panel of a counter of bytes of the hosts; those that count nothing have no line."""
+    """A panel for a counter of bytes of the hosts. A run whose counter did not grow has no line."""
     at_work = pl.col(counter).max().over("run") > pl.col(counter).min().over("run")
     return TelemetryPanel(title, MB, "sum", lambda seen: rates(seen.hosts.filter(at_work), counter, "host"))
 
 
 def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named: bool) -> dict[str, Any]:
-    """A trace of the number-th panel; `named`: it is the one of its cell that stands in the legend."""
+    """A line in the panel with this number. named: whether this line represents its cell in the legend."""
     return {
         "type": "scatter",
         "mode": "lines+markers",

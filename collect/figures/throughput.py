@@ -1,4 +1,4 @@
-"""Throughput of every cell, beside what ideal scaling of its baseline would give."""
+"""Draws the throughput of each cell, compared with ideal scaling of its baseline."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collect.figure import INK, MUTED, Figure, Group, axis, by_cell, by_cell_hei
 from collect.findings.statistics import Estimate
 
 NAME = "throughput_per_s"
-PADDING = 0.03  # of the axis, so that no mark is cut at its ends
+PADDING = 0.03  # share of the axis that is added at both ends, so that no mark is cut
 CUT = "Wider intervals are cut at the edge."
-MOST_INTERVAL = 1.5  # times the largest mean: a wider interval is cut there
+MOST_INTERVAL = 1.5  # an interval that ends above this multiple of the largest mean is cut there
 
 
 def draw(group: Group) -> Figure | None:
-    """A mark with its interval per cell."""
+    """One mark per cell, with its interval."""
     found = [mark.row.metrics.get(NAME) for mark in group.marks]
     unit = next((estimate.unit for estimate in found if estimate), None)
     if unit is None:
@@ -46,14 +46,17 @@ def draw(group: Group) -> Figure | None:
 
 
 def _end(found: Sequence[Estimate]) -> float:
-    """The end of the axis: beyond the largest mean and its interval, unless that interval is so wide that it hides the rest."""
+    """The end of the axis: after the largest mean and its interval. A very wide interval is cut at MOST_INTERVAL."""
     largest = max(estimate.value for estimate in found)
     widest = max(estimate.high or estimate.value for estimate in found)
     return (1 + PADDING) * min(widest, MOST_INTERVAL * largest) or 1.0
 
 
 def _ideal(group: Group, unit: str, end: float) -> list[dict[str, Any]]:
-    """The throughput of each cell's baseline times the ratio of ranks: strokes, and arrows for those beyond the axis."""
+    """The marks for ideal scaling: the throughput of each cell's baseline times the ratio of ranks.
+
+    A value within the axis is a vertical mark; a value beyond the axis is an arrow at the edge.
+    """
     by_id = {mark.row.id: mark.row for mark in group.marks}
     found = []
     for mark in group.marks:
@@ -74,7 +77,7 @@ def _ideal(group: Group, unit: str, end: float) -> list[dict[str, Any]]:
 def _strokes(
     name: str, x: Sequence[float], entries: Sequence[tuple[float, str]], marker: dict[str, Any], unit: str
 ) -> dict[str, Any]:
-    """entries: (ideal throughput, the label of the cell)."""
+    """The marks for ideal scaling. x: where they are drawn; entries: (ideal throughput, label of the cell)."""
     return {
         "type": "scatter",
         "mode": "markers",

@@ -1,4 +1,4 @@
-"""How busy GPUs and processors were and how full the memory of GPUs was, cell beside cell: as in study 3 (5.1.2, 5.1.3)."""
+"""Draws the utilization of GPUs, GPU memory and processors for each cell, as in study 3 (sections 5.1.2, 5.1.3)."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from typing import Any
 
 from collect.figure import INK, Figure, Group, by_cell, by_cell_height, interval, states
 
-# (metric, what it is called, symbol): what a mark is of, as its row says the cell
+# (metric, its name in the legend, symbol). The symbol of a mark shows the quantity; the row of the mark shows the cell.
 MARKS = (
     ("gpu_pct", "GPUs busy", "circle-open"),
     ("gpu_memory_pct", "GPU memory in use, maximum", "square-open"),
     ("cpu_pct", "processors busy", "diamond-open"),
 )
-KEY_PX = 66  # of the legend, in up to three lines on a phone
+KEY_PX = 66  # height of the legend, which has up to three lines on a phone
 
 
 def draw(group: Group) -> Figure | None:
-    """A mark with its interval per cell and quantity, all in percent of what the hosts have.
+    """One mark with its interval per cell and quantity, in percent of the capacity.
 
-    No figure without GPUs: the processors alone have their column in the table and their panel over time.
+    None if there are no values of GPUs: the table and the figure `telemetry` already show the processors.
     """
     known = [entry for entry in MARKS if any(entry[0] in mark.row.metrics for mark in group.marks)]
     if all(name == "cpu_pct" for name, _, _ in known):
         return None
     has = [mark.row.n > 0 or any(name in mark.row.metrics for name, _, _ in known) for mark in group.marks]
-    data = [states(group, has)]  # a completed run without telemetry is blank
+    data = [states(group, has)]  # the row of a completed run without telemetry stays empty
     data[0]["showlegend"] = False
     for name, says, symbol in known:
         data.append(_key(says, symbol))
@@ -58,6 +58,6 @@ def draw(group: Group) -> Figure | None:
 
 
 def _key(says: str, symbol: str) -> dict[str, Any]:
-    """The line of the legend that says what a symbol stands for, in no cell's colour."""
+    """The legend entry that explains a symbol, in a neutral colour that no cell has."""
     marker = {"color": INK, "symbol": symbol, "size": 10, "line": {"width": 2}}
     return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": says, "legendgroup": says, "marker": marker}

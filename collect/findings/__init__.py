@@ -1,1 +1,1 @@
-"""What follows from the measured numbers of cells and runs, before any of it is written as text."""
+"""Computes results from the measured values of cells and runs: estimates, comparisons and tables. They are not yet text."""

@@ -1,4 +1,7 @@
-"""The columns of the summary table, the same for terminal and page. Values that all rows share are listed above the table."""
+"""Makes the columns of the summary table, which are the same for the terminal and the page.
+
+Values that all rows share are not columns; they are listed above the table.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ _HEADINGS = {
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A cell of the table: the value and, where it is known, half the width of its 95 % interval."""
+    """The text of one entry of the table."""
 
     value: str
-    spread: str = ""
-    unit: str = ""  # only where the rows of a column differ in it
+    spread: str = ""  # half the width of the 95 % interval, if it is known
+    unit: str = ""  # only if the rows of the column have different units or kinds
 
     def __str__(self) -> str:
         value = f"{self.value} ± {self.spread}" if self.spread else self.value
@@ -43,47 +46,47 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """name: the metric's or cell key's; cells: one per row, empty where nothing is known."""
+    """A column of a table."""
 
-    name: str
+    name: str  # the name of the metric, or the key of the cell
     heading: str
     unit: str
     is_number: bool
-    cells: list[Text]
+    cells: list[Text]  # one entry per row; empty if the value is not known
 
     @property
     def headed(self) -> str:
-        """The heading with its unit, in one line."""
+        """The heading with the unit, in one line."""
         return f"{self.heading} ({self.unit})" if self.unit else self.heading
 
 
 class Further(msgspec.Struct, frozen=True):
-    """A table besides the summary. columns: the first names the rows; every other column has a value in at least one row.
+    """An additional table, with the metrics of one subject."""
 
-    rows: the indexes of the rows in which any column has a value. name: can be used as a file name.
-    """
-
-    name: str
+    name: str  # can be used as a file name
     title: str
     note: str
-    columns: list[Column]
-    rows: list[int]
+    columns: list[Column]  # the first column names the rows; every other column has a value in at least one row
+    rows: list[int]  # indexes of the rows in which any column has a value
 
 
 class Table(msgspec.Struct, frozen=True):
-    """common: (name, value) of what all rows share. further: tables of the other metrics, one for each subject."""
+    """The summary table and the additional tables, as text."""
 
-    common: list[tuple[str, str]]
+    common: list[tuple[str, str]]  # (heading, value) of the keys whose value is the same in all rows
     columns: list[Column]
-    further: list[Further]
+    further: list[Further]  # tables with the other metrics, one for each subject
 
 
 def table(every: Sequence[CellRow], shown: Sequence[CellRow] | None = None) -> Table:
-    """The rows as text: `shown`, or all. Which keys identify a row and which all rows share is decided on all rows."""
+    """Make the tables of the rows `shown`, or of all rows.
+
+    Which keys identify a row, and which values all rows share, is always computed from `every` row.
+    """
     rows = every if shown is None else shown
     cells = [row.flat for row in every]
     keys = distinguishing(cells)
-    keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # it follows the ranks
+    keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # comes after the ranks
     common = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
     cells = [row.flat for row in rows]
     identity = [
@@ -108,20 +111,20 @@ def _further(rows: Sequence[CellRow], name: str, title: str, note: str, names: C
 
 
 def _known(columns: Iterable[Column]) -> list[Column]:
-    """The columns that say anything."""
+    """The columns that have a value in at least one row."""
     return [column for column in columns if any(cell.value for cell in column.cells)]
 
 
 def labels(rows: Sequence[CellRow]) -> list[str]:
-    """A short and unique name for each row, such as `ddp ×2, fork`: its strategy, its ranks, and what is unusual about it.
+    """A short and unique name for each row, such as `ddp ×2, fork`: its strategy, its ranks, and its unusual values.
 
-    Of the other keys in which rows differ, a value is named only if most rows have another value.
+    A value is unusual if the rows differ in its key and most rows have another value.
     """
     return labels_of([row.flat for row in rows])
 
 
 def labels_of(cells: Sequence[dict[str, Any]]) -> list[str]:
-    """The same for cells with dotted keys."""
+    """The same as `labels`, for cells whose keys are flat (`optimizer.name`)."""
     others = [key for key in distinguishing(cells) if key not in _ALWAYS]
     usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
     names = []
@@ -142,13 +145,16 @@ def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def telling(cells: Sequence[Mapping[str, Any]], always: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """As few keys as identify the cells: first the keys `always`, then other keys if needed, those of `usual` first."""
+    """As few keys as are needed to distinguish the cells.
+
+    always: keys that are always included, first. usual: keys that are tried next, before all other keys.
+    """
     keys: list[str] = []
-    kinds = [0] * len(cells)  # of the cells as far as the keys tell them apart
+    kinds = [0] * len(cells)  # for each cell a number; cells with equal values of all `keys` have equal numbers
     for key in (*always, *usual, *sorted(set().union(*cells) - {*always, *usual})):
         values = [repr(cell.get(key)) for cell in cells]
         if key not in always and len({*values}) < 2:
-            continue  # as of most keys
+            continue  # all cells have the same value, as for most keys
         seen: dict[tuple[int, str], int] = {}
         finer = [seen.setdefault(pair, len(seen)) for pair in zip(kinds, values, strict=True)]
         if key in always or len(seen) > len({*kinds}):
@@ -158,7 +164,7 @@ def telling(cells: Sequence[Mapping[str, Any]], always: Sequence[str], usual: Se
 
 
 def _named(key: str, value: Any) -> str:
-    """A value that speaks for itself stands alone; a number or a truth value needs the name of its key."""
+    """A value in words. A text is clear without its key; a number or a boolean gets the name of its key."""
     return str(value) if isinstance(value, str) else f"{heading(key).lower()} {plain(value) or 'none'}"
 
 
@@ -167,7 +173,7 @@ def _kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
 
 
 def heading(key: str) -> str:
-    """A cell key as a person reads it: `options.image_size` is `Image size`."""
+    """The heading for a key of a cell: `options.image_size` becomes `Image size`."""
     if key in _HEADINGS:
         return _HEADINGS[key]
     group, _, name = key.rpartition(".")
@@ -176,7 +182,7 @@ def heading(key: str) -> str:
 
 
 def plain(value: Any) -> str:
-    """A value of a cell as text, nothing for none."""
+    """A value of a cell as text; '' for None."""
     if value is None:
         return ""
     if isinstance(value, dict):
@@ -191,7 +197,7 @@ def _is_count(cells: Sequence[dict[str, Any]], key: str) -> bool:
 
 
 def _measured(rows: Sequence[CellRow], table: str) -> list[Column]:
-    """The columns of the metrics of a table that have a value in any row."""
+    """The columns of a table's metrics, without columns that have no value. table: as in `MetricColumn.table`."""
     shown = [(metric.column, metric) for metric in menu() if metric.column and metric.column.table == table]
     shown.sort(key=lambda pair: pair[0].place)
     return _known(_of_metric(metric.name, column, [row.metrics.get(metric.name) for row in rows]) for column, metric in shown)

@@ -1,4 +1,7 @@
-"""Which cells may be compared: cells that do the same work by other means, on GPUs that were neither shared nor throttled."""
+"""Decides which cells may be compared.
+
+These are cells that do the same work in different ways, on GPUs that were neither shared nor throttled.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,26 @@ from collect.sources.steps import window
 from shardlab.cell import Cell, Role, keys_of
 from shardlab.nvml import POWER_CAP
 
-LEAST_SHARE = 0.05  # of a GPU's samples: a slowdown of a moment says nothing about a run
-# Keys that may differ between cells that do the same work by other means. Options of the workload are compared by themselves.
+LEAST_SHARE = 0.05  # share of a GPU's samples with trouble from which the GPU is reported: shorter trouble hardly matters
+# Keys that may differ between cells that do the same work. Options of the workload are compared separately.
 _MEANS = keys_of(Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.INSTRUMENTS, Role.BOOKKEEPING)
 _LENGTH = keys_of(Role.LENGTH, Role.DATA)
 
 
 def same_work(one: Cell, other: Cell) -> bool:
-    """Whether two cells train the same model on the same batches with the same instruments: all that differs is how ranks share
-    the work."""
-    means = _MEANS - {"instruments"}  # else each of a matrix that makes cells with and without them would be paired twice
+    """Whether two cells train the same model on the same batches with the same instruments, and differ only in how the ranks
+    share the work."""
+    means = _MEANS - {"instruments"}  # otherwise, in a matrix with and without instruments, each cell would get two partners
     return _without(one, means) == _without(other, means) and _options_agree(one, other)
 
 
 def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
-    """What the plain form of a cell says of its work, without the means by which ranks share it; of its options, these.
+    """The keys of a cell that describe its work, without the keys that describe how the ranks share the work.
 
-    Equal for cells that train the same model on the same batches, and stand for such where they are tiny twins.
+    cell: in its plain form (dicts and lists). options: the names of the options to include.
+
+    The result is equal for cells that train the same model on the same batches. For tiny twins, the cells that they stand for
+    must also be equal.
     """
     plain = {key: value for key, value in cell.items() if key not in _MEANS}
     plain["options"] = {key: value for key, value in cell["options"].items() if key in options}
@@ -42,22 +48,22 @@ def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
 
 
 def different_computation(cells: Iterable[Cell]) -> str | None:
-    """The remark on a ratio between these cells if their precisions differ; None if all have the same precision."""
+    """A remark for a ratio between these cells if their precisions differ; None if all have the same precision."""
     precisions = list(dict.fromkeys(cell.precision for cell in cells))
     return f"different computation: precision {' and '.join(precisions)}" if len(precisions) > 1 else None
 
 
 def differ_only_in_launcher(one: Cell, other: Cell) -> bool:
-    """Whether the launcher, and no other key, differs."""
+    """Whether two cells differ in the launcher and in no other key."""
     return one.launcher != other.launcher and _without(one, {"launcher"}) == _without(other, {"launcher"})
 
 
 def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) -> LoadedCell | None:
-    """The completed cell of the baseline strategy that this one's throughput stands against, or None.
+    """The completed cell of the baseline strategy with which a cell is compared, or None.
 
-    It has the same workload, launcher, precision, sequence length and optimizer, and the same global batch or the same batch
-    per rank; of several, one with the same instruments, of those one on the fewest ranks, of those one with the same global
-    batch.
+    The baseline cell has the same workload, launcher, precision, sequence length and optimizer, and the same global batch size
+    or the same batch size per rank. If there are several such cells, a cell with the same instruments is preferred, then the
+    cell with the fewest ranks, then a cell with the same global batch size.
     """
     candidates: list[tuple[bool, int, bool, LoadedCell]] = []
     for other in cells:
@@ -72,12 +78,15 @@ def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) ->
 
 
 def instruments_differ(cells: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether not all of these cells, in their plain form, have the same instruments."""
+    """Whether these cells have different instruments. cells: in their plain form (dicts and lists)."""
     return len({repr(cell["instruments"]) for cell in cells}) > 1
 
 
 def without_instruments(cell: Mapping[str, Any]) -> bytes:
-    """Equal for cells that differ in nothing but instruments, and in what they stand for in nothing else."""
+    """A key that is equal for cells that differ only in their instruments. cell: in its plain form (dicts and lists).
+
+    For tiny twins, the cells that they stand for may also differ only in their instruments.
+    """
     told = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
     if cell.get("rehearses"):
         told["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
@@ -85,8 +94,10 @@ def without_instruments(cell: Mapping[str, Any]) -> bytes:
 
 
 def families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
-    """The cells by what they have to share before anything here can find two of them alike: among the thousands of a sweep
-    few do, and only those are worth holding against each other."""
+    """Group the cells by the keys that must be equal for any comparison in this module.
+
+    Only cells of the same group have to be compared with each other, which saves time in a sweep with thousands of cells.
+    """
     cells_of: dict[bytes, list[LoadedCell]] = {}
     for cell in cells:
         key = msgspec.json.encode(_without(cell.cell, _MEANS | _LENGTH | {"launcher"}), order="deterministic")
@@ -99,21 +110,21 @@ def _without(cell: Cell, keys: AbstractSet[str]) -> dict[str, Any]:
 
 
 def _options_agree(one: Cell, other: Cell) -> bool:
-    """Whether the options that both have are equal; the others belong to a strategy."""
+    """Whether the options that both cells have are equal. Options that only one cell has belong to its strategy."""
     return all(one.options[key] == other.options[key] for key in one.options.keys() & other.options.keys())
 
 
 def gpu_trouble(run: LoadedRun) -> str:
-    """A text that names the GPUs of the run that were shared or throttled while steps were timed, in 5 % of the samples or
-    more, and those that were lost or had errors; '' if there are none.
+    """A text that names the GPUs of a run that had trouble while steps were timed; '' if there are none.
 
-    A GPU at its power limit does not count as throttled: many GPUs reach the limit at full load. '' also if telemetry does not
-    record processes and clocks, or if the result does not name the run's GPUs.
+    Trouble: a GPU was shared or throttled in at least 5 % of its samples, or was lost, or had errors. A GPU at its power limit
+    does not count as throttled, because many GPUs reach the limit at full load. Returns '' also if telemetry does not record
+    processes and clocks, or if the result does not name the GPUs of the run.
     """
     if run.result is None or run.run is None or not run.result.gpus or (span := window(run.timed)) is None:
         return ""
     seen = within(run.samples.gpus.filter(pl.col("uuid").is_in(run.result.gpus)), span)
-    own = -(-run.run.cell.gpus // len(run.result.gpus))  # ranks of this run on each GPU; each rank is one process
+    own = -(-run.run.cell.gpus // len(run.result.gpus))  # number of ranks of this run on each GPU; each rank is one process
     clauses = []
     if shared := _named(seen.filter(pl.col("processes") > own), seen):
         clauses.append(f"other processes computed on {shared}")
@@ -126,7 +137,7 @@ def gpu_trouble(run: LoadedRun) -> str:
 
 
 def _errors(seen: pl.DataFrame) -> list[str]:
-    """Clauses about the GPUs that were lost, whose driver reported an error, or whose memory had one that was not corrected."""
+    """Clauses about GPUs that were lost, whose driver reported an error, or that had memory errors that were not corrected."""
     clauses = []
     if lost := sorted(seen.filter("lost")["uuid"].unique()):
         clauses.append(f"{', '.join(lost)} was lost")
@@ -139,7 +150,7 @@ def _errors(seen: pl.DataFrame) -> list[str]:
 
 
 def _named(rows: pl.DataFrame, seen: pl.DataFrame) -> str:
-    """The GPUs with at least LEAST_SHARE of their samples in `rows`."""
+    """The UUIDs of the GPUs with at least LEAST_SHARE of their samples in `rows`. seen: all samples."""
     samples = dict(seen["uuid"].value_counts().iter_rows())
     return ", ".join(
         sorted(uuid for uuid, count in rows["uuid"].value_counts().iter_rows() if count >= LEAST_SHARE * samples[uuid])

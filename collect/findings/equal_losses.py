@@ -14,24 +14,23 @@ from collect.loading.load import Loaded, LoadedCell
 
 
 class LossComparison(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Two cells and the largest difference of their losses over equal repeats and steps.
+    """The largest difference between the losses of two cells, over the repeats and steps that both have.
 
-    differ: `launcher`, or `strategy` for another strategy or rank count with an equal global batch. max_difference: absolute;
-    relative: that difference over the mean of the two losses at that step. Absent where no step is in both.
+    max_difference, relative and at_step are absent if the cells have no step in common.
     """
 
-    differ: str
-    one: str
-    other: str
-    runs: list[str]
-    steps: int
-    max_difference: float | None = None
-    relative: float | None = None
-    at_step: int | None = None
+    differ: str  # `launcher`, or `strategy` (another strategy or number of ranks, with the same global batch size)
+    one: str  # the id of the first cell
+    other: str  # the id of the second cell
+    runs: list[str]  # ids of the runs that were compared
+    steps: int  # number of steps that were compared, over all repeats
+    max_difference: float | None = None  # the largest absolute difference
+    relative: float | None = None  # this difference divided by the mean size of the two losses at this step
+    at_step: int | None = None  # the step with the largest difference
 
 
 def compare(loaded: Loaded, baseline: str) -> list[LossComparison]:
-    """Cells that differ only in launcher, pairwise; then cells against those of the baseline strategy."""
+    """Compare the losses of all pairs of cells that differ only in the launcher, then of cells with their baseline cells."""
     launchers: list[tuple[LoadedCell, LoadedCell]] = []
     strategies: list[tuple[LoadedCell, LoadedCell]] = []
     for family in families(loaded.cells):
@@ -52,13 +51,13 @@ def _differ_only_in_launcher(one: LoadedCell, other: LoadedCell) -> bool:
 
 
 def _same_work(one: LoadedCell, other: LoadedCell) -> bool:
-    """Whether the first, of the baseline strategy, does what the other does with another strategy or on more ranks."""
+    """Whether two cells do the same work, and the second cell has another strategy or more ranks than the first."""
     another = other.cell.strategy != one.cell.strategy or other.cell.gpus > one.cell.gpus
     return another and same_work(one.cell, other.cell)
 
 
 def between(differ: str, one: LoadedCell, other: LoadedCell) -> LossComparison:
-    """Compare the repeats that both have completed."""
+    """Compare the losses of the repeats that both cells have completed. differ: as in `LossComparison`."""
     theirs = {run.repeat: run for run in other.completed}
     pairs = [(run, theirs[run.repeat]) for run in one.completed if run.repeat in theirs]
     differences = [difference for mine, their in pairs if (difference := largest(mine.world, their.world)) is not None]
@@ -74,22 +73,25 @@ def between(differ: str, one: LoadedCell, other: LoadedCell) -> LossComparison:
 
 
 class LossDifference(NamedTuple):
-    """The two losses that are farthest apart, at which step, the mean of their magnitudes, and how many steps both have."""
+    """The largest difference between the losses of two runs."""
 
-    step: int
-    difference: float
-    size: float
-    steps: int
+    step: int  # the step with the largest difference
+    difference: float  # absolute
+    size: float  # the mean of the absolute values of the two losses at this step
+    steps: int  # number of steps that both runs have
 
 
 def largest(one: pl.DataFrame, other: pl.DataFrame) -> LossDifference | None:
-    """Of the world's losses; None where no step has both."""
+    """Find the largest difference between the losses of two runs; None if no step has a loss in both.
+
+    one, other: frames with one row per step over all ranks (`LoadedRun.world`).
+    """
     steps = one["step"].to_numpy()
     if not np.array_equal(steps, other["step"].to_numpy()):
         both = one.select("step", "loss").join(other.select("step", other="loss"), on="step", maintain_order="left")
         steps, one, other = both["step"].to_numpy(), both, both.select(loss="other")
     mine, theirs = one["loss"].to_numpy(), other["loss"].to_numpy()
-    if one["loss"].null_count() or other["loss"].null_count():  # as of few: to look for each takes longer than all the rest
+    if one["loss"].null_count() or other["loss"].null_count():  # rare; without this check, the filter takes most of the time
         known = (one["loss"].is_not_null() & other["loss"].is_not_null()).to_numpy()
         steps, mine, theirs = steps[known], mine[known], theirs[known]
     if not len(mine):

@@ -1,4 +1,4 @@
-"""The cost of each instrument: its time between steps, and how much longer the steps took that it observed."""
+"""Computes the cost of each instrument: the time that it takes between steps, and how much longer its observed steps take."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from collect.sources.steps import of_world, undisturbed
 
 
 class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One instrument in one cell. n: completed runs that it is the mean of.
-
-    cost_s: its time between steps, by rank 0's clock. watched_steps: the number of steps that it observed; they are not used
-    for metrics of time or memory. step_ratio: the median time of these steps divided by that of the steps that no instrument
-    observed; absent if there are no such steps.
-    """
+    """The cost of one instrument in one cell, as the mean over completed runs."""
 
     cell: str
     instrument: str
-    n: int
-    cost_s: float
-    watched_steps: int
+    n: int  # number of completed runs
+    cost_s: float  # the time that the instrument took between steps, in seconds by the clock of rank 0
+    watched_steps: int  # number of steps that the instrument observed; they are not used for metrics of time or memory
+    # Median time of the observed steps divided by the median time of the steps that no instrument observed; absent if there are
+    # no such steps.
     step_ratio: float | None = None
 
 
 def costs(loaded: Loaded) -> list[InstrumentCost]:
-    """By cell and instrument, over the completed runs that had it on."""
+    """The cost of each instrument in each cell, over the completed runs in which the instrument was on."""
     found = []
     for cell in loaded.cells:
         by_name: dict[str, list[LoadedRun]] = {}
@@ -54,7 +51,10 @@ def costs(loaded: Loaded) -> list[InstrumentCost]:
 
 
 def differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
-    """`CELL (profile: steps 3 and 4)` for each cell of a family whose cells do not all have the same instruments."""
+    """Find the families whose cells have different instruments, and describe the observed steps of each of their cells.
+
+    Returns texts such as `CELL (profile: steps 3 and 4)`.
+    """
     found = []
     for family in families:
         if len({repr(cell.cell.instruments) for cell in family if cell.completed}) < 2:
@@ -73,7 +73,7 @@ def differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
 
 
 def _some_steps(steps: list[int]) -> str:
-    """`step 2`, `steps 3 and 4`, `steps 3 to 7`."""
+    """Step numbers in words: `step 2`, `steps 3 and 4`, `steps 3 to 7`."""
     if len(steps) == 1:
         return f"step {steps[0]}"
     return f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}"

@@ -1,4 +1,4 @@
-"""A cell's line of the summary: what all its repeats came to, and each of them."""
+"""A row of the summary: the metrics of a cell over all its repeats, and the metrics of each run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardlab.record import SameWork
 
 
 class RunRow(msgspec.Struct):
-    """A run and its metrics: {name: value} in the units of its row."""
+    """A run and its metrics: {name: value} in the units that the row of the cell gives."""
 
     run_id: str
     repeat: int
@@ -24,7 +24,7 @@ class RunRow(msgspec.Struct):
 
 
 def flat(cell: dict[str, Any]) -> dict[str, Any]:
-    """Nested keys with a dot, as a matrix file may spell them."""
+    """A cell with flat keys: nested keys are joined with a dot, as a matrix file may write them (`optimizer.name`)."""
     flat: dict[str, Any] = {}
     for key, value in cell.items():
         flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
@@ -32,42 +32,45 @@ def flat(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 class CellRow(msgspec.Struct, dict=True):
-    """A cell. n: completed repeats, over which the metrics are; states: how many repeats are in which state."""
+    """A cell with its metrics over all completed repeats."""
 
     id: str
-    cell: dict[str, Any]
-    n: int
-    states: dict[str, int]
-    expected: bool  # every repeat ended completed or in a state that the cell expects
-    same_work: SameWork | None  # the proof's verdict, of the first run that has one
-    baseline: str | None  # the cell that speed-up is against
-    metrics: dict[str, Estimate]
-    runs: list[RunRow]
+    cell: dict[str, Any]  # the resolved cell, in its plain form (dicts and lists)
+    n: int  # number of completed repeats
+    states: dict[str, int]  # state -> number of repeats in this state
+    expected: bool  # whether every repeat completed, or ended in a state that the cell expects
+    same_work: SameWork | None  # the result of the same-work proof, from the first run that has a result
+    baseline: str | None  # the id of the cell with which this cell is compared, e.g. for its speed-up
+    metrics: dict[str, Estimate]  # name of a metric -> its mean over completed repeats
+    runs: list[RunRow]  # the latest attempt of each repeat
 
     @cached_property
     def flat(self) -> dict[str, Any]:
-        """The cell with dotted keys: every table asks for them."""
+        """The cell with flat keys (`optimizer.name`), computed once, because every table needs them."""
         return flat(self.cell)
 
     @property
     def is_ranked(self) -> bool:
-        """Whether the cell may be ranked among other cells: its GPUs were neither shared nor throttled, and it is proven to do
-        the work of one process, or it is meant to do this work and cannot be proven."""
+        """Whether the cell may be ranked among other cells.
+
+        Its GPUs must have been neither shared nor throttled. It must be proven to do the same work as one process, or it must
+        be intended to do this work if a proof is not possible.
+        """
         return not self.gpu_trouble and self.same_work is not None and self.same_work.verdict in ("proven", "not provable")
 
     @cached_property
     def gpu_trouble(self) -> str:
-        """The runs whose GPUs were shared, throttled or faulty, each with its GPUs and the reason; '' if there are none."""
+        """A text that names the runs whose GPUs were shared, throttled or faulty, with the GPUs and the reason; '' if none."""
         return "; ".join(f"{run.run_id}: {run.gpu_trouble}" for run in self.runs if run.gpu_trouble)
 
     @property
     def does_other_work(self) -> bool:
-        """Whether it is known not to do the work of one process: by design, or as the proof found."""
+        """Whether the cell is known to do other work than one process: by design, or because the same-work proof failed."""
         return self.same_work is not None and self.same_work.verdict in ("different", "other work")
 
     @property
     def state(self) -> str:
-        """In words: `completed`, or `2 completed, 1 failed`."""
+        """The states of the repeats in words: `completed`, or `2 completed, 1 failed`."""
         if len(self.states) == 1:
             return next(iter(self.states))
         return ", ".join(f"{count} {state}" for state, count in self.states.items())

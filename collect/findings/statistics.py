@@ -1,4 +1,4 @@
-"""Estimates from the repeats of a cell: mean, median, the interval of the mean, and how much repeats scatter."""
+"""Computes estimates from the repeats of a cell: mean, median, the interval of the mean, and the scatter of the repeats."""
 
 from __future__ import annotations
 
@@ -15,41 +15,36 @@ T_975 = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 Z_975 = 1.959963984540054
-FAR = 3.5  # modified z-scores beyond it are outliers: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993
-FEWEST_FOR_OUTLIERS = 5  # of fewer, two that happen to lie close make an outlier of any third
+FAR = 3.5  # a value with a larger modified z-score is an outlier: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993
+FEWEST_FOR_OUTLIERS = 5  # with fewer values, if two happen to be close, any third value looks like an outlier
 
 
 class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A metric of a cell over its repeats. value: their mean; low, high: its 95 % interval by Student's t.
+    """A metric of a cell over its repeats. low, high and noise_pct are absent if n = 1."""
 
-    noise_pct: standard deviation of the repeats over the size of their mean: repeats of a cell are A/A runs, the same work
-    twice. low, high and noise_pct are absent for n = 1.
-    """
-
-    value: float
+    value: float  # the mean over repeats
     unit: str
-    n: int
+    n: int  # number of repeats
     median: float
-    low: float | None = None
-    high: float | None = None
-    kind: str = ""
-    noise_pct: float | None = None
+    low: float | None = None  # lower end of the 95 % interval of the mean, by Student's t
+    high: float | None = None  # upper end of the 95 % interval of the mean
+    kind: str = ""  # what was measured, if the metric can be measured in several ways
+    noise_pct: float | None = None  # standard deviation of the repeats, which do the same work, in percent of their mean
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """How much repeats of the same cell scatter, pooled. relative: standard deviation over the mean; degrees: of freedom;
-    cells: how many cells were repeated."""
+    """The scatter of repeats of the same cell, pooled over all cells with several repeats."""
 
-    relative: float
-    degrees: int
-    cells: int
+    relative: float  # standard deviation divided by the mean
+    degrees: int  # degrees of freedom
+    cells: int  # number of cells with several repeats
 
 
 def t_975(degrees: int) -> float:
-    """The quantile of Student's t that 97.5 % lie below.
+    """The 97.5 % quantile of Student's t.
 
-    Beyond the table, the expansion in 1/degrees of Abramowitz and Stegun 26.7.5, cut after the second order: closer than
-    0.0005 there.
+    For more degrees of freedom than the table has: the expansion in 1/degrees of Abramowitz and Stegun 26.7.5 up to the second
+    order, whose error there is less than 0.0005.
     """
     if degrees < 1:
         raise ValueError(f"{degrees} degrees of freedom")
@@ -60,14 +55,20 @@ def t_975(degrees: int) -> float:
 
 
 def deviation(values: Sequence[float], mean: float) -> float:
-    """The standard deviation of two values or more, in two passes: statistics.stdev takes fractions, and 25 times as long."""
-    if min(values) == max(values):  # their mean may be off by its last digit
+    """The standard deviation of at least two values.
+
+    It is computed in two passes, because statistics.stdev computes with fractions and takes 25 times as long.
+    """
+    if min(values) == max(values):  # the mean of equal values may differ from them in its last digit
         return 0.0
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def estimate(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
-    """The mean of independent repeats with the 95 % interval of the mean, by Student's t: mean ± t s / sqrt(n)."""
+    """The mean of independent repeats with the 95 % interval of the mean, by Student's t: mean ± t s / sqrt(n).
+
+    values: one per repeat; unit, kind: of all values.
+    """
     n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Estimate(mean, unit, 1, mean, kind=kind)
@@ -78,7 +79,10 @@ def estimate(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
 
 
 def noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
-    """The pooled scatter of cells that were repeated: sqrt(sum (n - 1) (s / mean)² / sum (n - 1)); None where none was."""
+    """The scatter pooled over all cells with several repeats: sqrt(sum (n - 1) (s / mean)² / sum (n - 1)).
+
+    repeats: the values of each cell. None if no cell has several repeats.
+    """
     squares, degrees, cells = 0.0, 0, 0
     for values in repeats:
         if len(values) > 1 and (mean := statistics.fmean(values)):
@@ -91,8 +95,9 @@ def noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
 def standard_error(values: Sequence[float], pooled: Noise | None) -> tuple[float, int] | None:
     """(standard error of the mean, degrees of freedom), or None if the scatter is not known.
 
-    Three or more values: from their own scatter. One or two values: from the pooled relative scatter of all repeated cells, if
-    there is one and the mean is not 0; else two values use their own scatter.
+    With three or more values, the error is computed from their own scatter. With one or two values, it is computed from the
+    pooled relative scatter of all repeated cells, if this scatter is known and the mean is not 0; otherwise from the scatter of
+    the two values.
     """
     n, mean = len(values), statistics.fmean(values)
     if n < 3 and pooled and mean:
@@ -101,9 +106,9 @@ def standard_error(values: Sequence[float], pooled: Noise | None) -> tuple[float
 
 
 def outliers(values: Sequence[float]) -> list[int]:
-    """The places of values whose modified z-score, 0.6745 |x - median| / MAD, is beyond 3.5; none of fewer than five.
+    """The indexes of outliers: values whose modified z-score, 0.6745 |x - median| / MAD, is greater than 3.5.
 
-    They are named and stay in every figure.
+    Empty if there are fewer than five values. Outliers are only reported; they stay part of every mean and figure.
     """
     if len(values) < FEWEST_FOR_OUTLIERS:
         return []

@@ -1,4 +1,4 @@
-"""Tables of profiled cells that answer why a step takes as long as it does: process groups, slow ranks, the baseline."""
+"""Makes tables of profiled cells that explain the time of a step: by process group, by slow rank, and against the baseline."""
 
 from __future__ import annotations
 
@@ -18,45 +18,39 @@ from collect.traces.stragglers import RankWait
 class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """A collective of one process group in a profiled step of a cell, over all profiled ranks and n repeats.
 
-    calls: of a rank in a step. message_bytes, mean_us, transfer_us: of a call, transfer_us without waiting for slow ranks.
-    Bandwidths in 1e9 bytes/s as nccl-tests defines them. None: not recorded, or not known as too few ranks were profiled.
+    A value is None if the trace does not record it, or if too few ranks were profiled.
     """
 
     cell: str
     collective: str
     group: str
-    n: int
-    calls: float
-    message_bytes: float | None
-    mean_us: float
-    transfer_us: float | None
-    hidden_pct: float | None
-    algorithm_gb_per_s: float | None
-    bus_gb_per_s: float | None
-    link: str | None
-    link_gb_per_s: float | None
+    n: int  # number of repeats
+    calls: float  # calls of a rank in a step
+    message_bytes: float | None  # size of the message of a call
+    mean_us: float  # duration of a call
+    transfer_us: float | None  # duration of a call without waiting for slow ranks
+    hidden_pct: float | None  # share of the duration during which something computes
+    algorithm_gb_per_s: float | None  # algorithm bandwidth as nccl-tests defines it, in 1e9 bytes/s
+    bus_gb_per_s: float | None  # bus bandwidth as nccl-tests defines it, in 1e9 bytes/s
+    link: str | None  # the link between the GPUs of a host
+    link_gb_per_s: float | None  # bandwidth of the link in one direction by its data sheet, in 1e9 bytes/s
 
 
 class RankWaiting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank of a cell waited for slow ranks in a profiled step, mean over n repeats.
-
-    last_pct: of the matched collectives, the share that this rank started last. lost_ms: waiting while nothing computes,
-    lost_pct of the profiled time. caused_ms: what the other ranks together waited in the collectives that this rank started
-    last.
-    """
+    """How long a rank of a cell waits for slow ranks in a profiled step, as the mean over n repeats. Times are per step."""
 
     cell: str
     rank: int
-    n: int
-    last_pct: float
-    waited_ms: float
-    lost_ms: float
-    lost_pct: float | None
-    caused_ms: float
+    n: int  # number of repeats
+    last_pct: float  # share of the matched collectives that this rank started last
+    waited_ms: float  # waiting in collectives
+    lost_ms: float  # waiting in collectives while nothing computes
+    lost_pct: float | None  # lost_ms as a share of the profiled time
+    caused_ms: float  # waiting of all other ranks together, in the collectives that this rank started last
 
 
 class CellDifference(msgspec.Struct, frozen=True):
-    """Why a step of a cell takes longer or shorter than one of its baseline; means over profiled ranks and repeats."""
+    """Why a step of a cell takes longer or shorter than a step of its baseline, as means over profiled ranks and repeats."""
 
     cell: str
     baseline: str
@@ -64,12 +58,12 @@ class CellDifference(msgspec.Struct, frozen=True):
 
 
 def group_traffic(loaded: Loaded) -> list[GroupTraffic]:
-    """Of every cell that was profiled by steps, that which takes the longest first."""
+    """The collectives of every cell that was profiled by steps; for each cell, the collective that takes the longest first."""
     return [found for cell in loaded.cells for found in of_cell(cell)]
 
 
 def of_cell(cell: LoadedCell) -> list[GroupTraffic]:
-    """The collectives of a cell by process group, that which takes the longest first."""
+    """The collectives of a cell by process group; the collective that takes the longest comes first."""
     runs = profiled(cell)
     steps = sum(one.steps for run in runs for one in run.ranks)
     uses: dict[tuple[str, str], list[tuple[CollectiveUse, int]]] = {}
@@ -113,7 +107,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def rank_waiting(loaded: Loaded) -> list[RankWaiting]:
-    """Of every cell in which calls were matched over ranks that were profiled by steps, by rank."""
+    """The waiting of each rank, for every cell that was profiled by steps and whose collectives were matched over ranks."""
     found = []
     for cell in loaded.cells:
         by_rank: dict[int, list[tuple[RankWait, int]]] = {}
@@ -140,7 +134,10 @@ def _waiting(cell: str, rank: int, every: Sequence[tuple[RankWait, int]]) -> Ran
 
 
 def step_differences(loaded: Loaded, rows: Sequence[CellRow]) -> list[CellDifference]:
-    """Of every cell that was profiled as its baseline was; GPUs do not compare with CPUs."""
+    """The difference from the baseline, for every cell that was profiled by steps on the same kind of hardware as its baseline.
+
+    GPUs are not compared with CPUs.
+    """
     cells = {cell.id: cell for cell in loaded.cells}
     found = []
     for row in rows:
@@ -153,11 +150,14 @@ def step_differences(loaded: Loaded, rows: Sequence[CellRow]) -> list[CellDiffer
 
 
 def of_cells(cell: LoadedCell, baseline: LoadedCell) -> StepDifference | None:
-    """The difference of a cell from its baseline; None unless both were profiled by steps on the same kind of hardware."""
+    """The difference between a step of a cell and a step of its baseline.
+
+    None if they were not both profiled by steps, or not on the same kind of hardware.
+    """
     return difference(profiled(cell), profiled(baseline))
 
 
 def profiled(cell: LoadedCell) -> list[RunAnswers]:
-    """The answers about the completed runs of a cell whose ranks were all profiled by steps."""
+    """The results from the traces of a cell's completed runs, for runs whose profiled ranks were all profiled by steps."""
     answers = [run.traces.answers for run in cell.completed if run.traces.analyses]
     return [one for one in answers if all(rank.steps for rank in one.ranks)]

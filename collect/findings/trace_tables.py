@@ -1,4 +1,7 @@
-"""Tables of profiled cells: their collectives, their operators compared with the baseline, and the effect of HTA's rounding."""
+"""Makes tables of profiled cells: their collectives, their operators compared with the baseline, and the effect of rounding.
+
+HolisticTraceAnalysis (HTA) rounds the times in traces; the metrics of shardlab are exact by default.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from collect.traces.breakdown import Breakdown
 from collect.traces.operators import Change, OperatorDifference
 from collect.traces.per_step import Use
 
-ROUNDED = ("idle_pct", "overlap_pct", "exposed_communication_ms")  # where rounding shows most
+ROUNDED = ("idle_pct", "overlap_pct", "exposed_communication_ms")  # the metrics on which rounding has the largest effect
 
 
 class Rounding(msgspec.Struct, frozen=True):
-    """A trace metric of a cell, exact and as HolisticTraceAnalysis rounds it; means over n repeats."""
+    """A trace metric of a cell, exact and as HolisticTraceAnalysis (HTA) rounds it, as means over n repeats."""
 
     cell: str
     metric: str
@@ -32,45 +35,47 @@ class Rounding(msgspec.Struct, frozen=True):
 
 
 class Collective(msgspec.Struct, frozen=True):
-    """Calls of a collective in a profiled step of a cell and what they last added up, waiting for other ranks included; means
-    over profiled ranks and n repeats. mean_ms: of a call."""
+    """A collective in a profiled step of a cell, as means over profiled ranks and n repeats.
 
-    cell: str
-    collective: str
-    n: int
-    calls: float
-    total_ms: float
-    mean_ms: float
-
-
-class OperatorDifferences(msgspec.Struct, frozen=True):
-    """The calls of a cell compared with its baseline, largest difference in time first. of: `kernels`, or `operators` on CPU.
-
-    changes: how many are new, gone, changed, same. Means over profiled ranks and repeats.
+    Durations include waiting for other ranks.
     """
 
     cell: str
+    collective: str
+    n: int  # number of repeats
+    calls: float  # calls per step
+    total_ms: float  # sum of the durations per step
+    mean_ms: float  # duration of a call
+
+
+class OperatorDifferences(msgspec.Struct, frozen=True):
+    """The kernels or operators of a cell compared with its baseline, as means over profiled ranks and repeats."""
+
+    cell: str
     baseline: str
-    of: str
-    changes: dict[str, int]
-    differences: list[OperatorDifference]
+    of: str  # `kernels`, or `operators` on a CPU
+    changes: dict[str, int]  # kind of change (new, gone, changed, same) -> number of names with this change
+    differences: list[OperatorDifference]  # the largest difference in time first
 
 
 def roundings(loaded: Loaded) -> list[Rounding]:
-    """Of the cells whose figures are like HTA's."""
+    """The effect of HTA's rounding, for the cells whose traces are also read as HTA reads them."""
     metrics = {metric.name: metric for metric in menu()}
     return [found for cell in loaded.cells for name in ROUNDED if (found := _rounding(cell, metrics[name]))]
 
 
 def without_kernels(loaded: Loaded) -> tuple[list[str], int]:
-    """(the runs whose figures are exact although the matrix asks for HTA's, how many runs were profiled)."""
+    """(ids of the runs whose trace metrics are exact although the matrix asks for those of HTA, number of profiled runs).
+
+    HTA finds no GPU kernels in a trace of these runs.
+    """
     profiled = [run for cell in loaded.cells for run in cell.completed if run.breakdowns]
     asked = loaded.expansion.traces == "like-hta"
     return [run.run_id for run in profiled if asked and not run.traces.like_hta], len(profiled)
 
 
 def collectives(loaded: Loaded) -> list[Collective]:
-    """Of every cell that was profiled by steps, that which takes longest first."""
+    """The collectives of every cell that was profiled by steps; for each cell, the collective that takes the longest first."""
     found = []
     for cell in loaded.cells:
         runs = _profiled(cell)
@@ -81,7 +86,10 @@ def collectives(loaded: Loaded) -> list[Collective]:
 
 
 def operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorDifferences]:
-    """Of every cell that was profiled as its baseline was; kernels do not compare with operators."""
+    """The kernels or operators of every cell that was profiled in the same way as its baseline, compared with the baseline.
+
+    Kernels are not compared with operators.
+    """
     cells = {cell.id: cell for cell in loaded.cells}
     found = []
     for row in rows:
@@ -116,8 +124,10 @@ def _rounding(cell: LoadedCell, metric: Metric) -> Rounding | None:
 
 
 def _profiled(cell: LoadedCell) -> list[list[Breakdown]]:
-    """The exact breakdowns by steps of each run (HTA counts some kernels more than once). Empty if the runs have figures of
-    different kinds, which have no common mean."""
+    """The exact breakdowns by steps of each run (HTA's are not used, because HTA counts some kernels more than once).
+
+    Empty if the runs have breakdowns of different kinds, which have no common mean.
+    """
     runs = [known for run in cell.completed if (known := [one for one in run.traces.exact if one.steps])]
     return runs if len(_kinds(runs)) == 1 else []
 

@@ -1,4 +1,4 @@
-"""Which interface of each host carried the traffic of a run, and whether RDMA was used."""
+"""Finds the network interface of each host that carried the traffic of a run, and whether RDMA was used."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from collect.sources.nccl_log import NcclTransports
 
 
 class HostTraffic(msgspec.Struct):
-    """The interface of a host that sent and received the most while steps were timed, all programs of the host together.
-
-    share_pct: its share of what all interfaces of the host sent and received, loopback included.
-    """
+    """The interface of a host with the most traffic while steps were timed. The traffic of all programs counts."""
 
     host: str
     interface: str
     kind: str  # loopback, physical or virtual
     sent_bytes: float
     received_bytes: float
-    share_pct: float
+    share_pct: float  # its share of the traffic of all interfaces of the host, including loopback
 
 
 class RunTraffic(msgspec.Struct):
-    """How the ranks of a run were connected. rdma: null if nobody knows. why: a sentence that says from what this is known."""
+    """How the ranks of a run were connected."""
 
     run: str
-    backend: str
+    backend: str  # of the process group
     hosts: list[HostTraffic]
-    rdma: bool | None
-    why: str
-    nccl: NcclTransports | None = None  # for the backend nccl
+    rdma: bool | None  # whether RDMA was used; None: not known
+    why: str  # the source of the value of `rdma`, or why it is not known
+    nccl: NcclTransports | None = None  # only for the backend nccl
 
 
 def traffic(run: LoadedRun) -> RunTraffic | None:
-    """Of a completed run whose ranks met; None for other runs, and for a run of one rank, which has no traffic."""
+    """The traffic of a completed run.
+
+    None for runs that did not complete or have no process group, and for runs with one rank, which have no traffic.
+    """
     if not run.completed or not run.backend or run.cell.gpus == 1:
         return None
     hosts = _hosts(run)
@@ -51,7 +51,7 @@ def traffic(run: LoadedRun) -> RunTraffic | None:
 
 
 def _hosts(run: LoadedRun) -> list[HostTraffic]:
-    """The busiest interface of each host; a host with an interface whose traffic is unknown is left out."""
+    """The busiest interface of each host. A host is left out if the traffic of any of its interfaces is unknown."""
     if run.window is None or run.clock_stepped:
         return []
     received = samples.of_interfaces(run.whole_samples.nics, "rx_bytes")

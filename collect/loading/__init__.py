@@ -1,1 +1,1 @@
-"""Run folders -> typed runs and frames; damage is listed, never raised."""
+"""Reads run folders into typed runs and frames. Damaged files are listed and never raise an error."""

@@ -1,4 +1,4 @@
-"""Loads a matrix and its run folders as typed values and frames. Damaged files are listed with the reason and stop nothing."""
+"""Loads a matrix and its run folders as typed values and frames. Damaged files are listed with a reason and raise no error."""
 
 from __future__ import annotations
 
@@ -18,33 +18,36 @@ from shardlab.workspace import Workspace
 
 
 class LoadedCell(msgspec.Struct):
-    """A point of the matrix. runs: the latest attempt of each repeat; earlier: the attempts before them."""
+    """A cell of the matrix with its runs."""
 
     id: str
     cell: Cell
-    runs: list[LoadedRun]
-    earlier: list[LoadedRun]
+    runs: list[LoadedRun]  # the latest attempt of each repeat
+    earlier: list[LoadedRun]  # the attempts before the latest
 
     @property
     def completed(self) -> list[LoadedRun]:
-        """The runs of `runs` that completed."""
+        """The runs that completed, without earlier attempts."""
         return [run for run in self.runs if run.completed]
 
 
 class Loaded(msgspec.Struct):
-    """A matrix as it stands in a workspace."""
+    """A matrix of a workspace with all its runs."""
 
     expansion: Expansion
     cells: list[LoadedCell]
 
     @property
     def runs(self) -> list[LoadedRun]:
-        """Every run folder that is there, earlier attempts too."""
+        """All runs that have a folder, also earlier attempts."""
         return [run for cell in self.cells for run in (*cell.runs, *cell.earlier) if run.verdict != NO_FOLDER]
 
 
 def load(workspace: Workspace, matrix: str | None) -> Loaded:
-    """The named matrix, or the last one. Raises InputError if there is no matrix or its expansion cannot be read."""
+    """Load a matrix. matrix: its name; None: the last matrix of the workspace.
+
+    Raises InputError if there is no matrix or its expansion cannot be read.
+    """
     expansion = workspace.expansion(matrix)
     attempts: dict[str, list[str]] = {}
     for run_id in workspace.run_ids():

@@ -1,4 +1,4 @@
-"""One run of a matrix, as metrics, figures and tables see it: its records, and what is computed from them once."""
+"""A run of a matrix as metrics, figures and tables use it: its records, and frames that are computed from them once."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from shardlab.study import Traces
 
 
 class Quantity(msgspec.Struct, frozen=True):
-    """A number with its unit. kind: what was measured, if a metric can be measured in several ways, such as `counter`."""
+    """A number with its unit."""
 
     value: int | float
     unit: str
-    kind: str = ""
+    kind: str = ""  # what was measured, if a metric can be measured in several ways, such as `counter`
 
 
 class LoadedRun(RunRecords, dict=True):
-    """One run folder. Frames are empty without a run.json, because the number of ranks is not known then.
+    """One run. If the run has no run.json, its frames are empty, because the number of ranks is not known.
 
     `read_many` makes the frames of many runs at once and then drops `step_records` and `sample_records`.
     """
 
     reads_traces: Traces = "exact"
-    quantities: dict[str, Quantity] | None = None  # every known metric; None until `collect.metric.quantities` computes them
+    quantities: dict[str, Quantity] | None = None  # metrics by name; None until `collect.metric.quantities` computes them
 
     @property
     def repeat(self) -> int:
-        """The number of the repeat, from 1, as the run id says."""
+        """The number of the repeat, from 1, taken from the run id."""
         return self._parts.repeat
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt, from 1, as the run id says."""
+        """The number of the attempt, from 1, taken from the run id."""
         return self._parts.attempt
 
     @property
@@ -58,17 +58,17 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def completed(self) -> bool:
-        """The run has the state `completed`."""
+        """Whether the run has the state `completed`."""
         return self.verdict.state == "completed"
 
     @property
     def resumed(self) -> bool:
-        """The run has a result and started from a checkpoint."""
+        """Whether the run has a result and resumed from a checkpoint."""
         return self.result is not None and self.result.resumed
 
     @property
     def cell(self) -> Cell:
-        """The cell in run.json. Only for runs with a run.json, as completed runs are."""
+        """The cell in run.json. Only for runs that have a run.json; completed runs always have a run.json."""
         assert self.run is not None
         return self.run.cell
 
@@ -79,7 +79,7 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def step_frames(self) -> Frames:
-        """The frames of the steps: all, timed, and of the world."""
+        """The frames of the steps: all steps, the timed steps, and the timed steps over all ranks."""
         return steps.frames(self.recorded)
 
     @property
@@ -109,34 +109,38 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def samples(self) -> Samples:
-        """All samples of telemetry, those outside of the timed window included."""
+        """All samples of telemetry, also those outside of the timed window."""
         return samples.frames(self.sample_records)
 
     @property
     def whole_samples(self) -> Samples:
-        """The samples from which metrics are computed: none of a resumed run, because its telemetry is not complete.
+        """The samples from which metrics are computed. Empty for a resumed run, because its telemetry is not complete.
 
-        A metric selects the timed window itself, because counters need the samples around it.
+        Each metric selects the timed window itself, because counters also need the samples just before and after the window.
         """
         return samples.frames({}) if self.resumed else self.samples
 
     @cached_property
     def gpu_samples(self) -> pl.DataFrame:
-        """The part of `whole_samples.gpus` of the GPUs that the ranks trained on. A result of an older release does not name
-        these GPUs: then the samples of all GPUs of the hosts."""
+        """The rows of `whole_samples.gpus` for the GPUs that the ranks trained on.
+
+        If the result does not name these GPUs, as in older releases, the rows of all GPUs of the hosts.
+        """
         gpus = self.whole_samples.gpus
         used = self.result.gpus if self.result else None
         return gpus if used is None else gpus.filter(pl.col("uuid").is_in(used))
 
     @cached_property
     def interfaces(self) -> dict[Interface, list[Seen]]:
-        """What each network interface had sent at each moment, from `whole_samples.nics`."""
+        """The counter of sent bytes of each network interface at the time of each sample, from `whole_samples.nics`."""
         return samples.of_interfaces(self.whole_samples.nics, "tx_bytes")
 
     @cached_property
     def coverage(self) -> list[Coverage]:
-        """How much of the timed window the samples of each host cover. Empty for a resumed run, whose steps lie in several
-        windows."""
+        """How much of the timed window the samples of each host cover.
+
+        Empty for a resumed run, because its steps lie in several windows.
+        """
         if self.resumed:
             return []
         hosts = [host.host for host in self.hosts]
@@ -145,12 +149,15 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def clock_steps(self) -> dict[str, float]:
-        """How far the clocks of hosts were set, by host (`telemetry.clock_steps`)."""
+        """By how many seconds the clock of each host was set, for hosts whose clock was set (`telemetry.clock_steps`)."""
         return telemetry.clock_steps(self.samples.hosts)
 
     @property
     def clock_stepped(self) -> bool:
-        """Whether the clock of a host was set while it was sampled: then no sample is surely within the timed window."""
+        """Whether the clock of a host was set while the host was sampled.
+
+        In this case it is not certain which samples are within the timed window.
+        """
         return bool(self.clock_steps)
 
     @cached_property
@@ -160,16 +167,16 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def traces(self) -> RunTraces:
-        """The figures of the traces of the ranks that were profiled."""
+        """The values computed from the traces of the profiled ranks."""
         return run_traces.read(self.folder.path, self.reads_traces) if self.profiled else RunTraces()
 
     @cached_property
     def breakdowns(self) -> list[Breakdown]:
-        """The breakdowns of the profiled ranks whose trace is complete, read as the matrix says."""
+        """The breakdowns of the profiled ranks whose trace is complete: exact or as HTA reads traces, as the matrix asks."""
         return self.traces.judged
 
     def with_breakdowns(self, breakdowns: list[Breakdown]) -> Self:
-        """The same run with other breakdowns, to compare two ways of reading its traces."""
+        """A copy of the run with other breakdowns, to compare two ways of reading its traces."""
         copy = msgspec.structs.replace(self, quantities=None)
         copy.__dict__.update(self.__dict__, breakdowns=breakdowns)
         return copy

@@ -1,7 +1,7 @@
-"""Reads many runs. Other processes help from MANY runs on, because reading takes most of the time of a report.
+"""Reads many runs. With MANY runs or more, several processes read them, because reading takes most of the time of a report.
 
-The frames of many runs are made at once: a frame costs about the same time for one run as for a hundred. Messages between the
-processes are bytes: MessagePack, which has NaN as a metric may be, and Arrow streams.
+The frames of many runs are made together, because making a frame takes about the same time for one run as for a hundred. The
+processes send bytes to each other: MessagePack, which can contain NaN (a possible value of a metric), and Arrow streams.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from collect.sources.samples import Samples
 from collect.sources.steps import Frames
 from shardlab.rundir import RunDir
 
-AT_ONCE = 50_000  # step records and samples that become frames at once: as records they need several times the memory
-MANY = 2_000  # runs; half of them are read in the time that another process needs to start
-PART = 100  # runs of an answer: few, so that Ctrl-C waits for little, and a pipe has room for the ids that are asked for
-MOST = 4  # processes; this process receives the answers of all of them
-# There is no room for another process or for its answer; a value has no place in a message (more than 64 bits, or no UTF-8);
-# or a process died while the next one was started, so that the pool closed a pipe of the next one (ValueError).
+AT_ONCE = 50_000  # step records and samples after which frames are made: records need several times the memory of frames
+MANY = 2_000  # runs; while another process starts, half of this number can be read
+PART = 100  # runs per answer of a process: few, so that Ctrl-C does not wait long, and the ids fit into the buffer of a pipe
+MOST = 4  # processes at most, because this process receives all their answers
+# Errors after which this process reads the remaining runs itself: there is no memory for another process or its answer; a value
+# cannot be part of a message (more than 64 bits, or not UTF-8); or a process died while the next process was started, so that
+# the pool closed a pipe of the next process (ValueError).
 _UNANSWERED = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueError)
 
-Packed = list[bytes]  # a batch of runs: the runs with their coverage, then three frames of steps and four of samples
+Packed = list[bytes]  # a batch of runs: the runs with their coverage, then three frames of steps, then four frames of samples
 
 
 def read(runs: Path, run_ids: Sequence[str]) -> Iterator[LoadedRun]:
-    """These runs of the folder `runs`, in their order."""
+    """Read these runs of the folder `runs`, in the order of `run_ids`."""
     done = 0
     processes = min(len(os.sched_getaffinity(0)), MOST)
     if len(run_ids) >= MANY and processes > 1:
-        with contextlib.suppress(*_UNANSWERED):  # then this process reads the rest
+        with contextlib.suppress(*_UNANSWERED):  # this process then reads the remaining runs
             for run in _read_by_others(runs, run_ids, processes):
                 done += 1
                 yield run
@@ -68,7 +69,7 @@ def _batches(runs: Path, run_ids: Sequence[str]) -> Iterator[list[LoadedRun]]:
 
 
 def _frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
-    """The frames of all runs of a batch. Column `run` is the place of a run in the batch."""
+    """The frames of all runs of a batch. The column `run` is the place of the run in the batch."""
     frames = steps.of_runs([run.recorded for run in batch]), samples.of_runs([run.sample_records for run in batch])
     for run in batch:
         run.step_records, run.sample_records = {}, {}
@@ -76,7 +77,7 @@ def _frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
 
 
 def _cut(batch: Sequence[LoadedRun], of_steps: Frames, of_samples: Samples) -> None:
-    """Give each run of a batch its part of the frames."""
+    """Set the frames of each run of a batch to its rows of the common frames."""
     parts = zip(*(steps.by_run(rows, len(batch)) for rows in (*of_steps, *of_samples)), strict=True)
     for run, (every, timed, world, *sampled) in zip(batch, parts, strict=True):
         run.step_frames, run.samples = Frames(every, timed, world), Samples(*sampled)
@@ -84,7 +85,7 @@ def _cut(batch: Sequence[LoadedRun], of_steps: Frames, of_samples: Samples) -> N
 
 def _read_by_others(runs: Path, run_ids: Sequence[str], processes: int) -> Iterator[LoadedRun]:
     parts = [run_ids[start : start + PART] for start in range(0, len(run_ids), PART)]
-    context = multiprocessing.get_context("spawn")  # a fork would copy the locks of polars' threads
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of polars hold
     with ProcessPoolExecutor(processes, context, initializer=_prepare) as pool:
         for answer in pool.map(read_packed, repeat(str(runs)), parts):
             for packed in answer:
@@ -92,7 +93,7 @@ def _read_by_others(runs: Path, run_ids: Sequence[str], processes: int) -> Itera
 
 
 def _prepare() -> None:
-    """Prepare another process: it leaves Ctrl-C to its parent, and ends when its parent has ended, however that happened."""
+    """Prepare a process of the pool: it ignores Ctrl-C, which its parent handles, and ends when its parent has ended."""
     gc.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -106,7 +107,10 @@ def _prepare() -> None:
 
 
 def read_packed(runs: str, run_ids: Sequence[str]) -> list[Packed]:
-    """In another process: these runs with the metrics of completed runs, except where traces have to be read for them."""
+    """Read these runs in a process of the pool.
+
+    The metrics of completed runs are computed here too, except for profiled runs, whose traces would have to be read.
+    """
     return [_packed(batch) for batch in _batches(Path(runs), run_ids)]
 
 

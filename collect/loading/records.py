@@ -1,4 +1,7 @@
-"""Reads the files of one run, each once, and lists damaged files. Works without the extra `report`, as `collect fetch` does."""
+"""Reads the files of one run, each file once, and lists damaged files.
+
+It does not need the extra `report`, because `collect fetch` uses it and must work without this extra.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from shardlab.rundir import VALIDATION, RunDir, judged
 from shardlab.state import JudgedState
 from shardlab.suspension import Pause
 
-FOLDERS = ("env", "memory", "samples", "steps", "trace")  # the folders of a run that are read
+FOLDERS = ("env", "memory", "samples", "steps", "trace")  # the subfolders of a run folder that are read
 NO_FOLDER = JudgedState("planned", "no run folder yet")
 _RANK = re.compile(r"steps/rank-(\d{5,})\.jsonl")
 _HOST = re.compile(r"samples/([^/]+)\.jsonl")
@@ -46,11 +49,11 @@ R = TypeVar("R", bound=Record)
 
 
 class Damage(msgspec.Struct):
-    """What could not be read of a run. Paths are relative to the folder of the run."""
+    """The parts of a run that could not be read. Paths are relative to the run folder."""
 
     truncated: list[str] = []  # files whose last line is incomplete
-    corrupt: dict[str, int] = {}  # the number of corrupt lines of a file
-    not_followed: dict[str, str] = {}  # name of an entry that is no regular file or folder -> its kind, such as "a symlink"
+    corrupt: dict[str, int] = {}  # path of a file -> number of its lines that cannot be read
+    not_followed: dict[str, str] = {}  # name of an entry that is not a regular file or folder -> its kind, such as "a symlink"
 
     def note(self, name: str, lines: RecordLines[R]) -> list[R]:
         """Note the damaged lines of a file; returns the records that could be read."""
@@ -69,7 +72,7 @@ class Damage(msgspec.Struct):
         return bool(self.truncated or self.corrupt or self.not_followed)
 
     def says(self) -> str:
-        """One clause per damaged file."""
+        """The damage in words: one clause per damaged file."""
         parts = [f"{name}: the last line is incomplete" for name in self.truncated]
         parts += [f"{name}: {count} corrupt line{'s' * (count != 1)}" for name, count in self.corrupt.items()]
         parts += [f"{name}: {kind}, which was not read" for name, kind in self.not_followed.items()]
@@ -77,33 +80,33 @@ class Damage(msgspec.Struct):
 
 
 class RunRecords(msgspec.Struct):
-    """The content of a run folder. `collect.loading.loaded_run` adds what is computed from it."""
+    """The content of a run folder. `collect.loading.loaded_run` adds the values that are computed from it."""
 
     folder: RunDir
     verdict: JudgedState = NO_FOLDER
     run: Run | None = None  # run.json; None if the file is missing or damaged, then `verdict` says why
-    result: Result | None = None  # result.json; None as for `run`
-    step_records: dict[int, list[StepRecord]] = {}  # by rank
-    sample_records: dict[str, list[Sample]] = {}  # by the host that the file is named after
+    result: Result | None = None  # result.json; None if the file is missing or damaged, then `verdict` says why
+    step_records: dict[int, list[StepRecord]] = {}  # rank -> its step records
+    sample_records: dict[str, list[Sample]] = {}  # host, taken from the name of the file -> its samples
     validation: list[ValidationRecord] = []
-    events: list[Event] = []  # of all writers, ordered by time
+    events: list[Event] = []  # the events of all writers, ordered by time
     hosts: list[Host] = []  # the descriptions of hosts that could be read
     damage: Damage = msgspec.field(default_factory=Damage)
-    profiled: bool = False  # there is a folder for traces
-    paused: bool = False  # suspended between its first and its last timed step: times that include the pause are left out
-    unreadable: str = ""  # why the state is unknown and the run is set aside: run.json, result.json or an event is unreadable
-    last_record_s: float = 0.0  # the wall clock of the last record, by the clocks of the nodes; 0: there is none
-    sampler_ends: dict[str, int] = {}  # how often the sampler of a host ended while the run went on
-    clocks: dict[str, dict[str, ClockOffset]] = {}  # of hosts, at `start` and `end`, against the host of rank 0
-    backend: str = ""  # of its process group, such as gloo; empty if its ranks did not meet
-    waits: bool = False  # its supervisor asked for another start, so the run will go on
+    profiled: bool = False  # whether the run has a folder for traces
+    paused: bool = False  # suspended between its first and its last timed step; times that include the pause are not used
+    unreadable: str = ""  # why the state of the run is unknown: run.json, result.json or an event cannot be read
+    last_record_s: float = 0.0  # time of the last record, in seconds since the epoch by the nodes' clocks; 0: no record
+    sampler_ends: dict[str, int] = {}  # host -> how often its sampler ended while the run was still going on
+    clocks: dict[str, dict[str, ClockOffset]] = {}  # host -> `start` or `end` of the run -> offset from the host of rank 0
+    backend: str = ""  # of its process group, such as gloo; '' if the ranks never formed a process group
+    waits: bool = False  # whether the supervisor asked to be started again, so that the run will continue
 
     @classmethod
     def read(cls, folder: RunDir) -> Self:
-        """Read and judge a run. Damage is noted and never raised."""
+        """Read a run folder and determine the state of the run. Damaged files are noted in `damage` and raise no error."""
         records = cls(folder)
         try:
-            names = sorted(os.listdir(folder.path))  # noqa: PTH208 - names; an object for each takes most of the time
+            names = sorted(os.listdir(folder.path))  # noqa: PTH208 - only names are needed; making a Path for each entry takes most of the time
         except (FileNotFoundError, NotADirectoryError):
             return records
         except OSError as error:
@@ -125,11 +128,11 @@ class RunRecords(msgspec.Struct):
         return sum(map(len, self.step_records.values())) + sum(map(len, self.sample_records.values()))
 
     def _set_aside(self, why: str) -> None:
-        """The first reason counts."""
+        """Note the reason why the state of the run is unknown. If there are several reasons, the first reason is kept."""
         self.unreadable = self.unreadable or why
 
     def _read_files(self, names: Sequence[str]) -> None:
-        """names: the entries of the run folder, sorted."""
+        """Read all files of the run. names: the sorted names of the entries of the run folder."""
         parts: dict[str, list[str]] = {}
         for part in filter(names.__contains__, FOLDERS):
             try:
@@ -172,7 +175,7 @@ class RunRecords(msgspec.Struct):
         self._leave_out(suspension.of(events))
 
     def _lines(self, name: str, kind: type[R]) -> list[R]:
-        """The records of a file that could be read."""
+        """The records of a file that can be read. Damaged lines, or a file that is not a regular file, are noted."""
         try:
             return self.damage.note(name, read_lines(f"{self.folder.path}/{name}", kind))
         except WorkspaceError as error:
@@ -183,7 +186,10 @@ class RunRecords(msgspec.Struct):
             return []
 
     def _inside(self, part: str) -> list[str] | None:
-        """The sorted paths in a folder of the run, or None if it is no folder, which is noted. Raises OSError."""
+        """The sorted paths of the entries of a subfolder, relative to the run folder; None if there is no folder of this name.
+
+        An entry of this name that is not a folder is noted. Raises OSError if the folder cannot be read.
+        """
         path = f"{self.folder.path}/{part}"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -193,15 +199,18 @@ class RunRecords(msgspec.Struct):
         except FileNotFoundError:
             return None
         try:
-            return [f"{part}/{name}" for name in sorted(os.listdir(descriptor))]  # noqa: PTH208 - pathlib lists no descriptor
+            return [f"{part}/{name}" for name in sorted(os.listdir(descriptor))]  # noqa: PTH208 - pathlib cannot list a descriptor
         except OSError as error:
-            error.filename = path  # not the number of the descriptor
+            error.filename = path  # otherwise it is the number of the descriptor
             raise
         finally:
             os.close(descriptor)
 
     def _leave_out(self, pauses: Sequence[Pause]) -> None:
-        """Leave out the times that include a pause between the start of the first timed step and the end of the last."""
+        """If the run was suspended during its timed steps, make sure that times that include a pause are not used.
+
+        Steps that overlap a pause get `watched`, and the times in the result are removed.
+        """
         timed = [record for records in self.step_records.values() for record in records if not record.warmup]
         if not pauses or not timed:
             return
@@ -232,5 +241,5 @@ def _host(path: str) -> Host | None:
 
 @lru_cache(maxsize=1024)
 def _decoded(raw: bytes) -> Host:
-    """One object for all runs with the same description of a host, which are most runs."""
+    """Decode the description of a host. Cached, because most runs have the same description."""
     return decoder(Host).decode(raw)

@@ -1,4 +1,4 @@
-"""How much of a run its telemetry saw: a mean over samples is worth what the samples cover."""
+"""Computes how much of a run its telemetry covers: a mean over samples is only useful if the samples cover the run."""
 
 from __future__ import annotations
 
@@ -12,42 +12,35 @@ from collect.sources.samples import Samples
 from collect.sources.steps import window
 from shardlab.record import ClockOffset
 
-APART_S = 0.1  # by which the clocks of two hosts may differ: a fifth of the distance of two samples
-STEP_S = 0.1  # by which a clock is set at least; daemons that keep the time speed it up or slow it down by less
-GAP_PERIODS = 2.0  # between samples further apart than this many usual distances, the host was not watched
+APART_S = 0.1  # seconds by which the clocks of two hosts may differ: a fifth of the usual time between two samples
+STEP_S = 0.1  # a clock that jumps by more seconds was set; time daemons adjust a clock gradually, by less
+GAP_PERIODS = 2.0  # if two samples are further apart than this many times the usual distance, there is a gap between them
 
 
 class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One host in one run.
+    """How much of a run the telemetry of one host covers, and how reliable the telemetry is.
 
-    coverage_pct: share of the timed window between samples that are no gap apart; absent where no steps were timed.
-    largest_gap_s: the longest part of the timed window without a sample; absent where no steps were timed.
-    rate_kept_pct: samples in the timed window over those that were asked for; absent if the records do not say the rate.
-    clock_step_s: how far the clock of the host was set while it was sampled, backwards if negative; absent if it was not.
-    clock_start_s, clock_end_s: clock of the host minus clock of rank 0's host, at the start and the end of the run, in seconds;
-    the true differences are within clock_within_s. Absent if the run was on one host.
-    sampler_ends: how often the sampler ended while the run went on.
-    lost_gpus: UUIDs of GPUs that the driver did not reach any more.
-    incomplete: why the samples are not of the whole timed window, as where the sampler was killed; empty if they are.
+    coverage_pct and largest_gap_s are absent if no steps were timed. The three clock offsets are absent if the run was on one
+    host.
     """
 
     run: str
     host: str
-    samples: int
-    coverage_pct: float | None = None
-    largest_gap_s: float | None = None
-    rate_kept_pct: float | None = None
-    clock_step_s: float | None = None
-    clock_start_s: float | None = None
-    clock_end_s: float | None = None
-    clock_within_s: float | None = None
-    sampler_ends: int = 0
-    lost_gpus: list[str] = []
-    incomplete: str = ""
+    samples: int  # number of samples
+    coverage_pct: float | None = None  # share of the timed window that lies between samples without a gap
+    largest_gap_s: float | None = None  # the longest part of the timed window without a sample
+    rate_kept_pct: float | None = None  # samples in the timed window, in percent of the requested number; absent if not known
+    clock_step_s: float | None = None  # seconds by which the clock was set while sampling, negative: back; absent: not set
+    clock_start_s: float | None = None  # clock of this host minus clock of rank 0's host at the start of the run, in seconds
+    clock_end_s: float | None = None  # the same at the end of the run
+    clock_within_s: float | None = None  # the largest error of these two differences, in seconds
+    sampler_ends: int = 0  # how often the sampler ended while the run was still going on
+    lost_gpus: list[str] = []  # UUIDs of GPUs that the driver could no longer reach
+    incomplete: str = ""  # why the samples do not cover the whole timed window, e.g. if the sampler was killed; '' if they do
 
     @property
     def trouble(self) -> str:
-        """What a reader of this host's telemetry has to know besides `incomplete`, as clauses; '' if nothing."""
+        """Problems of this host's telemetry besides `incomplete`, as clauses; '' if there are none."""
         clauses = []
         if self.sampler_ends:
             clauses.append(f"its sampler ended {self.sampler_ends} time{'s' * (self.sampler_ends > 1)} while the run went on")
@@ -72,10 +65,10 @@ def coverage(
     clocks: Mapping[str, Mapping[str, ClockOffset]],
     steps_of: Mapping[str, float],
 ) -> list[Coverage]:
-    """One entry per host that wrote samples or that the run ran on.
+    """The coverage of a run: one entry for each host that wrote samples or on which ranks ran.
 
-    timed: the timed steps. ran_on: the names of the hosts on which its ranks were. The others are by host; steps_of: as
-    `clock_steps` returns them.
+    timed: the timed steps, one row per step and rank. ran_on: the names of the hosts on which ranks ran. sampler_ends, clocks:
+    by host, as in `RunRecords`. steps_of: by host, as `clock_steps` returns them.
     """
     span = window(timed)
     entries = []
@@ -104,13 +97,14 @@ def coverage(
 
 
 def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
-    """How far the wall clock of each host was set against its monotonic clock, in seconds, of hosts whose clock was set.
+    """By how many seconds the wall clock of each host was set, compared with its monotonic clock. Other hosts are left out.
 
-    A set clock stays set: two samples on either side must agree, so that a pause between reading the two clocks is no step.
+    hosts: the samples of the hosts. The difference of the two clocks must be stable for two samples before and two samples
+    after the change; otherwise a delay between reading the two clocks would look like a change.
     """
     found: dict[str, float] = {}
     seconds_ahead = hosts["wall_s"].to_numpy() - hosts["t_s"].to_numpy()
-    if not len(seconds_ahead) or seconds_ahead.max() - seconds_ahead.min() <= STEP_S:  # as of nearly all runs on one host
+    if not len(seconds_ahead) or seconds_ahead.max() - seconds_ahead.min() <= STEP_S:  # true for nearly all runs on one host
         return found
     ahead = hosts.with_columns(ahead_s=pl.col("wall_s") - pl.col("t_s"))
     spread = pl.col("ahead_s").max() - pl.col("ahead_s").min()
@@ -125,7 +119,7 @@ def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
 
 
 def _incomplete(times: list[float], span: tuple[float, float]) -> str:
-    """Why ordered sample times are not of the whole span, or ''."""
+    """The reason why these sample times (ordered, in seconds) do not cover the whole span; '' if they do."""
     if len(times) < 2:
         return "one sample" if times else "no samples"
     most = GAP_PERIODS * _usual(times)
@@ -137,14 +131,15 @@ def _incomplete(times: list[float], span: tuple[float, float]) -> str:
 
 
 def _usual(times: list[float]) -> float:
-    """The median distance of two sample times or more."""
+    """The median distance between consecutive sample times. times: at least two, ordered, in seconds."""
     return sorted(second - first for first, second in itertools.pairwise(times))[(len(times) - 1) // 2]
 
 
 def covered(times: list[float], span: tuple[float, float]) -> tuple[float, float]:
-    """(percent of the span that is covered, longest gap within it in seconds) for ordered sample times in seconds.
+    """(percent of the span that the samples cover, longest time without a sample within the span in seconds).
 
-    The usual distance is the median one; with fewer than two samples nothing is covered.
+    times: the times of the samples, ordered, in seconds. The time between two samples is covered if their distance is at most
+    GAP_PERIODS times the median distance. With fewer than two samples, nothing is covered.
     """
     start, end = span
     usual = _usual(times) if len(times) > 1 else 0.0

@@ -1,1 +1,4 @@
-"""Figures of merit, one file each: pure functions from a run's frames to a number with its unit."""
+"""The metrics, grouped by subject into modules. A metric is a pure function that computes a number with its unit from a run.
+
+Each module has a tuple METRICS, which `collect.metric.menu` collects.
+"""

@@ -1,4 +1,4 @@
-"""Accuracy of the model on the validation split, and the training time until it reached an accuracy."""
+"""The accuracy of the model on the validation split, and the training time until the model reached an accuracy."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collect.sources.steps import seconds_until
 
 
 def final_accuracy(run: LoadedRun) -> Quantity | None:
-    """The result's final_accuracy in percent; None where the run was not validated."""
+    """final_accuracy of the result, in percent; None if the run has no validation."""
     accuracy = run.result.final_accuracy if run.result else None
     return None if accuracy is None else Quantity(100 * accuracy, "%")
 
 
 def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
-    """Seconds of training up to the first validation with at least this accuracy in percent; None where none had it, or
-    where it stood still."""
+    """Seconds of training until the first validation with at least this accuracy, in percent.
+
+    None if no validation reached this accuracy, or if the run was suspended.
+    """
     if run.paused:
         return None
     seconds = seconds_until(run.timed)

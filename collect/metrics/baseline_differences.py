@@ -1,4 +1,4 @@
-"""Differences of a cell from its baseline, or from the cell that a study compares it with."""
+"""Differences between a cell and its baseline, or between a cell and the cell with which a study compares it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from collect.metric import Compared, Direction, Metric
 
 
 def more(compared: Compared, unit: str) -> Quantity | None:
-    """How much more than the baseline's; None where the two share neither the global batch nor the batch of a rank."""
+    """The value of the cell minus the value of the baseline.
+
+    None if the two have neither the same global batch size nor the same batch size per rank.
+    """
     scaling = compared.scaling
     return Quantity(compared.value - compared.baseline_value, unit, scaling) if scaling else None
 
 
 def less_pct(compared: Compared) -> Quantity | None:
-    """How much less than the baseline's, in the points of a percentage."""
+    """The value of the baseline minus the value of the cell, for values in percent: the result is in percentage points."""
     difference = more(compared, "%")
     return Quantity(-difference.value, "%", difference.kind) if difference else None
 
 
 def more_pct(compared: Compared) -> Quantity | None:
-    """How much more than the baseline's, in percent of that; None where that is nothing."""
+    """The value of the cell minus the value of the baseline, in percent of the baseline's value.
+
+    None if the baseline's value is not greater than 0.
+    """
     scaling = compared.scaling
     if scaling is None or compared.baseline_value <= 0:
         return None

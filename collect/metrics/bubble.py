@@ -1,4 +1,4 @@
-"""How long the ranks of a pipeline wait for each other: by theory, and computed from their step records."""
+"""The bubble of a pipeline (the time in which its ranks wait for each other): by theory, and computed from step records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collect.sources.steps import unwatched
 
 
 def theory(run: LoadedRun) -> Quantity | None:
-    """100 (P - 1) / (v M + P - 1) for P ranks, M micro-batches and v stages a rank; None for a cell without a pipeline, and
-    before anything ran."""
+    """100 (P - 1) / (v M + P - 1) for P ranks, M micro-batches and v stages per rank.
+
+    None for a cell without a pipeline, and for a run without timed steps.
+    """
     cell = run.cell
     if cell.pp < 2 or run.timed.is_empty():
         return None
@@ -21,23 +23,26 @@ def theory(run: LoadedRun) -> Quantity | None:
 
 
 def theory_pct(ranks: int, passes: float) -> float:
-    """The formula. passes: of micro-batches through the stages of a rank."""
+    """The theoretical bubble in percent. passes: number of passes of micro-batches through the stages of a rank in one step."""
     return 100 * (ranks - 1) / (passes + ranks - 1)
 
 
 def seen(run: LoadedRun) -> Quantity | None:
-    """100 (1 - (F + B) / T): F, the first stage's forward time; B, the last stage's backward time; T, forward and backward of
-    the slowest rank; sums over the timed steps, means over replicas.
+    """The measured bubble in percent: 100 (1 - (F + B) / T), where each time is a sum over the timed steps.
 
-    Forward and backward of a rank hold its waiting. The first stage never waits in forward, nor the last in backward, so F + B
-    is what a pipeline of equally long stages computes. None with several stages a rank, and where F + B exceeds T: then the
-    stages are not equally long.
+    F: forward time of the first stage; B: backward time of the last stage (both are means over replicas); T: forward and
+    backward time of the slowest rank.
+
+    The forward and backward times of a rank include its waiting. The first stage never waits in forward, and the last stage
+    never waits in backward, so F + B is the time that a rank computes if all stages take equally long. None if a rank has
+    several stages, or if F + B is greater than T, because the stages then do not take equally long.
     """
     cell = run.cell
     if cell.pp < 2 or cell.options.get("stages_per_rank", 1) != 1:
         return None
     rows = unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
-    across = cell.gpus // cell.pp  # ranks of one stage; they follow one another (trainers/parallel/mesh_model.py)
+    # The number of ranks of one stage. The ranks of a stage have consecutive numbers (trainers/parallel/mesh_model.py).
+    across = cell.gpus // cell.pp
     rows = rows.with_columns(stage=pl.col("rank") // across, passes=pl.col("forward_ms") + pl.col("backward_ms"))
     total = float(rows.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())
     first, last = rows.filter(pl.col("stage") == 0), rows.filter(pl.col("stage") == cell.pp - 1)

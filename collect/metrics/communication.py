@@ -1,4 +1,4 @@
-"""What ranks sent each other for a step: by theory, as their collectives were counted, and as textbooks have it."""
+"""The bytes that ranks send each other in a step: by the strategy's formula, counted from collectives, and by textbooks."""
 
 from __future__ import annotations
 

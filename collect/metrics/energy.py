@@ -1,4 +1,4 @@
-"""What the GPUs drew while steps were timed, and what a unit of data cost."""
+"""The energy of the GPUs while steps were timed, in total and per unit of data, and their power before training."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from collect.loading.telemetry import covered
 from collect.metric import Metric, MetricColumn
 from collect.metrics.network import LEAST_COVERAGE
 
-IDLE_SAMPLES = 2  # the sampler starts before the ranks, and these take seconds before they use a GPU
+# Samples that a GPU must have before it is used: the sampler starts before the ranks, which use a GPU only after some seconds.
+IDLE_SAMPLES = 2
 
 
 def energy(run: LoadedRun) -> Quantity | None:
-    """Joules of the GPUs that were trained on between the ends of the first and the last timed step.
+    """Energy in joules of the GPUs that the run trained on, from the end of the first timed step to the end of the last.
 
-    From the energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has neither, if its
-    samples cover less than 80 % of that time, or if the run was suspended or a clock was set during that time.
+    It is computed from energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has neither,
+    if its samples cover less than 80 % of that time, or if the run was suspended or a clock was set during that time.
     """
     if run.paused or run.clock_stepped or run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
@@ -37,7 +38,7 @@ def energy(run: LoadedRun) -> Quantity | None:
 
 
 def energy_per_unit(run: LoadedRun) -> Quantity | None:
-    """Joules over the units of data of the steps between those ends: all timed steps but the first."""
+    """Energy in joules per unit of data. Counted are the units of all timed steps except the first, as in `energy`."""
     total, rows = energy(run), run.timed
     if total is None:
         return None
@@ -49,8 +50,11 @@ def energy_per_unit(run: LoadedRun) -> Quantity | None:
 
 
 def idle_power(run: LoadedRun) -> Quantity | None:
-    """Watts of the GPUs of the run before its ranks used them: the mean over each GPU's samples before the first on which a
-    process computes on it. None if any GPU has fewer than IDLE_SAMPLES of these before the first step."""
+    """Power in watts of all GPUs of the run together, before its ranks used them.
+
+    For each GPU, the mean over its samples before the first sample in which a process computes on it. None if any GPU has
+    fewer than IDLE_SAMPLES such samples before the first step.
+    """
     if run.gpu_samples.is_empty():
         return None
     first_step_s = run.steps["wall_s"].min()
@@ -68,9 +72,10 @@ def idle_power(run: LoadedRun) -> Quantity | None:
 
 
 def _from_counter(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
-    """The growth of one GPU's energy counter in the span in joules, interpolated at both ends.
+    """The growth of one GPU's energy counter within the span, in joules, interpolated at both ends.
 
-    None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of it, or after a reset.
+    None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of it, or if the counter was
+    reset.
     """
     times, counter = rows["wall_s"].to_list(), rows["energy_j"].to_list()
     if not times or times[0] > span[0] or times[-1] < span[1] or any(b < a for a, b in itertools.pairwise(counter)):
@@ -82,7 +87,10 @@ def _from_counter(rows: pl.DataFrame, span: tuple[float, float]) -> float | None
 
 
 def _from_power(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
-    """The trapezoids between one GPU's samples, cut to the span; their mean power holds for what they do not cover."""
+    """The energy of one GPU within the span, in joules: the area under its power samples, by the trapezoidal rule.
+
+    For parts of the span without samples, the mean power is used. None if the samples cover less than 80 % of the span.
+    """
     times, power = rows["wall_s"].to_list(), rows["power_w"].to_list()
     start, end = span
     if covered(times, span)[0] < 100 * LEAST_COVERAGE:

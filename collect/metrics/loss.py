@@ -1,4 +1,4 @@
-"""Where the training got to."""
+"""The loss at the end of the training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collect.metric import Metric, MetricColumn
 
 
 def final_loss(run: LoadedRun) -> Quantity | None:
-    """The loss of the last timed step, as the mean over the global batch before the update."""
+    """The loss of the last timed step: the mean over the global batch, before the update of the parameters."""
     losses = run.world["loss"]
     return None if losses.is_empty() or losses[-1] is None else Quantity(losses[-1], "nats")
 

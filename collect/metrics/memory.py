@@ -1,4 +1,4 @@
-"""How much memory the hungriest rank needed."""
+"""The memory of the rank that needs the most memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ KINDS = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set o
 
 
 def peak_memory(run: LoadedRun) -> Quantity | None:
-    """The highest value over ranks and timed steps, in bytes: of the GPU allocator, or of the process without a GPU.
+    """The largest memory over ranks and timed steps, in bytes: of the GPU allocator, or of the process if there is no GPU.
 
-    None where some ranks have the one and some the other: they do not compare.
+    None if only some of the records are from a GPU, because the two kinds of memory cannot be compared.
     """
     steps = unwatched(run.timed)
     column = column_of(steps)
@@ -24,14 +24,14 @@ def peak_memory(run: LoadedRun) -> Quantity | None:
 
 
 def column_of(steps: pl.DataFrame) -> str | None:
-    """The column that says what the ranks' memory is, or None where they have not all the same one."""
+    """The column with the memory of the ranks: a key of KINDS. None if the records have different kinds of memory, or none."""
     if 0 < steps["allocated_bytes"].null_count() < steps.height:
         return None
     return next((name for name in KINDS if steps[name].count()), None)
 
 
 def reserved(run: LoadedRun) -> Quantity | None:
-    """The highest value over ranks and timed steps of what the GPU allocator had reserved, in bytes; None without a GPU."""
+    """The largest memory that the GPU allocator had reserved, over ranks and timed steps, in bytes; None without a GPU."""
     sizes = unwatched(run.timed)["reserved_bytes"]
     if sizes.is_empty() or sizes.null_count():
         return None

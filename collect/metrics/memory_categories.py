@@ -1,4 +1,4 @@
-"""Memory by category, if the instrument `memory: categories` was on, and the estimate that papers use."""
+"""The memory by category, if the instrument `memory: categories` was on, and the estimate that papers use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 
-# The words of docs/instruments.md, which says how a storage gets its category.
+# The same words as in docs/instruments.md, which describes how a storage gets its category.
 CATEGORIES = {
     "parameter": "what a rank keeps of the weights from step to step",
     "gathered": "weights for use: gathered from the ranks that keep them, or copied in 16 bits",
@@ -28,7 +28,7 @@ def _found(run: LoadedRun) -> dict[str, Any]:
 
 
 def largest(category: str) -> Callable[[LoadedRun], Quantity | None]:
-    """A metric: the most that this category held at any moment of the step that was looked into, in bytes."""
+    """The function of a metric: the largest size of this category at any time of the observed step, in bytes."""
 
     def of_run(run: LoadedRun) -> Quantity | None:
         value = _found(run).get("largest_bytes", {}).get(category)
@@ -38,13 +38,13 @@ def largest(category: str) -> Callable[[LoadedRun], Quantity | None]:
 
 
 def estimated(run: LoadedRun) -> Quantity | None:
-    """The estimate of parameters, gradients and optimizer state on a rank, in bytes; None for strategies that have none."""
+    """The estimated size of parameters, gradients and optimizer state on a rank, in bytes; None if there is no estimate."""
     parts = _found(run).get("estimate_bytes")
     return Quantity(sum(parts.values()), "bytes") if parts else None
 
 
 def over_estimate(run: LoadedRun) -> Quantity | None:
-    """All categories at the peak of the step that was looked into, over the estimate."""
+    """The sum of all categories at the peak of the observed step, divided by the estimate."""
     estimate, peak = estimated(run), _found(run).get("peak_bytes")
     return Quantity(sum(peak.values()) / estimate.value, "x") if estimate and estimate.value and peak else None
 
@@ -60,7 +60,7 @@ METRICS = (
             "(`memory: categories`, docs/instruments.md). Categories reach their largest size at different moments, so these "
             "sizes do not add up to the peak.",
             of_run=largest(category),
-            exact=category in ("parameter", "optimizer_state", "master_parameter"),  # the others depend on what overlaps
+            exact=category in ("parameter", "optimizer_state", "master_parameter"),  # the others depend on timing
         )
         for place, ((category, what), heading) in enumerate(zip(CATEGORIES.items(), _HEADINGS, strict=True), 1)
     ),

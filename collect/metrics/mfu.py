@@ -1,4 +1,4 @@
-"""The share of the GPUs' peak FLOPs that the arithmetic of the model uses (MFU, HFU)."""
+"""The share of the GPUs' peak FLOP/s that the computation of the model uses (MFU, HFU)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from shardlab.gpu_models import peak_flops
 
 
 def mfu(run: LoadedRun) -> Quantity | None:
-    """Throughput times FLOPs of a unit, over the peak of all GPUs, in percent. Absent where any of the three is not known."""
+    """Throughput times the FLOPs of a unit, divided by the peak FLOP/s of all GPUs, in percent.
+
+    None if any of the three is not known.
+    """
     flops = run.result.flops_per_unit if run.result else None
     names = {gpu.name for host in run.hosts for gpu in host.gpus or ()}
     if flops is None or len(names) != 1:
@@ -19,7 +22,10 @@ def mfu(run: LoadedRun) -> Quantity | None:
 
 
 def hfu(run: LoadedRun) -> Quantity | None:
-    """MFU with what is computed again: the same where nothing is, and unknown where it is not counted how much."""
+    """MFU including the FLOPs that activation checkpointing computes again.
+
+    Equal to MFU without activation checkpointing. None with activation checkpointing, because these FLOPs are not counted.
+    """
     return mfu(run) if run.cell.activation_checkpointing == "none" else None
 
 

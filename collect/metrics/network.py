@@ -1,4 +1,4 @@
-"""How much the hosts sent while steps were timed, from the kernel's interface counters."""
+"""The traffic of the hosts while steps were timed, from the kernel's counters of network interfaces."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from collect.metric import Metric, MetricColumn
 from collect.sources import samples
 from collect.sources.samples import Interface, Seen
 
-LEAST_COVERAGE = 0.8  # of the timed window that has to lie between samples of an interface
+LEAST_COVERAGE = 0.8  # share of the timed window that the samples of an interface must cover
 
 
 def network(run: LoadedRun) -> Quantity | None:
-    """Bytes sent on physical interfaces, or on virtual ones where a host (a container) shows no physical one."""
+    """Bytes sent on physical interfaces; on virtual interfaces if a host (a container) has no physical interface."""
     return _counted(run, run.interfaces, network_kind, "bytes")
 
 
 def received(run: LoadedRun) -> Quantity | None:
-    """Bytes received on the same interfaces as those of `network`."""
+    """Bytes received on the interfaces of `network`."""
     return _counted(run, samples.of_interfaces(run.whole_samples.nics, "rx_bytes"), network_kind, "bytes")
 
 
 def faults(run: LoadedRun) -> Quantity | None:
-    """Packets with an error and packets that were dropped, by the kernel's counters of the same interfaces."""
+    """Packets with errors and dropped packets, from the kernel's counters of the interfaces of `network`."""
     nics = run.whole_samples.nics
-    if nics["rx_errors"].null_count() == nics.height:  # an older record
+    if nics["rx_errors"].null_count() == nics.height:  # records of an older release do not have these counters
         return None
     together = pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False)
     found = _counted(run, samples.of_interfaces(nics.with_columns(faults=together), "faults"), network_kind, "packets")
@@ -38,9 +38,10 @@ def faults(run: LoadedRun) -> Quantity | None:
 
 
 def rdma(run: LoadedRun) -> Quantity | None:
-    """Bytes sent by RDMA: by the counters of the network driver where it has them (RoCE), else of the ports of RDMA devices.
+    """Bytes sent by RDMA: from the counters of the network driver if it has them (RoCE), else from the ports of RDMA devices.
 
-    A port of InfiniBand is no network interface, so it is always counted; of a port of Ethernet both may count the same bytes.
+    On a host whose driver has counters, an Ethernet port is left out, because both counters may include the same bytes. An
+    InfiniBand port is not a network interface, so its counter is always included.
     """
     nics = run.whole_samples.nics
     if run.whole_samples.rdma.is_empty() and nics["rdma_tx_bytes"].null_count() == nics.height:
@@ -56,17 +57,20 @@ def rdma(run: LoadedRun) -> Quantity | None:
 
 
 def loopback(run: LoadedRun) -> Quantity | None:
-    """Bytes sent over loopback interfaces: what ranks of one host, and anything else on it, say to each other."""
+    """Bytes sent over loopback interfaces: the traffic between ranks of the same host, and between all other programs on it."""
     return _counted(run, run.interfaces, lambda _: "loopback", "bytes")
 
 
 def network_kind(kinds: Set[str]) -> str:
-    """Of the kinds of interfaces that a host shows, the one that leads to others: a container shows no physical one."""
+    """The kind of the interfaces that lead to other hosts. kinds: all kinds that a host has.
+
+    A container has no physical interface, so its virtual interfaces count.
+    """
     return "physical" if "physical" in kinds else "virtual"
 
 
 def of_network(nics: pl.DataFrame) -> pl.DataFrame:
-    """The samples of each host's interfaces that lead to others, by run and host (`network_kind`)."""
+    """The samples of the interfaces that lead to other hosts (`network_kind`), chosen separately for each run and host."""
     physical = pl.col("kind") == "physical"
     return nics.filter(pl.when(physical.any().over("run", "host")).then(physical).otherwise(pl.col("kind") == "virtual"))
 
@@ -79,7 +83,10 @@ def of_loopback(nics: pl.DataFrame) -> pl.DataFrame:
 def _counted(
     run: LoadedRun, interfaces: Mapping[Interface, list[Seen]], wanted: Callable[[Set[str]], str], unit: str
 ) -> Quantity | None:
-    """The growth of a counter of the interfaces of the kind that is wanted on a host with interfaces of these kinds."""
+    """The growth of a counter while steps were timed, over all interfaces of one kind.
+
+    wanted: returns this kind for a host, given all kinds of interfaces that the host has.
+    """
     return _sum(run, _of_kind(interfaces, wanted), unit)
 
 
@@ -93,11 +100,11 @@ def _of_kind(interfaces: Mapping[Interface, list[Seen]], wanted: Callable[[Set[s
 def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
     """(least, most) bytes that all hosts can have sent on the interfaces of `network` and `loopback` while steps were timed.
 
-    None where a counter has no bounds, or where the clocks of several hosts were not compared.
+    None if the bounds of any counter are not known, or if the run was on several hosts whose clocks were not compared.
     """
     if run.window is None or run.clock_stepped or run.run is None:
         return None
-    apart_s = 0.0  # how far the clock of a host may be from another's
+    apart_s = 0.0  # the largest difference between the clocks of two hosts, in seconds
     if run.run.world.nnodes > 1:
         if not run.clocks:
             return None
@@ -109,12 +116,12 @@ def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
 
 
 def growth_bounds(seen: Sequence[Seen], span: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
-    """(least, most) growth of one counter within `span`, whose edges may be wrong by apart_s.
+    """(least, most) growth of one counter within `span`, whose edges may be wrong by `apart_s` seconds.
 
-    A counter only grows. A sample's counter is read after its moment and before the next sample, so at any moment the counter
-    is at most that of the next sample, and at least that of the last sample but one.
+    A counter only grows. The counter of a sample is read after the time of this sample and before the next sample. So at any
+    time the counter is at most the value of the next sample, and at least the value of the second-last sample before this time.
 
-    None where the counter went backwards, or where `span` does not lie between samples.
+    None if the counter went backwards, or if there are not enough samples before and after `span`.
     """
     known = sorted([(at, value, boot) for at, value, boot in seen if value is not None], key=itemgetter(0))
     moments, values = [at for at, _, _ in known], [value for _, value, _ in known]
@@ -142,12 +149,12 @@ def _sum(run: LoadedRun, counters: Sequence[Sequence[Seen]], unit: str) -> Quant
 
 
 def counted(seen: Sequence[Seen], span: tuple[float, float]) -> float | None:
-    """The growth of one counter within `span`; its value at the edges is interpolated between samples.
+    """The growth of one counter within `span`; the values at both edges are interpolated between samples.
 
-    None where the counter went backwards (a reset, a wrap, another boot) or the samples cover too little of the span.
+    None if the counter went backwards (reset, overflow, reboot), or if the samples cover less than LEAST_COVERAGE of the span.
     """
     known = sorted([(at, value, boot) for at, value, boot in seen if value is not None], key=itemgetter(0))
-    # The samples within the span and the nearest one on either side, with those of the same moment.
+    # Use the samples within the span and the nearest sample on each side, with all samples of the same time as this sample.
     moments = [at for at, _, _ in known]
     before, after = bisect_right(moments, span[0]), bisect_left(moments, span[1])
     first = bisect_left(moments, moments[before - 1]) if before else 0
@@ -163,7 +170,7 @@ def counted(seen: Sequence[Seen], span: tuple[float, float]) -> float | None:
 
 
 def _at(moment: float, times: list[float], values: list[int]) -> float:
-    """The counter at a moment that lies between the first and the last time."""
+    """The interpolated value of a counter at a moment between the first and the last of `times`."""
     for index in range(1, len(times)):
         if moment <= times[index]:
             share = (moment - times[index - 1]) / (times[index] - times[index - 1] or 1)

@@ -1,4 +1,4 @@
-"""Calls and time of a kernel, an operator or a class of them, and the difference in time from the baseline."""
+"""The calls and the time of a kernel, an operator or a class of operators, and the difference in time from the baseline."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 def calls(run: LoadedRun, of: str) -> Quantity | None:
-    """Calls a step, mean over the ranks that were profiled by steps."""
+    """Calls per step, as the mean over the ranks that were profiled by steps. of: see OF."""
     return _a_step(run, of, "calls", lambda one: one.count)
 
 
 def time(run: LoadedRun, of: str) -> Quantity | None:
-    """ms a step, mean over the ranks that were profiled by steps."""
+    """Time in ms per step, as the mean over the ranks that were profiled by steps. of: see OF."""
     return _a_step(run, of, "ms", lambda one: one.total_ns / 1e6)
 
 
 def _a_step(run: LoadedRun, of: str, unit: str, size: Callable[[EventTally], float]) -> Quantity | None:
-    """None without profiled steps, and where nothing of a trace of operators has the name: it may be a kernel's. 0 where a GPU
-    has no such kernel."""
+    """The sum of `size` over all calls that match `of`, per step, as the mean over the ranks that were profiled by steps.
+
+    None if no rank was profiled by steps. If nothing matches: 0 for traces of GPU kernels; None for traces of operators,
+    because the name may be the name of a kernel.
+    """
     ranks = [one for one in run.breakdowns if one.steps]
     wanted = [operator_classes.pattern(of, one.source) for one in ranks]
     found = [[each for each in one.kernels if look and look.search(each.name)] for one, look in zip(ranks, wanted, strict=True)]
@@ -39,7 +42,7 @@ def _a_step(run: LoadedRun, of: str, unit: str, size: Callable[[EventTally], flo
 
 
 def difference(compared: Compared) -> Quantity | None:
-    """How much more time in ms than in the baseline."""
+    """The time of the cell minus the time of the baseline, in ms."""
     return more(compared, "ms")
 
 

@@ -1,4 +1,4 @@
-"""How large the model is."""
+"""The size of the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collect.metric import Metric
 
 
 def parameters(run: LoadedRun) -> Quantity | None:
-    """The result's count of trainable parameters of the whole model."""
+    """The number of trainable parameters of the whole model, from the result."""
     count = run.result.parameters if run.result else None
     return None if count is None else Quantity(count, "parameters")
 

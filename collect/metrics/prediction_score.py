@@ -1,4 +1,4 @@
-"""How the planner's predictions compare with the measurements. `jobs submit` keeps a prediction beside each run."""
+"""Compares the planner's predictions with the measurements. `jobs submit` stores a prediction in the folder of each run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from shardlab import prediction
 
 
 def step_over_prediction(run: LoadedRun) -> Quantity | None:
-    """The median step over the likely predicted step; None if no time was predicted, or if the run is a rehearsal."""
+    """The median step time divided by the likely predicted step time.
+
+    None if no step time was predicted, or if the run is a rehearsal.
+    """
     spread = run.result.step_time_ms if run.result is not None and not run.result.rehearsal else None
     predicted = prediction.read(run.folder.path)
     if spread is None or predicted is None or predicted.step_s is None or not predicted.step_s.likely:
@@ -17,7 +20,10 @@ def step_over_prediction(run: LoadedRun) -> Quantity | None:
 
 
 def memory_over_prediction(run: LoadedRun) -> Quantity | None:
-    """The peak that the allocator of the GPU counted over the likely predicted peak of tensors; None without one of both."""
+    """The peak memory that the GPU allocator counted, divided by the likely predicted peak of tensors.
+
+    None if either of them is not known.
+    """
     peak = (run.result.peak_memory_bytes or {}).get("allocated") if run.result is not None else None
     predicted = prediction.read(run.folder.path)
     if not peak or predicted is None or predicted.tensor_bytes is None or predicted.formula_tensor_bytes is None:

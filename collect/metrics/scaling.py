@@ -1,4 +1,4 @@
-"""What more ranks bring, against the baseline strategy on the same work."""
+"""The speed-up and the efficiency of a cell, compared with the baseline strategy on the same work."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collect.metric import Compared, Metric, MetricColumn
 
 
 def speed_up(compared: Compared) -> Quantity | None:
-    """Throughput over that of the baseline; in both kinds of scaling n ranks reach n at best, caches aside."""
+    """The throughput divided by the throughput of the baseline.
+
+    For strong and weak scaling, the ideal value on n times as many ranks is n; only cache effects can exceed it.
+    """
     if compared.scaling is None or compared.baseline_value <= 0:
         return None
     return Quantity(compared.value / compared.baseline_value, "x", compared.scaling)
 
 
 def efficiency(compared: Compared) -> Quantity | None:
-    """Speed-up over the ratio of ranks, in percent."""
+    """The speed-up divided by the ratio of ranks, in percent."""
     ratio = speed_up(compared)
     if ratio is None:
         return None

@@ -1,4 +1,4 @@
-"""Staleness: the age of the parameters from which gradients were computed, if workers do not wait for each other."""
+"""Staleness: how old the parameters are from which a gradient was computed, if workers do not wait for each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _counts(run: LoadedRun) -> dict[int, int]:
 
 
 def mean(run: LoadedRun) -> Quantity | None:
-    """Mean staleness over all pushes; None where there is no parameter server."""
+    """The mean staleness over all pushes; None if the run has no parameter server."""
     counts = _counts(run)
     if not counts:
         return None
@@ -20,7 +20,7 @@ def mean(run: LoadedRun) -> Quantity | None:
 
 
 def largest(run: LoadedRun) -> Quantity | None:
-    """The largest staleness of any push."""
+    """The largest staleness of any push; None if the run has no parameter server."""
     counts = _counts(run)
     return Quantity(max(counts), "updates") if counts else None
 

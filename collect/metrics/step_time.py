@@ -1,4 +1,4 @@
-"""How long a step takes, and how much that varies from step to step."""
+"""The time of a step: the median, and percentiles that show how much the time varies from step to step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collect.metric import Metric, MetricColumn
 
 
 def percentile(share: float) -> Callable[[LoadedRun], Quantity | None]:
-    """A metric: this linear percentile over the timed steps of the slowest rank's step_ms, in milliseconds."""
+    """The function of a metric: a percentile (linear) of the step time of the slowest rank over the timed steps, in ms.
+
+    share: the percentile as a share, 0 to 1.
+    """
 
     def of_run(run: LoadedRun) -> Quantity | None:
         value = run.undisturbed["step_ms"].quantile(share, interpolation="linear")

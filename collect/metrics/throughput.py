@@ -1,4 +1,4 @@
-"""How many units of data the whole world trains on in a second."""
+"""The throughput: how many units of data all ranks together train on per second."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collect.metric import Metric, MetricColumn
 
 
 def throughput(run: LoadedRun) -> Quantity | None:
-    """Units of all ranks over the time that the slowest rank took, summed over the timed steps; in units per second."""
+    """The units of data of all ranks in the timed steps, divided by the sum of the slowest rank's step times, per second."""
     world = run.undisturbed
     milliseconds = float(world["step_ms"].sum())
     if milliseconds <= 0:

@@ -1,7 +1,8 @@
-"""Where the time of the profiled steps went, as the profiler's traces have it: exact, mean over the ranks that were profiled.
+"""The parts of the time of profiled steps, from the traces of the profiler: exact, as means over the profiled ranks.
 
-The definitions follow HolisticTraceAnalysis (its documentation: Temporal Breakdown, Communication Computation Overlap), but
-for its rounding to whole microseconds and its leaving out of the last step; `collect trace --like-hta` gives its own numbers.
+The definitions follow HolisticTraceAnalysis (its documentation: Temporal Breakdown, Communication Computation Overlap), with
+two exceptions: times are not rounded to whole microseconds, and the last step is not left out. `collect trace --like-hta`
+prints the numbers of HolisticTraceAnalysis.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from collect.metric import Direction, Metric
 if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
 
-_MS = 1e6  # ns
+_MS = 1e6  # a millisecond in ns
 
 
 def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, definition: str) -> Metric:
-    """A time in ms a profiler step; None where no rank was profiled by steps."""
+    """A metric: a time in ms per profiled step. The value is None if no rank was profiled by steps.
+
+    ns: returns the time of a rank in ns, over all its profiled steps.
+    """
 
     def of_run(run: LoadedRun) -> Quantity | None:
         known = [(time, one) for one in run.breakdowns if one.steps and (time := ns(one)) is not None]
@@ -31,7 +35,7 @@ def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Directi
 
 
 def overlap(run: LoadedRun) -> Quantity | None:
-    """None where no profiled rank communicated."""
+    """The share of communication that overlaps with compute, in percent; None if no profiled rank communicated."""
     known = [(share, one) for one in run.breakdowns if (share := one.overlap_pct) is not None]
     return Quantity(sum(share for share, _ in known) / len(known), "%", known[0][1].kind) if known else None
 

@@ -1,4 +1,4 @@
-"""Bandwidth and hidden share of one kind of collective in the profiled steps, by the definitions of nccl-tests."""
+"""The bandwidth (as nccl-tests defines it) and the hidden share of one kind of collective in the profiled steps."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _TIME = (
 
 
 def algorithm_bandwidth(run: LoadedRun, of: str) -> Quantity | None:
-    """In 1e9 bytes/s; None if the trace does not record the message of every call."""
+    """The algorithm bandwidth in 1e9 bytes/s; None if the trace does not record the message size of every call."""
     return _bandwidth(run, of, [use.message_bytes for use in _uses(run, of)])
 
 
 def bus_bandwidth(run: LoadedRun, of: str) -> Quantity | None:
-    """In 1e9 bytes/s; None if the trace does not record the message and the ranks of every call."""
+    """The bus bandwidth in 1e9 bytes/s; None if the trace does not record the message size and the ranks of every call."""
     return _bandwidth(run, of, [use.bus_bytes for use in _uses(run, of)])
 
 
 def hidden(run: LoadedRun, of: str) -> Quantity | None:
-    """In percent; None if the collective was not called."""
+    """The share of the collective's time during which something computes, in percent; None if it was not called."""
     uses = _uses(run, of)
     total = sum(use.total_ns for use in uses)
     return Quantity(100 * sum(use.hidden_ns for use in uses) / total, "%", run.traces.analyses[0].kind) if total else None

@@ -9,7 +9,10 @@ from collect.metric import Metric
 
 
 def phase_time(run: LoadedRun, of: str) -> Quantity | None:
-    """In ms a step, mean over the ranks that were profiled by steps; None if none of them has this phase."""
+    """The time of a phase in ms per step, as the mean over the ranks that were profiled by steps.
+
+    None if none of these ranks has this phase. of: the name of the phase.
+    """
     ranks = [one for one in run.traces.analyses if one.steps]
     times = [
         [time.host_ns if time.device_ns is None else time.device_ns for time in one.phases if time.phase == of] for one in ranks

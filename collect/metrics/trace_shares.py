@@ -1,4 +1,4 @@
-"""The profiled time as shares, and its collectives: claims can compare these also if ranks have different speeds."""
+"""The parts of the profiled time as shares, and its collectives. Shares can be compared even if ranks have different speeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def share(ns: Callable[[Breakdown], int | None]) -> Callable[[LoadedRun], Quantity | None]:
-    """A metric: this time over the span, in percent, mean over the profiled ranks; None where none has both."""
+    """The function of a metric: a time as a share of the profiled time, in percent, as the mean over the profiled ranks.
+
+    ns: returns the time in ns. The value is None if no profiled rank has both times.
+    """
 
     def of_run(run: LoadedRun) -> Quantity | None:
         known = [(100 * time / one.span_ns, one) for one in run.breakdowns if one.span_ns and (time := ns(one)) is not None]
@@ -23,7 +26,7 @@ def share(ns: Callable[[Breakdown], int | None]) -> Callable[[LoadedRun], Quanti
 
 
 def collective_count(run: LoadedRun) -> Quantity | None:
-    """Collectives of a step, mean over the ranks that were profiled by steps; None where there is none such."""
+    """The number of collectives per step, as the mean over the ranks that were profiled by steps; None without such ranks."""
     known = [one for one in run.breakdowns if one.steps]
     if not known:
         return None
@@ -32,7 +35,7 @@ def collective_count(run: LoadedRun) -> Quantity | None:
 
 
 def collective_ms(run: LoadedRun) -> Quantity | None:
-    """Their durations added up, in ms a step."""
+    """The sum of the durations of all collectives, in ms per step; None if no rank was profiled by steps."""
     known = [one for one in run.breakdowns if one.steps]
     if not known:
         return None
@@ -41,7 +44,7 @@ def collective_ms(run: LoadedRun) -> Quantity | None:
 
 
 def collective_mean_ms(run: LoadedRun) -> Quantity | None:
-    """The mean duration of a collective, in ms; None where there was none."""
+    """The mean duration of a collective, in ms; None if there was no collective."""
     time, count = collective_ms(run), collective_count(run)
     return Quantity(time.value / count.value, "ms", time.kind) if time and count and count.value else None
 

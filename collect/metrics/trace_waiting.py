@@ -1,4 +1,4 @@
-"""Why nothing runs in a profiled step, and what waiting for slow ranks costs; always exact, as traces have it."""
+"""The idle time of a profiled step by cause, and the cost of waiting for slow ranks. Always computed from exact times."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from collect.metric import Metric
 if TYPE_CHECKING:
     from collect.traces.idle_causes import IdleCauses
 
-_MS, _US = 1e6, 1e3  # ns
+_MS, _US = 1e6, 1e3  # a millisecond and a microsecond in ns
 
 
 def _idle(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric:
-    """Idle time of one cause in ms a profiler step; None where no rank was profiled by steps and with its launches."""
+    """A metric: the idle time of one cause in ms per profiled step. ns: returns the idle time of this cause in ns.
+
+    The value is None if no rank was profiled by steps with its launches recorded.
+    """
 
     def of_run(run: LoadedRun) -> Quantity | None:
         known = [(ns(one.idle) / one.steps, one) for one in run.traces.analyses if one.steps and one.idle is not None]
@@ -26,7 +29,10 @@ def _idle(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric
 
 
 def launch_delay(run: LoadedRun) -> Quantity | None:
-    """The mean over all launched kernels and memory operations of all profiled ranks, in us; None if no launch is recorded."""
+    """The mean delay from launch to start, over all kernels and memory operations of all profiled ranks, in us.
+
+    None if no launch is recorded.
+    """
     known = [one.launches for one in run.traces.analyses if one.launches is not None]
     if not known:
         return None
@@ -34,20 +40,26 @@ def launch_delay(run: LoadedRun) -> Quantity | None:
 
 
 def waiting(run: LoadedRun) -> Quantity | None:
-    """The lost time in ms a step, mean over the ranks; None unless calls of profiled steps were matched over ranks."""
+    """The time lost to waiting for slow ranks, in ms per step, as the mean over the ranks.
+
+    None if no calls of profiled steps were matched over ranks.
+    """
     steps = sum(one.steps for one in run.traces.analyses)
     lost = [one.lost_ns for one in run.traces.answers.waits.ranks]
     return Quantity(sum(lost) / steps / _MS, "ms", run.traces.analyses[0].kind) if lost and steps else None
 
 
 def waiting_share(run: LoadedRun) -> Quantity | None:
-    """The lost time as a share of the profiled time of all ranks in percent; None unless calls were matched over ranks."""
+    """The time lost to waiting for slow ranks, in percent of the profiled time of all ranks.
+
+    None if no calls were matched over ranks.
+    """
     share = run.traces.answers.waits.lost_pct
     return None if share is None else Quantity(share, "%", run.traces.analyses[0].kind)
 
 
 def skew(run: LoadedRun) -> Quantity | None:
-    """The longest waiting of a rank in a collective, mean over the matched collectives, in us; None if there is none."""
+    """The longest wait of any rank in a collective, as the mean over the matched collectives, in us; None without these."""
     known = run.traces.answers.waits.skew_ns
     return Quantity(statistics.fmean(known) / _US, "us", run.traces.analyses[0].kind) if known else None
 

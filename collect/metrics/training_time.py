@@ -1,4 +1,4 @@
-"""How long the timed part of the training took, and an epoch of it."""
+"""The time of the timed part of the training, and the time of an epoch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from collect.metric import Metric, MetricColumn
 
 
 def train_time(run: LoadedRun) -> Quantity | None:
-    """The result's train_time_s, in seconds."""
+    """train_time_s of the result, in seconds."""
     seconds = run.result.train_time_s if run.result else None
     return None if seconds is None else Quantity(seconds, "s")
 
 
 def epoch_time(average: Callable[[Sequence[float]], float]) -> Callable[[LoadedRun], Quantity | None]:
-    """A metric: this average over the result's epoch_time_s, in seconds; None for a cell whose length is in steps."""
+    """The function of a metric: an average of the epoch times in the result, in seconds.
+
+    average: the function that computes the average. The value is None if the length of the cell is given in steps.
+    """
 
     def of_run(run: LoadedRun) -> Quantity | None:
         epochs = run.result.epoch_time_s if run.result else None

@@ -1,4 +1,4 @@
-"""How busy processors and GPUs were while steps were timed."""
+"""The utilization of processors, GPUs and GPU memory while steps were timed."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from shardlab.host import Host
 
 
 def cpu(run: LoadedRun) -> Quantity | None:
-    """Mean over hosts of the mean cpu_pct of the samples within the timed window, 0 to 100."""
+    """The mean cpu_pct of the samples within the timed window, 0 to 100, as the mean over hosts."""
     return _mean_of_means(run, run.whole_samples.hosts, "host", "cpu_pct")
 
 
 def rank_cpu(run: LoadedRun) -> Quantity | None:
-    """Mean over ranks of the growth of cpu_s over that of t_s, in percent: 100 is one processor. None if any rank lacks it."""
+    """The processor time of a rank in percent of the elapsed time, as the mean over ranks; 100 is one processor.
+
+    None if any record does not have cpu_s, or if the run was suspended.
+    """
     if run.paused or run.timed.is_empty() or run.timed["cpu_s"].null_count():
         return None
     ends = run.timed.group_by("rank", maintain_order=True).agg(
         pl.col(name).last() - pl.col(name).first() for name in ("cpu_s", "t_s")
     )
-    if not (ends["cpu_s"] >= 0).all() or not (ends["t_s"] > 0).all():  # it started again meanwhile
+    if not (ends["cpu_s"] >= 0).all() or not (ends["t_s"] > 0).all():  # the rank was restarted in between
         return None
     return Quantity(fmean((100 * ends["cpu_s"] / ends["t_s"]).to_list()), "%")
 
 
 def gpu(run: LoadedRun) -> Quantity | None:
-    """Mean over GPUs of the mean utilization_pct of the samples within the timed window, 0 to 100."""
+    """The mean utilization_pct of the samples within the timed window, 0 to 100, as the mean over GPUs."""
     return _mean_of_means(run, run.gpu_samples, "uuid", "utilization_pct")
 
 
 def gpu_memory(run: LoadedRun) -> Quantity | None:
-    """Highest share of a GPU's memory that was in use, over GPUs and samples of the timed window, in percent.
+    """The highest share of a GPU's memory that was in use, over the GPUs and samples of the timed window, in percent.
 
-    None where the size of any of these GPUs is not known.
+    None if the memory size of any of these GPUs is not known.
     """
     if run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
@@ -47,7 +50,10 @@ def gpu_memory(run: LoadedRun) -> Quantity | None:
 
 
 def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
-    """The samples of GPU memory with its share of the whole as memory_pct; none where the size of any GPU is not known."""
+    """The GPU samples with one more column: memory_pct, the memory in use in percent of the GPU's memory.
+
+    Empty if the memory size of any of the GPUs is not known. hosts: the descriptions of the hosts, with these sizes.
+    """
     sizes = {gpu.uuid: gpu.memory_bytes for host in hosts for gpu in host.gpus or () if gpu.memory_bytes}
     used = gpus.drop_nulls("memory_used_bytes")
     if not set(used["uuid"].unique()) <= sizes.keys():
@@ -63,7 +69,7 @@ def _mean_of_means(run: LoadedRun, samples: pl.DataFrame, key: str, value: str) 
     if rows[key].n_unique() > 1:
         means = rows.group_by(key, maintain_order=True).agg(pl.col(value).mean())[value].drop_nulls()
         return Quantity(float(means.sum()) / means.len(), "%") if means.len() else None
-    mean = rows[value].mean()  # of one host without grouping, which takes ten times as long
+    mean = rows[value].mean()  # with only one host, grouping is not needed, which takes ten times as long
     return Quantity(mean, "%") if isinstance(mean, float) else None
 
 

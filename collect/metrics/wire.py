@@ -1,4 +1,4 @@
-"""The bytes that the kernel counted against those that the collectives of the steps should send."""
+"""Compares the bytes that the kernel counted with the bytes that the collectives of the steps should send."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.metrics.network import loopback, network, sent_bounds
 
-SENDING = {"checkpoints", "validation"}  # instruments whose collectives are in no step
-MOST_OPEN = 0.03  # of the expected bytes: if samples leave more in doubt, the counters neither confirm nor refute them
+SENDING = {"checkpoints", "validation"}  # instruments whose collectives do not belong to any step
+MOST_OPEN = 0.03  # share of the expected bytes: if the counted bytes are less certain than this, there is no result
 
 
 def difference(run: LoadedRun) -> Quantity | None:
-    """What the hosts sent beyond the bytes that the run's steps should put on the wire, in percent of these bytes.
+    """The bytes that the hosts sent minus the bytes that the steps of the run should send, in percent of the latter.
 
-    Only over gloo, whose bytes all pass the kernel's counters: NCCL moves bytes also over NVLink, shared memory and RDMA.
+    Only for gloo, because the kernel counts all bytes that gloo sends. NCCL also uses NVLink, shared memory and RDMA, which the
+    kernel does not count.
     """
     if run.backend != "gloo" or run.run is None or run.result is None or SENDING & set(run.result.instruments):
         return None
@@ -21,7 +22,7 @@ def difference(run: LoadedRun) -> Quantity | None:
     outside, inside = network(run), loopback(run)
     if not per_step or inside is None or (outside is None and run.run.world.nnodes > 1):
         return None
-    expected = per_step * (run.world.height - 1)  # the window is from the end of the first timed step to that of the last
+    expected = per_step * (run.world.height - 1)  # the window is from the end of the first timed step to the end of the last
     bounds = sent_bounds(run)
     if bounds is None or bounds[1] - bounds[0] > MOST_OPEN * expected:
         return None

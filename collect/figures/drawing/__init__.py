@@ -1,1 +1,1 @@
-"""What several figures share: lines, stacked bars and curves."""
+"""Parts that several figures share: lines of cells, stacked bars, curves of telemetry, and panels."""

@@ -1,8 +1,9 @@
-"""Turns telemetry into curves: the time of a run is divided into stretches, and each stretch gets one value.
+"""Turns telemetry into curves: the time of a run is divided into stretches (sections of equal length), each with one value.
 
-All devices of all hosts have the same stretches, so their values can be added up although no two hosts sample at the same
-moment. If the samples of any device do not cover a stretch, the stretch has no value, and a line over time has a gap there. One
-frame holds the samples of many runs, in the column `run`, because a hundred small frames cost a hundred times as much as one.
+All devices of all hosts have the same stretches, so their values can be added up although hosts do not take their samples at
+the same moment. If the samples of any device do not cover a stretch, the stretch has no value, and the line has a gap there.
+One frame contains the samples of many runs, which the column `run` distinguishes, because a hundred small frames take a hundred
+times as long as one frame.
 """
 
 from __future__ import annotations
@@ -15,29 +16,35 @@ import polars as pl
 from collect.loading.telemetry import GAP_PERIODS
 from collect.metrics.network import LEAST_COVERAGE
 
-STRETCHES = 200  # of a run at most; of a dozen lines a screen shows no more
+STRETCHES = 200  # the most stretches of a run: a screen cannot show more points of a dozen lines
 Together = Literal["mean", "sum", "max"]
 
 
 class Curve(NamedTuple):
-    """Values of stretches of `width_s` seconds one after the other; the middle of the first is at `first_s`."""
+    """A curve: one value for each stretch."""
 
-    first_s: float
-    width_s: float
-    values: list[float | None]
+    first_s: float  # the middle of the first stretch, in seconds
+    width_s: float  # the length of a stretch in seconds
+    values: list[float | None]  # one per stretch, without gaps in time; None: not known
 
 
 def levels(samples: pl.DataFrame, device: str, column: str) -> pl.DataFrame:
-    """Readings of a quantity, each of the time since the device's sample before: (run, device, since_s, until_s, value)."""
+    """Readings of a quantity, with columns run, device, since_s, until_s, value.
+
+    Each reading is valid for the time from the device's previous sample (since_s) to its own sample (until_s).
+
+    samples: with the column `run`. device, column: the names of the columns with the device and the quantity.
+    """
     rows = samples.drop_nulls(column).sort("run", device, "wall_s")
     since = pl.col("wall_s").shift().over("run", device)
     return rows.select("run", device=device, since_s=since, until_s="wall_s", value=pl.col(column).cast(pl.Float64))
 
 
 def rates(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
-    """The growth of a counter a second, in the columns of `levels`; unknown where it went back or began anew.
+    """The growth of a counter per second, with the same columns as `levels`.
 
-    device: the columns that name a device, if not those of a network interface.
+    The value is unknown if the counter went backwards or the host was booted in between. counter: the name of the column.
+    device: the columns that identify a device; the default is a network interface (host, name).
     """
     names = pl.concat_str(*(device or ("host", "name")), separator=" ")
     rows = samples.drop_nulls(counter).with_columns(device=names)
@@ -50,9 +57,10 @@ def rates(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
 
 
 def together(readings: pl.DataFrame, how: Together) -> dict[str, Curve]:
-    """The curve of each run's devices: the mean over a stretch, or with `max` the highest, then the same over devices.
+    """One curve per run over all its devices.
 
-    Runs whose samples cover no stretch have none.
+    For each stretch, the readings of a device are combined into one value: their mean, or with `max` the highest reading. Then
+    the values of all devices are combined as `how` says. Runs whose samples cover no stretch are left out.
     """
     if (seen := _seen(readings)).is_empty():
         return {}
@@ -63,7 +71,10 @@ def together(readings: pl.DataFrame, how: Together) -> dict[str, Curve]:
 
 
 def _seen(rows: pl.DataFrame) -> pl.DataFrame:
-    """The readings that follow on another without a gap, with how many devices their run has and its width of a stretch."""
+    """The readings without gaps before them, with two more columns: the number of devices of the run, and its stretch width.
+
+    A gap: a distance between two samples that is much longer than usual (GAP_PERIODS).
+    """
     passed = pl.col("until_s") - pl.col("since_s")
     usual = passed.quantile(0.5, "higher").over("run", "device")
     rows = rows.with_columns(devices=pl.col("device").n_unique().over("run"), usual_s=usual)
@@ -73,7 +84,7 @@ def _seen(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
-    """Each reading cut at the edges of the stretches that it lies in; stretch 0 begins at 0 s."""
+    """Cut each reading at the edges of the stretches in which it lies. Stretch 0 begins at 0 s."""
     width = pl.col("width_s")
     first, last = ((pl.col(edge) / width).floor().cast(pl.Int64) for edge in ("since_s", "until_s"))
     rows = rows.with_columns(stretch=pl.int_ranges(first, last + 1)).explode("stretch")
@@ -83,7 +94,7 @@ def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_devices(pieces: pl.DataFrame, how: Together) -> pl.DataFrame:
-    """One row for each device and each stretch that its samples cover."""
+    """Combine the pieces into one row for each device and each stretch that the samples of the device cover."""
     mean = (pl.col("value") * pl.col("seconds")).sum() / pl.col("seconds").sum()
     value = pl.col("value").max() if how == "max" else mean
     rows = pieces.group_by("run", "device", "stretch").agg(value, pl.sum("seconds"), pl.first("width_s", "devices"))

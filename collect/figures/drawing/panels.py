@@ -1,4 +1,4 @@
-"""Panels of curves, one below the other over one clock."""
+"""Lays out panels of curves, one below the other, over the same time axis."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collect.figure import MUTED, axis, layout
 from collect.figures.drawing.curves import Curve
 
 PANEL_PX = 150
-GAP = 0.24  # of a panel, for its title
+GAP = 0.24  # share of a panel's height for its title
 
 
 def scaled(curve: Curve, scale: float) -> Curve:
-    """A curve in the panel's unit, with as many digits as can be seen."""
+    """A curve with its values divided by `scale`, the unit of the panel, and rounded to the digits that a reader can see."""
     return curve._replace(values=[None if value is None else float(f"{value / scale:.4g}") for value in curve.values])
 
 
@@ -22,7 +22,7 @@ def is_a_line(curve: Curve) -> bool:
 
 
 def stacked(titles: list[str]) -> dict[str, Any]:
-    """A layout with one panel below the other over one clock, each with its title above its left edge."""
+    """A layout with one panel per title, one below the other, over the same time axis. Each title is above its panel."""
     x = axis("s since the end of the first timed step", anchor=y_axis(len(titles)), showgrid=False)
     shape = layout(x, {}, showlegend=True)
     shape["annotations"] = []
@@ -46,5 +46,5 @@ def stacked(titles: list[str]) -> dict[str, Any]:
 
 
 def y_axis(number: int) -> str:
-    """What plotly calls the number-th y axis."""
+    """Plotly's name of the y axis with this number, from 1."""
     return "y" if number == 1 else f"y{number}"

@@ -1,4 +1,4 @@
-"""Draws stacked bars, one bar per cell: used for the parts of a step's time and of memory."""
+"""Draws stacked bars, one bar per cell. Used for the parts of a step's time, and the parts of memory."""
 
 from __future__ import annotations
 
@@ -10,42 +10,48 @@ import msgspec
 from collect import notation
 from collect.figure import INK, CellMark, Figure, Group, axis, layout
 
-MOST_BARS = 60  # of a figure; nobody compares more at once
-LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # of a line: the cell's name, its bar under it, and what is left free
-MARGIN_PX, LEGEND_PX = 70, 15  # LEGEND_PX: for each name in it; a phone has one or two side by side
-BETWEEN = 0.15  # of the width, between two panels
-END_PX = 7  # for each character at the end of a bar
+MOST_BARS = 60  # cells of a figure: nobody compares more at once
+LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # heights in a row: the name of the cell, the bar below it, and the space to the next row
+MARGIN_PX, LEGEND_PX = 70, 15  # LEGEND_PX: height for each name in the legend; a phone shows one or two names side by side
+BETWEEN = 0.15  # share of the width between two panels
+END_PX = 7  # width of a character of the text at the end of a bar
 
 
 class BarPart(NamedTuple):
-    """A part of every bar. values: one per cell of the group, None where that cell has no such part."""
+    """A part that every bar has."""
 
     name: str
     colour: str
-    values: Sequence[float | None]
+    values: Sequence[float | None]  # one per cell of the group; None: the bar of this cell does not have the part
 
 
 class BarPanel(NamedTuple):
-    """What lies over one x axis. unit: of the values, in the hover; ends: the text at the end of each cell's bar; estimates:
-    where a stroke stands, None for none."""
+    """Bars over one x axis, one bar per cell."""
 
     x_title: str
-    unit: str
+    unit: str  # the unit of the values, which is shown when the reader points at a bar
     parts: Sequence[BarPart]
-    ends: Sequence[str]
-    estimates: Sequence[float | None] = ()
+    ends: Sequence[str]  # for each cell, the text at the end of its bar
+    estimates: Sequence[float | None] = ()  # for each cell, the place of its vertical mark; None: no mark
 
 
 def some(group: Group, has: Callable[[CellMark], bool]) -> tuple[Group, str]:
-    """The group's first cells that have it, and a sentence about those for which there is no room, if any."""
+    """Select the cells that a figure draws: (the first MOST_BARS cells for which `has` is true, a sentence about the others).
+
+    The sentence is '' if there are no others.
+    """
     marks = [mark for mark in group.marks if has(mark)]
     left_out = f" {len(marks) - MOST_BARS} more cells are not drawn." if len(marks) > MOST_BARS else ""
     return msgspec.structs.replace(group, marks=marks[:MOST_BARS]), left_out
 
 
 def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
-    """A layout of lines from the top down, the n-th from n to n + 1, each under its label, which has the whole width: beside
-    their bars names leave a phone no room."""
+    """A layout of rows from top to bottom; row n (from 0) reaches from y = n to n + 1. Each row has its label at the top.
+
+    Labels have their own line because, on a phone, there is no room for names to the left of the bars.
+
+    label_px: the height of a label; line_px: the height of a row.
+    """
     y = axis("", range=[len(labels), 0], showticklabels=False, showgrid=False, ticks="")
     shape = layout({}, y, showlegend=True)
     at = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": -4, "yref": "y", "yanchor": "middle", "showarrow": False}
@@ -57,7 +63,7 @@ def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
 
 
 def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
-    """The panels side by side, over the same lines of cells."""
+    """Draw the panels side by side, with the same rows of cells."""
     line_px = LABEL_PX + BAR_PX + GAP_PX
     shape = lines(group.labels, LABEL_PX, line_px)
     shape |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
@@ -86,12 +92,15 @@ def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[Bar
 
 
 def _middle(line: int) -> float:
-    """Where the bar of a line lies."""
+    """The y coordinate of the middle of the bar in a row."""
     return line + (LABEL_PX + BAR_PX / 2) / (LABEL_PX + BAR_PX + GAP_PX)
 
 
 def _part(group: Group, part: BarPart, panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
-    """One part of every bar; its share of the bar stands in it where it fits."""
+    """One part of all bars. Its share of the bar in percent is written inside the part if there is enough room.
+
+    totals: the length of each bar.
+    """
     known = [(line, value) for line, value in enumerate(part.values) if value is not None and totals[line]]
     shares = [f"{notation.number(100 * value / totals[line], 3)} %" for line, value in known]
     written = [share if value < totals[line] else "" for share, (line, value) in zip(shares, known, strict=True)]
@@ -120,7 +129,7 @@ def _estimates(group: Group, panel: BarPanel) -> dict[str, Any]:
         "type": "scatter",
         "mode": "markers",
         "name": "estimate",
-        "legendrank": 2000,  # last
+        "legendrank": 2000,  # last in the legend
         "x": [value for _, value in known],
         "y": [_middle(line) for line, _ in known],
         "customdata": [group.labels[line] for line, _ in known],
@@ -131,7 +140,7 @@ def _estimates(group: Group, panel: BarPanel) -> dict[str, Any]:
 
 
 def _ends(panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
-    """Text right of each bar, and of its estimate where that reaches further."""
+    """The text to the right of each bar, or of its estimate if the estimate is larger than the bar."""
     estimates = panel.estimates or [None] * len(totals)
     return {
         "type": "scatter",
