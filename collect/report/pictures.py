@@ -38,7 +38,7 @@ def formats(asked: str, where: str) -> tuple[str, ...]:
 def export(suffix: str, summary: str) -> Export:
     """The export of `collect export` that writes only the figures, in one format.
 
-    suffix: the format, `svg` or `png`; also the name of the export. summary: the text of the help about this export.
+    suffix: the format, `svg` or `png`; also the name of the export. summary: the text about this export in the list of formats.
     """
 
     def write_all(loaded: Loaded, summarized: Summary, folder: Path, _place: Path) -> None:
