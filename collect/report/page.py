@@ -183,7 +183,7 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
 def _headline(drawn: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:
     """The figure at the start of a report: head to head (speed against memory) if it exists, else throughput.
 
-    workloads: the workloads whose choice the start of the report tells; the figure of the first one is preferred.
+    workloads: the workloads for which the start of the report says what to choose; the figure of the first one is preferred.
     """
     for kind in ("head_to_head", "throughput_per_s"):
         found = [one for one in drawn if one.kind == kind]

@@ -15,7 +15,7 @@ from collect.verdicts import reasons
 
 
 class RunPlace(msgspec.Struct, frozen=True):
-    """Where a run ran and what it left.
+    """The hosts on which a run ran, and the files that it wrote.
 
     hosts: the names of the hosts of the run. files: the record files and folders in the folder of the run; None if the run has
     no folder.
@@ -85,10 +85,10 @@ def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
 
 
 def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The environments that these reports of package versions describe.
+    """The different environments that these reports describe. A report maps the name of a package to its version.
 
-    A report may name fewer packages than another: a run that failed wrote no result, and a result does not name the version
-    of Python. Reports describe one environment if no package has two versions in them.
+    Some reports name fewer packages than others: a failed run wrote no result, and a result does not contain the version of
+    Python. Two reports describe the same environment if no package has a different version in each of them.
     """
     found: list[dict[str, str]] = []
     for report in sorted(reports, key=len, reverse=True):
@@ -101,7 +101,7 @@ def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def _versions(run: LoadedRun) -> dict[str, str]:
-    """The package versions of a run: those that its job found when it was submitted, then those that its ranks imported."""
+    """The package versions of a run: of the job at its submission, replaced by the versions that its ranks imported."""
     assert run.run is not None
     return run.run.versions | (run.result.versions if run.result else {})
 

@@ -95,7 +95,8 @@ def helps(summary: Summary) -> list[str]:
 def choices(summary: Summary) -> list[Choice]:
     """What to choose for each workload, in its most informative contest, by all criteria that rank this contest.
 
-    This is the contest with the most measured cells; if several contests have as many, the one with the most ranks, then nodes.
+    The most informative contest has the most measured cells; of several such contests, the contest with the most ranks is used,
+    then with the most nodes, then with the largest batch.
     """
     found = []
     for family in choice_text.opened(summary)[:MOST_CHOICES]:

@@ -71,7 +71,7 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
 
 
 def _identity(pid: int | None) -> bytes | None:
-    """The start time of a process in clock ticks since boot. It tells the process from a later process with the same id."""
+    """The start time of a process in clock ticks since boot. A later process with the same id has another start time."""
     try:
         fields = _fields(pid) if pid is not None else None
     except (OSError, IndexError):

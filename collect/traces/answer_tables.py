@@ -16,8 +16,10 @@ _NO_CAUSE = "idle time by cause: the traces hold no calls that launch kernels, s
 
 
 def show(output: Output, answers: RunAnswers) -> None:
-    """Print collectives by process group, waiting for slow ranks, idle time by cause, and phases; or why one of these is not
-    known."""
+    """Print collectives by process group, waiting for slow ranks, idle time by cause, and phases.
+
+    If an answer is missing, the reason is printed in its place.
+    """
     _collectives(output, answers)
     _waits(output, answers)
     _idle(output, answers.ranks)

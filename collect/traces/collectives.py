@@ -2,7 +2,7 @@
 
 Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md). The algorithm bandwidth is the size of the message divided by the
 time. The bus bandwidth is the algorithm bandwidth times a factor that depends on the collective and the number of ranks; so the
-bus bandwidth can be compared with the bandwidth of a link, whatever the number of ranks is. 1 GB/s is 1e9 bytes/s. If the calls
+bus bandwidth can be compared with the bandwidth of a link, for any number of ranks. 1 GB/s is 1e9 bytes/s. If the calls
 were matched over ranks (`stragglers`), the time is the time of the transfer, without waiting for slow ranks. Otherwise the time
 is the whole duration, and the bandwidth is a lower bound.
 """

@@ -15,7 +15,7 @@ from collect.traces.trace import Trace
 class Communication(NamedTuple):
     """The kernels in a trace that communicate.
 
-    rows: which events of the trace are such kernels, shape (number of events,).
+    rows: which events of the trace are kernels that communicate, shape (number of events,).
     operation: for each event the index of its collective in `operations`; -1 if it does not communicate; same shape.
     operations: the collectives.
     """

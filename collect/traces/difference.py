@@ -19,7 +19,7 @@ Unit = Literal["step", "trace"]
 class PartDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a step (such as compute) in both runs, in ns. difference_ns = time_ns - against_ns.
 
-    time_ns, against_ns: the time in the run and in the run that it is compared with; 0 if the step has no such part.
+    time_ns: the time in the run. against_ns: the time in the run with which it is compared. 0: a step does not have this part.
     """
 
     part: StepPart

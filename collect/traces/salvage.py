@@ -41,7 +41,7 @@ def blocks(path: Path) -> Iterator[bytes]:
 
 
 def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
-    """Decompress blocks of a gzip file. A file of several gzip members gives one text."""
+    """Decompress blocks of a gzip file. If the file has several gzip members, their texts are joined."""
     member, ended = zlib.decompressobj(wbits=31), False
     for block in raw:
         while block:

@@ -53,9 +53,9 @@ class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class ClaimPart(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A part of the test of a claim: one comparison. The claim says that all of its parts hold.
+    """A part of the test of a claim, such as one comparison. The claim holds if all of its parts hold.
 
-    test: the comparison as text.
+    test: the part as text.
     holds: whether the part holds for the measured means.
     left, right: the measured values of the two sides.
     left_interval, right_interval: their 95 % intervals; absent for a constant, and if the scatter is not known.

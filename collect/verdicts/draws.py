@@ -66,7 +66,7 @@ def parts(tree: ast.AST) -> list[ast.expr]:
             return [ast.Compare(sides[place], [op], [sides[place + 1]]) for place, op in enumerate(ops)]
         case ast.expr():
             return [tree]
-        case _:  # pragma: no cover - an expression's tree is one
+        case _:  # pragma: no cover - the tree of an expression is always an ast.expr
             raise AssertionError(ast.dump(tree))
 
 

@@ -144,7 +144,9 @@ class Measurements:
 
     def _compare(self, metric: Metric, row: CellRow, argument: Argument | None, against: CellRow | None) -> SelectedMetric:
         other = against or next((one for one in self.rows if one.id == row.baseline), None)
-        if different := [one for one in (row, other) if one and one.does_other_work]:  # such a cell has no baseline
+        if different := [
+            one for one in (row, other) if one and one.does_other_work
+        ]:  # a cell that does other work has no baseline
             said = "; ".join(
                 f"{self.label(one)}: {one.same_work.verdict} ({one.same_work.why})" for one in different if one.same_work
             )

@@ -129,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
 
     def _answer(self, names: Sequence[str]) -> None:
-        """Send what a path stands for. names: the parts of the path after the token."""
+        """Send the page, data or file that belongs to a path. names: the parts of the path after the token."""
         match names:
             case [""]:
                 self._send(self.server.page.page(), HTML, LIVE)
