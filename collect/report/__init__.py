@@ -1,1 +1,1 @@
-"""All text and layout of the report: the page, the terminal, and the tables of the exports."""
+"""The text and the layout of a report: the HTML page, the output in the terminal, and the tables of the exports."""

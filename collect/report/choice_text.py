@@ -1,4 +1,7 @@
-"""What to choose, as text, written once for the terminal and the page."""
+"""Writes the answers to "which strategy should I choose?" as text. The terminal and the page of a report use the same text.
+
+A family (collect/choices/family.py) is a workload; its contests are the sets of cells that may be compared with each other.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +33,25 @@ QUESTIONS = {
     "final_accuracy_pct": "Which is the most accurate?",
     "energy_per_unit_j": "Which needs the least energy per unit?",
 }
-MOST_SHOWN = 24  # families, and contests of each
-MOST_CITED = 100  # cells under one answer
-MOST_NAMED = 3  # each with its own link in a cell of the table
+MOST_SHOWN = 24  # the greatest number of families that are shown, and of contests of each family
+MOST_CITED = 100  # the greatest number of cells that are listed under one answer
+MOST_NAMED = 3  # if there are more best cells than this, a field of the table has one link for all of them
 
 
 class RunsLink(msgspec.Struct, frozen=True):
-    """A text that leads to the runs of a cell."""
+    """A text that the page shows as a link to the runs of a cell. cell: the id of the cell."""
 
     text: str
     cell: str
 
 
 class Said(msgspec.Struct, frozen=True):
-    """The text of a choice. names: the best cells; value: the value of the first; more: how certain the choice is; margin: the
-    distance to the next cell.
+    """The text of a choice.
 
+    names: the best cells, each with a link to its runs.
+    value: the value of the first of the best cells, with its unit.
+    more: how certain the choice is, such as "cannot be distinguished".
+    margin: the distance to the best of the other cells, such as "13 % faster than ddp".
     sure: whether one cell is significantly better than all others, or the best cells are known to be equal.
     """
 
@@ -61,7 +67,13 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A contest as a row of the table of choices. said: the choice by each criterion; out: (reason, cells not ranked)."""
+    """A contest as a row of the table of choices.
+
+    heading: the number of ranks, such as "8 ranks".
+    about: the batch size, and the number of nodes if the contest is on several nodes.
+    said: the choice by each criterion that the table shows.
+    out: (reason, cells) for the cells that are not ranked.
+    """
 
     heading: str
     about: str
@@ -70,33 +82,37 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class TreeNode(msgspec.Struct, frozen=True):
-    """A question of the decision tree. answers: (the contests of the answer, the answer, the cells that it rests on)."""
+    """A question of the decision tree.
+
+    asks: the question.
+    answers: (text that names the contests of the answer, the answer, the cells that the answer is based on).
+    """
 
     asks: str
     answers: list[tuple[str, Said, list[RunsLink]]]
 
 
 def opened(summary: Summary) -> list[Family]:
-    """Those in which there is something to choose, as many as are shown."""
+    """The families in which there is something to choose; at most MOST_SHOWN of them, which is how many a report shows."""
     return [family for family in summary.choices if family.open][:MOST_SHOWN]
 
 
 def hidden(summary: Summary) -> str:
-    """How many choices are not shown, in a sentence; nothing where all are."""
+    """A sentence that says how many contests are not shown; "" if all are shown."""
     every = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
     left = sum(every) - sum(min(one, MOST_SHOWN) for one in every[:MOST_SHOWN])
     return f"{left:,} more comparisons are in summary.json" if left else ""
 
 
 def criteria(families: Sequence[Family]) -> list[str]:
-    """Those that give a reason to choose anywhere, in their order."""
+    """The criteria that give a reason to choose in at least one contest of these families, in the order of CRITERIA."""
     standings = [standing for family in families for contest in family.contests for standing in contest.standings]
     found = {standing.criterion for standing in standings if standing.word != "same work"}
     return [name for name in CRITERIA if name in found]
 
 
 def any_out(families: Sequence[Family]) -> bool:
-    """Whether any cell is not among the ranked."""
+    """Whether any cell of these families is not ranked."""
     return any(_out(contest) for family in families for contest in family.contests if contest.open)
 
 
@@ -106,14 +122,18 @@ def title(family: Family) -> str:
 
 
 def cautions(summary: Summary) -> list[str]:
-    """What has to be said of all choices."""
+    """The warnings that apply to all choices: that the runs were a rehearsal, and that no cell was repeated."""
     found = [CAUTION] if summary.rehearsal else []
     words = {standing.word for family in opened(summary) for contest in family.contests for standing in contest.standings}
     return [*found, ONCE] if "as measured" in words else found
 
 
 def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
-    """(where, cells) for cells whose batch size no other cell has, if other cells ran on the same ranks with another batch."""
+    """The cells that cannot be compared because no other cell on the same ranks has their batch size.
+
+    Returns (title of the family and number of ranks, cells). A cell is listed only if different cells ran on the same ranks
+    with another batch size.
+    """
     found = []
     for family in summary.choices:
         by_ranks: dict[tuple[int, int], list[Contest]] = {}
@@ -128,7 +148,10 @@ def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
 
 
 def lines(family: Family, shown: Sequence[str]) -> list[Line]:
-    """Its contests in which there is something to choose, as many as are shown, by the criteria that are."""
+    """The rows of a family in the table of choices: its contests in which there is something to choose, at most MOST_SHOWN.
+
+    shown: the criteria that the table shows.
+    """
     every = [
         Line(_ranks(contest.ranks), _about(contest), [said(contest, name) for name in shown], _out(contest))
         for contest in family.contests
@@ -138,7 +161,7 @@ def lines(family: Family, shown: Sequence[str]) -> list[Line]:
 
 
 def nodes(family: Family) -> list[TreeNode]:
-    """The questions of a family, in the order in which to ask them."""
+    """The questions of the decision tree of a family, in the order in which a reader should answer them."""
     several = len(family.one_rank) > 1
     alone = [
         (_batches(family, fit.contests) if several else "", _on_one(fit), _cites(family, fit.contests, _of(fit)))
@@ -156,7 +179,7 @@ def nodes(family: Family) -> list[TreeNode]:
 
 
 def said(contest: Contest, criterion: str) -> Said:
-    """The answer of a contest by one criterion."""
+    """The best cells of a contest by one criterion, as text."""
     standing = next((one for one in contest.standings if one.criterion == criterion), None)
     if standing is None:
         measured = contest.named("measured")
@@ -175,7 +198,7 @@ def said(contest: Contest, criterion: str) -> Said:
 
 
 def _margin(standing: Standing, names: dict[str, str]) -> str:
-    """`13 % faster than ddp`, of the first that is not among the best."""
+    """How far the best cell is ahead of the first cell that is not among the best, such as `13 % faster than ddp`."""
     behind = next((one for one in standing.placed if one.cell not in standing.best), None)
     if behind is None or standing.margin_pct is None:
         return ""
@@ -184,12 +207,12 @@ def _margin(standing: Standing, names: dict[str, str]) -> str:
 
 
 def _percent(value: float) -> str:
-    """Two digits, or whole percent: a margin is of two means, and known no better."""
+    """A margin in percent, rounded to whole percent from 10 on, else to two digits: two means do not give more precision."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.1g}"
 
 
 def _quantity(value: float, unit: str) -> str:
-    """A number with its unit; bytes as the tables have them."""
+    """A number with its unit. Bytes get the same unit (such as GiB) as in the tables of the report."""
     if unit != "bytes":
         return verdict_text.quantity(value, unit)
     name, size = notation.bytes_unit([value])
@@ -197,14 +220,17 @@ def _quantity(value: float, unit: str) -> str:
 
 
 def _range(low: float, high: float, unit: str) -> str:
-    """`57.9 to 58.5 s`."""
+    """A range of values as text, such as `57.9 to 58.5 s`."""
     first, last = _quantity(low, unit), _quantity(high, unit)
     same = first.partition(" ")[2] == last.partition(" ")[2]
     return last if first == last else f"{first.partition(' ')[0] if same else first} to {last}"
 
 
 def _out(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
-    """(why, who) of the cells that are not ranked. Of other work, the strategy's own sentence says which."""
+    """(reason, cells) for the cells of a contest that are not ranked.
+
+    For a strategy that does other work by design, the reason contains the sentence of the strategy about this work.
+    """
     words = {
         "does not fit": "out of memory",
         "over the limit": "over the time limit",
@@ -249,7 +275,7 @@ def _of(fit: Fit) -> list[str]:
 
 
 def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[RunsLink]]:
-    """The choice in the words of the tree, and the numbers that it rests on: the best of each contest."""
+    """The text of an answer in the decision tree, and the cells that the answer is based on: the best cells of each contest."""
     more = {
         "best": "",
         "equal": "equal",
@@ -277,7 +303,7 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[
 
 
 def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
-    """The cells of these names in these contests, by their ranks."""
+    """Links to the cells that have these names in these contests, such as `ddp ×8`. places: of the contests in the family."""
     found = []
     for place in places:
         contest = family.contests[place]
@@ -287,7 +313,8 @@ def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[
 
 
 def _size(family: Family, contest: Contest) -> str:
-    """`8`, the ranks of a contest; `8 on 2 nodes` where another contest has as many ranks on other nodes."""
+    """The number of ranks of a contest, such as `8`, or `8 on 2 nodes` if another contest has 8 ranks on another number of
+    nodes."""
     return f"{contest.ranks}{_on_nodes(family, contest.ranks, contest.nodes)}"
 
 
@@ -297,7 +324,10 @@ def _on_nodes(family: Family, ranks: int, nodes: int) -> str:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """`a, b and c`; `a (4 and 8 micro-batches)` for two of a strategy; with semicolons where commas are taken."""
+    """The names as one list, such as `a, b and c`.
+
+    Two cells of one strategy are written as `a (4 and 8 micro-batches)`. If a name contains a comma, semicolons separate names.
+    """
     by_strategy: dict[str, list[str]] = {}
     for name in names:
         strategy, _, more = name.partition(", ")
@@ -308,7 +338,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _variants(variants: Sequence[str]) -> str:
-    """`4 and 8 micro-batches`: what all end with stands once."""
+    """Variants of one strategy, such as `4 and 8 micro-batches`: words that all variants end with are written only once."""
     heads, tails = zip(*(variant.partition(" ")[::2] for variant in variants), strict=True)
     return f"{_joined(heads)} {tails[0]}".rstrip() if len(set(tails)) == 1 else "; ".join(variants)
 
@@ -318,12 +348,15 @@ def _batches(family: Family, places: Sequence[int]) -> str:
 
 
 def _when(family: Family, places: Sequence[int]) -> str:
-    """`2 and 4 ranks; 8 ranks at batch 64`: the ranks of contests, with the batch where others on as many answer otherwise."""
+    """The contests of an answer as text, such as `2 and 4 ranks; 8 ranks at batch 64`.
+
+    The batch size is named only if contests on the same ranks with another batch size have another answer.
+    """
     by_ranks: dict[tuple[int, int], list[int]] = {}
     for place in places:
         contest = family.contests[place]
         by_ranks.setdefault((contest.ranks, contest.nodes), []).append(contest.batch)
-    parts: list[tuple[list[int], str]] = []  # ranks, and what of them
+    parts: list[tuple[list[int], str]] = []  # (numbers of ranks, text about nodes and batch size behind these numbers)
     for (ranks, nodes), batches in by_ranks.items():
         everywhere = [one.batch for one in family.contests if (one.ranks, one.nodes) == (ranks, nodes)]
         on = _on_nodes(family, ranks, nodes)
@@ -340,11 +373,11 @@ def _ranks(ranks: int) -> str:
 
 
 def where(contest: Contest) -> str:
-    """`8 ranks, batch 64`."""
+    """The ranks and the batch size of a contest as text, such as `8 ranks, batch 64`."""
     return f"{_ranks(contest.ranks)}, {_about(contest)}"
 
 
 def _about(contest: Contest) -> str:
-    """The batch, and the nodes where they tell contests apart."""
+    """The batch size of a contest, and its number of nodes if there are several."""
     nodes = f"{contest.nodes} nodes, " if contest.nodes > 1 else ""
     return f"{nodes}batch {contest.batch}"

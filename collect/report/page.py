@@ -1,4 +1,4 @@
-"""The report as one self-contained page: what it shows is the summary's, how it looks is the template's."""
+"""Renders the report as one self-contained HTML page: the content comes from the summary, the layout from a Jinja template."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ TEMPLATE = "report/index.html.j2"
 WIDE = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
     "head_to_head", "step_timeline", "why_slower",
-)  # fmt: skip  # figures that take a whole row
-MOST_UNLIKE = 1.4  # ratio of the heights of two figures in a row
-# in the order of the page
+)  # fmt: skip  # figures that take a whole row of the page
+MOST_UNLIKE = 1.4  # two figures share a row if the ratio of their heights is at most this
+# The modules of the figures, in the order in which the page shows the figures.
 FIGURES: tuple[ModuleType, ...] = (
     head_to_head,
     throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
@@ -68,7 +68,7 @@ FIGURES: tuple[ModuleType, ...] = (
     step_timeline, telemetry, gpus,
 )  # fmt: skip
 
-# in the order of a reader's questions; each is a file of templates/report
+# (name, title) of the sections of the page, in the order of a reader's questions. Each section is a file of templates/report.
 SECTIONS = {
     "answer": "In short",
     "choices": "Which strategy to choose",
@@ -89,9 +89,12 @@ SECTIONS = {
 
 
 class DrawnFigure(msgspec.Struct, frozen=True):
-    """A figure in its place. name: unique in the report, fit for a file; kind: that of its module; wide: it takes a whole row.
+    """A figure with its place on the page.
 
-    spec: plotly's data and layout, and what its layout has besides where it stands alone, as a picture.
+    name: unique in the report; allowed as a file name.
+    kind: the name that the module of the figure gives it, such as "head_to_head". Figures of several workloads have one kind.
+    wide: whether the figure takes a whole row of the page.
+    spec: the data and the layout for plotly, and `picture`, the additional layout of the figure as a picture file.
     """
 
     name: str
@@ -104,7 +107,11 @@ class DrawnFigure(msgspec.Struct, frozen=True):
 
 
 def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
-    """The page for a report that will lie in `folder`; links to runs are relative, so that both can move together."""
+    """Render the page of a report.
+
+    folder: where the report will be written. runs: the folder of the runs. Links from the page to the runs are relative, so the
+    two folders can be moved together.
+    """
     shown = truncation.of(summary)
     table = columns.table(summary.rows, shown.rows)
     label_of = summary.label_of
@@ -158,7 +165,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
 
 
 def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.Table) -> list[tuple[str, str]]:
-    """(name, title) of those that have something to say."""
+    """(name, title) of the sections of the page that are not empty."""
     having: dict[str, Sequence[Any]] = {
         "figures": figures,
         "reported": summary.reported,
@@ -174,17 +181,20 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
 
 
 def _headline(drawn: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:
-    """The figure that a report starts with: what strategies give for what they take, else how fast they are."""
+    """The figure at the start of a report: head to head (speed against memory) if it exists, else throughput.
+
+    workloads: the workloads for which the start of the report says what to choose; the figure of the first one is preferred.
+    """
     for kind in ("head_to_head", "throughput_per_s"):
         found = [one for one in drawn if one.kind == kind]
         if found:
             first = next((one for one in found if workloads and one.title.endswith(f", {workloads[0]}")), found[0])
-            return msgspec.structs.replace(first, wide=False)  # what to choose stands beside it
+            return msgspec.structs.replace(first, wide=False)  # the page shows the choices beside this figure
     return None
 
 
 def plotly_script() -> str:
-    """plotly's own script, once for the page."""
+    """The JavaScript of plotly, which the page contains once for all figures."""
     from plotly.offline import get_plotlyjs
 
     script: str = get_plotlyjs()
@@ -193,7 +203,7 @@ def plotly_script() -> str:
 
 
 def drawings(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
-    """Every figure that has something to show, in the order of the page: all of one workload, then all of the next."""
+    """Draw every figure that has data, in the order of the page: all figures of one workload, then all of the next workload."""
     shown = truncation.of(summary)
     kept = {row.id for row in shown.rows}
     groups = figure.groups(Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in kept]), shown)
@@ -208,8 +218,10 @@ def drawings(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
 
 
 def in_rows(drawn: Sequence[figure.Figure]) -> list[tuple[figure.Figure, bool]]:
-    """The figures in rows of two that are about as high, so that none leaves a hole beside another: (figure, whether it has the
-    whole row). The order is kept but for the partner of each figure, which is the next one of a like height.
+    """Arrange figures in rows of two with about the same height, so that no row has an empty area.
+
+    Returns (figure, whether the figure takes the whole row). The order is kept, except that the next figure of a similar height
+    moves up to share the row.
     """
     waiting = list(drawn)
     found: list[tuple[figure.Figure, bool]] = []
@@ -239,7 +251,7 @@ def _drawn(found: figure.Figure, of: str, more: str, wide: bool) -> DrawnFigure:
 
 
 def _script_json(value: Any) -> Markup:
-    """JSON in which no text can end the script element that it stands in."""
+    """A value as JSON for a <script> element. The characters <, > and & are escaped, so no text can end the element."""
     text = msgspec.json.encode(value).decode()
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -247,7 +259,7 @@ def _script_json(value: Any) -> Markup:
 
 
 def _run_columns(shown: Sequence[Column]) -> list[Column]:
-    """The measured columns that a single run has too."""
+    """The columns of the table of cells that also have a value for a single run."""
     return [column for column in shown if column.name in ("throughput_per_s", "step_time_ms", "final_loss")]
 
 
@@ -256,6 +268,6 @@ def _run_value(metrics: dict[str, float], name: str) -> str:
 
 
 def _state_class(row: CellRow) -> str:
-    """The state that decides a row's colour: the worst that it has."""
+    """The state that decides the colour of a row: a state of failure if any run has one, else the first state."""
     known = [state for state in terminal.STYLES if state in row.states]
     return known[0] if known else next(iter(row.states), "unknown")

@@ -1,13 +1,14 @@
-"""The report's colours, named once: the page has them as CSS variables, a figure that stands alone has them filled in."""
+"""The colours of a report. The page uses them as CSS variables; a figure in its own file contains the colours themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Ink, muted, link, good, warn and bad are read as text: each has the contrast of 4.5 to its ground that WCAG 2.2 asks (1.4.3).
-# The series colours are graphics: each has the contrast of 3 that WCAG asks of those (1.4.11), and people who see no red or no
-# green tell every two of them apart. tests/test_collect_strategy_style.py holds both.
+# Text uses ink, muted, link, good, warn and bad: the contrast of each of these colours with its background is at least 4.5, as
+# WCAG 2.2 requires for text (criterion 1.4.3). Graphics use the series colours: their contrast is at least 3, as WCAG requires
+# for graphics (criterion 1.4.11), and people who cannot see red or green can distinguish each pair of these colours.
+# tests/test_collect_strategy_style.py checks both.
 LIGHT = {
     "page": "#fdfdfc", "raised": "#ffffff", "ink": "#1b1d1f", "muted": "#646a70", "line": "#e4e5e3", "link": "#0a5aa8",
     "good": "#1a7346", "warn": "#935a00", "bad": "#b3261e", "warn-wash": "#fdf5e4", "warn-line": "#dba234",
@@ -23,7 +24,7 @@ DARK = {
 
 
 def resolved(value: Any, colours: Mapping[str, str]) -> Any:
-    """A figure's JSON with `var(--NAME)` replaced by the colour of that name. Raises KeyError for a name that is none."""
+    """The JSON of a figure with each `var(--NAME)` replaced by the colour of this name. Raises KeyError for an unknown name."""
     if isinstance(value, str):
         return colours[value[6:-1]] if value.startswith("var(--") else value
     if isinstance(value, Mapping):

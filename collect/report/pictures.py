@@ -1,4 +1,4 @@
-"""Writes each figure of the report as a file: plotly draws it in a headless browser, through kaleido."""
+"""Writes each figure of the report as an SVG or PNG file. kaleido runs plotly in a headless browser, which draws the figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardlab.errors import InputError, MissingExtra
 
 FORMATS = ("svg", "png")
 FOLDER = "figures"
-SCALE = {"svg": 1, "png": 2}  # pixels of a picture for each of the page
+SCALE = {"svg": 1, "png": 2}  # pixels of a picture for each pixel of the page
 BROWSER = (
     "{} needs Chrome or Chromium, which was not found; install one (on Debian: apt install chromium), or set "
     "BROWSER_PATH to its path. The buttons in the report save the same images in any browser."
@@ -25,7 +25,10 @@ BROWSER = (
 
 
 def formats(asked: str, where: str) -> tuple[str, ...]:
-    """`svg,png` as names. Raises InputError for one that is none."""
+    """The formats in a text such as `svg,png`, each once. Raises InputError for an unknown format.
+
+    where: the option that holds the text, for the message of the error.
+    """
     names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
     if wrong := [name for name in names if name not in FORMATS]:
         raise InputError(f"{where}: found {wrong[0]!r}. Allowed: {', '.join(FORMATS)}.")
@@ -33,7 +36,10 @@ def formats(asked: str, where: str) -> tuple[str, ...]:
 
 
 def export(suffix: str, summary: str) -> Export:
-    """The figures alone, in one format, as `collect export` writes them."""
+    """The export of `collect export` that writes only the figures, in one format.
+
+    suffix: the format, `svg` or `png`; also the name of the export. summary: the text about this export in the list of formats.
+    """
 
     def write_all(loaded: Loaded, summarized: Summary, folder: Path, _place: Path) -> None:
         (folder / FOLDER).mkdir()
@@ -43,9 +49,10 @@ def export(suffix: str, summary: str) -> Export:
 
 
 def write(folder: Path, figures: Sequence[DrawnFigure], wanted: Sequence[str], what: str) -> None:
-    """Each figure as NAME.svg, NAME.png, in light colours; one browser draws them all.
+    """Write each figure as NAME.svg or NAME.png into a folder, in the light colours. One browser draws all figures.
 
-    what: what needs them, for a sentence. Raises MissingExtra without kaleido, InputError without a browser.
+    wanted: the formats. what: the command that needs the pictures, for error messages.
+    Raises MissingExtra if kaleido is not installed, InputError if no browser is found.
     """
     try:
         import kaleido  # type: ignore[import-untyped]
@@ -67,7 +74,7 @@ def write(folder: Path, figures: Sequence[DrawnFigure], wanted: Sequence[str], w
 
 
 async def _draw(browser_of: Callable[..., Any], drawn: Sequence[tuple[Path, dict[str, Any], dict[str, Any]]]) -> None:
-    """Draw each figure and write its file. kaleido would write files itself, but hides why it could not."""
-    async with browser_of(mathjax=False) as browser:  # without `mathjax=False` it would be asked for on the network
+    """Draw each figure and write its file. kaleido can write files too, but it hides the reason if writing fails."""
+    async with browser_of(mathjax=False) as browser:  # without `mathjax=False` the browser would load MathJax from the network
         for path, fig, opts in drawn:
             files.write_new(path, await browser.calc_fig(fig, opts))

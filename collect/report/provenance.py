@@ -1,4 +1,4 @@
-"""Where the numbers come from: the runs of each cell with their hosts and files, and what all of it was made with."""
+"""Where the numbers of a report come from: the runs of each cell with their hosts and files, and the software and hardware."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ from collect.verdicts import reasons
 
 
 class RunPlace(msgspec.Struct, frozen=True):
-    """hosts: the names of those that it was on; files: paths in its folder, absent where there is no folder."""
+    """The hosts on which a run ran, and the files that it wrote.
+
+    hosts: the names of the hosts of the run. files: the record files and folders in the folder of the run; None if the run has
+    no folder.
+    """
 
     hosts: list[str]
     files: list[str] | None
 
 
 class CellPlace(msgspec.Struct, frozen=True):
-    """configuration: the hash of the cell, empty where no run has a run.json; runs: by run id, those of the summary's row.
+    """Where the numbers of a cell come from.
 
-    rehearsal: what the runs are instead of what a study ran, or nothing.
+    configuration: the hash of the cell; "" if no run has a run.json.
+    rehearsal: how the runs differ from what the study ran, if they are a rehearsal; else "".
+    runs: the runs of the cell by run id.
     """
 
     configuration: str
@@ -33,7 +39,7 @@ class CellPlace(msgspec.Struct, frozen=True):
 
 
 def cell(loaded: LoadedCell) -> CellPlace:
-    """Of one cell."""
+    """The hash, the rehearsal and the runs of one cell."""
     hashes = [run.run.cell_hash for run in loaded.runs if run.run]
     runs = {run.run_id: _run(run) for run in loaded.runs}
     return CellPlace(hashes[0] if hashes else "", reasons.rehearsal(loaded), runs)
@@ -56,7 +62,7 @@ def _run(run: LoadedRun) -> RunPlace:
 
 
 def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
-    """What the runs were made with: (what, every value that occurs)."""
+    """The cluster, launchers, code, package versions and data of all runs: (name of the property, every value that occurs)."""
     runs = [run for run in loaded.runs if run.run]
     found: dict[str, list[str]] = {"Cluster": [], "Launchers": [], "Own workloads": [], "Own strategies": []}
     found |= {"Git commit": [], "Versions": [], "Data": []}
@@ -79,10 +85,10 @@ def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
 
 
 def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The environments that these reports of package versions describe.
+    """The different environments that these reports describe. A report maps the name of a package to its version.
 
-    A report may name fewer packages than another: a run that failed wrote no result, and a result does not name the version
-    of Python. Reports describe one environment if no package has two versions in them.
+    Some reports name fewer packages than others: a failed run wrote no result, and a result does not contain the version of
+    Python. Two reports describe the same environment if no package has a different version in each of them.
     """
     found: list[dict[str, str]] = []
     for report in sorted(reports, key=len, reverse=True):
@@ -95,13 +101,14 @@ def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def _versions(run: LoadedRun) -> dict[str, str]:
-    """The package versions of a run: those that its job found when it was submitted, then those that its ranks imported."""
+    """The package versions of a run: of the job at its submission, replaced by the versions that its ranks imported."""
     assert run.run is not None
     return run.run.versions | (run.result.versions if run.result else {})
 
 
 def hosts(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:
-    """(host, what it is) for every host and boot that a run was on."""
+    """(host, [(name of the property, value)]) for every host on which a run ran; a host that was rebooted is listed once a
+    boot."""
     known = {(host.host, host.boot_id): host for run in loaded.runs for host in run.hosts}
     found = []
     for host in known.values():
@@ -119,11 +126,15 @@ def hosts(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:
     return found
 
 
-MOST_TRAFFIC = 100  # runs in the table of traffic; all are in summary.json
+MOST_TRAFFIC = 100  # the greatest number of runs in the table of traffic; summary.json contains all runs
 
 
 def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]]:
-    """(host, runs, samples, lowest coverage, largest gap, runs without telemetry of the whole timed window) per host."""
+    """The quality of the telemetry of each host.
+
+    Returns (host, number of runs, number of samples, lowest coverage, largest gap between two samples, number of runs whose
+    telemetry does not cover the whole time of the timed steps).
+    """
     found = []
     for host in dict.fromkeys(entry.host for entry in summary.telemetry):
         entries = [entry for entry in summary.telemetry if entry.host == host]
@@ -137,7 +148,10 @@ def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]
 
 
 def traffic_rows(summary: Summary) -> list[tuple[str, str, str, str, str, str]]:
-    """(run, host, interface, share, whether RDMA was used, from what this is known) per run and host, of the first runs."""
+    """The network traffic of the first MOST_TRAFFIC runs, one row per run and host.
+
+    Returns (run, host, interface, share of the traffic, whether RDMA was used, how this is known).
+    """
     rows = []
     for entry in summary.traffic[:MOST_TRAFFIC]:
         rdma = {True: "yes", False: "no", None: "unknown"}[entry.rdma]

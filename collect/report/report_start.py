@@ -1,4 +1,4 @@
-"""The text at the start of a report, for a reader with ten seconds: the verdict on each claim, and which strategy to choose."""
+"""Writes the start of a report, for a reader who has ten seconds: the verdict on each claim, and which strategy to choose."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from collect.verdicts.claims import ClaimPart, Verdict
 from collect.verdicts.reasons import places
 
 MARKS = {"reproduced": "✓", "contradicted": "✗", "undecided": "?", "ambiguous": "?", "not run": "–"}
-MOST_PRINTED = 2  # printed numbers beside one claim
-MOST_CHOICES = 3  # workloads whose choice is told at the start
-LONGEST_REASON = 90  # characters; the whole sentence folds out
+MOST_PRINTED = 2  # the greatest number of printed numbers that are shown beside one claim
+MOST_CHOICES = 3  # the greatest number of workloads for which the start of the report says what to choose
+LONGEST_REASON = 90  # characters; a longer reason is shortened here, and the page shows the whole sentence on request
 _AT_LEAST = {ast.GtE: "at least", ast.Gt: "more than"}
 _AT_MOST = {ast.LtE: "at most", ast.Lt: "less than"}
 _OTHER = {ast.Eq: "exactly", ast.NotEq: "not"}
@@ -30,9 +30,13 @@ _TURNED = {ast.GtE: ast.LtE, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.Lt: ast.Gt, a
 class ClaimLine(msgspec.Struct, frozen=True):
     """A claim in one line.
 
-    mark: a symbol for its verdict. printed: the number that the study prints; asked: the bounds that the test sets for the
-    measured number. measured, interval: the measured number; against: the number that it is compared with, if that was measured
-    too. reason: the reason for the verdict, in few words.
+    mark: a symbol for the verdict.
+    printed: the number that the study prints.
+    asked: the bounds that the test of the claim sets for the measured number, such as "at least 2".
+    measured: the measured number with its unit.
+    interval: the 95 % interval of the measured number, such as "1.1 to 1.2".
+    against: the number that the test compares the measured number with, if this number was measured too; else "".
+    reason: the reason for the verdict, in few words.
     """
 
     mark: str
@@ -45,7 +49,7 @@ class ClaimLine(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What to choose for a workload. where: the ranks and the batch; best: (criterion, answer)."""
+    """What to choose for a workload. where: the number of ranks and the batch size; best: (criterion, text of the choice)."""
 
     workload: str
     where: str
@@ -53,7 +57,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def claim(verdict: Verdict, summary: Summary) -> ClaimLine:
-    """The line of one verdict, from the part of its test that decides it."""
+    """The line for the verdict on one claim. Its numbers come from the part of the test that decides the verdict."""
     part = _deciding(verdict)
     measured, interval, against = _sides(part) if part else ("", "", "")
     asked = _asked(verdict, part) if part else ""
@@ -62,7 +66,7 @@ def claim(verdict: Verdict, summary: Summary) -> ClaimLine:
 
 
 def compared(summary: Summary) -> str:
-    """`single, ddp and fsdp2 on gpt2-tiny and vit-tiny; 1 and 2 ranks; 3 runs of each cell`."""
+    """What a report compares: `single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell`."""
     cells = [row.cell for row in summary.rows]
     named = [
         f"{_joined(cell['strategy'] for cell in cells)} on {_joined(cell['workload'] for cell in cells)}",
@@ -76,7 +80,7 @@ def compared(summary: Summary) -> str:
 
 
 def same_work(summary: Summary) -> str:
-    """`8 of 8 cells are proven to do the same work as one process`; nothing if no cell was proven or refuted."""
+    """A sentence such as `8 of 8 cells are proven to do the same work as one process`; "" if no cell was checked."""
     proofs = [row.same_work.verdict for row in summary.rows if row.same_work]
     if not proofs:
         return ""
@@ -84,12 +88,16 @@ def same_work(summary: Summary) -> str:
 
 
 def helps(summary: Summary) -> list[str]:
-    """The commands that are likely to decide what is undecided."""
+    """The commands that are likely to decide the undecided claims: they submit more repeats."""
     return list(dict.fromkeys(verdict.helps for verdict in summary.verdicts if verdict.helps))
 
 
 def choices(summary: Summary) -> list[Choice]:
-    """Of each workload with a choice: the contest of most cells, on the most ranks and nodes, by all criteria that rank it."""
+    """What to choose for each workload, in its most informative contest, by all criteria that rank this contest.
+
+    The most informative contest has the most measured cells; of several such contests, the contest with the most ranks is used,
+    then with the most nodes, then with the largest batch.
+    """
     found = []
     for family in choice_text.opened(summary)[:MOST_CHOICES]:
         contest = max(
@@ -103,7 +111,7 @@ def choices(summary: Summary) -> list[Choice]:
 
 
 def _chosen(contest: Contest, standing: Standing) -> Said:
-    """Who is the best by a criterion; of many that cannot be told apart, their number."""
+    """The best cells by a criterion; if too many cells cannot be distinguished, only how many they are."""
     told = choice_text.said(contest, standing.criterion)
     if standing.word == "not told apart" and len(standing.best) > choice_text.MOST_NAMED:
         about = f"{len(standing.best)} of {len(standing.placed)} cannot be distinguished: {told.value}"
@@ -112,14 +120,17 @@ def _chosen(contest: Contest, standing: Standing) -> Said:
 
 
 def _deciding(verdict: Verdict) -> ClaimPart | None:
-    """The part that holds in the fewest draws; if draws are not known, the first that does not hold as measured."""
+    """The part of a test that decides the verdict: the part that holds in the fewest draws.
+
+    For a part without draws, whether the part holds for the measured means counts as 100 or 0 percent of the draws.
+    """
     if not verdict.parts:
         return None
     return min(verdict.parts, key=lambda part: 100.0 * part.holds if part.holds_pct is None else part.holds_pct)
 
 
 def _sides(part: ClaimPart) -> tuple[str, str, str]:
-    """(measured, its interval, what it is compared with if that was measured too)."""
+    """(the measured number, its interval, the number on the other side of the test if that number was measured too)."""
     test = _comparison(part.test)
     if part.left is None or part.right is None or test is None:
         return "", "", ""
@@ -135,7 +146,7 @@ def _sides(part: ClaimPart) -> tuple[str, str, str]:
 
 
 def _written(value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
-    """A number in three digits with its unit, and its interval in the same unit."""
+    """A number with three digits and its unit, and its interval in the same unit; "" if there is no interval."""
     name, size = {"x": ("×", 1.0)}.get(unit, (unit, 1.0))
     if unit == "bytes":
         largest = max(map(abs, (value, *(interval or ()))))
@@ -151,7 +162,10 @@ def _digits(value: float) -> str:
 
 
 def _asked(verdict: Verdict, part: ClaimPart) -> str:
-    """What the test asks of the number: `1.08 to 1.18`, `at least 2`, `more than the other`."""
+    """The bounds that a test sets for the measured number, such as `1.08 to 1.18` or `at least 2`.
+
+    "" if the test compares two measured numbers, so that it has no fixed bound.
+    """
     test = _comparison(part.test)
     if test is None:
         return ""
@@ -171,7 +185,7 @@ def _asked(verdict: Verdict, part: ClaimPart) -> str:
 
 
 def _bound(test: ast.Compare) -> tuple[str, str]:
-    """(the measured side, how the other side bounds it)."""
+    """(the text of the measured side of a test, the words for the bound that the other side sets, such as `at least`)."""
     measured_left = _is_measured(test.left)
     kind = type(test.ops[0])
     words = _AT_LEAST | _AT_MOST | _OTHER
@@ -189,7 +203,10 @@ def _is_measured(side: ast.expr) -> bool:
 
 
 def _printed(verdict: Verdict, summary: Summary) -> str:
-    """What the study prints of the same thing in the same place: of a cell of the claim, by a metric of the claim."""
+    """The numbers that the study prints in the same place as the claim, for a cell and a metric of the claim.
+
+    "" if there is no such number, or if there are more than MOST_PRINTED.
+    """
     compares = {metric.name: metric.compares or metric.name for metric in menu()}
     asked = {(number.cell, _metric(number.call)) for number in verdict.numbers}
     wanted = places(verdict.where)
@@ -207,7 +224,7 @@ def _metric(call: str) -> str:
 
 
 def _reason(verdict: Verdict, part: ClaimPart | None) -> str:
-    """Why, in few words."""
+    """The reason for a verdict, in few words. part: the part of the test that decides the verdict."""
     several = (
         f"in {sum(not one.holds for one in verdict.parts)} of {len(verdict.parts)} parts" if len(verdict.parts) > 1 else ""
     )
@@ -229,6 +246,6 @@ def _reason(verdict: Verdict, part: ClaimPart | None) -> str:
 
 
 def _joined(values: Iterable[object]) -> str:
-    """`a, b and c`, each once."""
+    """The values as a list such as `a, b and c`, each value once."""
     names = [str(value) for value in dict.fromkeys(values)]
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -11,13 +11,16 @@ from collect.findings import columns
 from collect.findings.row import flat
 from collect.verdicts.reported import ReportedResult
 
-LENGTHS = ("steps", "epochs")  # a study sets numbers of its short runs and of its long ones into one row
-FEWEST = 3  # numbers that make a table: fewer are told one by one
+LENGTHS = ("steps", "epochs")  # studies print numbers of their short runs and of their long runs in one row
+FEWEST = 3  # the least number of printed numbers that make a table; fewer numbers are listed one by one
 OF = "of"
 
 
 class ColumnHeading(msgspec.Struct, frozen=True):
-    """A column's heading. over: small text above it; unit: small text below it; metric: the metric of the column, or ""."""
+    """The heading of a column.
+
+    unit: small text below the heading. over: small text above the heading. metric: the metric of the column, or "".
+    """
 
     text: str
     unit: str = ""
@@ -26,14 +29,22 @@ class ColumnHeading(msgspec.Struct, frozen=True):
 
 
 class StudyRow(msgspec.Struct, frozen=True):
-    """names: one for each key of the table; fields: one for each heading, the index of an entry or None."""
+    """A row of a redrawn table.
+
+    names: the name of the row under each key of the table, such as the strategy and the model.
+    fields: for each heading the index of a reported entry, or None for an empty field.
+    """
 
     names: list[str]
     fields: list[int | None]
 
 
 class StudyTable(msgspec.Struct, frozen=True):
-    """The numbers of one place of a study. common: (name, value) of what all share; places: the indexes of its entries."""
+    """The printed numbers of one place of a study, such as its table 2.
+
+    where: the place. common: (name, value) of the properties that all numbers share. keys: the headings of the names of rows.
+    heads: the headings of the numbers. places: the indexes of the reported entries in this table.
+    """
 
     where: str
     common: list[tuple[str, str]]
@@ -44,17 +55,22 @@ class StudyTable(msgspec.Struct, frozen=True):
 
 
 class Redrawn(msgspec.Struct, frozen=True):
-    """tables: in the order of their numbers; single: the indexes of the entries that are in no table."""
+    """All reported entries of a study.
+
+    tables: sorted by the number of the table in the study. single: the indexes of the entries that are in no table.
+    """
 
     tables: list[StudyTable]
     single: list[int]
 
 
 class Remarks(msgspec.Struct, frozen=True):
-    """numbers: maps an entry's index to the number of its footnote, from 1; texts: the footnotes; common: texts that hold for
-    all entries.
+    """The footnotes of a table.
 
-    doubts: notes on contradictions of the study at the places of these entries.
+    numbers: maps the index of an entry to the number of its footnote, starting at 1.
+    texts: the footnotes.
+    common: texts that apply to all entries of the table.
+    doubts: notes on contradictions in the study at the places of these entries.
     """
 
     numbers: dict[int, int]
@@ -63,11 +79,14 @@ class Remarks(msgspec.Struct, frozen=True):
     doubts: list[str]
 
 
-_Column = tuple[str, str]  # metric and qualifier; where one metric is crossed, the value that goes across
+_Column = tuple[str, str]  # (metric, qualifier); in a table of one metric over a grid: (value of the last key, "")
 
 
 class _Placed(msgspec.Struct, frozen=True):
-    """An entry on its way into a table. cell: its filter, flat, and what its number is of."""
+    """An entry that is being placed in a table.
+
+    place: the index of the entry. cell: the filter of the entry as a flat mapping, with the argument of the metric under OF.
+    """
 
     place: int
     cell: dict[str, str]
@@ -75,9 +94,10 @@ class _Placed(msgspec.Struct, frozen=True):
 
 
 def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
-    """Every entry stands once: in the table of its place, or alone where its place prints fewer than FEWEST numbers.
+    """Arrange all reported entries in tables, each entry once.
 
-    A place may say more of a number after a comma (`table 4.1.2, effective throughput`): that is a column of the same table.
+    The entries of one place of the study form a table; if the place has fewer than FEWEST numbers, its entries are single.
+    The text after a comma in a place (`table 4.1.2, effective throughput`) is a qualifier: it names a column of the same table.
     """
     groups: dict[str, list[_Placed]] = {}
     for place, entry in enumerate(entries):
@@ -91,7 +111,10 @@ def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
 
 
 def remarks(entries: Sequence[ReportedResult], says: Sequence[str], places: Sequence[int]) -> Remarks:
-    """What is said of the entries at these places, each sentence once. says: what is particular to each entry, or nothing."""
+    """The footnotes for some entries, each sentence once.
+
+    says: for each entry of the study the text about this entry alone, or "". places: the indexes of the wanted entries.
+    """
     texts = list(dict.fromkeys(says[place] for place in places if says[place]))
     doubts = list(dict.fromkeys(note for place in places for note in entries[place].notes))
     if len(texts) == 1 and len(places) > 1 and all(says[place] for place in places):
@@ -100,7 +123,7 @@ def remarks(entries: Sequence[ReportedResult], says: Sequence[str], places: Sequ
 
 
 def heading(metric: str) -> tuple[str, str]:
-    """(`Peak memory`, `bytes`) of `peak_memory_bytes`."""
+    """The heading and the unit of a metric by its name: (`Peak memory`, `bytes`) for `peak_memory_bytes`."""
     for suffix, unit in _SUFFIXES.items():
         if metric.endswith(suffix):
             return _words(metric.removesuffix(suffix)), unit
@@ -117,7 +140,10 @@ def _words(name: str) -> str:
 
 
 def _number(where: str) -> tuple[int, list[int]]:
-    """Tables in the order of their numbers, then figures, then sections, then what has a name (sorting keeps their order)."""
+    """The sort key of a place of a study: tables by their numbers, then figures, then sections, then places without a number.
+
+    Places without a number have equal keys, so sorting keeps their order.
+    """
     kind = next((rank for rank, word in enumerate(("table", "figure", "section")) if where.lower().startswith(word)), 3)
     return kind, [int(digits) for digits in re.findall(r"\d+", where)] if kind < 3 else []
 
@@ -140,14 +166,17 @@ def _table(where: str, entries: Sequence[_Placed]) -> StudyTable:
 
 
 def _turned(heads: Sequence[ColumnHeading], rows: Sequence[StudyRow]) -> list[StudyRow]:
-    """The numbers of one cell, one below the other: across, they would be a table of one row."""
+    """The numbers of one cell as one row for each metric, because the usual layout would be a table of a single row."""
     names = [f"{head.text}, {head.unit}" if head.unit else head.text for head in heads]
     fields = [(name, field) for row in rows for name, field in zip(names, row.fields, strict=True) if field is not None]
     return [StudyRow([name], [field]) for name, field in fields]
 
 
 def _crossed(where: str, common: list[tuple[str, str]], keys: list[str], entries: Sequence[_Placed]) -> StudyTable | None:
-    """One metric over a full grid: the last key goes across, as in `strategy, model | 1 | 2 | 4`."""
+    """The table of one metric over a full grid: the values of the last key become columns, as in `strategy, model | 1 | 2 | 4`.
+
+    None if there are fewer than two keys, or if a field of the grid would be empty or would have two numbers.
+    """
     if len(keys) < 2:
         return None
     *down, last = keys
@@ -169,7 +198,10 @@ def _crossed(where: str, common: list[tuple[str, str]], keys: list[str], entries
 
 
 def _rows(keys: Sequence[str], entries: Sequence[_Placed], of: Sequence[_Column], across: Sequence[_Column]) -> list[StudyRow]:
-    """One row for each set of names; a second number for the same field starts another row of the same names."""
+    """One row for each combination of names. If a field gets a second number, this number starts another row with these names.
+
+    of: the column of each entry. across: the columns of the table, in order.
+    """
     rows: list[tuple[tuple[str, ...], dict[_Column, int]]] = []
     for entry, column in zip(entries, of, strict=True):
         names = _names(entry, keys)

@@ -1,4 +1,4 @@
-"""The summary for a terminal."""
+"""Prints a summary, the verdicts on claims and the choice of a strategy in a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red
 
 
 def show(output: Output, summary: Summary) -> None:
-    """The table, then what a reader has to know to believe it."""
+    """Print the table of cells, then everything that a reader needs to judge it: choices, claims, failures, damaged records."""
     every, labels = summary.rows, summary.label_of
     summary = truncation.of(summary)
     table = columns.table(every, summary.rows)
@@ -48,7 +48,7 @@ def show(output: Output, summary: Summary) -> None:
 
 
 def choices(output: Output, summary: Summary) -> None:
-    """Print the choices, if there are any: one row for each number of ranks and batch."""
+    """Print which strategy to choose, if there is anything to choose: one row for each number of ranks and batch size."""
     families = choice_text.opened(summary)
     if not families:
         return
@@ -66,7 +66,7 @@ def choices(output: Output, summary: Summary) -> None:
 
 
 def claims(output: Output, summary: Summary) -> None:
-    """A line a claim: what was found."""
+    """Print one row for each claim, with its verdict; nothing if the study has no claims."""
     if not summary.verdicts:
         return
     rows = [[verdict.id, verdict_text.word(verdict), verdict.says] for verdict in summary.verdicts]
@@ -104,7 +104,7 @@ def verdicts(output: Output, summary: Summary) -> None:
 
 
 def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]) -> None:
-    """places: the rows of the summary that are shown. styles: one for each of the summary's rows."""
+    """Print a table. shown: its columns; styles: a style for each row of the summary; places: the indexes of the shown rows."""
     headings = [column.headed for column in shown]
     chosen = list(places)
     rows = [[str(column.cells[place]) for column in shown] for place in chosen]
@@ -112,7 +112,7 @@ def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: 
 
 
 def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
-    """One sentence on two cells, by their labels."""
+    """One sentence that compares the losses of two cells. labels: the label of each cell by the id of the cell."""
     what = "both launchers" if comparison.differ == "launcher" else "both strategies"
     pair = f"{labels[comparison.one]} and {labels[comparison.other]}"
     if comparison.max_difference is None:
@@ -125,7 +125,7 @@ def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
 
 
 def instrument(cost: InstrumentCost, labels: Mapping[str, str]) -> str:
-    """One sentence on what an instrument cost a cell."""
+    """One sentence on the time that an instrument cost in a cell. labels: the label of each cell by the id of the cell."""
     said = f"instrument {cost.instrument}: {notation.number(cost.cost_s, 2)} s between steps"
     if cost.watched_steps:
         said += f", {cost.watched_steps} step{'s' if cost.watched_steps > 1 else ''} observed and not counted"

@@ -1,4 +1,4 @@
-"""The summary as tables of text, for the exports; columns and rounding are those of the terminal."""
+"""Turns a summary into tables of text for the exports, with the same columns and the same rounding as in the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _REPORTED = {
 
 
 class TextTable(msgspec.Struct, frozen=True):
-    """headings, rows: as shown, in one order. numbers: which columns are set to the right; long: which hold sentences."""
+    """A table of text.
+
+    name: short, for the name of a file. title: for readers. headings, rows: the texts of the columns, in the same order.
+    numbers: the indexes of the columns that are aligned to the right. long: the indexes of the columns that contain sentences.
+    """
 
     name: str
     title: str
@@ -34,14 +38,14 @@ def title(summary: Summary) -> str:
 
 
 def about(summary: Summary) -> list[str]:
-    """What a reader has to know of every number: what all cells share, how spread is told, whether it is a rehearsal."""
+    """Sentences about all numbers of a summary: what all cells share, what ± means, and the remarks, such as on a rehearsal."""
     shared = ", ".join(f"{what.lower()} {value}" for what, value in summary.table.common)
     spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}"
     return [*([f"all cells: {shared}"] if shared else []), spread, *summary.remarks]
 
 
 def tables(summary: Summary) -> list[TextTable]:
-    """Those that hold anything: the cells, what else was measured, claims, reported numbers."""
+    """The tables of a summary that have rows: the cells, the other measurements, the claims and the reported numbers."""
     table = summary.table
     found = [
         _of_columns("summary", "Cells", table.columns, range(len(summary.rows))),
@@ -53,7 +57,7 @@ def tables(summary: Summary) -> list[TextTable]:
 
 
 def _of_columns(name: str, title: str, shown: Sequence[Column], places: Iterable[int]) -> TextTable:
-    """places: the rows of the summary that are shown."""
+    """A table of these columns. places: the indexes of the rows of the summary that are shown."""
     headings = [column.headed for column in shown]
     rows = [[str(column.cells[place]) for column in shown] for place in places]
     return TextTable(name, title, headings, rows, frozenset(place for place, one in enumerate(shown) if one.is_number))

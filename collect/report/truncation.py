@@ -1,4 +1,4 @@
-"""The part of a summary that a page or a terminal shows: thousands of cells are too many for a reader and for a browser."""
+"""Truncates a summary for a page or a terminal, because thousands of cells are too many for a reader and for a browser."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import msgspec
 
 from collect.summary import Summary
 
-MOST = 200  # cells, and entries of every other list
+MOST = 200  # the greatest number of cells that are shown, and of entries of every other list
 _LISTS = {"losses": "loss comparisons", "instruments": "instrument costs", "failures": "runs that did not complete"}
 _LISTS |= {"damage": "damaged runs", "outliers": "outliers"}
 
 
 def of(summary: Summary) -> Summary:
-    """The summary itself, or its first cells, those that claims and reported numbers name among them, and the first entries of
-    its lists, with a remark that says what is left out."""
+    """The summary with at most MOST cells and at most MOST entries in each list, and a remark that says how many are left out.
+
+    Cells that a claim or a reported number names are always kept; then come the first of the other cells.
+    """
     named = {number.cell for verdict in summary.verdicts for number in verdict.numbers}
     named |= {entry.row for entry in summary.reported if entry.row}
     others = [row.id for row in summary.rows if row.id not in named]

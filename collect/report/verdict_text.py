@@ -1,4 +1,4 @@
-"""Verdicts and reported numbers as text, written once for the terminal and the page."""
+"""Writes verdicts and reported numbers as text. The terminal and the page of a report use the same text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assu
 
 
 class ReportedLine(msgspec.Struct, frozen=True):
-    """One reported number as text. row: the id of its cell, or None.
+    """One reported number (a number that the study prints) as text, beside the measured number.
 
-    own: `says` without the clause on a rehearsal, because the page has this clause beside the cell.
+    where: the place in the study. cell: the label of the cell, or the filter if it matches no single cell. of: the argument of
+    the metric. printed: the number as printed. measured, spread, n: the measured mean, its 95 % interval, and the number of
+    runs. ratio: measured / printed. agrees: "agrees", "differs" or "". says: reasons and remarks about this number alone.
+    own: `says` without the clause on a rehearsal, because the page shows this clause beside the cell.
+    row: the id of the cell in the summary, or None.
     """
 
     where: str
@@ -42,25 +46,25 @@ class ReportedLine(msgspec.Struct, frozen=True):
 
 
 def word(verdict: Verdict) -> str:
-    """The verdict, marked if it is that of a rehearsal."""
+    """The verdict as text, with "(rehearsal)" behind it if the runs were a rehearsal."""
     return f"{verdict.verdict} (rehearsal)" if verdict.rehearsal else verdict.verdict
 
 
 def counts(summary: Summary) -> str:
-    """`12 claims: 7 reproduced, 2 contradicted, 3 not run`, in the order of STYLES."""
+    """How many claims have each verdict, in the order of STYLES: `12 claims: 7 reproduced, 2 contradicted, 3 not run`."""
     found = Counter(verdict.verdict for verdict in summary.verdicts)
     told = ", ".join(f"{found[name]} {name}" for name in STYLES if found[name])  # type: ignore[index]
     return f"{len(summary.verdicts)} claims: {told}"
 
 
 def cautions(summary: Summary) -> list[str]:
-    """What has to be said of all verdicts."""
+    """The warnings that apply to all verdicts: that the runs were a rehearsal, and that the study measured nothing itself."""
     found = [CAUTION] if any(verdict.rehearsal for verdict in summary.verdicts) else []
     return found + ([ILLUSTRATIVE] if summary.illustrative else [])
 
 
 def entered(number: ClaimNumber) -> str:
-    """`call = 58.2 s (57.9 to 58.5, n = 3)`."""
+    """A number that a claim uses, as text: `call = 58.2 s (57.9 to 58.5, n = 3)`."""
     if isinstance(number.value, str):
         return f"{number.call} = {number.value}"
     about = [f"n = {number.n}", number.how] if number.how not in ("", ALONE) else [number.how or f"n = {number.n}"]
@@ -70,7 +74,7 @@ def entered(number: ClaimNumber) -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with its unit; bytes in powers of 1,000, as studies print them."""
+    """A number with its unit. Bytes are given in powers of 1,000 (KB, MB, GB), as studies print them."""
     if unit == "bytes":
         for name, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
             if abs(value) >= size:
@@ -81,38 +85,44 @@ def quantity(value: float, unit: str) -> str:
 
 
 def interval(low: float, high: float, unit: str) -> str:
-    """`57.9 to 58.5 s`."""
+    """An interval as text, such as `57.9 to 58.5 s`."""
     first, last = quantity(low, unit), quantity(high, unit)
     of_first, of_last = first.partition(" ")[2], last.partition(" ")[2]
     return f"{first.partition(' ')[0] if of_first == of_last else first} to {last}"
 
 
 def common_reasons(summary: Summary) -> list[str]:
-    """Those that all numbers share which can be compared; where none can, those of all that were measured."""
+    """The reasons for a difference that apply to all comparable reported numbers.
+
+    If no reported number is comparable: the reasons that apply to all that were measured.
+    """
     comparable = [entry.reasons for entry in summary.reported if entry.comparable]
     return reasons.common(comparable or [entry.reasons for entry in summary.reported if entry.measured is not None])
 
 
 def grouped(clauses: Sequence[str]) -> list[str]:
-    """The same reasons, with all that was assumed in one."""
+    """The reasons, with all reasons about assumed values joined into one."""
     assumed = [clause.removeprefix(reasons.ASSUMED) for clause in clauses if clause.startswith(reasons.ASSUMED)]
     others = [clause for clause in clauses if not clause.startswith(reasons.ASSUMED)]
     return [*others, *([reasons.ASSUMED + ", ".join(assumed)] if assumed else [])]
 
 
 def reported(summary: Summary, labels: Mapping[str, str]) -> list[ReportedLine]:
-    """Every reported number, with what is particular to it."""
+    """Every reported number as text. Reasons that apply to all numbers (`common_reasons`) are left out.
+
+    labels: the label of each cell by the id of the cell.
+    """
     shared = common_reasons(summary)
     return [_reported(entry, labels, shared) for entry in summary.reported]
 
 
 def pooled(summary: Summary) -> bool:
-    """Whether any interval is by the noise of other cells."""
+    """Whether the interval of any reported number was computed from the noise of all repeated cells."""
     return any(entry.how == POOLED for entry in summary.reported)
 
 
 def told(summary: Summary) -> str:
-    """`reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`."""
+    """The counts of reported numbers: `reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`."""
     comparable = [entry for entry in summary.reported if entry.comparable]
     found = Counter({True: "agree", False: "differ", None: "without an interval"}[entry.agrees] for entry in comparable)
     measured = sum(entry.measured is not None for entry in summary.reported)
@@ -150,7 +160,10 @@ def _reported(entry: ReportedResult, labels: Mapping[str, str], shared: Sequence
 
 
 def _printed(entry: ReportedResult) -> str:
-    """As printed, with the unit of its table's head; with what it was read as where neither has one: `0.92 (92.00 %)`."""
+    """The number as printed, with the unit in the head of its table.
+
+    If neither the number nor the head has a unit, the parsed value follows in brackets: `0.92 (92.00 %)`.
+    """
     if entry.head:
         return f"{entry.printed} {entry.head}"
     printed = entry.reported
@@ -160,7 +173,7 @@ def _printed(entry: ReportedResult) -> str:
 
 
 def plain(value: object) -> str:
-    """A value of a matrix file, without the marks of a programming language."""
+    """A value of a matrix file as plain text, without quotes, brackets and braces."""
     if isinstance(value, dict):
         return ", ".join(f"{key}: {plain(one)}" for key, one in value.items())
     if isinstance(value, list | tuple):

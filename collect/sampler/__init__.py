@@ -1,1 +1,1 @@
-"""Telemetry of the machine it runs on, light enough to run beside a measurement."""
+"""The sampler: records telemetry of the machine on which it runs. It uses little CPU, so it can run beside a measurement."""

@@ -15,7 +15,11 @@ from shardlab.errors import InputError
 
 
 def sample(out: Path, hz: float, parent: int | None, output: Output) -> int:
-    """Sample until a signal arrives or the process `parent` has ended; exit code 0. Raises InputError, WorkspaceError."""
+    """Sample until a signal arrives or the process with the id `parent` has ended; returns exit code 0.
+
+    out: the file of the samples. hz: samples per second.
+    Raises InputError if hz is not allowed, WorkspaceError if `out` cannot be written.
+    """
     if not 0 < hz <= FASTEST_HZ:
         raise InputError(f"--hz: found {hz:g}. Allowed: more than 0, at most {FASTEST_HZ:g}.")
     gpus: GpuSource | SmiSource = GpuSource()

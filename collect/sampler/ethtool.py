@@ -1,7 +1,7 @@
-"""A network driver's own counters, by the ioctl of the program ethtool: without a process for each sample.
+"""Reads the counters of a network driver (`ethtool -S`) with the ioctl that ethtool uses, so that no sample starts a process.
 
-The structures are those of linux/ethtool.h. The kernel sees neither RDMA traffic nor what the card drops, so on a cluster whose
-training traffic is RDMA the counters of the interface stand still; the driver's counters do not.
+The kernel sees neither RDMA traffic nor packets that the card drops. If training traffic uses RDMA, the counters that the
+kernel has for the interface do not grow, but the counters of the driver do. The structures are defined in linux/ethtool.h.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import struct
 SIOCETHTOOL = 0x8946
 GET_STRINGS, GET_STATISTICS, GET_COUNTS = 0x1B, 0x1D, 0x37  # ETHTOOL_GSTRINGS, _GSTATS, _GSSET_INFO
 STATISTICS = 1  # ETH_SS_STATS
-NAME_BYTES = 32  # of a counter, padded with zeros
-INTERFACE_BYTES = 16
-MOST = 1 << 16  # counters of an interface; a driver with more is not believed
-SLACK = 4096  # counters: the driver may get more queues between two calls, and the kernel writes as many as it has then
+NAME_BYTES = 32  # the length of the name of a counter, padded with zeros
+INTERFACE_BYTES = 16  # the length of the name of an interface
+MOST = 1 << 16  # counters of one interface; if a driver reports more, the number is treated as an error
+SLACK = 4096  # room for more counters: the driver may get more queues between two calls, and the kernel writes all of them
 
-# The counters that are kept, by the field of NicSample, with their names in drivers; the first that a driver has is used.
-# The names of mlx5 are explained in the kernel's documentation (mellanox/mlx5/counters.rst): `phy` counts what is on the wire,
-# `vport_rdma` RDMA alone; the two are never added up.
+# The recorded counters: field of NicSample -> names of the counter in drivers; the first name that a driver has is used.
+# The names of mlx5 are explained in the documentation of the kernel (mellanox/mlx5/counters.rst): `phy` counts all bytes on the
+# wire, `vport_rdma` counts RDMA alone; the two are never added up.
 COUNTERS = {
     "wire_rx_bytes": ("rx_bytes_phy",),
     "wire_tx_bytes": ("tx_bytes_phy",),
@@ -34,11 +34,14 @@ COUNTERS = {
     "rx_crc_errors": ("rx_crc_errors_phy", "rx_fcs_err_frames", "port.rx_crc_errors", "rx_crc_errors"),
     "rx_out_of_buffer": ("rx_out_of_buffer",),
 }
-_PRIORITY_PAUSES = re.compile(r"([rt]x)_prio[0-7]_pause")  # of each traffic class
+_PRIORITY_PAUSES = re.compile(r"([rt]x)_prio[0-7]_pause")  # one counter of pause frames for each traffic class
 
 
 def chosen(names: list[str]) -> dict[str, list[int]]:
-    """The places of each counter that is kept among the names of a driver; the counters at several places are added up."""
+    """The indexes of each recorded counter in the list of counters of a driver.
+
+    names: the names of the counters of the driver. If a counter has several indexes, their values are added up.
+    """
     places = {name: place for place, name in reversed(list(enumerate(names)))}
     found = {}
     for ours, theirs in COUNTERS.items():
@@ -51,10 +54,10 @@ def chosen(names: list[str]) -> dict[str, list[int]]:
 
 
 class DriverCounters:
-    """The counters of an interface's driver."""
+    """The counters that the driver of a network interface has, read with one system call for all of them."""
 
     def __init__(self, interface: str) -> None:
-        """Raises OSError if the driver has no such counters, ValueError if it has more than anybody can believe."""
+        """Raises OSError if the driver has no counters, ValueError if it reports more than MOST counters."""
         self._interface = interface.encode()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
@@ -64,7 +67,10 @@ class DriverCounters:
             raise
 
     def read(self) -> dict[str, int]:
-        """The counters now, by the fields of NicSample. Raises OSError, such as ENODEV for an interface that went away."""
+        """The present values of the counters, by the field of NicSample.
+
+        Raises OSError, such as ENODEV if the interface was removed.
+        """
         if not self._places:
             return {}
         if self._count_now() != self._count:
@@ -79,7 +85,7 @@ class DriverCounters:
         self._socket.close()
 
     def _look(self) -> None:
-        """Find the places of the counters: they move if the number of queues changes."""
+        """Find the indexes of the recorded counters. The indexes change if the number of queues changes."""
         self._count = self._count_now()
         if self._count > MOST:
             raise ValueError(f"a driver with {self._count} counters")
@@ -99,6 +105,6 @@ class DriverCounters:
 
     def _ask(self, request: array.array[int]) -> None:
         address, _ = request.buffer_info()
-        padding = bytes(64 - INTERFACE_BYTES - 8)  # struct ifreq is 40 bytes; more does no harm
+        padding = bytes(64 - INTERFACE_BYTES - 8)  # struct ifreq has 40 bytes; a longer buffer does no harm
         ifreq = struct.pack(f"{INTERFACE_BYTES}sQ", self._interface[: INTERFACE_BYTES - 1], address) + padding
         fcntl.ioctl(self._socket, SIOCETHTOOL, ifreq)

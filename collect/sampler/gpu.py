@@ -1,4 +1,7 @@
-"""GPUs through NVML, in this process. A question that a GPU does not support is asked once, not at every sample."""
+"""Samples GPUs through NVML (the NVIDIA library), in this process.
+
+If a GPU does not support a query, the query is tried once and not repeated for every sample.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,18 @@ from shardlab.nvml import compute_processes, throttles
 from shardlab.record import GpuSample, Sample
 
 KIB = 1024
-MOST_EVENTS = 64  # of a sample: a GPU in trouble may report errors faster than they are read
+MOST_EVENTS = 64  # events that are read for one sample: a faulty GPU may report errors faster than they can be read
 ALL_LINKS = 0xFFFFFFFF  # NVML's scope for the sum over all NVLinks of a GPU
 UNSIGNED_INT = 1
-_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
+_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # in the order of nvmlValueType_t
 
 
 class GpuQuestion(NamedTuple):
-    """A question to NVML. name: as `failures` and `unsupported` have it; field: of GpuSample."""
+    """A query to NVML with a function of its own.
+
+    name: the key in `failures` and `unsupported`. field: the field of GpuSample that gets the answer. ask: the function; it
+    takes the NVML handle of a GPU.
+    """
 
     name: str
     field: str
@@ -28,7 +35,11 @@ class GpuQuestion(NamedTuple):
 
 
 class FieldQuestion(NamedTuple):
-    """A value that NVML gives by a number; one call returns many of them. unit: what the value is multiplied by."""
+    """A query to NVML by the number of a field; one call answers many of these queries.
+
+    name: the key in `failures` and `unsupported`. field: the field of GpuSample that gets the answer. number, scope: the number
+    of the field in NVML, and its scope. unit: the factor by which the value is multiplied, such as KIB.
+    """
 
     name: str
     field: str
@@ -38,7 +49,10 @@ class FieldQuestion(NamedTuple):
 
 
 class OpenGpu(msgspec.Struct):
-    """A GPU or a MIG instance, and the questions that it has not refused so far."""
+    """A GPU or a MIG instance, and the queries that it has not refused so far.
+
+    mig_of: the UUID of the GPU to which a MIG instance belongs; None for a GPU. lost: whether NVML reported the GPU as lost.
+    """
 
     uuid: str
     handle: Any
@@ -49,12 +63,12 @@ class OpenGpu(msgspec.Struct):
 
     @property
     def address(self) -> int | None:
-        """The value of NVML's handle, by which events name their GPU."""
+        """The address in the NVML handle: an event contains this address to say which GPU it is about."""
         return ctypes.cast(self.handle, ctypes.c_void_p).value
 
 
 class GpuSource(Source):
-    """Fills a `GpuSample` for every GPU and MIG instance; `why_absent` says why there is none."""
+    """Fills a `GpuSample` for every GPU and MIG instance. why_absent: why NVML cannot be used; None if it can."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +93,7 @@ class GpuSource(Source):
         for index in range(count):
             try:
                 self._open(pynvml.nvmlDeviceGetHandleByIndex(index))
-            except pynvml.NVMLError as error:  # the others are sampled
+            except pynvml.NVMLError as error:  # the other GPUs are sampled nevertheless
                 self.remarks.append(f"GPU {index} cannot be sampled: {error}")
         self._register()
 
@@ -90,7 +104,7 @@ class GpuSource(Source):
             sample.gpus = [self._read(gpu, xids) for gpu in self._gpus]
 
     def _open(self, handle: Any) -> None:
-        """Raises NVMLError if the GPU does not say its UUID."""
+        """Add a GPU and its MIG instances to the sampled ones. Raises NVMLError if NVML does not return the UUID of the GPU."""
         nvml = self._nvml
         uuid = nvml.nvmlDeviceGetUUID(handle)
         self._gpus.append(OpenGpu(uuid, handle, [*self._of_instance(), *self._of_gpu()], self._field_questions()))
@@ -104,11 +118,11 @@ class GpuSource(Source):
             try:
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
                 self._gpus.append(OpenGpu(nvml.nvmlDeviceGetUUID(instance), instance, self._of_instance(), [], mig_of=uuid))
-            except nvml.NVMLError:  # no instance has this place
+            except nvml.NVMLError:  # there is no instance with this index
                 continue
 
     def _of_instance(self) -> list[GpuQuestion]:
-        """What a MIG instance is asked too; NVML has power, clocks and utilization of the whole GPU only."""
+        """The queries that a MIG instance supports too. NVML reports power, clocks and utilization only for a whole GPU."""
         nvml = self._nvml
         return [
             GpuQuestion("memory", "memory_used_bytes", lambda handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
@@ -134,7 +148,7 @@ class GpuSource(Source):
         return [
             FieldQuestion("corrected ECC errors", "ecc_corrected", nvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL, 0, 1),
             FieldQuestion("uncorrected ECC errors", "ecc_uncorrected", nvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL, 0, 1),
-            # nvmlDeviceGetPcieThroughput would be the only way on older GPUs, but it measures for 20 ms while we wait.
+            # On older GPUs only nvmlDeviceGetPcieThroughput would work, but each call measures, and blocks, for 20 ms.
             FieldQuestion("PCIe bytes sent", "pcie_tx_bytes", nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1),
             FieldQuestion("PCIe bytes received", "pcie_rx_bytes", nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, 1),
             FieldQuestion("NVLink bytes sent", "nvlink_tx_bytes", nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS, KIB),
@@ -144,7 +158,7 @@ class GpuSource(Source):
         ]
 
     def _register(self) -> None:
-        """Ask NVML to keep the XIDs of every GPU for us."""
+        """Ask NVML to collect the XIDs (error codes of the driver) of every GPU, so that each sample can read the new ones."""
         nvml = self._nvml
         try:
             self._events = nvml.nvmlEventSetCreate()
@@ -203,7 +217,7 @@ class GpuSource(Source):
                 if self._refused(gpu, question.name, value.nvmlReturn):
                     gpu.fields.remove(question)
             elif value.valueType == UNSIGNED_INT and question.name.startswith("PCIe"):
-                # 4 GiB pass in a fraction of the time between two samples: how often it began anew, nobody can tell.
+                # A counter of 32 bits overflows after 4 GiB, possibly several times between two samples, so it says nothing.
                 self.unsupported[f"gpu {question.name} (a counter of 32 bits)"] += 1
                 gpu.fields.remove(question)
             else:
@@ -211,7 +225,7 @@ class GpuSource(Source):
                 setattr(found, question.field, int(number) * question.unit)
 
     def _refused(self, gpu: OpenGpu, name: str, error: int) -> bool:
-        """Note an error; whether the GPU will never answer the question. A GPU that is lost is not asked again."""
+        """Record an error; returns whether the GPU will never answer the query. A lost GPU is not queried again."""
         if error == self._nvml.NVML_ERROR_GPU_IS_LOST:
             if not gpu.lost:
                 self.remarks.append(f"{gpu.uuid} was lost: {self._nvml.NVMLError(error)}")

@@ -1,6 +1,7 @@
-"""Processors, memory, pressure, disks and NFS from /proc, whose formats are those of proc(5) and the kernel's admin-guide.
+"""Samples processors, memory, pressure stall information, disks and NFS from files in /proc.
 
-psutil has most of these numbers too, but takes three times as long for them.
+proc(5) and the admin-guide of the kernel define the formats of these files. psutil provides most of these numbers too, but it
+takes three times as long.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from pathlib import Path
 from collect.sampler.source import KernelFile, Source
 from shardlab.record import Sample
 
-SECTOR_BYTES = 512  # the unit of /proc/diskstats, whatever the disk's own sector is
+SECTOR_BYTES = 512  # the unit of /proc/diskstats, independent of the sector size of the disk
 KIB = 1024
 
 
 class HostSource(Source):
-    """Fills the fields of this machine itself: cpu, cores, memory, pressure, disk and nfs."""
+    """Fills the fields of a sample about the machine as a whole: processors, cores, memory, pressure, disks and NFS."""
 
     def __init__(self, proc: Path = Path("/proc"), sys_block: Path = Path("/sys/block")) -> None:
         super().__init__()
@@ -34,11 +35,12 @@ class HostSource(Source):
         for name, fill in fields.items():
             try:
                 file = KernelFile(proc / name)
-                text = file.read()  # a kernel that was started with psi=0 has the files of pressure, and refuses to read them
+                text = file.read()  # if the kernel was started with psi=0, the files of pressure exist but cannot be read
             except OSError:
                 self.unsupported[name] += 1
                 continue
-            if fill is not _nfs or nfs_bytes(text)[0] is not None:  # a quarter of the time, for nothing
+            # Without NFS mounts, reading mountstats for each sample would be a quarter of the cost, for no data.
+            if fill is not _nfs or nfs_bytes(text)[0] is not None:
                 self._files.append((name, file, fill))
 
     def fill(self, sample: Sample) -> None:
@@ -51,7 +53,7 @@ class HostSource(Source):
 
     def _processors(self, sample: Sample, text: bytes) -> None:
         ticks = processor_ticks(text)
-        if len(ticks) == len(self._before):  # a processor that went on or off shifts the others
+        if len(ticks) == len(self._before):  # if a processor went online or offline, the indexes of the others changed
             shares = [_share(before, now) for before, now in zip(self._before, ticks, strict=True)]
             sample.cpu_pct = shares[0]
             if len(shares) > 1 and None not in shares:
@@ -63,8 +65,10 @@ class HostSource(Source):
 
 
 def processor_ticks(stat: bytes) -> list[tuple[int, int]]:
-    """(busy, total) clock ticks since boot, of all processors together and then of each; idle and iowait are not busy, guest is
-    within user."""
+    """(busy, total) clock ticks since boot: first of all processors together, then of each processor.
+
+    The times idle and iowait do not count as busy. The time guest is already included in the time user.
+    """
     found = []
     for line in stat.splitlines():
         if not line.startswith(b"cpu"):
@@ -78,11 +82,11 @@ def processor_ticks(stat: bytes) -> list[tuple[int, int]]:
 
 
 def _share(before: tuple[int, int], now: tuple[int, int]) -> float | None:
-    """Percent of the ticks between that were busy; None if there were none."""
+    """The share of busy ticks between two samples, in percent; None if no tick passed between them."""
     if now[1] <= before[1]:
         return None
     share = 100 * (now[0] - before[0]) / (now[1] - before[1])
-    return round(min(max(share, 0.0), 100.0), 2)  # iowait may go backwards by a tick, see proc(5)
+    return round(min(max(share, 0.0), 100.0), 2)  # iowait may decrease by a tick (see proc(5)), so the share may be above 100
 
 
 def _memory(sample: Sample, text: bytes) -> None:
@@ -98,14 +102,16 @@ def _nfs(sample: Sample, text: bytes) -> None:
 
 
 def pressure_s(text: bytes) -> float:
-    """Seconds since boot in which some task waited."""
+    """Seconds since boot during which at least one task waited for the resource (line `some` of a file in /proc/pressure)."""
     some = next(line for line in text.splitlines() if line.startswith(b"some "))
     return int(some.rpartition(b"total=")[2]) / 1e6
 
 
 def nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
-    """(received from servers, sent to servers) since the mounts; None without any. An export that is mounted at several places
-    counts once, because the kernel keeps one count for it."""
+    """(bytes received from NFS servers, bytes sent to NFS servers) since the mounts; (None, None) if there are no NFS mounts.
+
+    If an export is mounted at several places, its bytes count once, because the kernel has one counter for all its mounts.
+    """
     found: dict[bytes, tuple[int, int]] = {}
     device = b""
     for line in mountstats.splitlines():
@@ -120,14 +126,15 @@ def nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
 
 
 def memory(meminfo: bytes) -> tuple[int, int]:
-    """(used, total) bytes; used is what is not available to a new program without swapping."""
+    """(used, total) bytes of memory. Used: all memory that is not available to a new program without swapping."""
     fields = dict(line.split(b":", 1) for line in meminfo.splitlines() if b":" in line)
     total, available = (int(fields[key].split()[0]) * KIB for key in (b"MemTotal", b"MemAvailable"))
     return total - available, total
 
 
 def physical_disks(sys_block: Path) -> frozenset[bytes]:
-    """The disks that have a device: partitions, loops and mapped volumes would count the same bytes again."""
+    """The names of the disks with a hardware device. Partitions, loop devices and mapped volumes are left out, because they
+    would count the same bytes again."""
     try:
         return frozenset(entry.name.encode() for entry in sys_block.iterdir() if (entry / "device").exists())
     except OSError:
@@ -135,7 +142,7 @@ def physical_disks(sys_block: Path) -> frozenset[bytes]:
 
 
 def disk_bytes(diskstats: bytes, disks: frozenset[bytes]) -> tuple[int | None, int | None]:
-    """(read, written) bytes of these disks since boot; None without any disk."""
+    """(bytes read, bytes written) on these disks since boot; (None, None) if none of these disks is listed."""
     rows = [fields for line in diskstats.splitlines() if (fields := line.split())[2] in disks]
     if not rows:
         return None, None

@@ -1,4 +1,4 @@
-"""The sampler's clock: a schedule that never drifts, and the two ways it ends, a signal or the end of the job."""
+"""The main loop of the sampler: takes samples on a fixed schedule that does not drift, until a signal or the end of the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class TickTally(msgspec.Struct):
-    """What a sampler did. missed: ticks that passed while the machine did not let it run. The others: see `Source`."""
+    """What a sampler did in its lifetime.
+
+    samples: the number of samples written.
+    missed: the number of scheduled samples that were skipped because the machine did not let the sampler run in time.
+    failures, unsupported, remarks: see `Source`.
+    """
 
     samples: int = 0
     missed: int = 0
@@ -28,14 +33,13 @@ class TickTally(msgspec.Struct):
 
 
 def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> TickTally:
-    """Write one sample per 1/hz seconds to `out` until a signal ends us or the process `parent` is gone.
+    """Write one sample every 1/hz seconds to `out` until a signal arrives or the process with the id `parent` has ended.
 
-    A tick that is missed is skipped, not made up for, so that samples stay where the schedule puts them. A signal is followed
-    by one last sample, so that counters are known up to the end of what was sampled.
-    Raises WorkspaceError where `out` cannot be written.
+    A missed sample is skipped and not taken later, so that all samples stay on the schedule. After a signal, one last sample is
+    written, so that the counters are known up to the end. Raises WorkspaceError if `out` cannot be written.
     """
     tally = TickTally()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # so that a signal waits for the end of a line
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # so that a signal does not interrupt the writing of a line
     try:
         started = _identity(parent)
         name, boot = gethostname(), host.boot_id()
@@ -67,7 +71,7 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
 
 
 def _identity(pid: int | None) -> bytes | None:
-    """The start time of a process in clock ticks since boot: with its number, it names one process only."""
+    """The start time of a process in clock ticks since boot. A later process with the same id has another start time."""
     try:
         fields = _fields(pid) if pid is not None else None
     except (OSError, IndexError):
@@ -76,7 +80,7 @@ def _identity(pid: int | None) -> bytes | None:
 
 
 def _gone(pid: int, started: bytes | None) -> bool:
-    """Whether the process has ended: also when nobody waited for it yet, or its number has a new owner."""
+    """Whether the process has ended. A zombie counts as ended. If another process has the id now, the process has ended too."""
     try:
         fields = _fields(pid)
     except (OSError, IndexError):
@@ -85,5 +89,8 @@ def _gone(pid: int, started: bytes | None) -> bool:
 
 
 def _fields(pid: int) -> list[bytes]:
-    """/proc/PID/stat from its third field on; the second, the name, may hold anything and ends at the last bracket."""
+    """The fields of /proc/PID/stat from the third field on.
+
+    The second field, the name of the program, may contain any character; it ends at the last closing bracket.
+    """
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

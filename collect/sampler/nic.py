@@ -1,5 +1,8 @@
-"""Counters of every network interface, loopback too: ranks on one machine talk through it. The kernel's are from sysfs, the
-driver's from its ethtool statistics, those of RDMA from /sys/class/infiniband."""
+"""Samples the counters of every network interface and of every RDMA port.
+
+The counters of the kernel are read from sysfs, the counters of the driver from its ethtool statistics, and the counters of RDMA
+from /sys/class/infiniband. The loopback interface is sampled too, because ranks on one machine communicate through it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ COUNTERS = (
     *("rx_bytes", "tx_bytes", "rx_packets", "tx_packets"),
     *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
 )
-# By our name, with the kernel's and the unit: port_*_data count words of four bytes (ABI sysfs-class-infiniband).
+# Field of RdmaSample -> (name of the counter in sysfs, bytes or events per count). The counters port_*_data count words of four
+# bytes (see the ABI document sysfs-class-infiniband of the kernel).
 RDMA_COUNTERS = {
     "rx_bytes": ("port_rcv_data", 4),
     "tx_bytes": ("port_xmit_data", 4),
@@ -26,11 +30,11 @@ RDMA_COUNTERS = {
     "tx_discards": ("port_xmit_discards", 1),
     "link_downed": ("link_downed", 1),
 }
-STOPPED = 0xFFFFFFFF  # where a counter of 32 bits stops: it does not begin again, so nothing is known from then on
+STOPPED = 0xFFFFFFFF  # the greatest value of a counter of 32 bits: it does not wrap around, so this value says nothing
 
 
 class OpenNic(msgspec.Struct):
-    """An interface and its counters, opened. driver: None if its driver has no counters that we keep."""
+    """A network interface with its opened counters. driver: None if the driver has none of the counters that are recorded."""
 
     nic: host.Nic
     counters: dict[str, KernelFile]
@@ -45,7 +49,7 @@ class OpenNic(msgspec.Struct):
 
 
 class NicSource(Source):
-    """The counters of all interfaces; interfaces may come and go between ticks."""
+    """Samples the counters of all network interfaces. Interfaces may appear and disappear between two samples."""
 
     def __init__(self, root: Path = Path("/sys/class/net")) -> None:
         super().__init__()
@@ -64,8 +68,8 @@ class NicSource(Source):
         sample.nics = read or None
 
     def _follow(self) -> None:
-        """Open what is new, close what is gone."""
-        listed = frozenset(os.listdir(self._root))  # noqa: PTH208 - at every tick: names are enough
+        """Open the counters of new interfaces, and close the counters of interfaces that disappeared."""
+        listed = frozenset(os.listdir(self._root))  # noqa: PTH208 - faster than a Path for each name, and it runs for each sample
         if listed == self._listed:
             return
         self._listed = listed
@@ -80,7 +84,7 @@ class NicSource(Source):
             self._open[name] = OpenNic(now[name], counters, self._driver(now[name]))
 
     def _driver(self, nic: host.Nic) -> DriverCounters | None:
-        """The counters of the driver; loopback has none, and asking the driver costs."""
+        """The counters of the driver; None if it has none that are recorded. The loopback interface has no driver to query."""
         if nic.kind == "loopback":
             return None
         try:
@@ -98,7 +102,7 @@ class NicSource(Source):
             values = {counter: int(file.read()) for counter, file in entry.counters.items()}
             if entry.driver is not None:
                 values |= entry.driver.read()
-        except (OSError, ValueError):  # ENODEV: it went away, or a new one has its name; the next tick opens that
+        except (OSError, ValueError):  # such as ENODEV: the interface was removed; the next sample opens a new one of this name
             self.failures[name] += 1
             self._open.pop(name).close()
             self._listed = frozenset()
@@ -108,7 +112,7 @@ class NicSource(Source):
 
 
 class RdmaPort(msgspec.Struct):
-    """A port of an RDMA device and its counters, opened."""
+    """A port of an RDMA device with its opened counters. link_layer: such as "InfiniBand" or "Ethernet"; None if not known."""
 
     device: str
     port: int
@@ -118,7 +122,7 @@ class RdmaPort(msgspec.Struct):
 
 
 class RdmaSource(Source):
-    """The counters of all ports of RDMA devices that there are when the sampler starts."""
+    """Samples the counters of all ports of the RDMA devices that exist when the sampler starts."""
 
     def __init__(self, root: Path = Path("/sys/class/infiniband")) -> None:
         super().__init__()
@@ -155,7 +159,7 @@ class RdmaSource(Source):
 
 
 def opened(folder: Path, names: tuple[str, ...] | list[str]) -> dict[str, KernelFile]:
-    """The files of these names that the kernel has in a folder."""
+    """Open the files with these names in a folder of sysfs; names that do not exist are left out."""
     found = {}
     for name in names:
         try:

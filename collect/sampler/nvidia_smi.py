@@ -1,7 +1,7 @@
-"""GPUs through nvidia-smi, where it is installed but NVML cannot be loaded. Its output is text of another program: every value
-is checked, and a line that is not as expected is left out and counted.
+"""Samples GPUs through nvidia-smi, if it is installed but NVML cannot be loaded.
 
-nvidia-smi runs once, in its own loop: starting it takes a driver from half a second to seconds.
+Because the output is text of another program, every value is checked; a line with another format is left out and counted. One
+process of nvidia-smi runs in a loop of its own, because starting nvidia-smi takes half a second to several seconds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from shardlab.record import GpuSample, Sample
 
 MIB = 2**20
 PROGRAM = "nvidia-smi"
-LONGEST_LINE = 4096  # bytes; what is longer is no answer of nvidia-smi
-MOST_BYTES = 1 << 20  # that are read at a sample
+LONGEST_LINE = 4096  # bytes; a longer line cannot be an answer of nvidia-smi
+MOST_BYTES = 1 << 20  # the greatest number of bytes that are read for one sample
 MOST_GPUS = 64
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{1,64}")
 _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
@@ -32,14 +32,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def number(text: str) -> float:
-    """A value of nvidia-smi without its unit. Raises ValueError for words such as [N/A], and for what cannot be measured."""
+    """Parse a value that nvidia-smi printed without a unit. Raises ValueError for words such as [N/A]."""
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"{text!r} is no measured value")
     return float(text)
 
 
 class SmiColumn(NamedTuple):
-    """A column of `nvidia-smi --query-gpu`, and the field of GpuSample that it fills."""
+    """A column of `nvidia-smi --query-gpu`. field: the field of GpuSample that gets the value; parse: text -> value."""
 
     query: str
     field: str
@@ -60,7 +60,10 @@ COLUMNS = (
 
 
 class SmiSource(Source):
-    """Fills a `GpuSample` for every GPU of which nvidia-smi wrote a line since the sample before; `why_absent` if it cannot."""
+    """Fills a `GpuSample` for every GPU for which nvidia-smi wrote a line since the previous sample.
+
+    why_absent: why nvidia-smi cannot be used; None if it can.
+    """
 
     def __init__(self, hz: float) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class SmiSource(Source):
         os.set_blocking(self._process.stdout.fileno(), False)
 
     def fill(self, sample: Sample) -> None:
-        """Set `gpus`: the last line of each GPU since the sample before, absent if there is none."""
+        """Set `gpus` from the last line of each GPU since the previous sample; None if there are no new lines."""
         latest: dict[str, GpuSample] = {}
         for line in self._lines():
             if (gpu := self._gpu(line)) is not None and (gpu.uuid in latest or len(latest) < MOST_GPUS):
@@ -105,7 +108,7 @@ class SmiSource(Source):
             self._process = None
 
     def _lines(self) -> list[str]:
-        """The whole lines that came since the last call."""
+        """The complete lines that nvidia-smi wrote since the last call."""
         if self._process is None or self._process.stdout is None:
             return []
         with contextlib.suppress(BlockingIOError):
@@ -121,7 +124,10 @@ class SmiSource(Source):
         return whole.decode(errors="replace").splitlines() if newline else []
 
     def _gpu(self, line: str) -> GpuSample | None:
-        """What a line says, or None if it is no line of the query. A value that is no number stays absent."""
+        """The sample in a line of output; None if the line is not an answer to the query.
+
+        A field of the sample stays None if its value in the line is not a number.
+        """
         try:
             (row,) = csv.reader([line[:LONGEST_LINE]], skipinitialspace=True)
         except (csv.Error, ValueError):
@@ -142,5 +148,5 @@ class SmiSource(Source):
 
 
 def _die_with_parent() -> None:
-    """Also if the sampler is killed."""
+    """Ask the kernel to kill nvidia-smi when the sampler ends, even if the sampler is killed. Runs in the new process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

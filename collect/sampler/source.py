@@ -1,7 +1,7 @@
-"""What every source of telemetry has in common: kernel files kept open, and a count of what could not be read.
+"""The base class of all sources of telemetry, and files of the kernel that stay open.
 
-Opening a file of /proc or /sys at every tick costs several times what reading it does, so each stays open and is read
-again from its start with pread.
+Opening a file of /proc or /sys takes several times as long as reading it. So each file is opened once, stays open, and is read
+again from its start (with pread) for each sample.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ CHUNK_BYTES = 65536
 
 
 class Source(ABC):
-    """Fills some fields of a sample. A field that cannot be read stays absent.
+    """Fills some fields of a sample. A field whose value cannot be read stays None.
 
-    failures: how often each thing could not be read. unsupported: on how many devices each thing is not supported; it is asked
-    once. remarks: sentences about devices, such as a GPU that was lost.
+    failures: how often each quantity could not be read, by the name of the quantity.
+    unsupported: the number of devices that do not support each quantity; these devices are not queried again.
+    remarks: sentences about devices, such as a GPU that was lost.
     """
 
     def __init__(self) -> None:
@@ -30,23 +31,23 @@ class Source(ABC):
 
     @abstractmethod
     def fill(self, sample: Sample) -> None:
-        """Read once and set this source's fields. Raises nothing for a kernel or driver that does not answer."""
+        """Read the present values and set the fields of this source. Errors of the kernel or a driver are only counted."""
 
     def close(self) -> None:  # noqa: B027 - most sources have nothing to end
-        """End what the source started."""
+        """Close what the source opened or started, such as a process."""
 
 
 class KernelFile:
-    """A file of /proc or /sys, opened once."""
+    """A file of /proc or /sys that is opened once and read many times."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the kernel does not have it."""
+        """Raises OSError if the kernel does not provide this file."""
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> bytes:
-        """Its content now. Raises OSError, such as ENODEV for an interface that went away."""
+        """The present content of the file. Raises OSError, such as ENODEV if the network interface was removed."""
         content = b""
-        while more := os.pread(self._descriptor, CHUNK_BYTES, len(content)):  # /proc gives about a page at a time
+        while more := os.pread(self._descriptor, CHUNK_BYTES, len(content)):  # /proc returns about one page per read
             content += more
         return content
 

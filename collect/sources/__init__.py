@@ -1,1 +1,1 @@
-"""A file format -> a frame."""
+"""Reads record files and logs of runs: each module turns one format into a polars frame or into plain objects."""

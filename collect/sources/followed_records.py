@@ -1,4 +1,4 @@
-"""Reads the records that were appended to a file since the last reading: what a long run wrote before is not read again."""
+"""Reads only the records that were appended to a file since the last reading, so each record of a long run is read once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shardlab.rundir import RunDir
 
 _HOST = re.compile(r"([^/]+)\.jsonl")
 R = TypeVar("R", bound=Record)
-MOST_BYTES = 1 << 20  # of a reading: several thousand records
+MOST_BYTES = 1 << 20  # the greatest number of bytes of one reading: several thousand records
 
 
 class FollowedRecords(Generic[R]):
-    """A record file that grows."""
+    """A record file that grows while a run writes to it. kind: the type of its records, such as StepRecord."""
 
     def __init__(self, path: str, kind: type[R]) -> None:
         self.path = path
@@ -27,12 +27,12 @@ class FollowedRecords(Generic[R]):
         self._read = 0  # bytes
 
     def new(self) -> list[R] | None:
-        """The next records since the last call, from MOST_BYTES at most: call it again until it returns none.
+        """The next records since the last call, from at most MOST_BYTES; call this until it returns an empty list.
 
-        None: the file was replaced or got shorter, so earlier records no longer count.
+        Returns None if the file was replaced or got shorter: then earlier records are no longer valid.
 
-        The unfinished last line is left for the next call. A damaged line, and a file that cannot be read, give no records:
-        `collect summarize` says what is damaged.
+        An unfinished last line is left for the next call. A damaged line, and a file that cannot be read, are skipped without
+        an error, because `collect summarize` reports damage.
         """
         try:
             status = os.lstat(self.path)
@@ -64,14 +64,14 @@ class FollowedRecords(Generic[R]):
 
 
 def sampled_hosts(folder: RunDir) -> list[str]:
-    """The hosts that have a file of telemetry in a run, sorted."""
+    """The names of the hosts that have a file of telemetry samples in a run, sorted."""
     path = f"{folder.path}/samples"
     names = sorted(os.listdir(path)) if is_folder(path) else []  # noqa: PTH208 - names alone
     return [match[1] for name in names if (match := _HOST.fullmatch(name))]
 
 
 def is_folder(path: str) -> bool:
-    """Whether it is a folder and no link to a folder, which could lead out of the run."""
+    """Whether the path is a folder. A symbolic link to a folder does not count, because it could lead out of the run."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:

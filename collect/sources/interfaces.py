@@ -1,4 +1,7 @@
-"""Finds the samples of one network interface: its name may change during a run, and another interface may get that name."""
+"""Finds the samples that belong to one network interface, although its name may change during a run.
+
+The kernel may rename an interface, and another interface may get the old name.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ from operator import attrgetter
 import msgspec
 import polars as pl
 
-IDENTITY = {"mac": pl.String, "pci": pl.String}  # columns of the samples beside the name
+IDENTITY = {"mac": pl.String, "pci": pl.String}  # the columns that identify an interface in addition to its name
 _KEYS = ("run", "host", "kind", "name", *IDENTITY)
 
 
 class InterfaceSpan(msgspec.Struct):
-    """An interface as long as its name and its addresses stay the same. first_s, last_s: its first and last sample (wall_s).
+    """A network interface during the time in which its name and its addresses stay the same.
 
-    known_as: the name in the rows of all its samples.
+    run: the index of the run. mac, pci: its MAC address and its PCI address, None if not known.
+    first_s, last_s: the time of its first and last sample (wall_s, in seconds since the epoch).
+    known_as: the unique name that all its samples get.
     """
 
     run: int
@@ -29,7 +34,7 @@ class InterfaceSpan(msgspec.Struct):
     known_as: str = ""
 
     def becomes(self, later: InterfaceSpan) -> bool:
-        """Whether `later` is this interface, renamed or with another MAC address: then its counter goes on."""
+        """Whether `later` is the same interface with a new name or a new MAC address. Then its counters continue."""
         if self.last_s > later.first_s or (self.kind, self.pci) != (later.kind, later.pci):
             return False
         same_address = self.mac is not None and self.mac == later.mac
@@ -37,10 +42,11 @@ class InterfaceSpan(msgspec.Struct):
 
 
 def with_one_name_each(nics: pl.DataFrame) -> pl.DataFrame:
-    """The samples of interfaces with names that tell the interfaces of a run and a host apart, without the columns IDENTITY.
+    """Give each interface of a run and a host one unique name in all its samples, and drop the columns IDENTITY.
 
-    udev may rename an interface: all its rows get its last name. An interface that is removed and made again, or that takes the
-    name of another one, begins another count: the one that was seen last keeps the name, an earlier one is called `eth0 (2)`.
+    If udev renamed an interface, all its samples get its last name. If an interface was removed and created again, or took the
+    name of another interface, then two interfaces have one name, and each has its own counters. The interface that was seen
+    last keeps the name, and the earlier interface is called `eth0 (2)`.
     """
     seen = nics.select(_KEYS).unique()
     by_name, by_identity = seen.select("run", "host", "name"), seen.select("run", "host", "kind", *IDENTITY)
@@ -58,8 +64,8 @@ def with_one_name_each(nics: pl.DataFrame) -> pl.DataFrame:
 
 
 def _name(interfaces: Iterable[InterfaceSpan]) -> None:
-    """Set the names of the interfaces of one host, which come in the order of their last samples, the latest first."""
-    earliest: list[InterfaceSpan] = []  # of each that was named so far
+    """Set `known_as` of the interfaces of one host. interfaces: sorted by the time of their last sample, the latest first."""
+    earliest: list[InterfaceSpan] = []  # the earliest span of each interface that has a name so far
     taken: set[str] = set()
     for interface in interfaces:
         place = next((place for place, other in enumerate(earliest) if interface.becomes(other)), None)

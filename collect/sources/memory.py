@@ -1,4 +1,7 @@
-"""What memory held over one step, by category, as a rank wrote it (`instruments: {memory: categories}`)."""
+"""Reads the memory use of a rank over one step, by category (parameters, gradients ...).
+
+A rank writes this file if the cell has `instruments: {memory: categories}`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 
 
 class MemoryCurves(msgspec.Struct):
-    """Bytes by category at the moments t_ms, milliseconds since the step began. Other fields of the file are read over."""
+    """The memory of one rank over one step. Other fields of the file are ignored.
+
+    t_ms: the moments, in milliseconds since the start of the step. points: for each category the bytes at these moments.
+    """
 
     rank: int
     step: int
@@ -20,7 +26,7 @@ class MemoryCurves(msgspec.Struct):
 
 
 def read(path: Path) -> MemoryCurves | None:
-    """The curves of a file, or None if there is none or it cannot be read, as when its folder is a symlink."""
+    """The curves in a file; None if there is no file, if it cannot be read, or if its folder is a symbolic link."""
     if path.parent.is_symlink():
         return None
     try:

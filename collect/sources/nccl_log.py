@@ -1,5 +1,8 @@
-"""What NCCL says of its connections in the log of a rank (NCCL_DEBUG=INFO). A log is text of anybody: words are taken only in
-the form that NCCL gives them, and of a long log only the beginning is read, where NCCL writes them."""
+"""Reads from the log of a rank which transports NCCL uses (needs NCCL_DEBUG=INFO).
+
+A log may contain any text, so only lines in the exact format of NCCL are used. Only the beginning of a long log is read,
+because NCCL writes these lines when it connects.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import msgspec
 
 from shardlab import files
 
-MOST_BYTES = 8 << 20  # of a log that are read
+MOST_BYTES = 8 << 20  # the number of bytes that are read from the beginning of a log
 MOST_DEVICES = 32
 # Such as: Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
 _CHANNEL = re.compile(
@@ -26,11 +29,13 @@ _SOCKET = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.@-]{1,15}):")
 
 
 class NcclTransports(msgspec.Struct, omit_defaults=True):
-    """By which transports the ranks of a run are connected.
+    """The transports that connect the ranks of a run.
 
-    channels: number of connections by transport: P2P (NVLink or PCIe within a node), SHM (memory of the node), NET/IB (RDMA),
-    NET/Socket (TCP), or the name of a plug-in after NET/. gpudirect: of NET/IB, those that bypass the memory of the hosts.
-    devices: RDMA devices that NCCL uses, each with its link, such as `mlx5_0 (RoCE)`. interfaces: of NET/Socket.
+    channels: the number of connections by transport: P2P (NVLink or PCIe within a node), SHM (memory of the node), NET/IB
+    (RDMA), NET/Socket (TCP), or NET/ and the name of a plug-in.
+    gpudirect: the number of NET/IB connections that bypass the memory of the hosts (GPUDirect RDMA).
+    devices: the RDMA devices that NCCL uses, each with its link, such as `mlx5_0 (RoCE)`.
+    interfaces: the network interfaces that NET/Socket uses.
     """
 
     channels: dict[str, int] = {}
@@ -40,14 +45,14 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
 
     @property
     def rdma(self) -> bool | None:
-        """Whether RDMA carried bytes between nodes; None if the logs do not say by what ranks are connected."""
+        """Whether RDMA carried data between nodes; None if the logs do not say which transports connect the ranks."""
         if any(name.startswith("NET/") and name not in ("NET/IB", "NET/Socket") for name in self.channels):
-            return True if "NET/IB" in self.channels else None  # a plug-in, such as of a cloud, may use RDMA or not
+            return True if "NET/IB" in self.channels else None  # a plug-in, such as one of a cloud, may or may not use RDMA
         return "NET/IB" in self.channels if self.channels else None
 
 
 def read(logs: Iterable[Path]) -> NcclTransports:
-    """What the logs of all ranks of a run say together. A log that cannot be read says nothing."""
+    """The transports in the logs of all ranks of a run together. A log that cannot be read is skipped."""
     found = NcclTransports()
     for log in logs:
         try:
@@ -59,7 +64,7 @@ def read(logs: Iterable[Path]) -> NcclTransports:
 
 
 def add(found: NcclTransports, log: bytes) -> None:
-    """Add what one log says. Each rank writes the connections of which it is an end."""
+    """Add the connections in one log to `found`. The log of a rank contains the connections from or to this rank."""
     for name, rest in _CHANNEL.findall(log):
         transport = name.decode()
         found.channels[transport] = found.channels.get(transport, 0) + 1

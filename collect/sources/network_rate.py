@@ -1,4 +1,4 @@
-"""How fast a host sends or receives, from one sample to the next."""
+"""Computes how fast a host sends or receives, in bytes per second, from two telemetry samples in a row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from shardlab.record import Sample
 
 
 class NetworkRate:
-    """Bytes per second over physical interfaces, or over virtual ones if the host has no physical one."""
+    """Bytes per second of one host over its physical interfaces, or over its virtual interfaces if it has no physical one.
+
+    counter: `tx_bytes` for sending, `rx_bytes` for receiving.
+    """
 
     def __init__(self, counter: Literal["tx_bytes", "rx_bytes"]) -> None:
         self._counter = counter
@@ -16,7 +19,10 @@ class NetworkRate:
         self._counts: dict[str, int] = {}
 
     def since_last(self, sample: Sample) -> float | None:
-        """The rate since the sample before; None for the first sample, after a reboot, and where a counter began anew."""
+        """The rate since the previous sample, in bytes per second.
+
+        None for the first sample, after a reboot, and if a counter was reset.
+        """
         by_kind: dict[str, dict[str, int]] = {}
         for nic in sample.nics or ():
             if (count := getattr(nic, self._counter)) is not None:

@@ -1,4 +1,4 @@
-"""Telemetry samples -> four frames, one per thing that was sampled: hosts, network interfaces, GPUs, RDMA ports."""
+"""Turns telemetry samples into four frames: of hosts, of network interfaces, of GPUs and of RDMA ports."""
 
 from __future__ import annotations
 
@@ -77,16 +77,18 @@ GPUS = {
     "throttled": pl.List(pl.String),
     "xids": pl.List(pl.Int64),
 }
-_MOMENT = ("host", "boot_id", "wall_s")  # what devices have of the sample that they are in
+_MOMENT = ("host", "boot_id", "wall_s")  # the columns that the row of a device copies from its sample
 
 Interface = tuple[str, str, str]  # host, kind, name
 Seen = tuple[float, int | None, str]  # a counter of an interface at a moment: wall_s, value, boot_id
 
 
 class Samples(NamedTuple):
-    """hosts: one row per host and moment; the others: one per host, moment and device. Ordered by host and wall_s.
+    """The telemetry of one or more runs as frames, sorted by host and wall_s.
 
-    In a run and a host, a network interface has one name in all rows, which is no other's (`interfaces.with_one_name_each`).
+    hosts: one row per sample of a host. nics, gpus, rdma: one row per sample and device.
+    In all rows of a run and a host, a network interface has one name, and this name is unique
+    (`interfaces.with_one_name_each`).
     """
 
     hosts: pl.DataFrame
@@ -96,17 +98,17 @@ class Samples(NamedTuple):
 
 
 def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
-    """The samples of one kind between two moments in seconds since the epoch, both included."""
+    """The rows of a frame of samples between two moments, both included. window: (first, last), in seconds since the epoch."""
     wall_s = rows["wall_s"].to_numpy()
     inside = np.flatnonzero((wall_s >= window[0]) & (wall_s <= window[1]))
     if not len(inside):
         return rows.clear()
     among = rows.slice(inside[0], inside[-1] - inside[0] + 1)
-    return among if among.height == len(inside) else rows[inside]  # of several hosts they are no one stretch
+    return among if among.height == len(inside) else rows[inside]  # the rows of several hosts are not contiguous
 
 
 def of_interfaces(nics: pl.DataFrame, counter: str) -> dict[Interface, list[Seen]]:
-    """The samples of a counter of each network interface of each host, in their order."""
+    """The values of a counter (such as `tx_bytes`) of each network interface of each host, in the order of the samples."""
     columns = [nics[name].to_list() for name in ("host", "kind", "name", "wall_s", counter, "boot_id")]
     seen_of: dict[Interface, list[Seen]] = {}
     for interface, seen in zip(zip(*columns[:3], strict=True), zip(*columns[3:], strict=True), strict=True):
@@ -120,7 +122,10 @@ def frames(hosts: Mapping[str, Sequence[Sample]]) -> Samples:
 
 
 def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
-    """Those of many runs, as a frame costs about the same for one run as for a hundred. Column `run`: its place among them."""
+    """The samples of many runs in one set of frames, because building a frame takes about as long for one run as for a hundred.
+
+    The frames have a column `run`: the index of the run in `runs`.
+    """
     samples: list[Sample] = []
     counts = []
     for run in runs:
@@ -134,18 +139,21 @@ def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
 
 
 def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], devices: Sequence[Sequence[Record]]) -> pl.DataFrame:
-    """The devices that each row of hosts has, beside what the schema wants of that row."""
+    """A frame of the devices of all samples. devices: for each row of `hosts` the records of its devices.
+
+    The columns of `schema` that are in _MOMENT are copied from the row of the host.
+    """
     beside = hosts.select("run", *(name for name in _MOMENT if name in schema))[_repeated(list(map(len, devices)))]
     own = {name: of for name, of in schema.items() if name not in _MOMENT}
     return beside.hstack(_frame(own, [device for of_sample in devices for device in of_sample]))
 
 
 def _repeated(counts: Sequence[int]) -> np.ndarray:
-    """The place of each count, as many times as it says."""
+    """The index of each count, repeated as many times as the count says: [2, 1] gives [0, 0, 1]."""
     return np.repeat(np.arange(len(counts)), np.array(counts, int))
 
 
 def _frame(schema: Mapping[str, Any], records: Sequence[Record]) -> pl.DataFrame:
-    """A row for each record, of those of its fields that the schema names."""
+    """A frame with a row for each record and a column for each field that the schema names."""
     columns = zip(*map(attrgetter(*schema), records)) if records else ((),) * len(schema)
     return pl.DataFrame([pl.Series(name, values, schema[name]) for name, values in zip(schema, columns, strict=True)])

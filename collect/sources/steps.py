@@ -1,4 +1,4 @@
-"""Step records -> a frame, and the two views that every metric takes of it: timed steps, and the world's."""
+"""Turns step records into frames: all steps, the timed steps of each rank, and the timed steps of the world (all ranks)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ SCHEMA = {
 
 
 class Recorded(NamedTuple):
-    """The step records of a run by rank, and how many ranks its world has: all that train, and those that share its data."""
+    """The step records of a run by rank, and the size of its world.
+
+    ranks: the number of ranks that train.
+    data_ranks: the number of ranks that get different data; it is smaller than `ranks` if several ranks share one model (tensor
+    and pipeline parallel).
+    """
 
     steps: Mapping[int, Sequence[StepRecord]]
     ranks: int = 0
@@ -44,7 +49,12 @@ class Recorded(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """every: all recorded steps of a run; timed: the timed ones that every rank recorded; world: those, one row per step."""
+    """The steps of a run as frames.
+
+    every: all recorded steps, one row per rank and step, including warm-up.
+    timed: the timed steps that every rank recorded, one row per rank and step.
+    world: the same timed steps, one row per step.
+    """
 
     every: pl.DataFrame
     timed: pl.DataFrame
@@ -52,17 +62,23 @@ class Frames(NamedTuple):
 
 
 def frame(ranks: Mapping[int, Sequence[StepRecord]]) -> pl.DataFrame:
-    """One row per rank and step, warm-up included. A step that a rank recorded twice counts once, as recorded last."""
+    """A frame of step records, one row per rank and step, including warm-up.
+
+    If a rank recorded a step twice (such as after resuming from a checkpoint), only the last record counts.
+    """
     return frames(Recorded(ranks)).every
 
 
 def frames(run: Recorded) -> Frames:
-    """Those of one run."""
+    """The frames of one run."""
     return Frames(*(rows.drop("run") for rows in of_runs([run])))
 
 
 def of_runs(runs: Sequence[Recorded]) -> Frames:
-    """Those of many runs, as a frame costs about the same for one run as for a hundred. Column `run`: its place among them."""
+    """The frames of many runs together, because building a frame takes about as long for one run as for a hundred.
+
+    The frames have a column `run`: the index of the run in `runs`.
+    """
     columns: dict[str, list[object]] = {name: [] for name in ("run", "rank", *StepRecord.__struct_fields__)}
     for number, run in enumerate(runs):
         for rank, records in run.steps.items():
@@ -80,17 +96,18 @@ def of_runs(runs: Sequence[Recorded]) -> Frames:
 
 
 def by_run(rows: pl.DataFrame, count: int) -> list[pl.DataFrame]:
-    """The parts of a frame whose column `run` counts from 0 to count - 1 and is ordered, without that column."""
+    """Split a frame by its column `run`, which has sorted indexes from 0 to count - 1, into frames without this column."""
     ends = np.searchsorted(rows["run"].to_numpy(), np.arange(count), "right").tolist()
     rows = rows.drop("run")
     return [rows.slice(start, end - start) for start, end in pairwise([0, *ends])]
 
 
 def timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
-    """The timed steps that every rank that trains recorded: a step with a rank missing has no slowest rank.
+    """The timed steps that every training rank recorded. If the record of a rank is missing, the slowest rank is not known.
 
-    Ranks that share one model (tensor and pipeline parallel) record the same units; here each has its part of them, so that
-    their sum is what the step trained on.
+    steps: the steps of one run. ranks, data_ranks: see `Recorded`. Ranks that share one model (tensor and pipeline parallel)
+    record the same units (samples or tokens). Here these units are divided among the ranks, so that the sum over the ranks is
+    the number of units on which the step trained.
     """
     rows = steps.with_columns(run=pl.lit(0, pl.Int64), ranks=pl.lit(ranks), data_ranks=pl.lit(data_ranks))
     return _timed(rows).drop("run", "ranks", "data_ranks")
@@ -103,20 +120,23 @@ def _timed(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def unwatched(timed_steps: pl.DataFrame) -> pl.DataFrame:
-    """The timed steps that no instrument slowed down: what is said of times and memory is said of these."""
+    """The timed steps that no instrument (such as the profiler) slowed down. Metrics of time and memory use these steps."""
     return timed_steps.filter(~pl.col("watched")) if timed_steps["watched"].any() else timed_steps
 
 
 def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
-    """One row per step: step_ms of the slowest rank, units of all ranks, loss as the mean over the global batch.
+    """The steps of the world, one row per step: step_ms of the slowest rank, units of all ranks, loss of the global batch.
 
-    Each rank's loss is a mean over its own units, so the mean over the batch weighs it by them.
+    The loss of a rank is the mean over the units of this rank. So the mean over the global batch weights it by these units.
     """
     return _world(timed_steps, "step")
 
 
 def undisturbed(timed_steps: pl.DataFrame, world: pl.DataFrame) -> pl.DataFrame:
-    """The world's steps that no instrument slowed down; `world`: all of its steps, which they are as a rule."""
+    """The steps of the world that no instrument slowed down.
+
+    world: all steps of the world; they are returned unchanged if no instrument slowed down any step, which is the usual case.
+    """
     return of_world(unwatched(timed_steps)) if timed_steps["watched"].any() else world
 
 
@@ -131,13 +151,16 @@ def _world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
 
 
 def seconds_until(timed_steps: pl.DataFrame) -> dict[int, float]:
-    """Step -> seconds of training up to its end: the slowest rank's step times, in which neither warm-up nor validation is."""
+    """For each step the seconds of training up to its end: the sum of the step times of the slowest rank.
+
+    Warm-up and validation do not count.
+    """
     world = of_world(timed_steps)
     return dict(zip(world["step"].to_list(), (world["step_ms"].cum_sum() / 1000).to_list(), strict=True))
 
 
 def window(timed_steps: pl.DataFrame) -> tuple[float, float] | None:
-    """(first, last) wall_s of the timed steps in seconds since the epoch, or None where they span no time."""
+    """The first and last wall_s of the timed steps, in seconds since the epoch; None if there is no step or both are equal."""
     if timed_steps.is_empty():
         return None
     wall_s = timed_steps["wall_s"].to_numpy()

@@ -1,6 +1,6 @@
-"""Joins the step records of ranks, as they are read from growing files, to steps of the world.
+"""Joins the step records of all ranks to steps of the world while the record files are still growing.
 
-The same values as those of `collect.sources.steps.of_world`, without a frame.
+The values are the same as those of `collect.sources.steps.of_world`, but no frame is built.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from collections.abc import Sequence
 
 from shardlab.record import StepRecord
 
-MOST_WAITING = 200_000  # steps that some ranks have recorded and others have not, as where the records of a rank are missing
+MOST_WAITING = 200_000  # incomplete steps that are kept; there are many of them only if the records of a rank are missing
 
 
 class WorldStep:
-    """A step as far as ranks have recorded it. units: of all these ranks; ranks that share a model record the same units."""
+    """One step, joined from the records of the ranks that have recorded it so far.
+
+    units: the sum over these ranks; ranks that share one model record the same units, so the sum counts them several times.
+    """
 
     __slots__ = ("_weighed_loss", "_weight", "number", "ranks", "step_ms", "units", "wall_s", "watched")
 
@@ -33,12 +36,12 @@ class WorldStep:
 
     @property
     def loss(self) -> float | None:
-        """The mean over the global batch."""
+        """The mean loss over the global batch; None if no rank recorded a loss."""
         return self._weighed_loss / self._weight if self._weight else None
 
 
 class WorldSteps:
-    """Steps that wait until every rank has recorded them. ranks: the number of ranks that train."""
+    """Keeps steps until every rank has recorded them. ranks: the number of ranks that train."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

@@ -1,1 +1,1 @@
-"""One run on one clock: the steps of all ranks, the telemetry of all hosts and profiled events."""
+"""The timeline of a run: the steps of all ranks, the telemetry of all hosts and the profiled events, all on one clock."""

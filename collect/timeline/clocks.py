@@ -1,4 +1,4 @@
-"""The wall clocks of a run's hosts, corrected to that of rank 0's host."""
+"""Corrects the wall clocks of the hosts of a run to the clock of the host of rank 0."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _FIRST_RANK = re.compile(r"rank-(\d{5,9})")
 
 
 class ComparedClock(msgspec.Struct, frozen=True, kw_only=True):
-    """The clock of one host of a run.
+    """The clock of one host of a run, compared with the clock of the host of rank 0.
 
-    first_rank: the lowest rank on this host. at_s, offset_s: when its clock was compared with that of rank 0's host, in seconds
-    since the epoch by its own clock, and by how much it was ahead; as many of both, at least one. within_s: the greatest error
-    of these offsets.
+    first_rank: the lowest rank on this host.
+    at_s: when the clocks were compared, in seconds since the epoch by the clock of this host; at least one moment.
+    offset_s: for each moment of `at_s` how far the clock of this host was ahead, in seconds.
+    within_s: the greatest possible error of these offsets, in seconds.
     """
 
     host: str
@@ -30,26 +31,28 @@ class ComparedClock(msgspec.Struct, frozen=True, kw_only=True):
     within_s: float
 
     def corrected(self, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Moments by this clock as moments by the clock of rank 0's host, of the same shape.
+        """Convert moments of this clock to moments of the clock of the host of rank 0; the shape stays the same.
 
-        Between two comparisons the offset is interpolated; before the first and after the last it is constant.
+        Between two comparisons the offset is interpolated. Before the first and after the last comparison it is constant.
         """
         return wall_s - np.interp(wall_s, self.at_s, self.offset_s)
 
     @property
     def drift_s(self) -> float | None:
-        """By how much the offset changed from the first comparison to the last one; None without two comparisons."""
+        """The change of the offset from the first comparison to the last, in seconds; None if there was only one comparison."""
         return self.offset_s[-1] - self.offset_s[0] if len(self.offset_s) > 1 else None
 
 
 class Clocks:
-    """The clocks of the hosts of a run, and on which host each rank was."""
+    """The clocks of the hosts of a run, and the host of each rank."""
 
     def __init__(self, events: Iterable[Event], hosts: Iterable[str]) -> None:
-        """events: of the run, ordered by time. hosts: those that described themselves.
+        """Collect the comparisons of clocks from the events of a run.
 
-        Only runs on several hosts compare clocks. Launchers number the ranks host by host, so a rank is on the host whose first
-        rank is the nearest one below it.
+        events: of the run, sorted by time. hosts: the names of the hosts that wrote a description of themselves.
+
+        Clocks are compared only in runs on several hosts. Launchers number the ranks host by host, so the host of a rank is the
+        host with the greatest first rank that is not above this rank.
         """
         found: dict[str, ComparedClock] = {}
         for event in events:
@@ -78,9 +81,9 @@ class Clocks:
         return max(below, key=lambda clock: clock.first_rank).host if below else self._only
 
     def corrected(self, host: str | None, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """As of `ComparedClock`; unchanged for a host whose clock was not compared."""
+        """Convert moments of a host as `ComparedClock.corrected` does; unchanged if the clock of the host was not compared."""
         return self.of_host[host].corrected(wall_s) if host in self.of_host else wall_s
 
     def is_known(self, host: str | None) -> bool:
-        """Whether moments of this host can be compared with those of the others."""
+        """Whether moments of this host can be compared with moments of the other hosts."""
         return host in self.of_host or (self._only is not None and host == self._only)

@@ -1,4 +1,4 @@
-"""`collect timeline`: all ranks and hosts of a run on one clock, and the rank that the others wait for."""
+"""`collect timeline`: shows all ranks and hosts of a run on one clock, and the straggler, the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from shardlab.workspace import Workspace
 
 
 def show(workspace: Workspace, run_id: str, file: str | None, output: Output) -> int:
-    """Print the ranks, the clocks and the straggler, and write the file for Perfetto if one is asked for.
+    """Print the ranks, the clocks and the straggler. file: where to write the timeline for Perfetto; None to write no file.
 
-    Raises InputError for a run without any record.
+    Returns exit code 0. Raises InputError if the run has neither steps nor telemetry.
     """
     run = LoadedRun.read(workspace.run(run_id))
     timeline = of_run(run)
@@ -61,7 +61,7 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
 
 
 def _ranks(timeline: RunTimeline, timed: pl.DataFrame) -> list[dict[str, Any]]:
-    """A row per rank that recorded timed steps."""
+    """One row per rank that recorded timed steps: rank, host, number of steps, and the medians of the times in ms."""
     medians = timed.group_by("rank").agg(pl.len().alias("steps"), *(pl.col(name).median() for name in ("step_ms", *PHASES)))
     return [{"rank": row["rank"], "host": timeline.host_of(row["rank"])} | row for row in medians.sort("rank").to_dicts()]
 

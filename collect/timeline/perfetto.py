@@ -1,4 +1,7 @@
-"""A timeline as a file for ui.perfetto.dev, in Chrome's trace event format: a process per host, a row per rank or thread."""
+"""Writes a timeline as a file for ui.perfetto.dev, in the trace event format of Chrome.
+
+Each host is shown as a process, and each rank, thread or stream as a row of its process.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from shardlab import files
 
 
 def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans]) -> int:
-    """Write the file, compressed if its name ends in .gz; returns the number of events in it. Raises WorkspaceError.
+    """Write the file, compressed if its name ends in .gz; returns the number of events in the file.
 
-    Times are in microseconds since the first moment of the timeline, which `otherData` gives in seconds since the epoch.
+    profiled: the events of traces (`timeline.profiled`). Times in the file are in microseconds since the first moment of the
+    timeline; `otherData.began_s` is this moment in seconds since the epoch. Raises WorkspaceError if writing fails.
     """
     zero_s = _first_s(timeline)
     count = 0

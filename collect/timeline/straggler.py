@@ -1,4 +1,4 @@
-"""Which rank the others wait for, and in which phase of the step."""
+"""Finds the straggler of a run: the rank that the other ranks wait for, and the phase of the step in which it is late."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import polars as pl
 from collect.traces.breakdown import Breakdown
 
 PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")  # in the order of a step
-LEAST_SHARE = 0.05  # of a step: by less than this, a rank is no straggler
+LEAST_SHARE = 0.05  # a rank that is late by less than this share of a step is not a straggler
 LEAST_STEPS = 3
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
-    """The rank that the others wait for.
+    """The rank that the other ranks wait for.
 
-    phase: the part of the step in which it needs longer; `compute` if that is known from traces alone. late_ms: by how much
-    longer than the median rank, per step. step_ms: the median step. by: how it was found.
+    phase: the part of the step in which the rank needs longer than the others; `compute` if the rank was found in traces.
+    late_ms: how much longer the rank needs than the median rank, per step, in ms.
+    step_ms: the duration of the median step, in ms.
+    by: how the rank was found, for a message.
     """
 
     rank: int
@@ -27,17 +29,19 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share_pct(self) -> float:
-        """late_ms in percent of the step."""
+        """How late the rank is, in percent of the median step."""
         return 100 * self.late_ms / self.step_ms
 
 
 def by_phases(timed: pl.DataFrame) -> Straggler | None:
-    """From the timed steps of all ranks, as in `LoadedRun.timed`; None if no rank is a straggler.
+    """Find the straggler from the times of the phases of the timed steps; None if no rank is a straggler.
 
-    A collective ends on all ranks at about the same moment, so a late rank makes the others wait in the first collective after
-    it was late. So the first phase in which ranks differ tells: there the late rank needs the longest, and only later phases
-    hold the waiting of the others. A rank that is late within a phase that has a collective in every layer (such as FSDP's
-    forward) is not seen: then all ranks need as long. Traces (`by_traces`) show it.
+    timed: the timed steps of all ranks, as in `LoadedRun.timed`.
+
+    A collective ends on all ranks at about the same moment, so the other ranks wait for a late rank in the next collective. So
+    the first phase in which the ranks differ shows the late rank: in this phase the late rank needs the longest, and the other
+    ranks wait only in later phases. If a phase has a collective in every layer (such as the forward pass of FSDP), this phase
+    takes equally long on all ranks, and a late rank is not found; traces (`by_traces`) show it.
     """
     if timed.is_empty() or timed["rank"].n_unique() < 2 or timed["step"].n_unique() < LEAST_STEPS:
         return None
@@ -59,7 +63,10 @@ def by_phases(timed: pl.DataFrame) -> Straggler | None:
 
 
 def by_traces(profiled: list[Breakdown]) -> Straggler | None:
-    """From the traces of several ranks: the rank that spends the least time in collectives arrives last; the others wait."""
+    """Find the straggler from the traces of several ranks; None if no rank is a straggler.
+
+    The rank that spends the least time in collectives arrives last; the other ranks spend more time because they wait for it.
+    """
     known = [one for one in profiled if one.rank is not None and one.steps and one.communication_ns]
     if len(known) < 2:
         return None

@@ -1,4 +1,4 @@
-"""A run -> everything that happened in it, on the clock of rank 0's host."""
+"""Builds the timeline of a run: everything that happened in it, on the clock of the host of rank 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ UNKNOWN = "host not recorded"
 
 
 class Spans(msgspec.Struct, frozen=True):
-    """Things that lasted, on one row of a timeline: start_s and end_s in seconds since the epoch, one entry per name."""
+    """The spans (such as steps or kernels) on one row of a timeline.
+
+    names: the name of each span. start_s, end_s: start and end of each span, in seconds since the epoch; shape (number of
+    names,).
+    """
 
     host: str
     row: str
@@ -29,7 +33,7 @@ class Spans(msgspec.Struct, frozen=True):
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """A quantity over time: at_s in seconds since the epoch, values in `unit`."""
+    """A quantity over time. at_s: in seconds since the epoch; values: in `unit`; both have the same shape."""
 
     host: str
     name: str
@@ -39,7 +43,7 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """Something that happened at once. at_s: seconds since the epoch."""
+    """An event without a duration, such as the start of a run. at_s: in seconds since the epoch."""
 
     host: str
     name: str
@@ -47,7 +51,10 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. uncorrected: hosts whose clocks were never compared, so that their times are as their own clocks had them."""
+    """The timeline of one run.
+
+    uncorrected: the hosts whose clocks were never compared; their times are the times of their own clocks.
+    """
 
     run_id: str
     clocks: Clocks
@@ -63,7 +70,7 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_run(run: LoadedRun) -> RunTimeline:
-    """The timeline of a run, without the events of its traces (`profiled`)."""
+    """The timeline of a run, without the events of its traces; `profiled` returns these events."""
     compared = clocks(run)
     counters = [*_counters(run, compared)]
     hosts = {counter.host for counter in counters} | {compared.host_of(rank) for rank in run.steps["rank"].unique()}
@@ -82,7 +89,10 @@ def of_run(run: LoadedRun) -> RunTimeline:
 
 
 def profiled(run: LoadedRun) -> Iterator[Spans]:
-    """The events of the traces of a run, one `Spans` per thread or stream. Traces that do not say when they began have none."""
+    """The events in the traces of a run, one `Spans` per thread or stream.
+
+    A trace is left out if it does not say when it began or which rank it belongs to.
+    """
     compared = clocks(run)
     for path in run_traces.regular((run.folder.path / "trace").glob("rank-*.json.gz")):
         found = trace.read(path)
@@ -102,7 +112,7 @@ def profiled(run: LoadedRun) -> Iterator[Spans]:
 
 
 def straggler_of(run: LoadedRun) -> Straggler | None:
-    """The rank that the others wait for: from traces of several ranks, else from the phases of the steps."""
+    """The straggler of a run, from the traces of several ranks if there are any, else from the phases of the steps."""
     return straggler.by_traces(run.breakdowns) or straggler.by_phases(run.timed)
 
 
@@ -112,7 +122,7 @@ def clocks(run: LoadedRun) -> Clocks:
 
 
 def steps(recorded: pl.DataFrame, compared: Clocks) -> Iterator[Spans]:
-    """The steps of each rank, in the order of time: `recorded` has the columns of `LoadedRun.steps`."""
+    """The steps of each rank, sorted by time. recorded: steps with the columns of `LoadedRun.steps`."""
     for (rank,), rows in recorded.sort("rank", "wall_s").group_by("rank", maintain_order=True):
         host = compared.host_of(int(rank))
         end_s = compared.corrected(host, rows["wall_s"].to_numpy())
@@ -123,7 +133,7 @@ def steps(recorded: pl.DataFrame, compared: Clocks) -> Iterator[Spans]:
 
 
 def _counters(run: LoadedRun, compared: Clocks) -> Iterator[Counter]:
-    """The telemetry of all hosts: of processors and memory, of each GPU, and of each interface as rates."""
+    """The telemetry of all hosts: processors, memory, each GPU, and each network interface as a rate in MB/s."""
 
     def points(host: str, rows: pl.DataFrame, column: str, name: str, unit: str, scale: float = 1.0) -> Iterator[Counter]:
         known = rows.drop_nulls(column)

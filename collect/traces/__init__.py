@@ -1,1 +1,1 @@
-"""What profiler traces say: read a block at a time, told in exact integers."""
+"""Reads profiler traces block by block and computes where the time of a step went, in exact integer nanoseconds."""

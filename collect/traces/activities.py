@@ -1,4 +1,4 @@
-"""What runs on a rank at each moment: computing, collectives and memory operations, and the calls that launched them."""
+"""Finds what runs on a rank at each moment: compute, collectives and memory operations, and the calls that launched them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "priv
 
 
 class Activities(NamedTuple):
-    """The work of a rank within [start_ns, end_ns), as `breakdown` counts it.
+    """The work of a rank within [start_ns, end_ns). The same events count as in `breakdown`.
 
-    rows: of the trace, sorted by start; on a GPU kernels and memory operations, else gloo's spans. is_collective: which of
-    `rows` are collectives. operation: for each row the place in `operations` of what the collective is, -1 for other work.
-    launch_row: the row of the call that launched each; -1 if that is not recorded; with gloo always -1. compute, communication,
-    memory, busy: unions. host_collectives: collectives that run or are waited for on the host. operating: the operators of the
-    main thread, empty for a GPU.
+    rows: the indexes of the events in the trace, sorted by start: on a GPU the kernels and memory operations, else the spans of
+    gloo. The fields is_collective, operation and launch_row have the same shape as `rows`.
+    is_collective: which of `rows` are collectives.
+    operation: for each of `rows` the index in `operations`; -1 for work that is not a collective.
+    operations: the distinct collectives.
+    launch_row: the index in the trace of the call that launched each of `rows`; -1 if it is not recorded, as always with gloo.
+    compute, communication, memory: when at least one event of this kind runs. busy: when anything runs.
+    host_collectives: when a collective runs on the host, or the host waits for a collective.
+    operating: when an operator of the main thread runs; empty for a GPU.
     """
 
     source: Source
@@ -45,7 +49,7 @@ class Activities(NamedTuple):
 
 
 def activities(trace: Trace) -> Activities | None:
-    """None where `breakdown` finds nothing to tell of."""
+    """The work in a trace; None if `breakdown` returns None for it."""
     gpu = launches(trace)
     if not (gpu.counted | gpu.before_recording).any():
         return None if unknown_categories(trace) else _on_cpu(trace)
@@ -104,7 +108,7 @@ def _on_cpu(trace: Trace) -> Activities | None:
 
 
 def launch_rows(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The row of the call that launched each of `rows`, by correlation: the first call that bears it. -1: not recorded."""
+    """The index of the call that launched each of `rows`: the first call with the same correlation; -1 if none is recorded."""
     calls = np.flatnonzero(trace.of_category(*_LAUNCHES) & (trace.correlation > 0))
     calls = calls[np.lexsort((trace.start_ns[calls], trace.correlation[calls]))]
     wanted = trace.correlation[rows]

@@ -1,4 +1,4 @@
-"""The tables of `collect trace` that answer why a step takes as long as it does."""
+"""Prints the tables of `collect trace` that explain why a step takes as long as it does."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
 from shardlab.console import Output
 
-SHOWN = 12  # rows of a table; all of them are in the JSON document
+SHOWN = 12  # the greatest number of rows in a table; the JSON document contains all rows
 _MS = 1e6  # ns
 _NO_CAUSE = "idle time by cause: the traces hold no calls that launch kernels, so the causes are not known."
 
 
 def show(output: Output, answers: RunAnswers) -> None:
-    """Collectives by process group, waiting for slow ranks, idle time by cause, and phases; or why an answer is missing."""
+    """Print collectives by process group, waiting for slow ranks, idle time by cause, and phases.
+
+    If an answer is missing, the reason is printed in its place.
+    """
     _collectives(output, answers)
     _waits(output, answers)
     _idle(output, answers.ranks)
@@ -24,7 +27,7 @@ def show(output: Output, answers: RunAnswers) -> None:
 
 
 def why(output: Output, run: str, against: str, found: StepDifference) -> None:
-    """The difference of two runs as parts that sum to it."""
+    """Print the difference between two runs as parts whose sum is the difference. run, against: the names of the two runs."""
     more = found.difference_ns
     rows = [
         [
@@ -143,20 +146,20 @@ def _phases(output: Output, ranks: Sequence[RankAnalysis]) -> None:
 
 
 def ms(ns: float | None) -> str:
-    """Nanoseconds as milliseconds; nothing for what is not known."""
+    """Nanoseconds as milliseconds; "" for None, a time that is not known."""
     return "" if ns is None else notation.number(ns / _MS)
 
 
 def signed(ns: int) -> str:
-    """Nanoseconds as milliseconds with their sign."""
+    """Nanoseconds as milliseconds, with + in front of a positive number."""
     return f"{'+' if ns > 0 else ''}{notation.number(ns / _MS)}"
 
 
 def share(part: int, whole: int) -> str:
-    """A part of a difference in percent of the difference."""
+    """A part of a difference in percent of the whole difference; "" if the whole is 0."""
     return notation.number(100 * part / whole, 3) if whole else ""
 
 
 def number(value: float | None) -> str:
-    """A number for a table; nothing for what is not known."""
+    """A number for a table; "" for None, a number that is not known."""
     return "" if value is None else notation.number(value, 4)

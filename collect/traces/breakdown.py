@@ -1,4 +1,4 @@
-"""Where the time of a rank went: computing, communicating, moving memory, or nothing; a trace -> figures of merit."""
+"""Computes from a trace how a rank spent its time: on compute, communication, memory operations, or idle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collect.traces.launches import GPU_CATEGORIES, STEP, Launches, launches
 from collect.traces.trace import Trace
 
 Source = Literal["gpu", "gloo", "cpu"]
-# What Kineto writes of hosts and of GPUs (libkineto/src/ActivityType.cpp). Other accelerators have categories of their own.
+# The categories that Kineto uses for hosts and GPUs (libkineto/src/ActivityType.cpp). Other accelerators have other categories.
 KNOWN_CATEGORIES = frozenset(
     {*GPU_CATEGORIES, "cpu_op", "user_annotation", "gpu_user_annotation", "cpu_instant_event", "python_function", "overhead"}
     | {"cuda_runtime", "cuda_driver", "cuda_sync", "cuda_event", "external_correlation", "ac2g", "fwdbwd", "Trace"}
@@ -25,7 +25,7 @@ _LOW = (1 << 32) - 1
 
 
 class EventTally(msgspec.Struct, frozen=True):
-    """Events of one name: how many, and the sum and mean of their durations."""
+    """All events with one name: their number, and the sum of their durations."""
 
     name: str
     count: int
@@ -38,7 +38,10 @@ class EventTally(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Events of a GPU that no figure contains. share_pct: of the sum of the durations of all of the GPU's events."""
+    """Events of a GPU that are left out of all figures.
+
+    total_ns: the sum of their durations. share_pct: this sum in percent of the sum over all events of the GPU.
+    """
 
     count: int
     total_ns: int
@@ -48,8 +51,9 @@ class LeftOut(msgspec.Struct, frozen=True):
 class HtaBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The least and the greatest value that HolisticTraceAnalysis may give for each figure of one rank.
 
-    Its sort is unstable, so the order of kernels that start in the same microsecond depends on the processor (see
-    collect/traces/hta.py). Times in ns. overlap_pct: before HTA rounds it to two decimals; None without communication.
+    HolisticTraceAnalysis (HTA) uses an unstable sort, so the order of kernels that start in the same microsecond depends on the
+    processor (see collect/traces/hta.py). Times are in ns. overlap_pct: before HTA rounds it to two decimals; None if there is
+    no communication.
     """
 
     span_ns: tuple[int, int]
@@ -60,46 +64,49 @@ class HtaBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of one rank, in ns. Intervals that lie over one another, as on several streams, count once.
+    """How one rank spent its time, in ns. Overlapping intervals, such as of kernels on several streams, count once.
 
-    source: `gpu` for kernels (categories kernel, gpu_memcpy, gpu_memset) of all devices of the rank together; `gloo` for
-    operators of the main thread beside gloo's collectives; `cpu` for operators alone.
-    steps: the profiler steps that the figures are of. None: not known, or not to be had from this kind of trace.
-    before_recording, outside_steps: what the figures leave out: what was launched before the recording began, and, in a trace
-    with profiler steps, what was launched in none of them (collect/traces/launches.py). None: nothing.
-    hta_bounds: None for exact figures. Otherwise the figures are rounded and cut as HolisticTraceAnalysis does it, and its own
-    may differ from them within these bounds.
+    source: `gpu` if the figures come from kernels (categories kernel, gpu_memcpy, gpu_memset) of all devices of the rank;
+    `gloo` if they come from operators of the main thread and collectives of gloo; `cpu` if they come from operators alone.
+    steps: the number of profiler steps that the figures cover.
+    memory_ns: memory operations; None if not known, as with the sources `gloo` and `cpu`, whose traces do not show them.
+    non_compute_ns: the time in which something runs but nothing computes. overlap_ns: compute and a collective run together.
+    before_recording, outside_steps: events that are left out of the figures: events that were launched before the recording
+    began, and, in a trace with profiler steps, events that were launched outside of these steps (collect/traces/launches.py).
+    None: no events are left out.
+    hta_bounds: None for exact figures. Otherwise the figures are rounded and cut as in HolisticTraceAnalysis, and the figures
+    that HolisticTraceAnalysis itself prints may differ from them within these bounds.
     """
 
     rank: int | None
     source: Source
     steps: int
-    span_ns: int  # gpu: first start to last end of a kernel; else: of the profiler steps, or of the operators without any
+    span_ns: int  # first start to last end: of kernels (gpu), else of the profiler steps, or of operators without steps
     compute_ns: int
     communication_ns: int
     memory_ns: int | None
     non_compute_ns: int
     idle_ns: int
     overlap_ns: int
-    collectives: list[EventTally]  # by what they do
-    kernels: list[EventTally]  # by name, the longest total first; gloo and cpu: of the main thread's operators
+    collectives: list[EventTally]  # by the name of the collective, such as all_reduce
+    kernels: list[EventTally]  # by name, the longest total first; with gloo and cpu: the operators of the main thread
     before_recording: LeftOut | None = None
     outside_steps: LeftOut | None = None
     hta_bounds: HtaBounds | None = None
 
     @property
     def like_hta(self) -> bool:
-        """Whether the figures are rounded and cut as HolisticTraceAnalysis does it."""
+        """Whether the figures are rounded and cut as in HolisticTraceAnalysis."""
         return self.hta_bounds is not None
 
     @property
     def kind(self) -> str:
-        """What figures of it are of; those of two kinds do not compare. With gloo and without any collective: operators."""
+        """The kind of the figures: `gpu`, `gpu, like HTA` or `cpu`. Figures of different kinds cannot be compared."""
         return ("gpu, like HTA" if self.like_hta else "gpu") if self.source == "gpu" else "cpu"
 
     @property
     def exposed_communication_ns(self) -> int:
-        """The time in ns in which collectives run and nothing computes."""
+        """The time in which collectives run and nothing computes, in ns."""
         return self.communication_ns - self.overlap_ns
 
     @property
@@ -109,8 +116,11 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown(trace: Trace) -> Breakdown | None:
-    """The exact figures of a trace, to the ns. None where it holds neither kernels nor operators, or only those of the host
-    beside events of an accelerator whose categories are not known."""
+    """The exact figures of a trace, to the ns.
+
+    None if the trace contains neither kernels nor operators, or if it contains events of an accelerator with unknown categories
+    and no kernels of a GPU.
+    """
     gpu = launches(trace)
     if not (gpu.counted | gpu.before_recording).any():
         return None if unknown_categories(trace) else _on_cpu(trace)
@@ -146,7 +156,7 @@ def _left_out(trace: Trace, gpu: Launches, rows: NDArray[np.bool_]) -> LeftOut |
 
 
 def unknown_categories(trace: Trace) -> dict[str, int]:
-    """The categories that are neither the host's nor a GPU's as Kineto writes them, with the number of their events."""
+    """The categories in a trace that Kineto uses neither for hosts nor for GPUs, with the number of their events."""
     categories, counts = np.unique(trace.category, return_counts=True)
     named = {trace.labels[category]: int(count) for category, count in zip(categories, counts, strict=True)}
     return {name: count for name, count in named.items() if name not in KNOWN_CATEGORIES}
@@ -171,7 +181,7 @@ def _on_cpu(trace: Trace) -> Breakdown | None:
 
 
 def _collectives(trace: Trace, rows: NDArray[np.intp], names: Sequence[str]) -> list[EventTally]:
-    """The chosen events under the names of their collectives; names: one per row."""
+    """The tallies of these events by collective. rows: the indexes of the events; names: the collective of each row."""
     return renamed([EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str)
 
 
@@ -206,18 +216,22 @@ def _told(
 
 
 def steps(trace: Trace) -> int:
-    """How many profiler steps a trace holds."""
+    """The number of profiler steps in a trace."""
     return sum(STEP.match(label) is not None for label in trace.labels)
 
 
 def tally(
     trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp], duration_ns: NDArray[np.int64] | None = None
 ) -> list[EventTally]:
-    """The chosen events by name, the longest total first. duration_ns: instead of the events' own, one per chosen row."""
+    """The chosen events by name, the longest total first.
+
+    rows: the chosen events, as a boolean mask or as indexes. duration_ns: durations, one per chosen event, that replace the
+    durations in the trace.
+    """
     lasted = trace.duration_ns[rows] if duration_ns is None else duration_ns
     labels, group = np.unique(trace.name[rows], return_inverse=True)
     counts = np.bincount(group, minlength=len(labels))
-    low, high = np.zeros((2, len(labels)), np.int64)  # of 32 bits each: a sum of durations need not fit into 64 bits
+    low, high = np.zeros((2, len(labels)), np.int64)  # sums of the lower and upper 32 bits: one sum may not fit into 64 bits
     np.add.at(low, group, lasted & _LOW)
     np.add.at(high, group, lasted >> 32)
     totals = [(int(above) << 32) + int(below) for above, below in zip(high, low, strict=True)]
@@ -230,7 +244,7 @@ def _sum(durations_ns: NDArray[np.int64]) -> int:
 
 
 def renamed(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list[EventTally]:
-    """Added up under the names that they get, the longest total first."""
+    """Rename tallies and add up the tallies that get the same name, the longest total first."""
     totals: dict[str, EventTally] = {}
     for one in tallies:
         name = rename(one.name)

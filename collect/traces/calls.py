@@ -1,4 +1,4 @@
-"""The calls of collectives on one rank, each with what of it is hidden behind compute and what makes the step longer."""
+"""Lists the calls of collectives on one rank: for each call the time that compute hides, and the time that is exposed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from collect.traces.trace import Trace
 
 
 class ProcessGroup(msgspec.Struct, frozen=True):
-    """A process group as a trace names it. name "": the trace names none. ranks: global ranks; empty if the trace has none.
+    """A process group in a trace.
 
-    size: the number of ranks in it; None if the trace does not say it. description: what the user or c10d called it. mixed:
-    calls of several groups, which the trace does not tell apart.
+    name: the name in the trace; "" if the trace does not name the group.
+    ranks: the global ranks of the group; empty if the trace does not list them.
+    size: the number of ranks in the group; None if the trace does not say it.
+    description: the description that the user or c10d gave the group.
+    mixed: whether the calls are from several groups that the trace does not distinguish.
     """
 
     name: str = ""
@@ -28,7 +31,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """How tables name the group: its name, what it is called, and its size."""
+        """The text for the group in tables: its name, description and size."""
         if self.mixed:
             return "several, not told apart"
         called = f"{self.name} {self.description}".strip()
@@ -36,13 +39,16 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
-    """One call of a collective on one rank. Times in ns.
+    """One call of a collective on one rank. Times are in ns.
 
-    name: as torch.distributed names it. group: the place of its process group among those of the rank. step: the place of the
-    profiler step in which it was launched, -1 for none.
-    message_bytes: the size of the message as nccl-tests counts it; None if the trace does not say it. hidden_ns: how long
-    something computes meanwhile. exposed: the pieces of the call in which nothing computes and no collective that started
-    earlier runs, flat as (offset from the start, length, ...): over all calls of a rank they are its exposed communication.
+    name: the name in torch.distributed, such as all_reduce.
+    group: the index of the process group in the list of groups of the rank.
+    step: the number of the profiler step in which the call was launched; -1 if it was launched in no step.
+    message_bytes: the size of the message as nccl-tests counts it; None if the trace does not say it.
+    hidden_ns: how long compute runs during the call.
+    exposed: the pieces of the call during which nothing computes and no collective that started earlier runs, as a flat list
+    (offset from the start of the call, length, offset, length ...). Over all calls of a rank, the pieces are disjoint, and
+    their sum is the exposed communication of the rank.
     """
 
     name: str
@@ -55,17 +61,17 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def exposed_ns(self) -> int:
-        """How long the call makes the step longer, in ns."""
+        """The exposed time of the call in ns: by this time the call makes the step longer."""
         return sum(self.exposed[1::2])
 
     def exposed_within(self, first_ns: int) -> int:
-        """How much of the first ns of the call makes the step longer, in ns."""
+        """The exposed time within the first `first_ns` nanoseconds of the call, in ns."""
         pairs = zip(self.exposed[::2], self.exposed[1::2], strict=True)
         return sum(max(0, min(offset + length, first_ns) - offset) for offset, length in pairs)
 
 
 def calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[CollectiveCall]]:
-    """The process groups of a rank and its calls, sorted by start."""
+    """The process groups of a rank, and its calls of collectives sorted by start."""
     rows = active.rows[active.is_collective]
     launched = active.launch_row[active.is_collective]
     known = _sole_group(trace)
@@ -88,9 +94,9 @@ def calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[Co
 
 
 def message_bytes(operation: CollectiveOperation) -> int | None:
-    """The size of a message as nccl-tests counts it: the whole output of an all_gather or recv, else the rank's input."""
+    """The size of a message as nccl-tests counts it: the output of the rank for all_gather and recv, else its input."""
     if operation.name in ("gather", "scatter", "barrier"):
-        return None  # Kineto gives the root's size on the root alone; a barrier sends nothing that counts
+        return None  # for gather and scatter, only the root has the size in its trace; a barrier sends no message
     return operation.out_bytes if operation.name in ("all_gather", "recv") else operation.in_bytes
 
 
@@ -100,7 +106,7 @@ def _group(operation: CollectiveOperation) -> ProcessGroup:
 
 
 def _sole_group(trace: Trace) -> ProcessGroup:
-    """The group of calls that name none: the only one of the rank, if the trace lists its groups."""
+    """The process group for calls that do not name their group: the only group of the rank, if the trace lists one group."""
     groups = trace.head.groups
     if groups is None:
         return ProcessGroup()
@@ -110,7 +116,7 @@ def _sole_group(trace: Trace) -> ProcessGroup:
 
 
 def _steps_at(trace: Trace, moments: NDArray[np.int64]) -> list[int]:
-    """The number in the name of the profiler step in which each moment lies; -1 for none."""
+    """The number of the profiler step (from its name) that contains each moment; -1 if no step contains the moment."""
     rows = np.flatnonzero(gloo.steps_of(trace))
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     if not len(rows):
@@ -122,15 +128,16 @@ def _steps_at(trace: Trace, moments: NDArray[np.int64]) -> list[int]:
 
 
 def hidden(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Intervals) -> list[int]:
-    """How long something computes during each call, in ns."""
+    """How long compute runs during each call, in ns."""
     return (intervals.before(compute, end_ns) - intervals.before(compute, start_ns)).tolist()  # type: ignore[no-any-return]
 
 
 def exposed(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], active: Activities) -> list[list[int]]:
-    """The exposed pieces of each call, as `CollectiveCall.exposed` has them. The calls are sorted by start.
+    """The exposed pieces of each call, in the format of `CollectiveCall.exposed`. The calls must be sorted by start.
 
-    A moment at which several collectives run belongs to the one that started first; then to the one that stands first in the
-    file. So the pieces of all calls are disjoint and their union is communication without compute.
+    If several collectives run at a moment, this moment belongs to the collective that started first; if they started together,
+    to the collective that is first in the file. So the pieces of all calls are disjoint, and their union is the communication
+    without compute.
     """
     found: list[list[int]] = [[] for _ in start_ns]
     if not found:
@@ -142,7 +149,7 @@ def exposed(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], active: Acti
     some = end > owned_start
     owners = np.flatnonzero(some)
     bare = intervals.without(active.communication, active.compute)
-    # Both lists of intervals are disjoint and in order, and the owned ones cover all communication.
+    # Both lists of intervals (owned and bare) are disjoint and sorted, and the owned intervals cover all communication.
     edges = np.unique(np.concatenate([owned_start[some], end[some], bare.start, bare.end]))
     inside = np.searchsorted(bare.start, edges[:-1], side="right") > np.searchsorted(bare.end, edges[:-1], side="right")
     pieces = np.flatnonzero(inside)

@@ -1,4 +1,7 @@
-"""What a collective is: its name, elements, type and process group, from Kineto's own arguments or from a kernel's name."""
+"""Identifies a collective: its name, elements, type and process group.
+
+This comes from the arguments that Kineto writes for a kernel, or, without them, from the name of the kernel.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import msgspec
 
 from shardlab.decoders import DECODE_FAULTS
 
-# Names of c10d's scalar types (c10/core/ScalarType.h) and the size of an element in bytes.
+# The names of the scalar types of PyTorch (c10/core/ScalarType.h), and the size of an element of this type in bytes.
 ELEMENT_BYTES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e5m2", "Float8_e4m3fn", "Float8_e5m2fnuz", "Float8_e4m3fnuz"), 1),
     **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
@@ -17,7 +20,7 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
     "ComplexDouble": 16,
 }
-_MEANINGS = (  # how a name begins once its underscores are gone -> as torch.distributed names it
+_MEANINGS = (  # (the start of a name without underscores, the name of this collective in torch.distributed)
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
     ("reducescatter", "reduce_scatter"),
@@ -35,20 +38,22 @@ _NCCL_NAME = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")  # ncclDevKernel_AllReduc
 _OLD_NCCL_NAME = re.compile(r"nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AllToAll)\w*Kernel")
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _FUNCTION = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")  # return type, namespaces, name
-# Collectives without NCCL: symmetric memory of PyTorch, custom all-reduces of vLLM, SGLang, TensorRT-LLM, AITER; DeepEP.
+# Collectives that do not use NCCL: symmetric memory of PyTorch, custom all-reduces of vLLM, SGLang, TensorRT-LLM and AITER.
 _CUSTOM = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.IGNORECASE)
-_DISPATCH = re.compile(r"\A(?:dispatch|combine)\b")
-_GENERATED = "triton_"  # Inductor names a kernel after all operators that it fused or that stood beside it
+_DISPATCH = re.compile(r"\A(?:dispatch|combine)\b")  # of DeepEP
+_GENERATED = "triton_"  # Inductor names a kernel after operators that it fused, so the name may contain that of a collective
 _RANKS = re.compile(r"\d{1,9}")
 
 
 class CollectiveOperation(NamedTuple):
-    """A collective as its kernel says it. None: the trace does not say it.
+    """A collective. A field is None if the trace does not say it.
 
-    name: as torch.distributed names it, such as all_reduce; a name that is not known stays as it is.
-    group: the name of the process group, which is unique on a rank; description: what the user or c10d called the group.
-    group_size: ranks in the group. ranks: the group's global ranks, in the order of the group.
-    in_elements, out_elements: elements of this rank's input and output. dtype: as c10 names it, such as BFloat16.
+    name: the name in torch.distributed, such as all_reduce; an unknown name is not changed.
+    group: the name of the process group, which is unique on a rank.
+    description: the description that the user or c10d gave the group.
+    group_size: the number of ranks in the group. ranks: the global ranks of the group, in the order of the group.
+    in_elements, out_elements: the number of elements in the input and output of this rank.
+    dtype: the type of the elements in the words of c10, such as BFloat16.
     """
 
     name: str
@@ -72,7 +77,7 @@ class CollectiveOperation(NamedTuple):
 
 
 class CollectiveTexts(NamedTuple):
-    """Kineto's arguments of a kernel that carries out a collective, each as the JSON text in the file; b"" where absent."""
+    """The arguments that Kineto writes for the kernel of a collective, each as the JSON text in the file; b"" if absent."""
 
     name: bytes
     group: bytes
@@ -85,7 +90,7 @@ class CollectiveTexts(NamedTuple):
 
 
 def parsed(texts: CollectiveTexts) -> CollectiveOperation | None:
-    """What Kineto's arguments say; None where they name no collective. A value of another type than Kineto's is not known."""
+    """Parse the arguments of Kineto; None if they name no collective. A value of an unexpected type becomes None."""
     name = _string(texts.name)
     if not name:
         return None
@@ -96,7 +101,7 @@ def parsed(texts: CollectiveTexts) -> CollectiveOperation | None:
         group=_string(texts.group) or (str(number) if (number := count(texts.group)) is not None else None),
         description=_string(texts.description) or None,
         group_size=size,
-        ranks=ranks if ranks and len(ranks) == size else None,  # Kineto shortens the list of a large group
+        ranks=ranks if ranks and len(ranks) == size else None,  # for a large group, Kineto writes only a part of the list
         in_elements=count(texts.in_elements),
         out_elements=count(texts.out_elements),
         dtype=_string(texts.dtype) or None,
@@ -104,21 +109,22 @@ def parsed(texts: CollectiveTexts) -> CollectiveOperation | None:
 
 
 def meaning(name: str) -> str:
-    """A collective as torch.distributed names it: `_allgather_base` is an all_gather. An unknown name stays as it is."""
+    """The name of a collective in torch.distributed: `_allgather_base` is an all_gather. An unknown name is not changed."""
     plain = name.replace("_", "").lower()
     return next((meant for start, meant in _MEANINGS if plain.startswith(start)), name)
 
 
 def of_kernel(kernel: str) -> str | None:
-    """What a kernel communicates, by its name alone; None for a kernel that is no collective.
+    """The collective that a kernel carries out, by the name of the kernel alone; None if the kernel is not a collective.
 
-    ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) is an all_reduce. RCCL's ncclDevKernel_Generic(...) may be any: generic.
+    ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) is an all_reduce. ncclDevKernel_Generic(...) of RCCL may be any collective, so
+    the result is `generic`.
     """
     if match := _OLD_NCCL_NAME.match(kernel) or _NCCL_NAME.match(kernel):
         return _CAPITAL.sub("_", match[1]).lower()
     if kernel.startswith("nccl"):
         return kernel if "Kernel" in kernel else None
-    if kernel.startswith("msccl"):  # MSCCL and MSCCL++ run programs: the name does not say which collective
+    if kernel.startswith("msccl"):  # MSCCL and MSCCL++ run programs, so the name does not say which collective the kernel is
         return "generic"
     match = _FUNCTION.match(kernel)
     if match is None or kernel.startswith(_GENERATED):
@@ -131,7 +137,7 @@ def of_kernel(kernel: str) -> str | None:
 
 
 def count(text: bytes) -> int | None:
-    """A JSON number that counts something; None for anything else."""
+    """Parse a JSON text as a count (an integer, at least 0); None for anything else."""
     found = _value(text)
     return found if type(found) is int and 0 <= found < 1 << 62 else None
 

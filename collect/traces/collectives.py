@@ -1,10 +1,10 @@
-"""Collectives by kind and process group: calls, bytes, bandwidth, hidden share, and what the link between the GPUs can do.
+"""Collectives by name and process group: calls, bytes, hidden share, and bandwidth compared with the link between the GPUs.
 
-Bandwidths are defined as by nccl-tests (doc/PERFORMANCE.md). The algorithm bandwidth is the size of the message over the time.
-The bus bandwidth is that times a factor of the collective and the number of ranks, so that it does not depend on the number of
-ranks and compares with the bandwidth of a link. 1 GB/s is 1e9 bytes/s. The time is that of the transfer, without waiting for
-slow ranks, if the calls were matched over ranks (`stragglers`); else it is the whole duration, and the bandwidth is a lower
-bound.
+Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md). The algorithm bandwidth is the size of the message divided by the
+time. The bus bandwidth is the algorithm bandwidth times a factor that depends on the collective and the number of ranks; so the
+bus bandwidth can be compared with the bandwidth of a link, for any number of ranks. 1 GB/s is 1e9 bytes/s. If the calls
+were matched over ranks (`stragglers`), the time is the time of the transfer, without waiting for slow ranks. Otherwise the time
+is the whole duration, and the bandwidth is a lower bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.stragglers import Waits
 from shardlab import gpu_models
 
-# (number of ranks) -> bus bandwidth / algorithm bandwidth, by nccl-tests
+# For each collective: number of ranks -> bus bandwidth / algorithm bandwidth, as defined by nccl-tests.
 _FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda n: (n - 1) / n),
@@ -27,12 +27,14 @@ _FACTORS: dict[str, Callable[[int], float]] = {
 
 
 class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one collective in one process group, of all ranks and profiled steps together. Times in ns.
+    """The calls of one collective in one process group, of all ranks and profiled steps together. Times are in ns.
 
-    message_bytes: of all calls, as nccl-tests counts a message; None if a trace does not say it for each call. hidden_ns: of
-    total_ns, something computes meanwhile. matched: calls that were matched over ranks. waited_ns: of these, waiting for
-    slow ranks. link: the link between the GPUs, and link_gb_per_s what it can do in one direction by the data sheet; None
-    if the ranks of the group are on several hosts, or the trace does not say the GPU.
+    collective: the name of the collective. calls: the number of calls. total_ns: the sum of their durations.
+    message_bytes: the sum of the message sizes of all calls, as nccl-tests counts them; None if the size of a call is unknown.
+    hidden_ns: the part of total_ns during which compute runs.
+    matched: the number of calls that were matched over ranks. waited_ns: the time of these calls spent waiting for slow ranks.
+    link: the link between the GPUs. link_gb_per_s: its bandwidth in one direction according to the data sheet, in 1e9 bytes/s.
+    Both are None if the ranks of the group are on several hosts, or if the trace does not say the model of the GPU.
     """
 
     collective: str
@@ -53,26 +55,26 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden_pct(self) -> float | None:
-        """The share of the calls' durations during which something computes, in percent."""
+        """The share of the duration of the calls during which compute runs, in percent."""
         return 100 * self.hidden_ns / self.total_ns if self.total_ns else None
 
     @property
     def timed_ns(self) -> int:
-        """The time that bandwidths are of, in ns: of the transfer, or of the calls if not all were matched."""
+        """The time by which bandwidths are computed, in ns: of the transfer, or of the whole calls if not all were matched."""
         return self.total_ns if self.transfer_ns is None else self.transfer_ns
 
     @property
     def bus_bytes(self) -> float | None:
-        """The size of the messages times the factor of nccl-tests; None if the size or the number of ranks is not known.
+        """The size of the messages times the factor of nccl-tests, in bytes; None if the size or number of ranks is unknown.
 
-        None for a single rank, too: it sends nothing.
+        Also None for a group of a single rank, which sends nothing.
         """
         factor, size = _FACTORS.get(self.collective), self.group.size or 0
         return None if self.message_bytes is None or factor is None or size < 2 else self.message_bytes * factor(size)
 
     @property
     def algorithm_gb_per_s(self) -> float | None:
-        """Size of the messages over their time, in 1e9 bytes/s."""
+        """The size of the messages divided by their time, in 1e9 bytes/s."""
         return self.message_bytes / self.timed_ns if self.message_bytes is not None and self.timed_ns else None
 
     @property
@@ -82,13 +84,16 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def link_pct(self) -> float | None:
-        """The bus bandwidth as a share of what the link can do, in percent."""
+        """The bus bandwidth in percent of the bandwidth of the link."""
         bus = self.bus_gb_per_s
         return 100 * bus / self.link_gb_per_s if bus is not None and self.link_gb_per_s else None
 
 
 def uses(ranks: Sequence[RankAnalysis], waited: Waits) -> list[CollectiveUse]:
-    """Of all ranks together, that which takes the longest first."""
+    """The collectives of all ranks together, by name and process group; the longest total time first.
+
+    waited: the waiting times of the calls that were matched over ranks.
+    """
     calls: dict[tuple[str, ProcessGroup], list[tuple[CollectiveCall, int | None]]] = {}
     for place, analysis in enumerate(ranks):
         for index, call in enumerate(analysis.calls):
@@ -121,7 +126,7 @@ def _use(
 
 
 def _gpu(ranks: Sequence[RankAnalysis], group: ProcessGroup) -> str:
-    """The GPU model of the group's ranks if all of them were profiled on one host with one model, else ""."""
+    """The GPU model of the ranks of a group, if all of these ranks were profiled on one host with one GPU model; else ""."""
     by_rank = {one.rank: one for one in ranks}
     members = [by_rank.get(rank) for rank in group.ranks]
     places = {(one.host, one.gpu) if one else ("", "") for one in members}

@@ -1,4 +1,4 @@
-"""`collect trace`: how the profiled steps of a run spend their time, and how its operators differ from those of another run."""
+"""`collect trace`: shows how the profiled steps of a run spend their time, and how its operators differ from another run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
-_SHOWN = 12  # rows of a table of operators; all of them are in the JSON document
+_SHOWN = 12  # the greatest number of rows in a table of operators; the JSON document contains all rows
 _MS = 1e6  # ns
 _FIGURES = ("exposed_communication_ns", "overlap_pct")
 
 
 def files(workspace: Workspace, run: str) -> list[Path]:
-    """The traces of a run, or of a folder or file if the name has a slash. Raises InputError if there are none."""
+    """The trace files of a run; if `run` contains a slash, it is the path of a trace file or of a folder with traces.
+
+    Raises InputError if there are no traces.
+    """
     named = "/" in run
     folder = Path(run) if named else workspace.run(run).path / "trace"
     inside = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
@@ -43,7 +46,11 @@ def files(workspace: Workspace, run: str) -> list[Path]:
 
 
 def show(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
-    """Print tables or the document. Returns 1 if a trace is damaged or has no figures; figures are of what could be read."""
+    """Print the tables or the JSON document of the traces of a run. against: another run to compare with, or None.
+
+    like_hta: compute the figures as HolisticTraceAnalysis does, with its rounding. Returns 1 if a trace is damaged or has no
+    figures, else 0; the figures of a damaged trace come from the part that could be read.
+    """
     paths, other_paths = files(workspace, run), files(workspace, against) if against else []
     traces, others = sorted(map(source.read, paths), key=_order), [source.read(path) for path in other_paths]
     told, without = _like_hta(traces) if like_hta else _exact(traces)
@@ -82,23 +89,23 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
 
 
 def _order(trace: Trace) -> tuple[bool, int, Path]:
-    """By rank as a number, not by the name of the file; traces without a rank come last."""
+    """The sort key of a trace: its rank as a number; traces without a rank come last."""
     return trace.rank is None, trace.rank or 0, trace.path
 
 
 def _exact(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
-    """The figures of the traces that have such, and a sentence for each of the others."""
+    """The exact figures of each trace that has figures, and a sentence for each trace that has none."""
     told, without = [], []
     for trace in traces:
         if found := breakdown(trace):
             told.append(found)
-        elif not trace.cut:  # else the damage is said
+        elif not trace.cut:  # if the trace is cut short, `damages` says so
             without.append(f"{trace.path}: {_why_none(trace)}")
     return told, without
 
 
 def _like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
-    """As _exact. Raises InputError if no trace has figures of HolisticTraceAnalysis."""
+    """The same as _exact, with figures as HolisticTraceAnalysis computes them. Raises InputError if no trace has figures."""
     found = hta.attempts(traces)
     told = [one for one in found if isinstance(one, Breakdown)]
     without = [one for one in found if isinstance(one, InputError)]
@@ -121,7 +128,7 @@ def _why_none(trace: Trace) -> str:
 
 
 def _twice(traces: Sequence[Trace]) -> list[str]:
-    """A sentence for each rank that two files claim to be of."""
+    """A sentence for each rank that several trace files claim to belong to."""
     paths: defaultdict[int, list[Path]] = defaultdict(list)
     for trace in traces:
         if trace.rank is not None:
@@ -134,7 +141,7 @@ def _twice(traces: Sequence[Trace]) -> list[str]:
 
 
 def _left_out(one: Breakdown) -> list[str]:
-    """What the figures of a rank leave out, a sentence each."""
+    """Sentences about the events that the figures of a rank leave out."""
     rank = "" if one.rank is None else f"rank {one.rank}: "
     reasons = (
         (one.before_recording, "launched before the recording began"),
@@ -152,7 +159,7 @@ def _analyses(traces: Sequence[Trace]) -> list[RankAnalysis]:
 
 
 def _unstable(told: Sequence[Breakdown]) -> str:
-    """How far HolisticTraceAnalysis may differ from these figures because its sort is unstable; nothing if it may not."""
+    """A sentence: how far HolisticTraceAnalysis may differ from these figures because its sort is unstable; "" if it cannot."""
     idle = [one.hta_bounds.idle_ns for one in told if one.hta_bounds is not None]
     most_us = max((high - low for low, high in idle), default=0) // 1000
     if not most_us:
@@ -164,7 +171,7 @@ def _unstable(told: Sequence[Breakdown]) -> str:
 
 
 def damages(trace: Trace) -> list[str]:
-    """What is wrong with a trace, a sentence each."""
+    """Sentences about the damage of a trace: events that were lost, and a file that was cut short."""
     found = [f"{count:,} events lost: {reason}" for reason, count in trace.lost.items()]
     return [*found, *([f"cut short: {trace.cut}"] if trace.cut else [])]
 
@@ -235,5 +242,5 @@ def _ms(ns: float | None) -> str:
 
 
 def _short(name: str) -> str:
-    """Kernels are templates whose names run over hundreds of characters."""
+    """The name of a kernel, shortened to 72 characters: names of C++ templates may have hundreds of characters."""
     return name if len(name) <= 72 else f"{name[:71]}…"

@@ -1,4 +1,4 @@
-"""Which kernels of a trace communicate, and which collective each of them carries out."""
+"""Finds which kernels in a trace communicate, and which collective each of these kernels carries out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from collect.traces.trace import Trace
 
 
 class Communication(NamedTuple):
-    """rows: which events of the trace are kernels that communicate, shape (events,).
+    """The kernels in a trace that communicate.
 
-    operation: index into `operations` for each event, -1 for all others, shape (events,).
+    rows: which events of the trace are kernels that communicate, shape (number of events,).
+    operation: for each event the index of its collective in `operations`; -1 if it does not communicate; same shape.
+    operations: the collectives.
     """
 
     rows: NDArray[np.bool_]
@@ -23,14 +25,15 @@ class Communication(NamedTuple):
     operations: list[CollectiveOperation]
 
     def names(self, rows: NDArray[np.intp]) -> list[str]:
-        """The collective of each of these events, as torch.distributed names it."""
+        """The name of the collective of each of these events in torch.distributed. rows: indexes of events that communicate."""
         return [self.operations[index].name for index in self.operation[rows]]
 
 
 def kernel_communication(trace: Trace, kernel: NDArray[np.bool_]) -> Communication:
-    """The collectives among these kernels. Kineto's arguments say it first; the name of the kernel where it has none.
+    """The collectives among these kernels. kernel: which events of the trace are kernels, shape (number of events,).
 
-    The name alone gives neither the process group nor elements: RCCL launches one kernel for all collectives.
+    If Kineto wrote the arguments of the collective, they are used; otherwise the name of the kernel is used. The name says
+    neither the process group nor the number of elements, and RCCL has one kernel name for all collectives.
     """
     operations = list(trace.collectives)
     by_label = np.full(len(trace.labels), -1, np.int32)

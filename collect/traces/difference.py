@@ -1,4 +1,7 @@
-"""Why is run A slower than run B: the difference of their step times as parts that sum to it exactly, in whole ns."""
+"""Explains why a run is slower than another run: divides the difference of their step times into parts, in whole ns.
+
+The sum of the parts is exactly the difference.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ Unit = Literal["step", "trace"]
 
 
 class PartDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a step in both runs. difference_ns = time_ns - against_ns; 0 ns: the step has no such part."""
+    """A part of a step (such as compute) in both runs, in ns. difference_ns = time_ns - against_ns.
+
+    time_ns: the time in the run. against_ns: the time in the run with which it is compared. 0: a step does not have this part.
+    """
 
     part: StepPart
     label: str
@@ -24,10 +30,12 @@ class PartDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """The difference of two runs. The differences of all parts sum to difference_ns = time_ns - against_ns, exactly.
+    """The difference of two runs. The sum over all parts is exactly difference_ns = time_ns - against_ns.
 
-    per: `step` if all traces have profiler steps, else `trace`; times are means over ranks and steps (or ranks) in ns, from the
-    first kernel to the last, or of the profiler steps on a CPU. parts: the largest difference first, in either direction.
+    per: `step` if all traces have profiler steps, else `trace`.
+    time_ns, against_ns: the mean time of a step (or of a trace) over ranks and steps, in ns: from the first kernel to the last
+    one, or on a CPU the duration of the profiler steps.
+    parts: sorted by the absolute value of their difference, the largest first.
     """
 
     per: Unit
@@ -38,9 +46,9 @@ class StepDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def difference(runs: Sequence[RunAnswers], against: Sequence[RunAnswers]) -> StepDifference | None:
-    """The difference of the mean step of these runs from that of the others.
+    """The difference between the mean step of `runs` and the mean step of `against`.
 
-    None if either has no analysed rank, or one ran on GPUs and the other one on CPUs.
+    None if no rank of `runs` or no rank of `against` was analysed, or if some ranks ran on GPUs and others on CPUs.
     """
     ranks, others = ([one for run in every for one in run.ranks] for every in (runs, against))
     if not ranks or not others or len({one.kind for one in (*ranks, *others)}) > 1:
@@ -51,7 +59,7 @@ def difference(runs: Sequence[RunAnswers], against: Sequence[RunAnswers]) -> Ste
 
 
 def between(here: StepTime, there: StepTime, per: Unit) -> StepDifference:
-    """The difference of two mean steps."""
+    """The difference of two mean steps, `here` - `there`, part by part."""
     found = [
         PartDifference(
             part=part,

@@ -1,4 +1,4 @@
-"""Caches the figures of a trace in a file beside it: reading a trace takes seconds, and its figures do not change."""
+"""Caches the figures of a trace in a file beside the trace: reading a trace takes seconds, and the figures do not change."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ from shardlab.errors import WorkspaceError
 
 
 class TraceFigures(msgspec.Struct, frozen=True):
-    """What a whole trace came to: its breakdown, and what the answers about the run need of it."""
+    """The figures of one undamaged trace. analysis: the data of this rank that the answers about the whole run need."""
 
     breakdown: Breakdown
     analysis: RankAnalysis
 
 
 class CachedFigures(msgspec.Struct):
-    """What a trace of this size and time came to, by this code. figures: None where there are none, or half a trace."""
+    """The content of a cache file.
+
+    bytes, mtime_ns: the size and the modification time of the trace. code: the digest of the code that computed the figures.
+    figures: None if the trace has no figures, or if it is damaged or cut short.
+    """
 
     bytes: int
     mtime_ns: int
@@ -36,20 +40,21 @@ class CachedFigures(msgspec.Struct):
 
 
 def figures(path: Path) -> TraceFigures | None:
-    """The figures of a trace that is whole, else None. OSError as open does.
+    """The figures of a trace; None if the trace is damaged or has no figures. Raises OSError if it cannot be opened.
 
-    It is computed again where the trace or the code that reads it changed since, or what was kept is damaged.
+    The figures are computed again if the trace or the code changed since the cache file was written, or if the cache file is
+    damaged.
     """
     status = path.stat()
     now = CachedFigures(status.st_size, status.st_mtime_ns, _code(), None)
-    place = path.with_name(f".{path.name}.figures.json")  # hidden: no part of the run
+    place = path.with_name(f".{path.name}.figures.json")  # hidden, because it does not belong to the records of the run
     with contextlib.suppress(OSError, *DECODE_FAULTS):
         kept = decoder(CachedFigures).decode(files.read(place))
         if msgspec.structs.replace(kept, figures=None) == now:
             return kept.figures
     found = trace.read(path)
     now.figures = None if found.lost or found.cut else _figures(found)
-    with contextlib.suppress(WorkspaceError):  # a run that may only be read is read again each time
+    with contextlib.suppress(WorkspaceError):  # if the folder is read-only, there is no cache, and the trace is read each time
         files.write_atomic(place, msgspec.json.encode(now), sync=False)
     return now.figures
 
@@ -61,7 +66,7 @@ def _figures(found: trace.Trace) -> TraceFigures | None:
 
 @cache
 def _code() -> str:
-    """The digest of all that reads traces."""
+    """The digest of the source code that reads traces and computes figures."""
     folders = (Path(package.__path__[0]) for package in (sources, traces_))
     texts = (path.read_bytes() for folder in folders for path in sorted(folder.glob("*.py")))
     return hashlib.sha256(b"".join(texts)).hexdigest()

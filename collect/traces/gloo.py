@@ -1,4 +1,4 @@
-"""Which events of a trace without a GPU are computing and which are gloo's collectives."""
+"""Finds, in a trace without a GPU, which events are compute and which are collectives of gloo."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from collect.traces.trace import Trace
 
 SPAN = "gloo:"
 _C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
-WRAPPER = "autograd::engine::evaluate_function"  # also lasts while a hook in it waits for a collective
+WRAPPER = "autograd::engine::evaluate_function"  # this event includes hooks of autograd, which may wait for a collective
 _POINT_TO_POINT = ("send", "recv")
 
 
 class Activity(NamedTuple):
-    """operators: rows of the main thread's operators; c10d: those that launch collectives or wait for them; collectives: rows
-    of gloo's spans, on whatever thread.
+    """The work in a trace without a GPU. The masks have the shape (number of events,); start_ns and end_ns bound the work.
 
-    compute: the union of the operators less that of c10d's own, which launch collectives or wait for them. communication: the
-    union of the spans, their waiting for other ranks included; `gloo:send` and `gloo:recv` stand on the main thread and last
-    until somebody waits for them. Both within start_ns to end_ns.
+    operators: which events are operators of the main thread.
+    c10d: which of these operators launch collectives or wait for them. launches: which of these operators launch collectives.
+    collectives: which events are spans of gloo, on any thread.
+    compute: when an operator other than a wrapper of autograd runs and no operator of c10d runs, within start_ns to end_ns.
+    communication: when a span of gloo runs, including its waiting for other ranks, within start_ns to end_ns. `gloo:send` and
+    `gloo:recv` are spans on the main thread that last until they are waited for.
     """
 
     start_ns: int
@@ -40,7 +42,7 @@ class Activity(NamedTuple):
 
 
 def activity(trace: Trace) -> Activity | None:
-    """None where the trace holds neither operators nor spans of gloo."""
+    """The work in a trace without a GPU; None if the trace contains neither operators nor spans of gloo."""
     step = steps_of(trace)
     operators = trace.of_category("cpu_op")
     collectives = _named(trace, lambda label: label.startswith(SPAN)) & ~operators
@@ -71,16 +73,17 @@ def steps_of(trace: Trace) -> NDArray[np.bool_]:
 
 
 def autograd_of(trace: Trace) -> NDArray[np.bool_]:
-    """Which events are autograd's wrappers around the operators of a backward pass."""
+    """Which events are the wrappers of autograd around the operators of a backward pass."""
     return trace.of_category("cpu_op") & _named(trace, lambda label: label.startswith(WRAPPER))
 
 
 def meanings(trace: Trace, found: Activity) -> list[str]:
-    """What each of gloo's spans does, in the order of the rows.
+    """The collective of each span of gloo, in the order of the rows.
 
-    gloo carries out a reduce_scatter as an all_reduce of the whole input and says so in the span's name. What was asked for
-    stands in the operator that launched it: gloo begins its work in the order of the launches. Where the two do not pair off
-    one to one and in agreement, as when launches lie before the trace, every span keeps the name that gloo gave it.
+    gloo carries out a reduce_scatter as an all_reduce of the whole input, and names the span all_reduce. The operator that
+    launched the span has the name of the requested collective. gloo starts its work in the order of the launches, so spans and
+    launches are paired in order. If they do not pair one to one with matching names (such as if some launches were before the
+    recording), every span keeps the name that gloo gave it.
     """
     rows = np.flatnonzero(found.collectives)
     said = [trace.labels[label].removeprefix(SPAN) for label in trace.name[rows]]
@@ -101,7 +104,7 @@ def meanings(trace: Trace, found: Activity) -> list[str]:
 
 
 def _main_thread(trace: Trace, step: NDArray[np.bool_], operators: NDArray[np.bool_]) -> int:
-    """The thread of the profiler steps, else the one with the most operators."""
+    """The thread of the profiler steps; without steps, the thread with the most operators; -1 if there are neither."""
     rows = step if step.any() else operators
     return int(np.bincount(trace.thread[rows]).argmax()) if rows.any() else -1
 

@@ -1,4 +1,4 @@
-"""What stands in a trace before its events: the host, the model of its GPUs and the process groups of the rank."""
+"""Reads the part of a trace before its events: the host, the model of its GPUs, and the process groups of the rank."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _KEY = r'"{}"\s*:\s*'
 _HOST = re.compile(_KEY.format("host_name").encode() + rb'("(?:[^"\\]|\\.){0,255}")')
 _DEVICES = re.compile(_KEY.format("deviceProperties").encode() + rb"(?=\[)")
 _GROUPS = re.compile(_KEY.format("pg_config").encode() + rb"(?=\[)")
-_LONGEST = 1 << 20  # characters of a list that are read at most
+_LONGEST = 1 << 20  # the greatest number of characters of a list that are read
 
 
 class NamedGroup(msgspec.Struct, frozen=True):
-    """A process group as `distributedInfo` lists it."""
+    """A process group in the list `distributedInfo` of a trace. The fields have the names of the file."""
 
     pg_name: str
     pg_desc: str = ""
@@ -26,9 +26,11 @@ class NamedGroup(msgspec.Struct, frozen=True):
 
 
 class TraceHead(msgspec.Struct, frozen=True):
-    """host, gpu: the name of the host and the model of its GPUs, "" if the file does not say it or has several models.
+    """The information before the events of a trace.
 
-    groups: the process groups of the rank; None if the file does not list them, or what it lists cannot be read.
+    host: the name of the host; "" if the file does not say it.
+    gpu: the model of its GPUs; "" if the file does not say it or names several models.
+    groups: the process groups of the rank; None if the file does not list them or the list cannot be read.
     """
 
     host: str = ""
@@ -41,7 +43,7 @@ class _Device(msgspec.Struct):
 
 
 def read_head(text: bytes) -> TraceHead:
-    """Read what stands before the list of events. What is missing or damaged there is not known; nothing raises."""
+    """Parse the text before the list of events. Missing or damaged information is treated as unknown; no error is raised."""
     host = _HOST.search(text)
     devices = _list(text, _DEVICES, list[_Device])
     groups = _list(text, _GROUPS, list[NamedGroup])
@@ -54,14 +56,17 @@ def read_head(text: bytes) -> TraceHead:
 
 
 def _list(text: bytes, key: re.Pattern[bytes], of_type: Any) -> Any:
-    """The list behind a key, decoded as this type; None if there is none that reads as such."""
+    """The list behind a key, decoded as this type; None if there is no such list or it has another type."""
     found = key.search(text)
     end = _end_of_list(text, found.end()) if found else None
     return None if found is None or end is None else _value(text[found.end() : end], of_type)
 
 
 def _end_of_list(text: bytes, start: int) -> int | None:
-    """Where the list that begins at start ends; None if it does not end within reach. Brackets in strings do not count."""
+    """The end of the list that begins at `start`; None if it does not end within _LONGEST characters.
+
+    Brackets inside strings do not count.
+    """
     depth, quoted, at = 0, False, start
     for match in re.compile(rb'\\.|["\[\]]').finditer(text, start, start + _LONGEST):
         found = match[0]

@@ -1,23 +1,25 @@
-"""The figures that HolisticTraceAnalysis (HTA) 0.5 gives for a set of traces, to the microsecond, its rounding included.
+"""Computes the figures that HolisticTraceAnalysis (HTA) 0.5 gives for a set of traces, including its rounding to microseconds.
 
-What HTA does that the exact figures do not:
+The differences between HTA and the exact figures:
 
-- every start is rounded up and every end down to a whole microsecond, after the two were added up as float64; a kernel
-  shorter than that may last -1 us and takes that off the busy time (hta/common/trace_parser.py, round_down_time_stamps);
-- kernels that were launched in or after the last profiler step are left out, where all ranks together know at least two
-  steps; a kernel is kept as often as calls before that step bear its correlation (hta/common/trace.py,
-  _filter_irrelevant_gpu_kernels);
-- what a kernel is goes by its name alone, and whatever has a stream is one: a `Stream Wait Event` computes (hta/utils/utils.py,
-  get_kernel_type). So do operators on the CPU that Inductor gives the stream of their Triton kernel, but no correlation: HTA
-  counts them beside the kernel (hta/common/trace_filter.py takes them for calls, hta/analyzers by their stream);
-- a time of all kernels that comes out negative after the rounding stops HTA (an assertion in get_temporal_breakdown);
-- the percentage of overlap is rounded to two decimals (hta/analyzers/communication_analysis.py).
+- HTA adds start and duration as float64, then rounds every start up and every end down to a whole microsecond. So a kernel
+  shorter than 1 us may get a duration of -1 us, which HTA subtracts from the busy time (hta/common/trace_parser.py,
+  round_down_time_stamps).
+- If all ranks together have at least two profiler steps, HTA leaves out kernels that were launched in or after the last step.
+  HTA counts a kernel once for each call before this step that has the correlation of the kernel (hta/common/trace.py,
+  _filter_irrelevant_gpu_kernels).
+- HTA classifies kernels by their names alone, and takes every event with a stream for a kernel: a `Stream Wait Event` counts as
+  compute (hta/utils/utils.py, get_kernel_type). Inductor writes the stream of a Triton kernel, but no correlation, into the
+  operator on the CPU. HTA counts this operator as compute in addition to the kernel (hta/common/trace_filter.py treats the
+  operator as a call, hta/analyzers goes by its stream).
+- If a time over all kernels is negative after the rounding, HTA stops (an assertion in get_temporal_breakdown).
+- HTA rounds the percentage of overlap to two decimals (hta/analyzers/communication_analysis.py).
 
-HTA sorts kernels by their rounded start with an unstable sort (pandas' default), so the order of kernels with equal rounded
-starts depends on the processor. Here the order is stated: by rounded start, then as in the file. The order matters only for
-kernels of -1 us. If such a kernel starts when no earlier kernel runs, and another kernel of 0 us or more has the same rounded
-start, then HTA takes 1 us off the busy time if the -1 us kernel comes first, and nothing if it comes later. `HtaBounds` says
-how far HTA's own figures may therefore lie from ours.
+HTA sorts kernels by their rounded start with an unstable sort (the default of pandas), so the order of kernels with equal
+rounded starts depends on the processor. This module uses a fixed order: by rounded start, then as in the file. The order
+matters only for kernels of -1 us. If such a kernel starts when no earlier kernel runs, and another kernel of 0 us or more has
+the same rounded start, then HTA subtracts 1 us from the busy time if the -1 us kernel comes first, and 0 us if it comes later.
+`HtaBounds` says how far the figures of HTA itself may therefore differ from the figures of this module.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ _MOST_ROWS = 20_000_000
 
 
 class Kernels(NamedTuple):
-    """Times in whole us; rows: of the trace, a row as often as HTA keeps it."""
+    """The kernels that HTA analyses, with rounded times in whole us.
+
+    rows: the index of each kernel in the trace; an index occurs as often as HTA counts the kernel.
+    """
 
     rows: NDArray[np.intp]
     start_us: NDArray[np.int64]
@@ -55,7 +60,7 @@ class Kernels(NamedTuple):
 
 
 def breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
-    """One a trace, in their order. Raises InputError for a trace for which HTA gives no figures."""
+    """The figures of each trace, in the order of the traces. Raises InputError if HTA gives no figures for one of them."""
     found = attempts(traces)
     for one in found:
         if isinstance(one, InputError):
@@ -64,7 +69,11 @@ def breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
 
 
 def attempts(traces: Sequence[Trace]) -> list[Breakdown | InputError]:
-    """One a trace, in their order: its figures, or why HTA gives none. A last step is left out depending on all traces."""
+    """For each trace its figures, or an InputError that says why HTA gives none.
+
+    All traces of a run must be passed together: HTA leaves out the last profiler step only if all traces together have at least
+    two steps.
+    """
     names = {label for trace in traces for label in _steps_of(trace)}
     found: list[Breakdown | InputError] = []
     for trace in traces:
@@ -103,7 +112,7 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         span_ns=span * 1000,
         compute_ns=compute * 1000,
         communication_ns=_length(communication) * 1000,
-        memory_ns=moved * 1000 if moved >= 0 else None,  # no figure of HTA: not known where its rounding makes it negative
+        memory_ns=moved * 1000 if moved >= 0 else None,  # HTA has no such figure; None if the rounding makes it negative
         non_compute_ns=(span - compute - idle) * 1000,
         idle_ns=idle * 1000,
         overlap_ns=overlap * 1000,
@@ -130,10 +139,10 @@ def _bounds(kernels: Kernels, computing: Kernels, communicating: Kernels, *, ove
 
 
 def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
-    """The kernels of -1 us that add to the length or not, depending on where HTA's sort puts them."""
+    """Which kernels of -1 us change the total length or not, depending on the place that the sort of HTA gives them."""
     order = np.argsort(kernels.start_us, kind="stable")
     start, end = kernels.start_us[order], kernels.end_us[order]
-    first = np.searchsorted(start, start, side="left")  # of the kernels with the same start
+    first = np.searchsorted(start, start, side="left")  # the index of the first kernel with the same start
     ended_before = np.r_[np.iinfo(np.int64).min, np.maximum.accumulate(end)][first]
     longest = np.maximum.reduceat(end, np.unique(first))[np.unique(first, return_inverse=True)[1]] if len(start) else end
     found = np.zeros(len(start), np.bool_)
@@ -142,14 +151,18 @@ def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
 
 
 def length_bounds(kernels: Kernels) -> tuple[int, int]:
-    """Of the merged kernels, in us: all of those kernels counted, or none of them."""
+    """The least and greatest total length of the merged kernels, in us: with all the kernels of -1 us whose order matters, or
+    without them."""
     matters = _order_matters(kernels)
     high = _length(_merged(kernels.only(~matters)))
     return high + int(np.sum((kernels.end_us - kernels.start_us)[matters])), high
 
 
 def span_bounds(kernels: Kernels) -> tuple[int, int]:
-    """From the first start to the end of the last group, in us. HTA sorts groups unstably, too: one of -1 us may be last."""
+    """The least and greatest span from the first start to the end of the last group of kernels, in us.
+
+    HTA also sorts the groups with an unstable sort, so a group of -1 us may be the last one.
+    """
     matters = _order_matters(kernels)
     starts, ends = _merged(kernels.only(~matters))
     low = int(kernels.end_us[matters & (kernels.start_us == starts[-1])].min(initial=ends[-1]))
@@ -157,7 +170,7 @@ def span_bounds(kernels: Kernels) -> tuple[int, int]:
 
 
 def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
-    """What HTA takes for kernels and analyses, in the order of the file."""
+    """The events that HTA treats as kernels and analyses, in the order of the file."""
     start, end = _rounded(trace)
     sync = trace.among(trace.name, [label in _SYNC for label in trace.labels])
     on_gpu = ((trace.stream >= 0) & (trace.correlation >= 0)) | sync
@@ -182,7 +195,7 @@ def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
 
 
 def _kinds(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which kernels communicate, move memory, compute; some do neither."""
+    """Which kernels communicate, which move memory, and which compute; some kernels do none of these."""
     names = trace.name[kernels.rows]
     communicating = trace.among(names, [_NCCL.match(label) is not None for label in trace.labels])
     moving = ~communicating & trace.among(names, [_MEMORY.match(label) is not None for label in trace.labels])
@@ -191,23 +204,26 @@ def _kinds(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[n
 
 
 def _rounded(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Start and end in whole us."""
+    """The start and the end of each event in whole us, rounded as HTA rounds them."""
     start = _float_us(trace.start_ns)
     return np.ceil(start).astype(np.int64), np.floor(start + _float_us(trace.duration_ns)).astype(np.int64)
 
 
 def _float_us(ns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The float64 next to each decimal number of us, as a JSON parser gives it.
+    """The float64 that is closest to each time in us, which is the number that a JSON parser returns for the decimal text.
 
-    Whole and fraction are each within 2**-53 of theirs, and no thousandth is that close to the middle between two float64
-    above 1, so that their sum is rounded as the decimal number is.
+    `whole` and `fraction / 1000` differ from their exact values by at most 2**-53. No number of thousandths is that close to
+    the middle between two neighbouring float64 above 1, so the sum is rounded in the same way as the decimal number.
     """
     whole, fraction = np.divmod(ns, 1000)
     return whole + fraction / 1000
 
 
 def _merged(kernels: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Groups of kernels that touch, as merge_kernel_intervals makes them. A kernel of -1 us may be a group of its own."""
+    """The groups of kernels that touch or overlap, as merge_kernel_intervals of HTA builds them: (starts, ends) in us.
+
+    A kernel of -1 us may be a group of its own.
+    """
     order = np.argsort(kernels.start_us, kind="stable")
     start, end = kernels.start_us[order], kernels.end_us[order]
     if not len(start):
@@ -225,10 +241,10 @@ def _tally(trace: Trace, kernels: Kernels) -> list[EventTally]:
 
 
 def _collective(kernel: str) -> str:
-    """The collective that a kernel carries out, by its name, as HTA goes by names; the name itself if it does not say that."""
+    """The collective that a kernel carries out, by its name, because HTA uses names; the name itself if it is not known."""
     return collective.of_kernel(kernel) or kernel
 
 
 def _steps_of(trace: Trace) -> list[str]:
-    """Names that HTA takes for profiler steps."""
+    """The names in a trace that HTA treats as profiler steps."""
     return [label for label in trace.labels if _STEP in label]

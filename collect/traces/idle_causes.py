@@ -1,20 +1,23 @@
-"""Why nothing ran on a rank: the host launched nothing, communication was waited for, or another cause; and launch delays.
+"""Finds the causes of idle time on a rank (the host, communication, or another cause), and the delays of launches.
 
-Each moment of idle time has exactly one cause, so that the causes sum to the idle time to the nanosecond.
+Each moment of idle time has exactly one cause, so the sum over the causes is the idle time, to the nanosecond.
 
-On a GPU, a kernel or memory operation is *queued* from the start of the call that launches it until it starts.
+On a GPU, a kernel or memory operation is *queued* from the start of the call that launches it until the operation starts.
 
-- communication: the moment lies in a gap that a collective's end began and that ends with work on another stream, which was
-  already queued: the streams hand over. Or nothing is queued and a collective runs on the host (gloo).
-- host: nothing is queued otherwise. The host launched too late: it computed in Python, waited for data, or waited for the GPU.
-- other: something is queued and does not start: the time that a launch takes, a dependency on a copy or on another stream.
+- communication: the moment is in a gap that begins when a collective ends, and that ends with work on another stream that was
+  already queued: the GPU switches from the stream of the collective to the other stream. Or nothing is queued and a collective
+  runs on the host (gloo).
+- host: nothing is queued, and no collective runs on the host. The host launched too late: it ran Python code, waited for data,
+  or waited for the GPU.
+- other: work is queued but does not start: the GPU needs time to start it, or the work depends on a copy or on another stream.
 
-HolisticTraceAnalysis (get_idle_time_breakdown) judges each stream by itself and gives a gap as a whole to one cause: `host
-wait` if the next kernel's launch began after the gap did, `kernel wait` if the gap is shorter than 30 ns, else `other`. A rank
-with idle time on one stream may be busy on another one, so here a moment counts only if nothing runs at all, and a gap is cut
-at the moment of the launch.
+HolisticTraceAnalysis (get_idle_time_breakdown) looks at each stream separately and assigns a whole gap to one cause: `host
+wait` if the launch of the next kernel began after the start of the gap, `kernel wait` if the gap is shorter than 30 ns, else
+`other`.
+A rank may be idle on one stream and busy on another stream. So in this module a moment counts as idle only if nothing runs on
+any stream, and a gap is divided at the moment of the launch.
 
-On a CPU with gloo, idle time is inside the steps when the main thread computes nothing and no collective runs.
+On a CPU with gloo, the rank is idle when, inside a step, the main thread computes nothing and no collective runs.
 
 - communication: the main thread is in an operator of c10d, which starts collectives or waits for them.
 - other: the main thread is in another operator, such as autograd's wrapper, whose hooks wait.
@@ -34,7 +37,7 @@ from collect.traces.trace import Trace
 
 
 class IdleCauses(msgspec.Struct, frozen=True):
-    """The idle time of a rank in ns by cause; the three sum to its idle time."""
+    """The idle time of a rank by cause, in ns; the sum of the three is the idle time of the rank."""
 
     host_ns: int
     communication_ns: int
@@ -47,10 +50,11 @@ class IdleCauses(msgspec.Struct, frozen=True):
 
 
 class LaunchDelays(msgspec.Struct, frozen=True):
-    """Time from the end of the call that launches a kernel or memory operation to the start of the operation, in ns.
+    """The times from the end of a call that launches a kernel or memory operation to the start of this operation, in ns.
 
-    0 where the operation starts before the call returns. count: operations whose launch is recorded; the total and the median
-    are of these. HolisticTraceAnalysis (get_cuda_kernel_launch_stats) defines it in the same way.
+    The delay is 0 if the operation starts before the call returns. count: the number of operations whose launch is recorded;
+    total, median and longest are over these operations. HolisticTraceAnalysis (get_cuda_kernel_launch_stats) uses the same
+    definition.
     """
 
     count: int
@@ -60,14 +64,14 @@ class LaunchDelays(msgspec.Struct, frozen=True):
 
 
 def causes(trace: Trace, active: Activities) -> IdleCauses | None:
-    """The idle time by cause; None if a GPU's trace holds no calls that launch kernels, so that the causes are not known."""
+    """The idle time by cause; None if the trace of a GPU contains no calls that launch kernels: then the causes are unknown."""
     idle = intervals.complement(active.busy, active.start_ns, active.end_ns)
     if active.source != "gpu":
         return _on_host(idle, active)
     if not (active.launch_row >= 0).any():
         return None
     begin = trace.start_ns[active.rows]
-    # A launch that is not recorded lies before the recording: its kernel was queued from the start.
+    # A launch that is not recorded was before the recording began: its kernel was queued from the start of the recording.
     launched = np.where(active.launch_row >= 0, trace.start_ns[active.launch_row], active.start_ns)
     queued = intervals.union(launched, begin)
     unqueued = intervals.without(idle, queued)
@@ -78,7 +82,7 @@ def causes(trace: Trace, active: Activities) -> IdleCauses | None:
 
 
 def launch_delays(trace: Trace, active: Activities) -> LaunchDelays | None:
-    """The launch delays of a GPU's work; None if no launch is recorded."""
+    """The launch delays of the work of a GPU; None if no launch is recorded."""
     known = active.launch_row >= 0
     if active.source != "gpu" or not known.any():
         return None
@@ -94,17 +98,20 @@ def _on_host(idle: Intervals, active: Activities) -> IdleCauses:
 
 
 def _handed_over(trace: Trace, active: Activities, queued_idle: Intervals) -> int:
-    """The idle time in ns, while something is queued, between the end of a collective and the next work on another stream."""
+    """The idle time between the end of a collective and the next work on another stream, while this work is queued, in ns.
+
+    queued_idle: the idle time during which work is queued.
+    """
     begin, end = trace.start_ns[active.rows], trace.end_ns[active.rows]
     stream = trace.stream[active.rows]
-    lasting = end > begin  # what has no length neither begins nor ends a gap
+    lasting = end > begin  # an event with duration 0 neither begins nor ends a gap
     collective = lasting & active.is_collective
     busy = active.busy
-    # A gap lies between two busy intervals. Something must have been queued when it began, at the end of a collective.
+    # A gap is between two busy intervals. Only gaps that begin at the end of a collective count, if work was queued already.
     place = np.searchsorted(busy.start, queued_idle.start, side="right")
     between = (place > 0) & (place < len(busy.start))
     place, idle = place[between], Intervals(queued_idle.start[between], queued_idle.end[between])
-    behind = np.isin(idle.start, end[collective])  # a collective ends where a gap begins, never within it
+    behind = np.isin(idle.start, end[collective])  # nothing runs in a gap, so a collective can end only at its start
     place, idle = place[behind], Intervals(idle.start[behind], idle.end[behind])
     ends = _streams_at(end, stream, collective & np.isin(end, idle.start))
     begins = _streams_at(begin, stream, lasting & np.isin(begin, busy.start[place]))

@@ -1,4 +1,4 @@
-"""Sets of half-open intervals on a line of integers: their union and its length, exactly."""
+"""Sets of half-open intervals [start, end) of integers, with exact set operations and lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collect.traces.trace import Trace
 
 
 class Intervals(NamedTuple):
-    """Disjoint, in order, none empty, none touching the next: start[i] < end[i] < start[i + 1]."""
+    """A set of intervals: disjoint, sorted, not empty, and not touching each other: start[i] < end[i] < start[i + 1]."""
 
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -26,7 +26,7 @@ NOTHING = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def union(start: NDArray[np.int64], end: NDArray[np.int64]) -> Intervals:
-    """The union of [start[i], end[i]) in any order; what has no length adds nothing."""
+    """The union of the intervals [start[i], end[i]), given in any order. Intervals without a length are ignored."""
     some = end > start
     order = np.argsort(start[some])
     start, end = start[some][order], np.maximum.accumulate(end[some][order])
@@ -37,12 +37,12 @@ def union(start: NDArray[np.int64], end: NDArray[np.int64]) -> Intervals:
 
 
 def of(trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Intervals:
-    """The union of the chosen events."""
+    """The time in which at least one of the chosen events runs. rows: the chosen events, as a boolean mask or as indexes."""
     return union(trace.start_ns[rows], trace.end_ns[rows])
 
 
 def both(one: Intervals, other: Intervals) -> int:
-    """The length of the intersection: |A| + |B| - |A or B|."""
+    """The length of the intersection of two sets A and B, computed as |A| + |B| - |A or B|."""
     return one.length + other.length - either(one, other).length
 
 
@@ -52,7 +52,7 @@ def either(one: Intervals, other: Intervals) -> Intervals:
 
 
 def without(one: Intervals, other: Intervals) -> Intervals:
-    """What of `one` is not in `other`."""
+    """The part of `one` that is not in `other`."""
     edges = np.sort(np.concatenate([one.start, one.end, other.start, other.end]))
     start, end = edges[:-1], edges[1:]
     kept = covers(one, start) & ~covers(other, start)
@@ -60,12 +60,12 @@ def without(one: Intervals, other: Intervals) -> Intervals:
 
 
 def within(one: Intervals, start: int, end: int) -> Intervals:
-    """What of `one` lies in [start, end)."""
+    """The part of `one` that is in [start, end)."""
     return union(np.maximum(one.start, start), np.minimum(one.end, end))
 
 
 def complement(one: Intervals, start: int, end: int) -> Intervals:
-    """What of [start, end) is not in `one`, which lies within it."""
+    """The part of [start, end) that is not in `one`. The set `one` must be within [start, end)."""
     return union(np.concatenate([[start], one.end]), np.concatenate([one.start, [end]]))
 
 
@@ -78,18 +78,18 @@ def common(one: Intervals, other: Intervals) -> Intervals:
 
 
 def before(one: Intervals, points: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How much of the set lies before each point, in the order of the points; shape (number of points,).
+    """The length of the part of the set before each point, in the order of the points; shape (number of points,).
 
-    The length of the set within [a, b) is the value of b minus the value of a.
+    The length of the set within [a, b) is the value at b minus the value at a.
     """
-    ended = np.searchsorted(one.end, points, side="right")  # intervals that lie before the point
+    ended = np.searchsorted(one.end, points, side="right")  # the number of intervals that end before the point
     lengths = np.concatenate([[0], np.cumsum(one.end - one.start)])
     start = np.append(one.start, np.iinfo(np.int64).max)[ended]
     return np.asarray(lengths[ended] + np.where(points > start, points - start, 0), np.int64)
 
 
 def covers(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which points lie in one of the intervals; its end does not. Shape (points,)."""
+    """Which points are in one of the intervals; the end of an interval is not in it. Shape (number of points,)."""
     begun = np.searchsorted(intervals.start, points, side="right")
     ended = np.searchsorted(intervals.end, points, side="right")
     return np.asarray(begun > ended)

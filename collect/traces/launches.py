@@ -1,7 +1,7 @@
-"""Which events of a GPU belong to the profiled steps: those that were launched in a step, as far as the trace knows it.
+"""Finds which events of a GPU belong to the profiled steps: the events that were launched in a step.
 
-A GPU works off a queue, so a recording begins with kernels whose launch lies before it. They say nothing about the recorded
-steps. Kineto joins a kernel to the call that launched it by `correlation`.
+A GPU takes its work from a queue. So a recording begins with kernels that were launched before it; these kernels do not belong
+to the recorded steps. Kineto gives a kernel and the call that launched it the same number, `correlation`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _ON_GPU = (*GPU_CATEGORIES, "gpu_user_annotation", "cuda_sync")
 
 
 class Launches(NamedTuple):
-    """The events of a GPU by their launch, each shape (events,).
+    """The events of a GPU by the time of their launch, as three masks of shape (number of events,).
 
-    counted: of the profiled steps, or of the whole recording where it has no steps; those whose launch is not known as well.
-    before_recording: queued before the recording began. outside_steps: launched in the recording, but in none of its steps.
+    counted: events of the profiled steps, or of the whole recording if it has no steps; also events with an unknown launch.
+    before_recording: events that were launched before the recording began.
+    outside_steps: events that were launched during the recording, but outside of its profiler steps.
     """
 
     counted: NDArray[np.bool_]
@@ -33,10 +34,11 @@ class Launches(NamedTuple):
 
 
 def launches(trace: Trace) -> Launches:
-    """Tell the kernels, copies and sets of memory of a trace apart by their launch.
+    """Divide the kernels, memory copies and memory sets of a trace by the time of their launch.
 
-    An event was queued before the recording if the trace has no launch for it, its correlation is lower than that of any
-    launch, and no event of its stream that was launched in the recording starts earlier: streams run in order.
+    An event was launched before the recording if three conditions hold: the trace has no launch for the event, the correlation
+    of the event is lower than the correlation of any launch, and no event of the same stream that was launched in the recording
+    starts earlier (a stream runs its work in order).
     """
     gpu = trace.of_category(*GPU_CATEGORIES)
     none = np.zeros(len(gpu), np.bool_)
@@ -56,7 +58,7 @@ def launches(trace: Trace) -> Launches:
     if step.any():
         launched = trace.start_ns[calls[at[known]]]
         outside[rows[known]] = ~intervals.covers(intervals.of(trace, step), launched)
-    if (outside | before)[gpu].all():  # steps that launch nothing say nothing about the rest
+    if (outside | before)[gpu].all():  # if the steps launched nothing, events outside of them are not left out
         outside = none
     return Launches(gpu & ~before & ~outside, before, outside)
 

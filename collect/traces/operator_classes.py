@@ -1,4 +1,4 @@
-"""Which kernels and operators a name means: one of them, or a class of them as studies speak of it."""
+"""Finds the kernels and operators that a name in a study means: a single one, or a class such as GEMM."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ from typing import NamedTuple
 
 
 class Class(NamedTuple):
-    """Patterns that are searched for: in the names of a GPU's kernels and copies, and of operators where there is no GPU."""
+    """A class of kernels and operators, as patterns of their names.
+
+    kernels: for the kernels and memory operations of a GPU. operators: for operators, if there is no GPU; None if the class
+    contains no operators.
+    """
 
     kernels: re.Pattern[str]
     operators: re.Pattern[str] | None
 
 
 CLASSES = {
-    # Kineto calls what the driver copies `Memcpy DtoD (Device -> Device)`; operators copy by aten::copy_ alone.
+    # Kineto names a copy by the driver such as `Memcpy DtoD (Device -> Device)`. The only operator that copies is aten::copy_.
     "memory copies": Class(re.compile(r"^Memcpy\b"), re.compile(r"^aten::copy_$")),
-    # The kernel of pointwise operators on memory that is aligned (PyTorch, aten/src/ATen/native/cuda/CUDALoops.cuh).
+    # The kernel of pointwise operators on aligned memory (PyTorch, aten/src/ATen/native/cuda/CUDALoops.cuh).
     "vectorized kernels": Class(re.compile(r"(?<!\w)vectorized_elementwise_kernel(?!\w)"), None),
-    # cuBLAS has gemm in a kernel's name (ampere_sgemm_..., sm80_xmma_gemm_..., cutlass_..._gemm_...), but for its nvjet_...
+    # Names of cuBLAS kernels contain gemm (ampere_sgemm_..., sm80_xmma_gemm_..., cutlass_..._gemm_...) or begin with nvjet_.
     "GEMM": Class(re.compile(r"gemm|^nvjet_", re.IGNORECASE), re.compile(r"^aten::(mm|addmm|bmm|baddbmm)$")),
 }
 
 
 def pattern(of: str, source: str) -> re.Pattern[str] | None:
-    """What is to be searched for in the names of a trace of this source; None for a class that it has not.
+    """The pattern to search for in the names of kernels or operators; None if the class has no operators and there is no GPU.
 
-    A name that is no class's is looked for as whole words: CatArrayBatchedCopy is not CatArrayBatchedCopy_contig. With a `*`
-    at its end words may go on, as where a table cuts a name off.
+    of: the name of a class, or a part of the name of a kernel or operator. source: `gpu`, `gloo` or `cpu`, see `Breakdown`.
+    A name that is not a class must match whole words: CatArrayBatchedCopy does not match CatArrayBatchedCopy_contig. If the
+    name ends in `*`, the last word may be longer, for names that the table of a study cuts off.
     """
     if of in CLASSES:
         return CLASSES[of].kernels if source == "gpu" else CLASSES[of].operators

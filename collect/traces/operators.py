@@ -1,4 +1,4 @@
-"""Compares the operators of two runs: new, gone, or called more or less often (as paper 2 compares strategies)."""
+"""Compares the operators and kernels of two runs (such as of two strategies): new, gone, or called more or less often."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ Change = Literal["new", "gone", "changed", "same"]
 
 
 class OperatorDifference(msgspec.Struct, frozen=True):
-    """An operator or kernel of a run beside that of another. calls, time_ns: a step and rank; 0: it is not there.
+    """An operator or kernel in a run, compared with the same operator or kernel in another run.
 
-    change: `changed` where it is called more or less often a step; a difference in time alone is noise as well.
+    calls, against_calls: calls per step and rank in the run and in the other run; 0 if there are none.
+    time_ns, against_time_ns: time per step and rank in ns.
+    change: `changed` if the number of calls per step differs. A difference of only the time is not a change, because it may be
+    noise.
     """
 
     name: str
@@ -31,21 +34,26 @@ class OperatorDifference(msgspec.Struct, frozen=True):
 
     @property
     def more_time_ns(self) -> float:
-        """How much more time a step takes than in the other run, in ns."""
+        """The additional time per step and rank in comparison with the other run, in ns; negative if the time is shorter."""
         return self.time_ns - self.against_time_ns
 
 
 class Uses(NamedTuple):
-    """Calls and ns of each (kind, name), all ranks and steps together. share: ranks x steps, or the ranks without steps."""
+    """The use of operators and kernels by all ranks.
+
+    totals: (calls, ns) for each (kind, name), all ranks and steps together.
+    share: the number by which the totals are divided: the number of profiler steps of all ranks, or the number of ranks if
+    whole traces are compared.
+    """
 
     totals: dict[tuple[str, str], tuple[int, int]]
     share: int
 
 
 def differences(run: Sequence[Trace], against: Sequence[Trace]) -> list[OperatorDifference]:
-    """Every operator of either, that whose time differs most first.
+    """Every operator or kernel of the two runs, sorted by the difference in time, the greatest first.
 
-    Steps are counted where both have profiler steps; otherwise whole traces are compared.
+    The values are per profiler step if all traces have profiler steps; otherwise they are per trace.
     """
     by_step = all(steps(trace) for trace in (*run, *against))
     here, there = uses(run, by_step=by_step), uses(against, by_step=by_step)
@@ -68,8 +76,11 @@ def differences(run: Sequence[Trace], against: Sequence[Trace]) -> list[Operator
 
 
 def uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:
-    """What the ranks call, added up. What a GPU was told before the recording began is left out, and by steps also
-    what was launched outside of them."""
+    """The operators and kernels that the ranks call, added up.
+
+    Work of a GPU that was launched before the recording began is left out. by_step: count profiler steps, and also leave out
+    work that was launched outside of the steps.
+    """
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for trace in traces:
         gpu = launches(trace)

@@ -1,4 +1,4 @@
-"""Calls and time of each operator, kernel or collective in a profiled step, as means over ranks and repeats."""
+"""Computes the calls and the time of each operator, kernel or collective per profiled step, as means over ranks and repeats."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collect.traces.breakdown import Breakdown, EventTally
 
 
 class Use(NamedTuple):
-    """Calls and ms of a step, on one rank."""
+    """The number of calls and the time in ms, per step, on one rank."""
 
     calls: float
     ms: float
 
 
 def uses(runs: Iterable[Sequence[Breakdown]], tallies: Callable[[Breakdown], Sequence[EventTally]]) -> dict[str, Use]:
-    """By name: the mean over ranks that were profiled by steps, then over the runs that have such."""
+    """The use of each name: the mean over the ranks of a run that have profiler steps, then the mean over the runs.
+
+    runs: the breakdowns of the ranks of each run. tallies: selects the tallies of a breakdown, such as its kernels.
+    """
     by_run = [known for run in runs if (known := [one for one in run if one.steps])]
     totals: dict[str, Use] = {}
     for known in by_run:

@@ -1,13 +1,13 @@
-"""Which phase of a step launched the work of a rank: data, forward, backward, optimizer or another part of the step.
+"""Finds which phase of a step launched the work of a rank: data, forward, backward, optimizer or another part of the step.
 
-The phase of a moment on the host is told, in this order, by
+The phase of a moment on the host is found by these rules, in this order:
 
-1. annotations: `Optimizer.step#` and `Optimizer.zero_grad#` (torch.optim), `enumerate(DataLoader)#` (torch.utils.data), and
-   `record_function` with a name whose first word is data, forward, backward or optimizer (also: loss, optim, dataloader);
-2. autograd: an operator `autograd::engine::evaluate_function...` on any thread; on a GPU backward runs on threads of its own,
-   so whatever another thread than the one of the profiler steps launches is backward as well, if autograd is seen on that
-   thread;
-3. order: the rest of the main thread is forward if backward still follows in the same step, else `other`.
+1. Annotations: `Optimizer.step#` and `Optimizer.zero_grad#` (torch.optim), `enumerate(DataLoader)#` (torch.utils.data), and
+   `record_function` with a name whose first word is data, forward, backward or optimizer (also: loss, optim, dataloader).
+2. Autograd: an operator `autograd::engine::evaluate_function...` on any thread means backward. With a GPU, backward runs on
+   threads of its own. So all work that is launched on a thread other than the main thread (the thread of the profiler steps)
+   belongs to backward too, if the trace has an autograd operator on this thread.
+3. Order: the rest of the main thread is forward if backward follows later in the same step, else `other`.
 
 A kernel belongs to the phase in which it was launched, although it may run later.
 """
@@ -28,7 +28,7 @@ from collect.traces.trace import Trace
 
 Phase = Literal["data", "forward", "backward", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer", "other")
-_ANNOTATIONS: dict[Phase, re.Pattern[str]] = {  # a moment in several of them belongs to the first one
+_ANNOTATIONS: dict[Phase, re.Pattern[str]] = {  # a moment with annotations of several phases belongs to the first of them
     "data": re.compile(r"enumerate\(DataLoader\)#|(?:#+\s*)?(?:data|dataloader|data_loading|get_batch)\b", re.IGNORECASE),
     "optimizer": re.compile(
         r"Optimizer\.(?:step|zero_grad)#|(?:#+\s*)?(?:optimizer|optim|opt_step|optimizer_step)\b", re.IGNORECASE
@@ -39,11 +39,12 @@ _ANNOTATIONS: dict[Phase, re.Pattern[str]] = {  # a moment in several of them be
 
 
 class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of a phase on one rank in ns, all profiled steps together.
+    """The time of a phase on one rank, all profiled steps together, in ns.
 
-    host_ns: time of the main thread in the phase; over all phases it is the time of the profiler steps. device_ns: the union of
-    all kernels and memory operations that the phase launched; compute_ns, communication_ns: of those that compute, and of
-    collectives. These three are None on a CPU, where host_ns holds all.
+    host_ns: the time that the main thread spends in the phase; the sum over all phases is the time of the profiler steps.
+    device_ns: the time in which kernels or memory operations run that the phase launched.
+    compute_ns: the time in which kernels compute that the phase launched. communication_ns: the same for its collectives.
+    device_ns, compute_ns and communication_ns are None on a CPU, where host_ns contains all work.
     """
 
     phase: Phase
@@ -54,7 +55,7 @@ class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def phases(trace: Trace, active: Activities) -> list[PhaseTime]:
-    """The phases that occur, in the order of a step; empty if the trace has no profiler steps."""
+    """The times of the phases in a trace, in the order of a step; empty if the trace has no profiler steps."""
     steps = gloo.steps_of(trace)
     if not steps.any():
         return []
@@ -88,7 +89,11 @@ def phases(trace: Trace, active: Activities) -> list[PhaseTime]:
 
 
 def launch_phases(trace: Trace, active: Activities, host: dict[Phase, Intervals], main: int) -> NDArray[np.int8]:
-    """The place in PHASES of the phase that launched each of the rows of `active`; -1 if it is not recorded or in no step."""
+    """For each of `active.rows` the index in PHASES of the phase that launched it; -1 if the launch is not recorded or in no
+    step.
+
+    host: the time of each phase on the main thread. main: the number of the main thread.
+    """
     autograd = np.unique(trace.thread[gloo.autograd_of(trace)])
     moment, thread = trace.start_ns[active.launch_row], trace.thread[active.launch_row]
     found = np.full(len(active.rows), -1, np.int8)
@@ -100,7 +105,7 @@ def launch_phases(trace: Trace, active: Activities, host: dict[Phase, Intervals]
 
 
 def _host(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict[Phase, Intervals]:
-    """The time of the steps on the main thread by phase: disjoint, and their union is that of the steps."""
+    """The time of each phase on the main thread. The phases are disjoint, and together they are the time of the steps."""
     left = intervals.of(trace, steps)
     annotations = trace.of_category("user_annotation", "cpu_op") & (trace.thread == main) & ~steps
     found: dict[Phase, Intervals] = {}
@@ -120,7 +125,7 @@ def _host(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict[Phase, Inte
 
 
 def _closed(trace: Trace, autograd: Intervals, main: int) -> Intervals:
-    """Autograd without the gaps between two of its nodes in which the main thread begins no operator of its own."""
+    """The time of autograd, including gaps between two of its nodes in which the main thread starts no operator of its own."""
     operators = np.sort(trace.start_ns[trace.of_category("cpu_op") & (trace.thread == main)])
     operators = operators[~intervals.covers(autograd, operators)]
     first, last = autograd.end[:-1], autograd.start[1:]
@@ -129,7 +134,8 @@ def _closed(trace: Trace, autograd: Intervals, main: int) -> Intervals:
 
 
 def _last_begins(trace: Trace, steps: NDArray[np.bool_], backward: Intervals) -> NDArray[np.int64]:
-    """For each step the start of the last piece of backward that begins in it; the start of the step if there is none."""
+    """For each step the start of the last interval of backward that begins in the step; the start of the step if there is
+    none."""
     start, end = trace.start_ns[steps], trace.end_ns[steps]
     place = np.searchsorted(backward.start, end) - 1
     latest = backward.start[np.maximum(place, 0)] if len(backward.start) else start

@@ -1,4 +1,7 @@
-"""What the answers about a run need of one rank, computed once per trace: small enough to keep beside it."""
+"""Extracts from the trace of one rank the data that the answers about the whole run need.
+
+This data is computed once per trace, and it is small enough to be cached in a file beside the trace.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ from collect.traces.trace import Trace
 
 
 class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank, all profiled steps together. Times in ns.
+    """The data of one rank, all profiled steps together. Times are in ns.
 
-    span_ns = compute_ns + the exposed time of all calls + memory_ns + idle_ns. memory_ns: memory operations while nothing
-    computes and no collective runs. idle: by cause; None if the trace does not record it. host: the name of the host; gpu: the
-    model of its GPUs; "" if the trace does not say it. calls: sorted by start.
+    span_ns = compute_ns + the exposed time of all calls + memory_ns + idle_ns.
+    memory_ns: the time of memory operations while nothing computes and no collective runs.
+    idle: the idle time by cause; None if the trace does not record the causes.
+    launches: the launch delays; None if no launch is recorded.
+    host: the name of the host; gpu: the model of its GPUs; "" if the trace does not say it.
+    groups: the process groups of the rank. calls: the calls of collectives, sorted by start.
     """
 
     rank: int | None
@@ -38,12 +44,12 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """`gpu` or `cpu`: what the figures are of; those of two kinds do not compare."""
+        """The kind of the figures, `gpu` or `cpu`. Figures of different kinds cannot be compared."""
         return "gpu" if self.source == "gpu" else "cpu"
 
 
 def analyse(trace: Trace) -> RankAnalysis | None:
-    """The analysis of a trace; None where `breakdown` finds nothing to tell of."""
+    """The analysis of a trace; None if `breakdown` returns None for it."""
     active = activities(trace)
     if active is None:
         return None

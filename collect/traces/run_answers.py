@@ -1,4 +1,4 @@
-"""The answers that need all ranks of a run, and the JSON document of all answers."""
+"""Computes the answers that need the traces of all ranks of a run, such as waiting for slow ranks, and their JSON document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_A_USE = ("transfer_ns", "hidden_pct", "algorithm_gb_per_s", "bus_gb_per_s", 
 
 
 class RunAnswers:
-    """What the ranks of a run say together; the order of the ranks changes nothing but the order of `ranks`."""
+    """The answers about a run from the analyses of its ranks. The order of the ranks does not change the answers."""
 
     def __init__(self, ranks: Sequence[RankAnalysis]) -> None:
         self.ranks = list(ranks)
@@ -30,11 +30,11 @@ class RunAnswers:
 
     @cached_property
     def collectives(self) -> list[CollectiveUse]:
-        """Every collective and process group, that which takes the longest first."""
+        """The use of every collective in every process group, the longest total time first."""
         return collectives.uses(self.ranks, self.waits)
 
     def document(self) -> dict[str, Any]:
-        """The answers about the run as JSON values; what is not known is null."""
+        """The answers about the run as JSON values; an unknown value is null."""
         rows = [
             msgspec.to_builtins(use) | {"group": _group(use), **{name: getattr(use, name) for name in _OF_A_USE}}
             for use in self.collectives
@@ -58,7 +58,7 @@ class RunAnswers:
 
 
 def of_rank(analysis: RankAnalysis) -> dict[str, Any]:
-    """The answers about one rank as JSON values."""
+    """The answers about one rank (idle time by cause, launch delays, phases) as JSON values."""
     return {
         "idle": None if analysis.idle is None else msgspec.to_builtins(analysis.idle),
         "launch_delay": None if analysis.launches is None else msgspec.to_builtins(analysis.launches),

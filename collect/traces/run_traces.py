@@ -1,4 +1,4 @@
-"""The figures of a run's traces: exact, and, if the matrix asks for it, as HolisticTraceAnalysis computes them."""
+"""Reads the figures of the traces of a run: exact, and, if the matrix asks for it, as HolisticTraceAnalysis computes them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from shardlab.study import Traces
 
 
 class RunTraces(msgspec.Struct, frozen=True, dict=True):
-    """The breakdowns of the ranks that were profiled, where the trace is whole.
+    """The figures of the profiled ranks of a run. Damaged traces are left out.
 
-    analyses: of the same ranks what the answers about the run need, always exact. like_hta: of all ranks together as
-    HolisticTraceAnalysis has them, where the matrix asks for that and it finds kernels.
+    exact: the exact breakdown of each rank.
+    analyses: for the same ranks the data that the answers about the run need; always exact.
+    like_hta: the breakdown of each rank as HolisticTraceAnalysis computes it; empty if the matrix does not ask for these
+    figures or if HolisticTraceAnalysis gives none.
     """
 
     exact: list[Breakdown] = []
@@ -29,17 +31,21 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def answers(self) -> RunAnswers:
-        """What the ranks say together."""
+        """The answers about the run, from all of its analysed ranks."""
         return RunAnswers(self.analyses)
 
     @property
     def judged(self) -> list[Breakdown]:
-        """What metrics are of."""
+        """The breakdowns that metrics use: `like_hta` if there are any, else `exact`."""
         return self.like_hta or self.exact
 
 
 def read(run: Path, how: Traces) -> RunTraces:
-    """Of a run's folder. Half a trace has no figures to rank anything by, and is left out (`collect trace` tells of it)."""
+    """Read the figures of the traces in the folder of a run. how: `like-hta` to get the figures of HolisticTraceAnalysis too.
+
+    A trace that is damaged or cut short is left out, because incomplete figures must not rank cells; `collect trace` reports
+    the damage.
+    """
     paths = regular((run / "trace").glob("rank-*.json.gz"))
     known = [found for path in paths if (found := figure_cache.figures(path)) is not None]
     exact = [found.breakdown for found in known]
@@ -50,12 +56,15 @@ def read(run: Path, how: Traces) -> RunTraces:
 
 
 def regular(paths: Iterable[Path]) -> list[Path]:
-    """The regular files among the files of a run, sorted: a symlink could lead anywhere, and a FIFO would block for ever."""
+    """The regular files among the files of a run, sorted. A symlink could lead out of the run; reading a FIFO would block."""
     return sorted(path for path in paths if path.is_file() and not path.is_symlink() and not path.parent.is_symlink())
 
 
 def _like_hta(paths: list[Path]) -> list[Breakdown]:
-    """None of them where one has no kernels, as HTA would fail for all."""
+    """The breakdowns as HolisticTraceAnalysis computes them; an empty list if one trace has no kernels.
+
+    HolisticTraceAnalysis itself would fail for all traces then.
+    """
     whole = [found for path in paths if not ((found := trace.read(path)).lost or found.cut)]
     try:
         return hta.breakdowns(whole)

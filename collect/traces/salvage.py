@@ -1,4 +1,4 @@
-"""Reads as much as possible of the file of a trace that is cut short or damaged: its text in blocks, and single events."""
+"""Reads as much as possible of a trace file that is cut short or damaged: its text in blocks, and its events one by one."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from msgspec import Raw
 
 from collect.traces.event import Args, TraceEvent
 
-BLOCK = 1 << 18  # bytes: what is decoded at once fits the second-level cache, which made it a quarter faster than 4 MiB
+BLOCK = 1 << 18  # bytes that are decoded at once; they fit into the second-level cache, which is a quarter faster than 4 MiB
 _GZIP = b"\x1f\x8b"
 _BETWEEN = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
 _NEXT = re.compile(r"\}\s*,\s*(?=\{)")
 _PHASE = re.compile(r"\"ph\"\s*:")
 _TEXTS = {one.name: one.encode_name for one in msgspec.structs.fields(Args) if one.type is Raw}
-_BARE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")  # as C's printf writes what is not finite
+_BARE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")  # the text that printf of C writes for a number that is not finite
 
 
 class CutShort(Exception):
-    """Nothing further can be had of a file; the sentence says why."""
+    """Raised when nothing more can be read from a trace file. The message says why."""
 
 
 def blocks(path: Path) -> Iterator[bytes]:
-    """The text in blocks of at most BLOCK bytes. Raises CutShort after all that could be had; OSError as open does."""
+    """The text of a file, decompressed if necessary, in blocks of at most BLOCK bytes.
+
+    Raises CutShort after the last readable block if the file is damaged; raises OSError if the file cannot be opened.
+    """
     with path.open("rb") as file:
         gzipped = file.read(len(_GZIP)) == _GZIP
         file.seek(0)
@@ -38,11 +41,11 @@ def blocks(path: Path) -> Iterator[bytes]:
 
 
 def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
-    """What gzipped blocks hold; members that stand one behind the other are one text."""
+    """Decompress blocks of a gzip file. If the file has several gzip members, their texts are joined."""
     member, ended = zlib.decompressobj(wbits=31), False
     for block in raw:
         while block:
-            if ended and not (block := block.lstrip(b"\0")):  # zeros may fill the last block of a tape
+            if ended and not (block := block.lstrip(b"\0")):  # zeros behind the last member are padding, as on a tape
                 break
             if ended:
                 member, ended = zlib.decompressobj(wbits=31), False
@@ -50,7 +53,7 @@ def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
             try:
                 text = member.decompress(block, BLOCK)
             except zlib.error as error:
-                if text := _until_damage(before, block):  # an empty block would say that the file ends here
+                if text := _until_damage(before, block):  # an empty block would mean the end of the file
                     yield text
                 raise CutShort(f"its gzip stream is damaged ({error})") from None
             if text:
@@ -62,7 +65,8 @@ def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _until_damage(member: zlib._Decompress, block: bytes) -> bytes:
-    """What a damaged block gives byte by byte: zlib throws away the output of a call that fails."""
+    """The text before the damage in a block. The block is decompressed byte by byte, because zlib discards the whole output of
+    a call that fails."""
     text = bytearray()
     for index in range(len(block)):
         try:
@@ -73,11 +77,16 @@ def _until_damage(member: zlib._Decompress, block: bytes) -> bytes:
 
 
 class _Number(str):
-    """The decimal text of a number, told from a string."""
+    """The decimal text of a JSON number. It is a type of its own to distinguish it from a JSON string."""
 
 
 class Salvaged(NamedTuple):
-    """rest: the offset of what may become readable with more text; ended: the list of events is complete."""
+    """The events that could be read from a part of a trace.
+
+    lost: the number of events that could not be read.
+    rest: the offset in bytes of the text that may become readable when more text follows.
+    ended: whether the end of the list of events was reached.
+    """
 
     events: list[TraceEvent]
     lost: int
@@ -85,17 +94,17 @@ class Salvaged(NamedTuple):
     ended: bool
 
 
-# strict: a control character in a string costs the event, as a hole of zeros could join two events into one otherwise.
+# strict: an event with a control character in a string is unreadable. Otherwise a gap of zeros could join two events into one.
 _decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=True)
 
 
 def salvage(raw: bytes, *, final: bool) -> Salvaged:
-    """The events of a stretch that begins where an event may begin. final: no more text will come.
+    """Read the events in a text that begins between two events. final: whether no more text follows.
 
-    An event that is not JSON costs itself alone: reading goes on at the next place where an object follows another and reads
-    as an event. lost counts the phases that stand in what was passed over, at least one each time.
+    If an event is not valid JSON, only this event is lost: reading continues at the next object that follows another object and
+    that can be read as an event. For each skipped part, the number of its phases (`"ph":`) is added to `lost`, but at least 1.
     """
-    text = raw.decode("utf-8", "surrogateescape")  # what is not UTF-8 becomes characters that encode to the same bytes
+    text = raw.decode("utf-8", "surrogateescape")  # bytes that are not UTF-8 become characters that encode to the same bytes
     text = _BARE.sub(lambda found: found[1] + " " * len(found[2]) + "NaN", text)
     events: list[TraceEvent] = []
     lost, at = 0, 0
@@ -104,8 +113,8 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
         return Salvaged(events, lost, len(text[:at].encode("utf-8", "surrogateescape")), ended)
 
     while True:
-        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # matches nothing too
-        if _LIST_END.match(text, at) and not _PHASE.search(text, at):  # else it is the end of a list within a lost event
+        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # the pattern also matches an empty text
+        if _LIST_END.match(text, at) and not _PHASE.search(text, at):  # if events follow, it is a list inside a lost event
             return salvaged(ended=True)
         if at == len(text):
             return salvaged(ended=False)
@@ -131,7 +140,7 @@ def _object(text: str, at: int) -> tuple[dict[str, Any], int] | None:
 
 
 def _resume(text: str, at: int) -> int | None:
-    """Where the next event begins that can be read, or None."""
+    """The start of the next event that can be read; None if there is none."""
     for match in _NEXT.finditer(text, at):
         found = _object(text, match.end())
         if found and type(found[0].get("ph")) is str:
@@ -159,14 +168,14 @@ def _args(fields: dict[str, Any]) -> Args:
 
 
 def _json(value: Any) -> Raw:
-    """The JSON text of a string, a number or a list of them; nothing for anything else."""
+    """The JSON text of a string, of a number or of a list of strings and numbers; an empty text for any other value."""
     if isinstance(value, list):
         return Raw(b"[%b]" % b",".join(_json(one) for one in value))
     return Raw(msgspec.json.encode(_text(value))) if type(value) is str else _raw(value)
 
 
 def _text(value: Any) -> str:
-    """A string of the file; what is half of a surrogate pair, or was no UTF-8, becomes the replacement character."""
+    """A string of the file; "" for any other value. Half of a surrogate pair, and bytes that are not UTF-8, become U+FFFD."""
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if type(value) is str else ""
 
 
@@ -175,7 +184,7 @@ def _raw(value: Any) -> Raw:
 
 
 def _plain(value: Any) -> Any:
-    """A number as Python's, if it is a finite one of ordinary length; any other value as it is."""
+    """Convert the text of a JSON number to an int or a float (-1 if this fails); any other value is returned unchanged."""
     if not isinstance(value, _Number):
         return value
     try:

@@ -1,4 +1,7 @@
-"""A step's time as parts that sum to it: compute, exposed communication by collective, memory operations, idle by cause."""
+"""Divides the time of a step into parts: compute, exposed communication by collective, memory operations, idle time by cause.
+
+The sum of the parts is exactly the time of the step.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ UNKNOWN_CAUSE = "cause not recorded"
 
 
 class StepPart(msgspec.Struct, frozen=True, order=True):
-    """A part of a step's time.
+    """A part of the time of a step.
 
-    kind: what runs. of: the collective of exposed communication, else "". cause: of idle time `host`, `communication`, `other`
-    or that its cause is not recorded; of exposed communication waiting for slow ranks or transfer, "" if the two cannot be told
-    apart; else "".
+    kind: what the rank does in this time.
+    of: for exposed communication the name of the collective, else "".
+    cause: for idle time `host`, `communication`, `other` or UNKNOWN_CAUSE; for exposed communication WAITING or TRANSFER, or
+    UNMATCHED ("") if the two cannot be distinguished; else "".
     """
 
     kind: Kind
@@ -30,7 +34,7 @@ class StepPart(msgspec.Struct, frozen=True, order=True):
 
     @property
     def label(self) -> str:
-        """How tables and figures name the part."""
+        """The name of the part in tables and figures."""
         if self.kind == "compute":
             return "compute"
         if self.kind == "memory":
@@ -40,9 +44,9 @@ class StepPart(msgspec.Struct, frozen=True, order=True):
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """The mean time of a step over ranks and steps, in whole ns, and its parts, which sum to it exactly.
+    """The mean time of a step over ranks and steps, in whole ns, and its parts. The sum of the parts is exactly total_ns.
 
-    steps: over how many steps of all ranks together; if traces have no profiler steps, a whole trace counts as one.
+    steps: the number of steps of all ranks together; if the traces have no profiler steps, a whole trace counts as one step.
     """
 
     steps: int
@@ -51,7 +55,10 @@ class StepTime(msgspec.Struct, frozen=True):
 
 
 def step_time(runs: Sequence[RunAnswers], *, by_step: bool) -> StepTime:
-    """The mean step of these runs. by_step: all ranks have profiler steps; else whole traces count. ValueError for none."""
+    """The mean step of these runs. Raises ValueError if there are no steps.
+
+    by_step: whether all ranks have profiler steps; if not, each whole trace counts as one step.
+    """
     sums: dict[StepPart, int] = {}
     for run in runs:
         for place, analysis in enumerate(run.ranks):
@@ -61,7 +68,10 @@ def step_time(runs: Sequence[RunAnswers], *, by_step: bool) -> StepTime:
 
 
 def parts(analysis: RankAnalysis, place: int, waited: Waits) -> dict[StepPart, int]:
-    """The span of one rank as parts in ns, which sum to it exactly; no part is 0. place: of the rank in `waited`."""
+    """The parts of the span of one rank, in ns; their sum is exactly the span, and no part is 0.
+
+    place: the index of the rank in the list of analyses, as used in `waited`.
+    """
     found = {StepPart("compute"): analysis.compute_ns, StepPart("memory"): analysis.memory_ns}
     for index, call in enumerate(analysis.calls):
         waiting = waited.waited.get((place, index))
@@ -81,10 +91,11 @@ def parts(analysis: RankAnalysis, place: int, waited: Waits) -> dict[StepPart, i
 
 
 def mean(sums: dict[StepPart, int], steps: int) -> StepTime:
-    """The mean of a step. sums: ns of each part over all ranks and steps. steps: at least 1.
+    """The mean time of a step and its parts. sums: ns of each part over all ranks and steps. steps: at least 1.
 
-    The mean of a part is rarely a whole number of ns. All means are rounded down, that of the whole too; the ns by which the
-    rounded parts fall short of the rounded whole go to the parts that lost most by rounding. So a part is less than 1 ns off.
+    The mean of a part is rarely a whole number of ns. So all means are rounded down, including the mean of the whole step. If
+    the sum of the rounded parts is then less than the rounded whole, the missing ns are added, 1 ns each, to the parts that
+    lost most by the rounding. So the error of a part is less than 1 ns.
     """
     if steps < 1:
         raise ValueError("the mean of no steps")

@@ -1,13 +1,14 @@
-"""Waiting for slow ranks, told from transfer: matches the calls of collectives over ranks.
+"""Distinguishes waiting for slow ranks from transfer, by matching the calls of collectives over ranks.
 
-A collective that every rank needs data of every other rank for cannot finish before the last rank has started it. So its
-duration on a rank is waiting, until the last rank starts, and then transfer. The rank that starts last does not wait, and its
-call is the shortest: transfer is the shortest duration of a call over the ranks, and the rest of each rank's duration is
-waiting. TraceLens (NcclAnalyser: comm_latency) takes transfer in the same way, but takes waiting as the latest start minus the
-start on the rank, which needs hosts whose clocks agree to less than the waiting. Both are equal if all ranks finish together.
+If every rank of a collective needs data from every other rank, the collective cannot finish before the last rank has started.
+So on each rank the call first waits until the last rank starts, and then transfers. The rank that starts last does not wait,
+and its call is the shortest. So the time of the transfer is the shortest duration of the call over the ranks, and the rest of
+the duration on each rank is waiting. TraceLens (NcclAnalyser: comm_latency) computes the transfer in the same way, but computes
+the waiting as the latest start minus the start on the rank; this needs clocks whose differences are smaller than the waiting.
+Both methods give the same result if all ranks finish together.
 
-Calls are matched by process group, profiler step and order. If the ranks of a group called other collectives in a step, or
-other sizes, then none of these calls is matched.
+Calls are matched by process group, profiler step and order. If the ranks of a group called different collectives in a step, or
+the same collective with different sizes, then none of these calls is matched.
 """
 
 from __future__ import annotations
@@ -21,18 +22,22 @@ import msgspec
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.rank_analysis import RankAnalysis
 
-# No rank can finish these before the last one has started. The root of a broadcast and a sender may finish earlier.
+# No rank can finish one of these collectives before the last rank has started it. In contrast, the root of a broadcast and the
+# sender of a send may finish earlier.
 SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 _ANY_SIZE = frozenset({"all_to_all"})  # ranks may send different sizes
-Place = tuple[int, int]  # of a rank in the list of analyses, of a call in its list
+Place = tuple[int, int]  # (index of a rank in the list of analyses, index of a call in the list of calls of this rank)
 
 
 class RankWait(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank waited for others, and others for it, in the matched calls of all profiled steps. Times in ns.
+    """How long a rank waited for other ranks, and the other ranks for this rank, in the matched calls of all profiled steps.
 
-    last: calls that this rank started last; of a call that all ranks started together there is no last rank. waited_ns: the
-    rank's waiting in collectives. lost_ns: that of it in which nothing computes, so that the step gets longer. span_ns: as in
-    the breakdown. caused_ns: what all other ranks waited in the calls that this rank started last.
+    Times are in ns. calls: the number of matched calls.
+    last: the number of calls that this rank started last, later than all others.
+    waited_ns: the time that the rank waited in collectives.
+    lost_ns: the part of waited_ns in which nothing computes, so that the step gets longer.
+    span_ns: the profiled time of the rank, as in the breakdown.
+    caused_ns: the time that all other ranks waited in the calls that this rank started last.
     """
 
     rank: int
@@ -52,9 +57,11 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
 class Waits(NamedTuple):
     """The matched calls of a run.
 
-    waited: for each matched call, as (place of the rank, place of the call), its waiting in ns. skew_ns: of each matched
-    collective the longest waiting of a rank. ranks: by rank; empty if nothing could be matched, and `why` says why.
-    unmatched: calls that synchronize ranks and could not be matched, of all ranks together.
+    waited: for each matched call the time that it waited, in ns.
+    skew_ns: for each matched collective the longest waiting of a rank, in ns; sorted.
+    ranks: the waiting of each rank, sorted by rank; empty if no call could be matched.
+    unmatched: the number of calls, of all ranks together, that synchronize ranks but could not be matched.
+    why: why no call could be matched; "" if calls were matched.
     """
 
     waited: dict[Place, int]
@@ -71,13 +78,13 @@ class Waits(NamedTuple):
 
     @property
     def straggler(self) -> RankWait | None:
-        """The rank that others waited for the longest; None if no rank waited."""
+        """The rank that the other ranks waited for the longest; None if no rank waited for one single rank."""
         slowest = max(self.ranks, key=lambda one: (one.caused_ns, -one.rank), default=None)
         return slowest if slowest and slowest.caused_ns else None
 
 
 def waits(ranks: Sequence[RankAnalysis]) -> Waits:
-    """Match the calls of all ranks. The order of the ranks does not matter for any figure."""
+    """Match the calls of all ranks and compute the waiting. The order of the ranks does not change any figure."""
     numbers = [one.rank for one in ranks]
     if len(ranks) < 2:
         return _nothing("only one rank was profiled")
@@ -126,7 +133,7 @@ def _nothing(why: str, unmatched: int = 0) -> Waits:
 
 
 def _alike(ranks: Sequence[RankAnalysis], group: ProcessGroup, by_rank: dict[int, list[int]]) -> bool:
-    """Whether these calls are of one process group and are the same on all its ranks."""
+    """Whether several ranks of the process group made calls, and all of these ranks made the same calls in the same order."""
     if len(by_rank) < 2 or (group.size is not None and len(by_rank) > group.size):
         return False
     sequences = [[_what(ranks[place].calls[index]) for index in calls] for place, calls in by_rank.items()]

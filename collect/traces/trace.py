@@ -1,4 +1,4 @@
-"""Reads a profiler trace (Chrome's format, such as Kineto's) as columns of its complete events; counts events that are lost."""
+"""Reads a profiler trace in the format of Chrome, as Kineto writes it, into columns of its events; counts unreadable events."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
 _PHASE = re.compile(rb'"ph"\s*:')
 _BETWEEN = re.compile(rb"\}(\s*,\s*)\Z")
-_LEAST_LOOKED_AT = 64  # bytes before an event in which its comma and the end of the event before it stand
-_LONGEST = 16 << 20  # bytes without an end of an event; then what stands there is given up
-_LONGEST_WITHOUT_EVENT = 4 << 20  # bytes of a list without any phase; then it is a list of something else
-_MOST_RANKS = 1 << 31  # a greater number is no rank
-_UNSEEN = frozenset({"python_function", "Trace"})  # frames of Python's stack, by far the most numerous; the profiler's own span
+_LEAST_LOOKED_AT = 64  # bytes before an event that are searched for the comma and the end of the previous event
+_LONGEST = 16 << 20  # after this many bytes without the end of an event, these bytes are treated as unreadable
+_LONGEST_WITHOUT_EVENT = 4 << 20  # after this many bytes without any phase, the list is not a list of events
+_MOST_RANKS = 1 << 31  # a number from here on is not a rank
+_UNSEEN = frozenset({"python_function", "Trace"})  # ignored: frames of the Python stack (very many), the span of the profiler
 
-# Categories as Kineto named them until PyTorch 1.10 -> as it names them since.
+# Names of categories that Kineto used until PyTorch 1.10 -> the names since then.
 _OLD_CATEGORIES = {
     "Kernel": "kernel",
     "Memcpy": "gpu_memcpy",
@@ -40,21 +40,25 @@ _OLD_CATEGORIES = {
     "Operator": "cpu_op",
     "Runtime": "cuda_runtime",
 }
-_OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format that have no duration of their own
+_OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events have no duration
 
 _decoder = msgspec.json.Decoder(list[TraceEvent])
 
 
 class Trace(NamedTuple):
-    """The complete events (`ph` X) of one rank, in the order of the file, one row each.
+    """The events with a duration (`ph` X) of one rank, in the order of the file. Each array has one entry per event.
 
-    rank: as the file says, else as its name does, else None. name, category, thread: indices into `labels`. start_ns: since
-    what the profiler counts from; duration_ns: never negative. stream, correlation: -1 where not given. lost: how many events
-    could not be read, by reason; a stretch that is no JSON counts the events that can be made out in it. cut: why the file ends
-    before its list of events does, or "". base_ns: what the profiler counts from, in ns since the epoch; None if the file does
-    not say it. head: what else stands before the events. collective: index into `collectives`, what Kineto says of a kernel or
-    of record_param_comms; -1 where it says nothing. sequence: the number of the collective in its process group, by c10d; -1
-    where not given.
+    rank: the rank in the file, else the rank in the name of the file, else None.
+    labels: all texts of events, each once. name, category, thread: indexes in `labels`.
+    stream, correlation: see `Args`; -1 if absent.
+    start_ns: the start in ns since the base time of the profiler. duration_ns: never negative.
+    collective: the index in `collectives` of the collective that Kineto writes for a kernel or for record_param_comms; -1 if
+    there is none.
+    sequence: the number that c10d gives the collective within its process group; -1 if absent.
+    lost: the number of events that could not be read, by reason; in text that is not JSON, recognizable events are counted.
+    cut: why the file ends before the list of events ends; "" if the list is complete.
+    base_ns: the base time of the profiler, in ns since the epoch; None if the file does not say it.
+    head: the other information before the events.
     """
 
     path: Path
@@ -81,18 +85,19 @@ class Trace(NamedTuple):
         return self.start_ns + self.duration_ns
 
     def among(self, column: NDArray[np.int32], wanted: Sequence[bool]) -> NDArray[np.bool_]:
-        """Which rows have a label in `column` that is wanted; wanted: one truth per label."""
+        """Which entries of `column` (indexes in `labels`) have a wanted label. wanted: for each label whether it is wanted."""
         return np.asarray(wanted, bool)[column] if len(self.labels) else np.zeros(len(column), bool)
 
     def of_category(self, *categories: str) -> NDArray[np.bool_]:
-        """Which rows are of one of these categories (`cat`)."""
+        """Which events have one of these categories (`cat`)."""
         return self.among(self.category, [label in categories for label in self.labels])
 
 
 def read(path: Path) -> Trace:
-    """The trace, streamed: memory grows with the number of events, not with the length of their text. OSError as open does.
+    """Read a trace file block by block: memory grows with the number of events, not with the length of their text.
 
-    A trace that is damaged or cut gives what can be read of it; `lost` and `cut` say what cannot.
+    If the file is damaged or cut short, the readable events are returned; `lost` and `cut` describe the rest. Raises OSError if
+    the file cannot be opened.
     """
     columns = _Columns()
     outside, cut = b"", ""
@@ -110,17 +115,20 @@ def read(path: Path) -> Trace:
 
 
 def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[TraceEvent]]:
-    """The events, and the text before and behind their list. Raises CutShort where the file ends before the list does."""
+    """Yield lists of events, and the pieces of text before and behind the list of events as bytes.
+
+    Raises CutShort if the file ends before the list of events ends.
+    """
     source = blocks(path)
     rest = yield from _head(source)
     block, short = b"", ""
-    without: int | None = 0  # bytes of the list that held no event; None once it held one
+    without: int | None = 0  # bytes of the list so far if it has contained no event; None after the first event
     while True:
         events, rest, ended = _whole_events(rest, block, lost)
         yield events
         if ended:
             yield rest
-            # On to the end of the file: a gzip stream says only there that it is damaged, and no event should follow.
+            # Read to the end of the file: only there a gzip stream shows some damage, and no event should follow.
             for after in source:
                 lost["after the end of the list of events"] += len(_PHASE.findall(after))
                 yield after
@@ -143,8 +151,8 @@ def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[TraceEvent]
 
 
 def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
-    """Gives what stands before the list of events, and returns what follows of the block in which the list begins."""
-    before = b""  # the end of the block before: the list may begin across two blocks
+    """Yield the text before the list of events; return the rest of the block in which the list begins."""
+    before = b""  # the end of the previous block, because the start of the list may be divided between two blocks
     blank = True
     for block in source:
         text = before + block
@@ -160,11 +168,11 @@ def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
 
 
 def _whole_events(rest: bytes, block: bytes, lost: Counter[str]) -> tuple[list[TraceEvent], bytes, bool]:
-    """The events that are complete, what is left of the text, and whether the list of events has ended."""
+    """(the complete events, the rest of the text, whether the list of events has ended). rest: the text before `block`."""
     end, after = _last_boundary(block)
     if end:
         try:
-            # Decoding is what proves the boundary: one inside an event would leave that event open.
+            # Decoding proves that the boundary is between two events: a boundary inside an event would not give valid JSON.
             return _decoder.decode(b"".join((b"[", rest, memoryview(block)[:end], b"]"))), block[after:], False
         except DECODE_FAULTS:
             pass
@@ -177,7 +185,7 @@ def _whole_events(rest: bytes, block: bytes, lost: Counter[str]) -> tuple[list[T
 
 
 def _last_events(text: bytes, lost: Counter[str]) -> tuple[list[TraceEvent], bytes, bool]:
-    """The events in what is left at the end of the file, what stands behind them, and whether their list has an end there."""
+    """Decode the rest of the text at the end of the file: (events, text behind the list, whether the list has an end)."""
     try:
         end = text.rindex(b"]")
         return _decoder.decode(b"[%b]" % text[:end]), text[end:], True
@@ -188,7 +196,7 @@ def _last_events(text: bytes, lost: Counter[str]) -> tuple[list[TraceEvent], byt
 
 
 def _last_boundary(text: bytes) -> tuple[int, int]:
-    """Where the last but one object ends that another one follows after a comma, and where that one begins; or 0, 0."""
+    """The last boundary between two objects: (end of the first object, start of the second); (0, 0) if there is none."""
     at = len(text)
     while (at := text.rfind(b"{", 0, at)) > 0:
         before = max(0, at - _LEAST_LOOKED_AT)
@@ -198,7 +206,7 @@ def _last_boundary(text: bytes) -> tuple[int, int]:
 
 
 def _rank(outside: bytes, path: Path) -> int | None:
-    """The rank of a trace. outside: the text before and behind its list of events."""
+    """The rank in the text of a trace, else in the name of its file, else None. outside: the text around the list of events."""
     if match := _RANKS.search(outside):
         try:
             found = json.JSONDecoder().raw_decode(outside[match.end() :].decode("utf-8", "replace"))[0].get("rank")
@@ -211,7 +219,7 @@ def _rank(outside: bytes, path: Path) -> int | None:
 
 
 class _Columns:
-    """Grows by the events of a block at a time."""
+    """Collects the columns of a trace from the events of one block after another."""
 
     def __init__(self) -> None:
         self.lost: Counter[str] = Counter()
@@ -229,7 +237,7 @@ class _Columns:
                 self.lost[reason] += sum(event.ph == phase for event in events)
         if not complete:
             return
-        # One list for both: it is the number of calls that costs here.
+        # One call for starts and durations together, because each call has a fixed cost.
         start, duration = nanoseconds([event.ts for event in complete] + [event.dur for event in complete]).reshape(2, -1)
         args = [event.args for event in complete]
         ids = self._ids
@@ -246,7 +254,7 @@ class _Columns:
         self._keep(part)
 
     def _collective_columns(self, args: list[Args | None]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The collective and its number in the group of each event, -1 where there is none."""
+        """For each event the index of its collective, and the number of the collective in its process group; -1 if absent."""
         kind, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
         for row, arg in enumerate(args):
             if arg is None or not arg.collective:
@@ -262,7 +270,7 @@ class _Columns:
         return kind, sequence
 
     def _keep(self, part: tuple[NDArray[Any], ...]) -> None:
-        """Leave out what is not looked at, and count and leave out what says too little to be told from anything else."""
+        """Store the columns of a block without ignored categories and without incomplete events, which are counted as lost."""
         for unseen in _UNSEEN & self._ids.keys():
             part = _chosen(part, part[1] != self._ids[unseen])
         if "" in self._ids:

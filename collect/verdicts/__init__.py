@@ -1,1 +1,1 @@
-"""Compares a study with the measurements: its printed numbers, and which of its claims hold."""
+"""Compares a study (a paper or report) with the measurements: its printed numbers, and its claims."""

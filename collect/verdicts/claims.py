@@ -23,16 +23,21 @@ from shardlab.expression import MAX_LENGTH, Expression, ExpressionError
 from shardlab.study import Claim
 
 Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
-LEAST_REPEATS = 3  # of which an interval is by their own scatter
-LEVEL = 0.025  # of each side: the tests are those of two-sided 95 % intervals
+LEAST_REPEATS = 3  # the least number of repeats from whose own scatter an interval is computed
+LEVEL = 0.025  # the probability of error on each side, as in two-sided 95 % intervals
 
 
 class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A number that the verdict on a claim uses.
 
-    call: the metric and the cell, as the test of the claim names them. value: the metric's value in this cell. low, high: the
-    95 % interval, if known. against: the cell with which this cell is compared, if the metric compares two cells. how: how the
-    interval was computed, or why there is none. runs: the runs whose mean `value` is.
+    call: the metric and the cell in the words of the test of the claim.
+    cell: the id of the cell.
+    value: the mean of the metric in this cell, or the state of the cell.
+    low, high: the 95 % interval, if it is known.
+    n: the number of repeats.
+    how: how the interval was computed, or why there is none.
+    runs: the ids of the runs over which `value` is the mean.
+    against: the id of the cell with which this cell is compared, if the metric compares two cells.
     """
 
     call: str
@@ -48,11 +53,14 @@ class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class ClaimPart(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One of the tests that a claim says all hold.
+    """A part of the test of a claim, such as one comparison. The claim holds if all of its parts hold.
 
-    holds: whether it holds for the measured means. left, right: measured values of its sides; left_interval, right_interval:
-    their 95 % intervals, absent if the scatter is not known and for constants; left_unit, right_unit: absent if the side has no
-    unit or its unit is not known. holds_pct: the share of draws in which it holds; absent if the scatter is not known.
+    test: the part as text.
+    holds: whether the part holds for the measured means.
+    left, right: the measured values of the two sides.
+    left_interval, right_interval: their 95 % intervals; absent for a constant, and if the scatter is not known.
+    left_unit, right_unit: their units; absent if a side has no unit or its unit is not known.
+    holds_pct: the percentage of draws in which the part holds; absent if the scatter is not known.
     """
 
     test: str
@@ -67,11 +75,17 @@ class ClaimPart(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One claim.
+    """The verdict on one claim of a study.
 
-    why: in a sentence. reasons: why measured and reported may differ. remarks: what a reader has to know of it. helps: the
-    command that is likely to decide it. rehearsal: of runs that say nothing of speed or size. illustrative: of a study that ran
-    nothing itself.
+    id, says, where, test: the claim in the matrix file: its id, its sentence, its place in the study, and its test.
+    why: the reason for the verdict, in a sentence.
+    numbers: the measured numbers that the verdict uses. parts: the parts of the test.
+    remarks: sentences that a reader needs to judge the verdict.
+    reasons: possible reasons why the measured numbers differ from the numbers of the study.
+    notes: the notes of the matrix on the same place in the study.
+    helps: the command that is likely to decide the claim, if it is undecided.
+    rehearsal: whether the runs were a rehearsal, which says nothing about speed and size.
+    illustrative: whether the study measured nothing itself.
     """
 
     id: str
@@ -91,18 +105,22 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def judge(loaded: Loaded, measurements: Measurements) -> list[Verdict]:
-    """The verdict on every claim of the matrix, in its order.
+    """Judge every claim of the matrix, in the order of the matrix.
 
-    A test on means of repeats is taken apart at its `and`s. A part holds where it does in 97.5 % of draws of the means (their
-    errors are Student's t). All parts have to hold for reproduced (Berger, 1982: then no correction is needed); contradicted
-    is a claim of which one part fails in all but 2.5 % / (number of parts) of them (Bonferroni); all else is undecided.
+    The test of a claim is divided into parts at each `and`. It is evaluated on random draws of the means (the errors of the
+    means follow Student's t).
+
+    - reproduced: every part holds in at least 97.5 % of the draws. Because all parts must hold, no correction for several tests
+      is needed (Berger, 1982).
+    - contradicted: at least one part holds in at most 2.5 % / (number of parts) of the draws (Bonferroni correction).
+    - undecided: all other cases.
     """
     illustrative = is_illustrative(loaded)
     return [_judge(loaded, measurements, claim, illustrative) for claim in loaded.expansion.claims]
 
 
 def is_illustrative(loaded: Loaded) -> bool:
-    """Whether the study measured none of the numbers that it prints."""
+    """Whether the study prints numbers but measured none of them."""
     kinds = {entry.kind for entry in loaded.expansion.reported}
     return bool(kinds) and "measured" not in kinds
 
@@ -161,9 +179,10 @@ class _Unanswerable(Exception):
 
 
 def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tuple[dict[str, Value | None], list[Number]]:
-    """Fill the verdict's numbers; (text of each call -> its draws, or None where they are not known; the metrics among them).
+    """Look up the value of each call in a test, and fill the numbers of the verdict.
 
-    Raises _Unanswerable with everything that has no answer, ExpressionError for a filter that is no constant.
+    Returns (for each call, by its text, the draws of its value, or None if they are not known; the numbers of the metrics).
+    Raises _Unanswerable with all calls that have no value, ExpressionError if a filter is not a constant.
     """
     values: dict[str, Value | None] = {}
     numbers: list[Number] = []
@@ -206,7 +225,10 @@ def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tupl
 
 
 def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]) -> None:
-    """Raises ExpressionError for a test that cannot be evaluated."""
+    """Evaluate the parts of a test and set the verdict. values: the draws of each call, or None if they are not known.
+
+    Raises ExpressionError if the test cannot be evaluated.
+    """
     tests = draws.parts(tree)
     measured: dict[str, Value] = {entered.call: entered.value for entered in verdict.numbers}
     drawn = {text: value for text, value in values.items() if value is not None}
@@ -238,9 +260,10 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
 
 
 def more_repeats(expansion: Expansion, n: int, cells: Collection[str]) -> str:
-    """The command that runs some cells of a matrix more often. n: how often they ran; cells: their ids.
+    """The command that submits more repeats of some cells of a matrix. n: the present number of repeats; cells: their ids.
 
-    It names these cells by --where, as --repeats is of every cell that is chosen, also of those that no claim names.
+    The command selects these cells with --where, because --repeats applies to every selected cell, also to cells that no claim
+    names.
     """
     shipped = matrix.shipped()
     name = expansion.name.removesuffix("-tiny") if expansion.scale == "tiny" else expansion.name
@@ -252,9 +275,10 @@ def more_repeats(expansion: Expansion, n: int, cells: Collection[str]) -> str:
 
 
 def _where(expansion: Expansion, cells: Collection[str]) -> str:
-    """An expression that holds for these cells of the matrix and for as few others as possible; "" where all are meant.
+    """An expression for --where that selects these cells of the matrix and as few other cells as possible.
 
-    Only names that every cell has are in it: an expression that names an option which a cell lacks is refused.
+    Returns "" if all cells are meant or no such expression was found. The expression contains only names that every cell has,
+    because an expression with an option that a cell lacks is an error.
     """
     named = {entry.id: cell_names.names(msgspec.to_builtins(entry.cell.rehearses or entry.cell)) for entry in expansion.cells}
     others = [names for cell, names in named.items() if cell not in cells]
@@ -270,7 +294,7 @@ def _where(expansion: Expansion, cells: Collection[str]) -> str:
 
 
 def _apart(names: Mapping[str, Any], others: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str:
-    """A conjunction that is true of `names`, and of as few of the others as these keys can tell apart."""
+    """Comparisons, joined by `and`, that are true for `names` and for as few of `others` as possible with these keys."""
     kept: list[str] = []
     left = list(others)
     while left:
@@ -301,7 +325,7 @@ def _unit(node: ast.expr, units: Mapping[str, str]) -> str | None:
             if isinstance(op, ast.Div) and one == other and one:
                 return "x"
             if other == "" and not isinstance(op, ast.Pow):
-                return one  # scaled or shifted by a plain number
+                return one  # a number with a unit, scaled or shifted by a plain number
             if one == "" and isinstance(op, ast.Mult | ast.Add | ast.Sub):
                 return other
             return one if one == other and isinstance(op, ast.Add | ast.Sub) else None
@@ -323,20 +347,23 @@ def _overlaps(part: ClaimPart) -> str:
 
 
 def _share(pct: float) -> str:
-    """Percent with one decimal: of 10,000 draws no more is known."""
+    """A percentage with one decimal: 10,000 draws do not give more precision."""
     return f"{pct:.1f} %".replace(".0 ", " ")
 
 
 def _words(test: str) -> str:
-    """The comparison of a part."""
+    """The operator of the comparison in a part, such as `<`."""
     tree = ast.parse(test, mode="eval").body
     assert isinstance(tree, ast.Compare)
     return {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}[type(tree.ops[0])]
 
 
 def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number]) -> str:
-    """Why cells that a claim ranks may not be ranked: they do other work (as the proof found, or by design), or there is no
-    proof."""
+    """Why the cells that a claim compares must not be ranked; "" if they may be ranked.
+
+    Cells are not ranked if they do other work (found by the proof, or by design), if their work was not proven to be the same,
+    or if their GPUs were shared, throttled or faulty.
+    """
     parts = [part for number in numbers for part in number.found.parts]
     rows = {part.row.id: part.row for part in parts if not part.metric.exact}
     if len(rows) < 2:

@@ -1,4 +1,4 @@
-"""Evaluates a test on uncertain numbers: in which share of random draws of the numbers it holds."""
+"""Evaluates a test on uncertain numbers: computes the share of random draws of these numbers in which the test holds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from shardlab.expression import Evaluator, ExpressionError
 
 DRAWS = 10_000
-SEED = 20_260_101  # of every draw: the same records always give the same verdicts
+SEED = 20_260_101  # the seed of all draws, so that the same records always give the same verdicts
 Drawn = NDArray[np.float64]  # shape (DRAWS,)
-Value = float | str | Drawn  # of a call: known for certain, the state of a cell, or uncertain
+Value = float | str | Drawn  # the value of a call: an exact number, the state of a cell, or draws of an uncertain number
 
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
@@ -27,9 +27,10 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 def draws(mean: float, error: float, degrees: int, name: str) -> float | Drawn:
-    """DRAWS random values of an uncertain mean: mean + error * t, where t has Student's distribution with `degrees`.
+    """Draw DRAWS random values of an uncertain mean: mean + error * t, where t follows Student's t distribution.
 
-    Draws of the same name are always the same; draws of different names are independent.
+    error: the standard error of the mean. degrees: the degrees of freedom of t. Draws with the same name are always the same;
+    draws with different names are independent. If the error is 0, the mean itself is returned.
     """
     if error == 0:
         return mean
@@ -39,12 +40,12 @@ def draws(mean: float, error: float, degrees: int, name: str) -> float | Drawn:
 
 @cache
 def half_width(degrees: int, level: float) -> float:
-    """The value that a share `level` of the draws of t exceeds, in standard errors."""
+    """Half the width of an interval, in standard errors: the value that a share `level` of the draws of t exceeds."""
     return quantile(_student(degrees), 1 - level)
 
 
 def quantile(drawn: Drawn, share: float) -> float:
-    """The linear quantile of draws."""
+    """The quantile of draws, with linear interpolation. share: 0 to 1."""
     value = pl.Series(drawn).quantile(share, "linear")
     assert value is not None
     return value
@@ -56,7 +57,7 @@ def _student(degrees: int) -> Drawn:
 
 
 def parts(tree: ast.AST) -> list[ast.expr]:
-    """The tests that a claim says all hold: those that `and` joins, and each comparison of a chain like a < b < c."""
+    """Divide the test of a claim into parts that must all hold: at each `and`, and in chains such as a < b < c."""
     match tree:
         case ast.BoolOp(op=ast.And(), values=values):
             return [part for value in values for part in parts(value)]
@@ -65,21 +66,22 @@ def parts(tree: ast.AST) -> list[ast.expr]:
             return [ast.Compare(sides[place], [op], [sides[place + 1]]) for place, op in enumerate(ops)]
         case ast.expr():
             return [tree]
-        case _:  # pragma: no cover - an expression's tree is one
+        case _:  # pragma: no cover - the tree of an expression is always an ast.expr
             raise AssertionError(ast.dump(tree))
 
 
 def calls(tree: ast.AST) -> dict[str, ast.Call]:
-    """Every call in it, by its text, in the order of the text."""
+    """All calls in an expression by their text, in the order in which they occur."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     found.sort(key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
     return {ast.unparse(node): node for node in found}
 
 
 def share(test: ast.expr, values: Mapping[str, Value]) -> float:
-    """The share of draws in which a test holds, 0 to 1. Raises ExpressionError for what is no test or has no value.
+    """The share of draws in which a test holds, 0 to 1.
 
-    values: of each call in the test, by the text of the call.
+    values: the value of each call in the test, by the text of the call. Raises ExpressionError if the expression is not a test
+    or cannot be evaluated.
     """
     try:
         with np.errstate(all="ignore"):
@@ -92,7 +94,7 @@ def share(test: ast.expr, values: Mapping[str, Value]) -> float:
 
 
 def sides(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, float | None]:
-    """The two numbers that a comparison compares; None, None for any other test."""
+    """The two numbers that a comparison compares; (None, None) for any other test."""
     if not _compares_numbers(test, values):
         return None, None
     left, right = (float(DrawsEvaluator(values).value(side)) for side in (test.left, test.comparators[0]))
@@ -123,7 +125,7 @@ def _interval(side: float | Drawn) -> tuple[float, float] | None:
 class DrawsEvaluator(Evaluator):
     """Evaluates an expression on draws: numbers are floats or arrays of draws, and tests are booleans or arrays of booleans.
 
-    All parts of a test are evaluated, because every number that is compared has to be finite.
+    All parts of a test are evaluated, without a short circuit at `and` and `or`, because every compared number must be finite.
     """
 
     def __init__(self, values: Mapping[str, Value]) -> None:
@@ -131,26 +133,26 @@ class DrawsEvaluator(Evaluator):
         self.values = values
 
     def test(self, node: ast.expr) -> Any:
-        """The value of a test. Raises ExpressionError if the expression is no test."""
+        """The value of a test. Raises ExpressionError if the expression is not a test."""
         held = self.value(node)
         if not _is_test(held):
             raise ExpressionError(f"{ast.unparse(node)} is not a test: it is neither true nor false")
         return held
 
     def lookup(self, name: str) -> Any:
-        """Refuse a name: in a claim, a metric is a call that selects a cell."""
+        """Raise ExpressionError for a plain name, because a metric in a claim must be a call that selects a cell."""
         raise ExpressionError(f"{name} is not a number")
 
     def call(self, node: ast.Call) -> Value:
-        """The value of a call, by its text."""
+        """The value of a call, found by the text of the call."""
         return self.values[ast.unparse(node)]
 
     def all_of(self, tests: Iterable[Any]) -> Any:
-        """In which draws all tests hold. Raises TypeError for a part that is no test."""
+        """In which draws all tests hold. Raises TypeError if a part is not a test."""
         return reduce(np.logical_and, map(_checked, tests))
 
     def any_of(self, tests: Iterable[Any]) -> Any:
-        """In which draws any test holds. Raises TypeError for a part that is no test."""
+        """In which draws at least one test holds. Raises TypeError if a part is not a test."""
         return reduce(np.logical_or, map(_checked, tests))
 
     def negated(self, test: Any) -> Any:
@@ -158,13 +160,13 @@ class DrawsEvaluator(Evaluator):
         return np.logical_not(_checked(test))
 
     def number(self, side: Any) -> Any:
-        """The side as it is. Raises TypeError for text, a list, a test or None."""
+        """Returns the side of a comparison unchanged if it is a number. Raises TypeError for text, a list, a test or None."""
         if isinstance(side, str | list | None) or _is_test(side):
             raise TypeError("arithmetic needs numbers")
         return side
 
     def compared(self, left: Any, op: ast.cmpop, right: Any) -> Any:
-        """In which draws the comparison holds. Raises TypeError for text beside a number and for a side that is not finite."""
+        """In which draws a comparison holds. Raises TypeError if it compares text with a number or if a side is not finite."""
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(right, list):
                 raise TypeError("the value after `in` is not a list")

@@ -1,4 +1,4 @@
-"""Reads a number as a study printed it, as a value in the unit of a metric; never guesses if the text is ambiguous."""
+"""Parses a number as a study printed it into a value in the unit of a metric. An ambiguous text is an error, not a guess."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNITS: dict[str, tuple[str, float]] = {
     "kWh": ("J", 3.6e6),
     **{name: (name, 1.0) for name in ("nats", "updates")},
 }
-COUNTED = ("", "parameters", "calls")  # units of whole numbers, which studies print bare
+COUNTED = ("", "parameters", "calls")  # units of counts, which studies print without a unit
 _COUNTS = {
     "": 1.0,
     "k": 1e3,
@@ -64,10 +64,15 @@ _WHOLE = re.compile(
 
 
 class Printed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """value, low, high in `unit`. low, high: what the print leaves open: its last digit, or the range that it gives.
+    """A number that a study printed, parsed.
 
-    relation: > and < for a bound. approximate: it says so itself. state: for what is no number but an end, such as oom.
-    remark: how it was read where another reading is possible.
+    value: in `unit`; None if the text is a state.
+    low, high: the range of values that the text can mean, in `unit`: from the rounding of its last digit, or from a printed
+    range.
+    relation: `<` or `>` if the text is a bound, else `=`.
+    approximate: whether the text says that the number is approximate, such as with "about".
+    state: if the text is not a number but the end of a run, such as oom; else "".
+    remark: how the text was interpreted, if another interpretation is possible.
     """
 
     unit: str
@@ -81,11 +86,14 @@ class Printed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def parse(text: str, unit: str | None, metric_unit: str, *, change: bool = False) -> Printed:
-    """What a study printed, with the unit of its table's head, in a metric's unit (units/s: of any items, then named).
+    """Parse a number that a study printed into the unit of a metric.
 
-    change: the metric is one of what is more or less than elsewhere, which may have a plus before it, as may percents. A bare
-    number of a metric in percent is a share: 0.92 is 92 %. MB is 10^6 bytes. Raises ValueError, a sentence, for what is
-    no number with a unit, or with one that the metric cannot have.
+    text: as printed. unit: the unit in the head of the table, if there is one. metric_unit: the unit of the metric; for units/s
+    the text may name any items, such as tokens, and the result has the unit of these items.
+    change: whether the metric is a difference from another cell; such a number, like a percentage, may begin with a plus sign.
+
+    A number without a unit is a share if the metric is in percent: 0.92 is 92 %. MB means 10^6 bytes. Raises ValueError, with a
+    sentence, if the text is not a number with a unit, or if the metric cannot have this unit.
     """
     plain = text.translate(_PLAIN).strip()
     if state := _STATES.get(plain.lower()):
@@ -126,7 +134,10 @@ def parse(text: str, unit: str | None, metric_unit: str, *, change: bool = False
 
 
 def _factor(spelled: str, metric_unit: str, text: str) -> tuple[str, float]:
-    """(unit, factor) that turn a number in a spelled unit into one in the metric's."""
+    """(unit, factor) to convert a number from the unit in the text to the unit of the metric.
+
+    spelled: the unit in the text or in the head of the table. text: the whole text, for the message of an error.
+    """
     if metric_unit in COUNTED:
         word = re.sub(r"\s*(parameters|params)$", "", spelled)
         if word in _COUNTS:
@@ -146,7 +157,7 @@ def _factor(spelled: str, metric_unit: str, text: str) -> tuple[str, float]:
 
 
 def _rate(spelled: str) -> tuple[str, float] | None:
-    """(tokens/s, 1000) of `tok/ms`: items per time."""
+    """(unit, factor) of a unit of items per time: (tokens/s, 1000) for `tok/ms`; None for any other unit."""
     match = re.fullmatch(r"([kKM]?)\s*([A-Za-z]+?)\s*(?:/|per)\s*([a-zμ]+)", spelled)
     if match is None:
         return None
@@ -157,7 +168,7 @@ def _rate(spelled: str) -> tuple[str, float] | None:
 
 
 def _number(text: str) -> tuple[float, float]:
-    """(value, half a unit of its last digit)."""
+    """(value, half a unit of the last printed digit): (1.5, 0.05) for `1.5`."""
     match = re.fullmatch(r"(.*?)(?:[eE]([+-]?\d+)|\s*[x×]\s*10\^(-?\d+))?", text)
     assert match is not None
     digits = re.sub(r"[, ]", "", match[1])

@@ -1,4 +1,7 @@
-"""Possible reasons why a measured number differs from a printed one, from the descriptions of the hosts and the matrix."""
+"""Lists possible reasons why a measured number differs from a printed number.
+
+The reasons come from the descriptions of the hosts and from the matrix.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _SIZES = (
     "launcher",
     "nnodes",
 )
-# Of what a matrix had to assume, that which bears on speed and size; the page lists all of it.
+# The keys of assumed values that influence speed and size. Only these are listed as reasons; the page lists all assumed values.
 _WEIGHTY = {
     "workload", "strategy", "nnodes", "global_batch_size", "gpu_batch_size", "micro_batch_size", "microbatches", "seq_len",
     "precision", "optimizer.name", "activation_checkpointing", "compile", "warmup_steps", "options.wrap", "options.image_size",
@@ -34,7 +37,7 @@ _ABOUT_DATA = {"final_loss", "final_accuracy_pct", "time_to_accuracy_s"}
 
 
 def rehearsal(cell: LoadedCell) -> str:
-    """How a cell's runs are a rehearsal of what the study ran; "" if they are not a rehearsal."""
+    """A sentence that says in which way the runs of a cell are only a rehearsal; "" if they are not a rehearsal."""
     if cell.cell.rehearses is not None:
         mine, other = cell.cell, cell.cell.rehearses
         changed = [
@@ -51,7 +54,11 @@ def rehearsal(cell: LoadedCell) -> str:
 
 
 def likely(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[str]) -> list[str]:
-    """One clause a reason: GPU, link, network and software against what the study states, the data, and what was assumed."""
+    """The possible reasons for a difference, one clause for each.
+
+    The reasons are: another GPU, link, network or software than the study states, synthetic data, and values that the matrix
+    had to assume. metrics: the names of the metrics that are compared.
+    """
     found = []
     hosts = [host for run in cell.completed for host in run.hosts]
     gpus = sorted({gpu.name for host in hosts for gpu in host.gpus or ()})
@@ -82,13 +89,13 @@ def likely(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[str]) ->
 
 
 def notes(loaded: Loaded, where: str) -> list[str]:
-    """The matrix's notes on the same table, section or figure."""
+    """The notes of the matrix on the same table, section or figure of the study."""
     wanted = places(where)
     return [note.says for note in loaded.expansion.notes if wanted & places(note.where)]
 
 
 def places(where: str) -> set[str]:
-    """`sections 3.1 and 4.1.2` as {section 3.1, section 4.1.2}; words without a number stand for themselves."""
+    """The places in a text: {section 3.1, section 4.1.2} for `sections 3.1 and 4.1.2`. Words without a number are a place."""
     found, kind, rest = set(), "", where
     for match in _PLACE.finditer(where):
         if match[1]:
@@ -103,7 +110,7 @@ def places(where: str) -> set[str]:
 
 
 def common(lists: Sequence[Sequence[str]]) -> list[str]:
-    """The clauses that are in every one of these."""
+    """The clauses that are in all of these lists."""
     return [clause for clause in (lists[0] if lists else ()) if all(clause in one for one in lists)]
 
 
@@ -116,5 +123,5 @@ def _version(versions: Mapping[str, str], package: str) -> str:
 
 
 def _holds(entry: Assumed, value: Any) -> bool:
-    """Whether what was assumed is what a cell has: of a list, any of them."""
+    """Whether a cell has the assumed value, or one of the assumed values if the entry is a list."""
     return value in entry.value if isinstance(entry.value, list) else bool(value == entry.value)

@@ -1,4 +1,4 @@
-"""A study's printed numbers, each beside what was measured here."""
+"""Compares each number that a study prints with the number that was measured here."""
 
 from __future__ import annotations
 
@@ -15,19 +15,25 @@ from collect.verdicts.selection import STATE, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import Number
 from shardlab.study import Reported
 
-_OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of a number that a study on GPUs has in another way
+_OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of measured numbers that a study on GPUs measures in another way
 
 
 class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One printed number. cell: the filter; row: the one cell that the filter matches, absent if it matches none or several.
+    """One number that the study prints, beside the measured number.
 
-    head: the unit in the head of its table. of: the argument of the metric, such as the name of an operator, if it needs one.
-    against: the cell that it is compared with, if the metric compares two cells.
-    kind: measured by the study, estimated (computed by it) or assumed (nobody ran it). reported: the printed number, parsed.
-    measured, low, high: the measured mean with its 95 % interval; how: how the interval was computed, or why there is none.
-    comparable: whether the two numbers may be compared: not in a rehearsal, and not if either is missing.
-    delta: measured - reported; ratio: measured / reported; agrees: whether the measured interval and the range of the printed
-    number overlap, or a printed bound or state is met. All three are absent if they mean nothing. why: why a value is missing.
+    where: the place in the study. metric: the name of the metric. printed: the number as printed.
+    cell: the filter for the cell. row: the id of the one cell that the filter matches; absent if it matches none or several.
+    kind: `measured` by the study, `estimated` (the study computed it) or `assumed` (nobody ran it).
+    head: the unit in the head of the table. of: the argument of the metric, such as the name of an operator, if it needs one.
+    against: the id of the cell with which the cell is compared, if the metric compares two cells.
+    reported: the printed number, parsed.
+    measured: the measured mean, or the state of the cell. low, high: its 95 % interval. unit: its unit. n: number of repeats.
+    how: how the interval was computed, or why there is none.
+    comparable: whether the two numbers may be compared; false in a rehearsal, and if one of the numbers is missing.
+    delta: measured - reported. ratio: measured / reported.
+    agrees: whether the measured interval and the range of the printed number overlap, or the measured number meets a printed
+    bound or state. The last three are absent if the numbers cannot be compared in this way.
+    why: why a value is missing. reasons: possible reasons for a difference. notes: notes of the matrix on this place.
     """
 
     where: str
@@ -56,7 +62,7 @@ class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def beside(loaded: Loaded, measurements: Measurements) -> list[ReportedResult]:
-    """Every reported entry of the matrix, in its order."""
+    """Compare every reported entry of the matrix with the measurements, in the order of the matrix."""
     return [_beside(loaded, measurements, entry) for entry in loaded.expansion.reported]
 
 
@@ -114,12 +120,12 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Reported) -> Repo
 
 
 def _is_change(metric: Metric | None) -> bool:
-    """Whether a metric is what another cell has more or less."""
+    """Whether a metric compares two cells, so that its value may be printed with a plus sign."""
     return metric is not None and metric.of_cells is not None
 
 
 def _doubts(found: ReportedResult, number: Number | None) -> list[str]:
-    """What makes the printed number itself doubtful, or ours another thing."""
+    """Why the printed number is doubtful, or why the measured number is of another kind than the printed number."""
     kinds = {"estimated": "the study computed its number", "assumed": "the study assumed its number: nobody measured it"}
     remark = found.reported.remark if found.reported else ""
     kind = number.found.parts[0].kind if number else ""

@@ -20,7 +20,7 @@ from shardlab.metric_names import STATE as STATE
 
 
 class NoMeasurement(Exception):
-    """A filter that leads to no number: ambiguous, or not run."""
+    """Raised if a filter does not lead to a number. verdict: the verdict on a claim that needs this number; why: a sentence."""
 
     def __init__(self, verdict: Literal["ambiguous", "not run", "undecided"], why: str) -> None:
         super().__init__(why)
@@ -29,10 +29,12 @@ class NoMeasurement(Exception):
 
 
 class SelectedMetric(msgspec.Struct, frozen=True):
-    """The repeats of one metric in one cell. argument: what it was asked for besides.
+    """The values of one metric in one cell.
 
-    beside: for a metric that compares two cells, what it compares of this one and of its baseline; `values` are then the
-    first one's.
+    row: the cell. values: one for each repeat, in `unit`. kind: the kind of the value, such as `cpu`.
+    argument: the argument of the metric, such as the name of an operator; None if the metric has none.
+    beside: for a metric that compares two cells, the compared metric in this cell and in the other cell (by default its
+    baseline); `values` are then the values of the compared metric in this cell.
     """
 
     row: CellRow
@@ -50,12 +52,12 @@ class SelectedMetric(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[SelectedMetric, ...]:
-        """What was measured of it: itself, or what it compares."""
+        """The measured metrics behind this metric: the two compared metrics, or this metric itself if it compares nothing."""
         return self.beside or (self,)
 
 
 class Measurements:
-    """All that a matrix came to, as claims and reported numbers ask for it."""
+    """All results of a matrix. Claims and reported numbers look up the metrics and states of cells here."""
 
     def __init__(self, loaded: Loaded, rows: Sequence[CellRow]) -> None:
         self.rows = list(rows)
@@ -77,7 +79,7 @@ class Measurements:
         return self._labels[row.id]
 
     def row(self, wanted: Mapping[str, Any]) -> CellRow:
-        """The one cell with these values. Raises Unanswered where several have them, or none."""
+        """The one cell with these values. Raises NoMeasurement if no cell or several cells have them."""
         matching = [row for row in self.rows if cell_names.matches(row.cell, wanted)]
         said = ", ".join(f"{key} {value}" for key, value in wanted.items()) or "no filter"
         if len(matching) > 1:
@@ -90,7 +92,10 @@ class Measurements:
         raise NoMeasurement("not run", f"{said}: no such cell in this matrix")
 
     def state(self, wanted: Mapping[str, Any]) -> tuple[CellRow, str]:
-        """How the one cell that is meant ended. Raises Unanswered where it did not, or not always in one way."""
+        """The one cell with these values, and its state, such as completed or oom.
+
+        Raises NoMeasurement if the cell has not ended, or if its repeats ended in different states.
+        """
         row = self.row(wanted)
         going = [state for state in row.states if state in ("planned", "pending", "running", "unknown")]
         if going or not row.states:
@@ -106,9 +111,11 @@ class Measurements:
         argument: Argument | None = None,
         against: Mapping[str, Any] | None = None,
     ) -> SelectedMetric:
-        """A metric in the one cell that is meant. against: the cell that it is compared with, where that is not the baseline.
+        """The values of a metric in the one cell that matches a filter.
 
-        Raises Unanswered where it has none there.
+        name: the name of the metric. wanted: the filter. argument: the argument of the metric, if it needs one.
+        against: for a metric that compares two cells, the filter of the cell to compare with; None for the baseline.
+        Raises NoMeasurement if the metric was not measured in this cell.
         """
         metric = self.metrics.get(name)
         if metric is None:
@@ -119,7 +126,7 @@ class Measurements:
         return self._measured(metric, row, argument)
 
     def noise(self, metric: Metric, argument: Argument | None = None) -> Noise | None:
-        """How much this metric scatters over the repeats of all cells that were repeated."""
+        """The scatter of a metric over the repeats of all repeated cells; None if no cell was repeated."""
         key = (metric.name, argument)
         if key not in self._noise:
             if metric.of_run_at is None:
@@ -130,14 +137,16 @@ class Measurements:
         return self._noise[key]
 
     def compared(self, found: SelectedMetric, value: float, against: float) -> float | None:
-        """What a metric that compares two cells makes of two values."""
+        """The result of a metric that compares two cells, for two given values of these cells; None if it is undefined."""
         assert found.beside is not None
         quantity = self._set_beside(found.metric, *found.beside, value, against)
         return None if quantity is None else quantity.value
 
     def _compare(self, metric: Metric, row: CellRow, argument: Argument | None, against: CellRow | None) -> SelectedMetric:
         other = against or next((one for one in self.rows if one.id == row.baseline), None)
-        if different := [one for one in (row, other) if one and one.does_other_work]:  # such a cell has no baseline
+        if different := [
+            one for one in (row, other) if one and one.does_other_work
+        ]:  # a cell that does other work has no baseline
             said = "; ".join(
                 f"{self.label(one)}: {one.same_work.verdict} ({one.same_work.why})" for one in different if one.same_work
             )

@@ -1,4 +1,7 @@
-"""A metric of a cell as an uncertain number: the mean over repeats, its interval, and random draws for further computation."""
+"""Represents a metric of a cell as an uncertain number: its mean over repeats, its 95 % interval, and random draws.
+
+Further computation, such as the test of a claim, uses the draws.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ ALONE = "n = 1, and no cell of this matrix was repeated: no interval"
 
 
 class Number:
-    """value: the mean; low, high: its 95 % interval by Student's t. Interval and `draws` are None if the scatter is not known.
+    """A metric of a cell as an uncertain number.
 
-    how: how the interval was computed, if not from the repeats of the cell itself.
+    found: the values of the metric. n: the number of repeats. value: the mean over the repeats.
+    low, high: the 95 % interval by Student's t. draws: random draws of the mean. All three are None if the scatter is unknown.
+    how: how the interval was computed, if not from the repeats of the cell itself, or why there is none.
     """
 
     def __init__(self, measurements: Measurements, found: SelectedMetric) -> None:
@@ -45,7 +50,7 @@ class Number:
         self.draws = draws(self.value, error, degrees, f"{found.metric.name} {found.row.id}{asked}")
 
     def _of_two(self, measurements: Measurements, found: SelectedMetric, one: SelectedMetric, other: SelectedMetric) -> None:
-        """Draws of what is compared, of both cells, put into the metric's own formula."""
+        """Compute the draws of a metric that compares two cells: apply its formula to the draws of both cells."""
         mine = Number(measurements, one)
         theirs = mine if one.row.id == other.row.id else Number(measurements, other)
         value = measurements.compared(found, mine.value, theirs.value)

@@ -1,1 +1,1 @@
-"""Serves what runs do at the moment as a page for a browser on this machine."""
+"""`collect watch`: a live page about the runs of a workspace, for a browser on this machine."""

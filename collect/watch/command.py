@@ -1,4 +1,4 @@
-"""`collect watch`: serves the page of a workspace until Ctrl-C."""
+"""`collect watch`: serves the live page of a workspace until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from shardlab.workspace import Workspace
 
 
 def serve(workspace: Workspace, port: int, output: Output) -> int:
-    """Serve until Ctrl-C or SIGTERM, which is the proper end: exit code 0. port: 0 for any free port. Raises InputError."""
+    """Serve until Ctrl-C or SIGTERM, then return exit code 0. port: 0 for any free port.
+
+    Raises InputError if the folder of the workspace does not exist or the port cannot be used.
+    """
     if not workspace.path.is_dir():
         raise InputError(f"{workspace.path}: there is no such folder. Allowed: the folder of a workspace.")
     try:

@@ -5,21 +5,24 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import median
 
-MOST_POINTS = 300  # of a figure that is half as wide as the page; there are up to twice as many before points are merged
-GAP_PERIODS = 3.0  # points further apart than this many usual distances are not connected
+MOST_POINTS = 300  # enough for a figure half as wide as the page; a curve with twice as many points is merged to this number
+GAP_PERIODS = 3.0  # two points are not connected if their distance is more than this many times the median distance
 
 
 class LiveCurve:
-    """Means over stretches of equally many values, in the order of x. If there are too many stretches, every two become one."""
+    """A curve of means: each point is the mean over a group of values. Values are added in the order of x.
+
+    All groups have the same number of values. If there are too many groups, every two neighbouring groups are merged.
+    """
 
     def __init__(self) -> None:
-        self._x: list[float] = []  # the last x of each stretch
+        self._x: list[float] = []  # the last x of each group
         self._means: list[float] = []
-        self._size = 1  # values of a stretch
-        self._sum, self._count, self._last_x = 0.0, 0, 0.0  # of the stretch that is not complete
+        self._size = 1  # the number of values in a group
+        self._sum, self._count, self._last_x = 0.0, 0, 0.0  # of the last group, which is not complete
 
     def add(self, x: float, value: float) -> None:
-        """Add the next value."""
+        """Add the next value. x: not less than the x of the previous value."""
         self._sum, self._count, self._last_x = self._sum + value, self._count + 1, x
         if self._count < self._size:
             return
@@ -32,13 +35,13 @@ class LiveCurve:
             self._size *= 2
 
     def points(self) -> tuple[list[float], list[float]]:
-        """(x, mean) of all values so far."""
+        """(x, means) of all groups so far, including the last group, which may be incomplete."""
         if not self._count:
             return list(self._x), list(self._means)
         return [*self._x, self._last_x], [*self._means, self._sum / self._count]
 
     def with_gaps(self) -> tuple[list[float], list[float | None]]:
-        """(x, mean), with None between two points that are further apart than usual."""
+        """(x, means) as in `points`, with None between two points that are much further apart than usual (GAP_PERIODS)."""
         x, means = self.points()
         if len(x) < 3:
             return x, list(means)

@@ -1,4 +1,7 @@
-"""What the page shows at a moment: the queue as a table, and the figures of the runs at work, for the script of the page."""
+"""Builds the content of the live page: the queue as a table, and the data of the figures of the running runs.
+
+The script of the page asks for this content again and again.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,19 @@ from shardlab.state import JudgedState
 from shardlab.workspace import Workspace
 from templates import render_page
 
-LEAST_S = 1.0  # between two looks at the files, however many pages ask
-MOST_RUNS = 4  # whose figures are drawn
-MOST_ROWS = 200  # of the queue
-HEIGHT_PX = 220  # of a figure
+LEAST_S = 1.0  # the least time in seconds between two readings of the files, independent of the number of open pages
+MOST_RUNS = 4  # the greatest number of runs whose figures are drawn
+MOST_ROWS = 200  # the greatest number of rows of the queue that are shown
+HEIGHT_PX = 220  # the height of a figure
 COLOURS = tuple(f"var(--{name})" for name in palette.LIGHT if name.startswith("series-"))
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """A row of the queue, as text. share_pct: how much of the run is done, 0 to 100; None if it is not known."""
+    """A row of the queue, as text.
+
+    step: such as "40 of 100". rate: the throughput in units/s. left: the remaining time. why: the reason for the state.
+    share_pct: how much of the run is done, 0 to 100; None if it is not known.
+    """
 
     run_id: str
     state: str
@@ -42,7 +49,11 @@ class QueueRow(msgspec.Struct, frozen=True):
 
 
 class RunAtWork(msgspec.Struct, frozen=True):
-    """A run whose figures are drawn. figures: data and layout for plotly, with the title and the note of each."""
+    """A run whose figures are drawn.
+
+    last_record_s: the time of the last record, in seconds since the epoch. figures: for each figure the title, a note, and the
+    data and layout for plotly.
+    """
 
     run_id: str
     row: QueueRow
@@ -52,7 +63,7 @@ class RunAtWork(msgspec.Struct, frozen=True):
 
 
 class LivePage:
-    """The page and its data. Several pages may be open: their threads take turns."""
+    """The live page and its data. If several pages are open, a lock lets only one of their threads read the files at a time."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._queue = workspace, Queue(workspace)
@@ -61,7 +72,7 @@ class LivePage:
         self._document, self._tag = b"", ""
 
     def page(self) -> bytes:
-        """The page without data, which its script asks for."""
+        """The HTML of the page without data; the script in the page requests the data."""
         text = render_page(
             "watch/index.html.j2",
             printable.clean,
@@ -74,7 +85,7 @@ class LivePage:
         return text.encode()
 
     def document(self) -> tuple[bytes, str]:
-        """(JSON of what there is to show now, a tag that changes if and only if the JSON changes)."""
+        """(the present content of the page as JSON, a tag that changes if and only if this JSON changes)."""
         with self._lock:
             if time.monotonic() - self._looked_s >= LEAST_S:
                 self._document = printable.json(self._shown())
@@ -145,7 +156,7 @@ def _at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
 
 
 def _figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence[str] | set[str]) -> dict[str, Any] | None:
-    """A figure for plotly; None if there is nothing to draw."""
+    """A figure for plotly, with a line for each curve; None if there are no curves. left_out: lines that are not drawn."""
     if not lines:
         return None
     over_steps = title in OF_STEPS

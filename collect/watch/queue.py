@@ -1,4 +1,4 @@
-"""The states of all runs of a workspace, from their records. Only files that changed since the last look are read again."""
+"""Finds the states of all runs of a workspace from their records. Only files that have changed are read again."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from shardlab.rundir import RunDir
 from shardlab.state import FINAL, STATES, JudgedState
 from shardlab.workspace import Workspace
 
-Signature = tuple[tuple[str, int, int, int], ...]  # name, inode, size and time of change (ns) of the files that tell the state
+Signature = tuple[tuple[str, int, int, int], ...]  # (name, inode, size, time of change in ns) of the files that say the state
 SETTLED = FINAL | {"unknown"}
 
 
 class QueuedRun:
-    """One run: its state, and its curves while it is at work."""
+    """One run of the workspace: its state, and its curves while the page shows them."""
 
     def __init__(self, folder: RunDir) -> None:
         self.folder = folder
-        self.run: Run | None = None  # None: run.json cannot be read
+        self.run: Run | None = None  # None if run.json cannot be read
         self.verdict = JudgedState("unknown", "")
         self.result: Result | None = None
         self.events: list[Event] = []
-        self.series: RunSeries | None = None  # None: nobody asked for the curves
+        self.series: RunSeries | None = None  # None if the curves are not needed
         self._signature: Signature | None = None
 
     @property
@@ -42,17 +42,17 @@ class QueuedRun:
 
     @property
     def last_event_s(self) -> float:
-        """When the last event was written; 0: there is none."""
+        """When the last event was written, in seconds since the epoch; 0 if there is none."""
         return max((event.wall_s for event in self.events), default=0.0)
 
     @property
     def began_s(self) -> float | None:
-        """When its supervisor first started it."""
+        """When the supervisor first started the run, in seconds since the epoch; None if it has not started."""
         return min((event.wall_s for event in self.events if event.event == "started"), default=None)
 
     @property
     def step(self) -> int | None:
-        """The last timed step that is known."""
+        """The number of the last timed step that is known; None if no step is known."""
         if self.result is not None:
             return self.result.steps
         if self.series is not None and self.series.progress.step is not None:
@@ -62,7 +62,7 @@ class QueuedRun:
 
     @property
     def steps(self) -> int | None:
-        """The timed steps that were asked for, if they are known."""
+        """The number of timed steps that the run will have or had; None if it is not known."""
         if self.result is not None:
             return self.result.steps
         return self.run.cell.steps if self.run is not None else None
@@ -73,7 +73,7 @@ class QueuedRun:
         return lease_cutoff.judge_by_records(self.verdict, lease, datetime.fromtimestamp(last_s, UTC), datetime.now(UTC))
 
     def look(self) -> None:
-        """Judge the run again if one of the files that tell its state has changed."""
+        """Determine the state of the run again if one of the files that say the state has changed."""
         signature = _signature(self.folder)
         if signature == self._signature:
             return
@@ -87,7 +87,7 @@ class QueuedRun:
             self.verdict = JudgedState("unknown", str(error))
 
     def follow(self) -> None:
-        """Read the records that its curves are made of, as far as they are new."""
+        """Read the new records for the curves of the run."""
         if self.run is None or self.began_s is None:
             return
         pauses = suspension.of(self.events)
@@ -97,14 +97,14 @@ class QueuedRun:
 
 
 class Queue:
-    """All runs of a workspace: of each repeat the last attempt."""
+    """All runs of a workspace. If a repeat of a cell was tried several times, only the last attempt is in the queue."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self._known: dict[str, QueuedRun] = {}
 
     def look(self) -> list[QueuedRun]:
-        """The runs as they are now, running ones first, then waiting ones, then the others, the last event first."""
+        """The runs with their present states: running runs first, then waiting runs, then the others by their last event."""
         last: dict[str, str] = {}
         for run_id in self.workspace.run_ids():
             first, attempt = attempt_of(run_id)
@@ -118,7 +118,7 @@ class Queue:
         return sorted(self._known.values(), key=_order)
 
     def at_work(self, runs: Sequence[QueuedRun]) -> list[QueuedRun]:
-        """The running runs with their new records; if none is running, the run that was at work last."""
+        """Read the new records of the running runs and return these runs; if none is running, of the run that ran last."""
         started = [run for run in runs if run.began_s is not None and run.run is not None]
         running = [run for run in started if run.verdict.state == "running"]
         followed = running or sorted(started, key=lambda run: run.last_event_s)[-1:]
@@ -131,14 +131,14 @@ class Queue:
 
 
 class StateCount(msgspec.Struct, frozen=True):
-    """How many runs are in a state."""
+    """The number of runs in a state."""
 
     state: str
     runs: int
 
 
 def counts(states: Sequence[str]) -> list[StateCount]:
-    """The states that occur, in the order in which a run goes through them."""
+    """The number of runs in each state that occurs, in the order in which a run goes through the states."""
     found = Counter(states)
     return [StateCount(state, found[state]) for state in STATES if state in found]
 

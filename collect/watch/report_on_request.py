@@ -1,4 +1,4 @@
-"""The report of a workspace, drawn when somebody asks for it, in a folder that is ours: nothing in the workspace changes."""
+"""Writes the report of a workspace when a browser requests it, into a temporary folder, so the workspace does not change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardlab.workspace import Workspace
 
 
 class ReportOnRequest:
-    """The report of the last matrix, as `collect summarize` writes it."""
+    """The report of the last matrix of a workspace, as `collect summarize` writes it. folder: where `report` is created."""
 
     def __init__(self, workspace: Workspace, folder: Path) -> None:
         self.folder = folder / "report"
@@ -21,7 +21,7 @@ class ReportOnRequest:
         self._lock = threading.Lock()
 
     def draw(self) -> None:
-        """Write the report anew. Raises ShardlabError, such as InputError if no matrix was submitted here."""
+        """Write the report again. Raises ShardlabError, such as InputError if no matrix was submitted in this workspace."""
         with self._lock, gc_pause.not_searched():
             loaded = load(self._workspace, None)
             summary = summarize(loaded, loaded.expansion.baseline)

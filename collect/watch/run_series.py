@@ -1,4 +1,4 @@
-"""The curves of one run: loss, step times and telemetry, from the records that its ranks and samplers have written so far."""
+"""Builds the curves of one run (loss, step times, telemetry) from the records that its ranks and samplers wrote so far."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ GPU_BUSY, GPU_MEMORY, GPU_POWER = "GPU busy (%)", "GPU memory in use (GiB)", "GP
 CPU_BUSY, MEMORY, SENT = "Processors busy (%)", "Memory of the hosts in use (%)", "Sent on the network (MB/s)"
 OF_STEPS = (LOSS, STEP_TIME)
 OF_TIME = (GPU_BUSY, GPU_MEMORY, GPU_POWER, CPU_BUSY, MEMORY, SENT)
-MOST_LINES = 16  # of a figure
-_UUID_CHARACTERS = 12  # of the UUID of a GPU, such as GPU-5c3f9a21: enough to tell the GPUs of a host apart
+MOST_LINES = 16  # the greatest number of lines in a figure
+_UUID_CHARACTERS = 12  # the first characters of the UUID of a GPU, such as GPU-5c3f9a21: enough to distinguish GPUs of a host
 
 
 class RunSeries:
-    """What the records of a run say, read as they grow. pauses: known suspensions; began_s: when the run was started."""
+    """The curves of a run, which grow with its records.
+
+    began_s: when the run was started, in seconds since the epoch. pauses: the suspensions of the run that are known.
+    curves: for each figure (by its title) the curve of each line. left_out: the lines for which a figure has no room.
+    """
 
     def __init__(self, folder: RunDir, run: Run, began_s: float, pauses: Sequence[Pause]) -> None:
         self.folder, self.run, self.began_s, self.pauses = folder, run, began_s, list(pauses)
@@ -34,8 +38,8 @@ class RunSeries:
 
     def _begin(self) -> None:
         self.progress = Progress()
-        self.last_record_s = 0.0  # by the clocks of the nodes
-        self.left_out: dict[str, set[str]] = {}  # the lines that a figure has no room for
+        self.last_record_s = 0.0  # the time of the last record, in seconds since the epoch by the clock of its node
+        self.left_out: dict[str, set[str]] = {}  # title of a figure -> the lines for which the figure has no room
         self.curves: dict[str, dict[str, LiveCurve]] = {title: {} for title in (*OF_STEPS, *OF_TIME)}
         self._ranks = [FollowedRecords(str(self.folder.steps_file(rank)), StepRecord) for rank in range(self.run.cell.gpus)]
         self._hosts: dict[str, FollowedRecords[Sample]] = {}
@@ -43,16 +47,19 @@ class RunSeries:
         self._sent: dict[str, NetworkRate] = {}
 
     def read_new(self) -> bool:
-        """Read what was appended; returns whether there was anything."""
+        """Read the records that were appended since the last call; returns whether there were any."""
         changed = False
         while (part := self._read_part()) is not False:
             changed = True
-            if part is None:  # a file was replaced, as where a run resumes from a checkpoint
+            if part is None:  # a file was replaced, such as when a run resumed from a checkpoint
                 self._begin()
         return changed
 
     def _read_part(self) -> bool | None:
-        """Read the next records of each file, so that no rank is far ahead of another; returns whether there were any."""
+        """Read the next records of each file, so that no rank is far ahead of another rank.
+
+        Returns whether there were any; None if a file was replaced.
+        """
         changed = False
         if is_folder(f"{self.folder.path}/steps"):
             for rank, file in enumerate(self._ranks):
@@ -96,7 +103,7 @@ class RunSeries:
             self._add(GPU_POWER, line, at_s, gpu.power_w)
 
     def _add(self, title: str, line: str, x: float, value: float | None) -> None:
-        """Add a value to a line of a figure; None: it is not known."""
+        """Add a value to a line of a figure. title: of the figure. value: None if it is not known; then nothing is added."""
         if value is None:
             return
         lines = self.curves[title]

@@ -1,4 +1,4 @@
-"""The files of runs, opened for reading. No name that a browser sends, and no link in a run, leads out of the folder."""
+"""Opens files of runs for reading. Neither a name from the browser nor a link in a run can lead out of the folder of runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-MOST_ENTRIES = 1000  # of a folder that are listed
+MOST_ENTRIES = 1000  # the greatest number of entries of a folder that are listed
 
 
 def open_below(root: Path, names: Sequence[str]) -> io.BufferedReader | list[str]:
-    """A file below a folder, open for reading; for a folder the sorted names in it, with a slash after those of folders.
+    """Open a file below a folder for reading. If the path is a folder, return the sorted names in it; folders end in a slash.
 
-    Raises OSError if it is not there, if it is neither a regular file nor a folder, or if the path has a link.
+    names: the parts of the path below `root`. Raises OSError if the path does not exist, is neither a regular file nor a
+    folder, or contains a link.
     """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,9 +1,8 @@
-"""An HTTP server on 127.0.0.1 that only reads, and only for those who know the secret in its address.
+"""An HTTP server on 127.0.0.1. It only reads files, and it answers only requests that contain a secret token.
 
-Other users of this machine can connect to its port, and any page in the browser of the user can send requests to it. So
-every path begins with a random token, and the name in the header `Host` has to be one of this machine: a page of a foreign
-name that was made to resolve to 127.0.0.1 (DNS rebinding) is refused. A policy makes the browser refuse what does not come
-from this server.
+Other users of this machine can connect to the port, and any page in the browser of the user can send requests to it. So every
+path must begin with a random token. The header `Host` must name this machine, so that a foreign domain name that resolves to
+127.0.0.1 (DNS rebinding) is rejected. A content security policy tells the browser to load nothing from other servers.
 """
 
 from __future__ import annotations
@@ -31,13 +30,14 @@ from shardlab.errors import InputError, ShardlabError
 from templates import render_page
 
 ADDRESS = "127.0.0.1"
-# With any port: `ssh -L 9000:127.0.0.1:PORT` shows the page under another one. A foreign page cannot have one of these names.
+# The names that the header `Host` may have. Any port is allowed, because `ssh -L 9000:127.0.0.1:PORT` shows the page under
+# another port. A foreign page cannot have one of these names.
 NAMES = ("127.0.0.1", "localhost")
-WAIT_S = 30.0  # for a client that sends or reads nothing
+WAIT_S = 30.0  # seconds until the connection of a client that neither sends nor reads is closed
 _ALWAYS = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 LIVE = f"default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; {_ALWAYS}"
 REPORT = f"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; {_ALWAYS}"
-FILES = f"default-src 'none'; style-src 'unsafe-inline'; sandbox; {_ALWAYS}"  # of nodes: nothing in them is ever run
+FILES = f"default-src 'none'; style-src 'unsafe-inline'; sandbox; {_ALWAYS}"  # for files of runs: no script in them may run
 HTML, SCRIPT, JSON, TEXT = "text/html", "text/javascript", "application/json", "text/plain"
 TYPES = {".html": HTML, ".json": JSON, ".jsonl": TEXT, ".csv": TEXT, ".md": TEXT, ".tex": TEXT, ".log": TEXT, ".sh": TEXT}
 TYPES |= {".sbatch": TEXT, ".yaml": TEXT, ".py": TEXT}
@@ -45,9 +45,13 @@ BYTES = "application/octet-stream"
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves `page`, `report` and the files in `runs`. tell: gets a line for each failure. Raises InputError."""
+    """Serves the live page, the report and the files of runs.
 
-    daemon_threads = True  # an open page does not hold up the end
+    runs: the folder of the runs. tell: a function that gets one line for each failed request. Raises InputError if the port
+    cannot be used.
+    """
+
+    daemon_threads = True  # so that the process can end while a page is open
 
     def __init__(self, port: int, page: LivePage, report: ReportOnRequest, runs: Path, tell: Callable[[str], None]) -> None:
         self.token = secrets.token_urlsafe(24)
@@ -64,38 +68,38 @@ class WatchServer(ThreadingHTTPServer):
             ) from None
 
     def server_bind(self) -> None:
-        """Bind without the base class's look-up of a name for the address, which may wait for a name server."""
+        """Bind the socket. The base class would also look up a name for the address, which may wait for a name server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
 
     @property
     def url(self) -> str:
-        """The address of the page."""
+        """The address of the live page, with the secret token."""
         return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that closes its connection is no failure."""
+        """Report a failed request. A connection that the browser closed is not a failure."""
         error = sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError):
             self.tell(f"a request failed: {type(error).__name__}: {error}")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Answers the requests of one connection."""
 
     server: WatchServer
     protocol_version = "HTTP/1.1"
     timeout = WAIT_S
 
     def version_string(self) -> str:
-        """The header `Server`."""
+        """The value of the header `Server`."""
         return "shardlab"
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - its name in the base class
-        """No log: the paths hold the token."""
+        """Write no log, because the paths contain the secret token."""
 
     def do_GET(self) -> None:
-        """Answer a request."""
+        """Answer a request: check the header `Host` and the token, then send the page, the data, the report or a file."""
         host = self.headers.get("Host", "").lower()
         name, _, port = host.partition(":")
         if len(self.headers.get_all("Host") or ()) != 1 or name not in NAMES or not (port.isdecimal() or host == name):
@@ -119,13 +123,13 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - its name in the base class
 
     def _refuse(self) -> None:
-        self.close_connection = True  # what the request has besides its head is not read
+        self.close_connection = True  # the body of the request is not read, so the connection cannot be used again
         self._say(HTTPStatus.METHOD_NOT_ALLOWED, "This server only reads.", Allow="GET, HEAD")
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
 
     def _answer(self, names: Sequence[str]) -> None:
-        """names: of the path after the token."""
+        """Send the page, data or file that belongs to a path. names: the parts of the path after the token."""
         match names:
             case [""]:
                 self._send(self.server.page.page(), HTML, LIVE)
@@ -143,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
                 raise FileNotFoundError
 
     def _data(self) -> None:
-        """What there is to show now, or that nothing is new."""
+        """Send the present content of the live page, or "not modified" if the browser already has it."""
         document, tag = self.server.page.document()
         if self.headers.get("If-None-Match") == tag:
             self._head(HTTPStatus.NOT_MODIFIED, 0, JSON, LIVE, ETag=tag)
@@ -151,11 +155,11 @@ class Handler(BaseHTTPRequestHandler):
             self._send(document, JSON, LIVE, ETag=tag)
 
     def _file(self, root: Path, names: list[str], policy: str) -> None:
-        """A file below a folder, or the names in a folder if the path ends in a slash."""
+        """Send a file below a folder, or a list of the names in a folder if the path ends in a slash."""
         found = served_files.open_below(root, names[:-1] if names[-1:] == [""] else names)
         if isinstance(found, list):
             if names[-1:] != [""]:
-                raise FileNotFoundError  # links in the list would lead to the folder around
+                raise FileNotFoundError  # without the slash, the relative links in the list would lead to the parent folder
             listing = render_page("watch/folder.html.j2", printable.clean, names=found, path="/".join(names))
             self._send(listing.encode(), HTML, FILES)
             return

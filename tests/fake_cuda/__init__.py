@@ -1,13 +1,13 @@
-"""Fake GPUs: makes torch's CPU build behave as if it had CUDA devices.
+"""Fake GPUs: makes the CPU build of torch behave as if the machine had CUDA devices.
 
-`install` goes before the first import of torch. A C++ library (see `build`) gives torch a CUDA device whose memory is host
-memory, counted and limited per GPU, and whose operators are the CPU's kernels. The Python part of torch.cuda stays torch's own;
-`device`, `streams` and `collectives` stand in for the functions below it. NCCL becomes gloo on the same memory.
+`install` must be called before the first import of torch. A C++ library (see `build`) gives torch a CUDA device whose memory is
+host memory, counted and limited per GPU, and whose operators are the kernels of the CPU. The Python part of torch.cuda is not
+changed; `device`, `streams` and `collectives` replace the functions that it calls. NCCL is replaced by gloo on the same memory.
 
 Fake GPUs can test whether our code uses torch.cuda correctly: devices, copies, pinned memory, counters of the allocator, out of
-memory, waits of the host, and that every strategy does the same work on `cuda:N`. They cannot test what needs hardware:
-NCCL (communicators, order, hangs), concurrent streams and their races, which kernels of cuBLAS, cuDNN and
-flash attention run and how they round, Triton, CUPTI's traces, NVML, fragmentation of the allocator, and time.
+memory, waits of the host, and that every strategy does the same work on `cuda:N`. They cannot test features that need hardware:
+NCCL (communicators, order, hangs), concurrent streams and their races, the kernels of cuBLAS, cuDNN and flash attention and
+their rounding, Triton, traces of CUPTI, NVML, fragmentation of the allocator, and time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ NAME = "NVIDIA H100 80GB HBM3"
 
 
 def install(library: Path, *, devices: int = 1, memory_gib: float = 80.0, name: str = NAME) -> None:
-    """Give this process fake GPUs; torch must not have been imported. devices: of them CUDA_VISIBLE_DEVICES may leave fewer."""
+    """Give this process fake GPUs. Call this before torch is imported.
+
+    library: the C++ library from `build.library`. devices: the number of GPUs; CUDA_VISIBLE_DEVICES may reduce it.
+    memory_gib: the memory of each GPU. name: the model of the GPUs.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         devices = min(devices, len([one for one in visible.split(",") if one.strip()]))
     os.environ["FAKE_CUDA_DEVICES"] = str(devices)
-    # Before torch, which asks once whether there is CUDA and keeps the answer.
+    # This must run before torch is imported, because torch checks only once whether CUDA is available.
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.submodule_search_locations is not None

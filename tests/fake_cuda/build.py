@@ -1,4 +1,4 @@
-"""Compiles the C++ part, once for each version of torch and of the C++ source."""
+"""Compiles the C++ part of the fake GPUs, once for each version of torch and of the C++ source."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ BUILT = HERE.parents[1] / ".pytest_cache" / "fake_cuda"
 
 
 def why_not() -> str | None:
-    """Why it cannot be built here, or None."""
+    """Why the library cannot be built on this machine; None if it can."""
     return None if shutil.which("g++") else "g++ is not installed"
 
 
 def library() -> Path:
-    """The built library; it takes about 15 s of a processor the first time. Raises CalledProcessError with what g++ said."""
+    """The path of the library. It is built if necessary, which takes about 15 s on one processor.
+
+    Raises CalledProcessError if g++ fails.
+    """
     sources = sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")])
     digest = hashlib.sha256(importlib.metadata.version("torch").encode())
     for source in sources:
@@ -39,5 +42,5 @@ def library() -> Path:
             "-ltorch_cpu", "-ltorch", f"-Wl,-rpath,{torch}/lib",
         ]  # fmt: skip
         subprocess.run(command, check=True)
-        unfinished.replace(made)  # another worker may have built the same
+        unfinished.replace(made)  # atomic, because another test worker may build the same file
     return made

@@ -27,7 +27,7 @@ from trainers.task import Task
 
 
 def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
-    """How often rank 0's host waits for its GPU in the timed steps, by the source line that waits."""
+    """How often the host of rank 0 waits for its GPU in the timed steps, by the source line that waits."""
     os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
     asked = msgspec.convert(cell, Cell)
     ranks = Ranks(Rank()) if asked.gpus == 1 else _rank_0_of(asked.gpus)
@@ -48,7 +48,7 @@ def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
 
         settle = recorder.settle
 
-        def settled() -> None:  # after the last step, where it waits for what the GPU still does
+        def settled() -> None:  # called after the last step; waiting for the rest of the work of the GPU is expected there
             found.counting = False
             settle()
 
@@ -61,7 +61,10 @@ def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
 
 
 def _rank_0_of(world: int) -> Ranks:
-    """Rank 0 of a world whose other ranks do not exist: torch's fake process group returns at once with undefined values."""
+    """Rank 0 of a world whose other ranks do not exist.
+
+    The fake process group of torch returns from each collective at once, with undefined values.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
@@ -75,7 +78,10 @@ def _rank_0_of(world: int) -> Ranks:
 
 
 def one_rank_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float]:
-    """GPU memory of rank 0 in bytes: peak while building, after building, and peak in two steps. Other ranks do not exist."""
+    """GPU memory of rank 0 in bytes: the peak while building the model, the memory after building, the peak in two steps.
+
+    world: the number of ranks; the other ranks do not exist.
+    """
     asked, ranks, task, found = _before_building(world, cell, data)
     engine = menu.strategy(asked.strategy).build(asked, task, ranks)
     found |= _built()
@@ -89,7 +95,7 @@ def one_rank_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float]
 
 
 def one_stage_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float]:
-    """The same for the first stage of a pipeline, which makes no step: it would wait for the second stage."""
+    """The same as `one_rank_of` for the first stage of a pipeline, without steps: a step would wait for the second stage."""
     asked, ranks, task, found = _before_building(world, cell, data)
     stage = MeshModel(asked, task, ranks, stages=world)
     return {**found, **_built(), "stages": len(stage.parts)}

@@ -1,4 +1,4 @@
-"""Replaces NCCL on fake GPUs by gloo, which works on the same host memory."""
+"""Replaces NCCL on fake GPUs by gloo, which can use the memory of fake GPUs because it is host memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def install() -> None:
             short, _, overload = whole.removeprefix("c10d::").partition(".")
             by_gloo = _by_gloo(getattr(getattr(torch.ops.c10d, short), overload or "default"))
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch has kernels for them that need NCCL: these take their place
+                warnings.simplefilter("ignore")  # torch warns because these kernels replace its own kernels, which need NCCL
                 _library.impl(whole.removeprefix("c10d::"), by_gloo, "CUDA", allow_override=True)
     start = dist.init_process_group
 
@@ -36,7 +36,7 @@ def install() -> None:
 def _by_gloo(operator: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         found = operator(*map(_host, args), **{name: _host(value) for name, value in kwargs.items()})
-        if isinstance(found, tuple) and len(found) == 2:  # (tensors, work): the tensors are those that came in
+        if isinstance(found, tuple) and len(found) == 2:  # (tensors, work): return the tensors of the arguments instead
             return next(value for value in args if isinstance(value, list | tuple | torch.Tensor)), found[1]
         return found
 

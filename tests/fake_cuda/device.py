@@ -1,4 +1,4 @@
-"""Replaces the functions by which torch.cuda reads the driver and the allocator: number of GPUs, current GPU, memory."""
+"""Replaces the functions with which torch.cuda calls the driver and the allocator: number of GPUs, current GPU, memory."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def install(devices: int, memory_bytes: int, name: str) -> None:
         "is_available": lambda: devices > 0,
         "is_bf16_supported": lambda including_emulation=True: True,
         "mem_get_info": free_and_total,
-        "get_rng_state": lambda device="cuda": torch.get_rng_state(),  # random numbers are the host's
+        "get_rng_state": lambda device="cuda": torch.get_rng_state(),  # fake GPUs use the random numbers of the host
         "set_rng_state": lambda new_state, device="cuda": None,
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
@@ -103,7 +103,7 @@ def install(devices: int, memory_bytes: int, name: str) -> None:
 
 
 def _statistics(in_use: int, peak: int) -> dict[str, Any]:
-    """The allocator's counters. A real one reserves more than is in use; here both are the same."""
+    """The counters of the allocator, in bytes. A real allocator reserves more memory than is in use; here both are equal."""
     one = {"current": in_use, "peak": peak, "allocated": in_use, "freed": 0}
     pools = {name: {"all": one, "small_pool": one, "large_pool": one} for name in COUNTED}
     zeros = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
@@ -113,7 +113,7 @@ def _statistics(in_use: int, peak: int) -> dict[str, Any]:
 
 
 def _snapshot() -> dict[str, Any]:
-    """One segment with one block and one event, in the form of torch 2.13."""
+    """A snapshot of the allocator with one segment, one block and one event, in the format of torch 2.13."""
     block = {"address": 1, "size": 512, "requested_size": 500, "state": "active_allocated", "frames": []}
     segment = {
         "device": 0, "address": 1, "total_size": 2**21, "allocated_size": 512, "active_size": 512, "requested_size": 500,
@@ -128,7 +128,7 @@ def _snapshot() -> dict[str, Any]:
 
 
 def _resize_storages() -> None:
-    """`UntypedStorage.resize_`, by which FSDP frees what it gathered."""
+    """Replace `UntypedStorage.resize_`, with which FSDP frees the parameters that it gathered."""
     on_host = torch.UntypedStorage.resize_
 
     def resize(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:

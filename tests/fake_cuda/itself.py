@@ -37,7 +37,7 @@ def a_full_gpu_raises_what_torch_raises_and_goes_on() -> str:
         torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
     half = torch.ones(MIB // 2, dtype=torch.uint8, device="cuda")
     with pytest.raises(torch.OutOfMemoryError):
-        torch.cat([half, half])  # the result of an operator is charged as well
+        torch.cat([half, half])  # the result of an operator counts as memory in use too
     assert int(half.sum()) == MIB // 2
     return WELL
 
@@ -92,7 +92,7 @@ def pinned_memory_is_known_as_such() -> str:
 
 
 def a_storage_is_freed_and_filled_again() -> str:
-    """As FSDP frees what it gathered: the tensor stays, its memory goes."""
+    """FSDP frees the parameters that it gathered in this way: the tensor still exists, but its memory is released."""
     tensor = torch.ones(MIB, dtype=torch.uint8, device="cuda")
     before = torch.cuda.memory_allocated()
     tensor.untyped_storage().resize_(0)
@@ -131,18 +131,18 @@ def waits_of_the_host_are_counted_by_line() -> str:
         float(numbers.sum())
         numbers.cpu()
         numbers.nonzero()
-        torch.empty(3).copy_(numbers, non_blocking=True)  # into memory that is not pinned
+        torch.empty(3).copy_(numbers, non_blocking=True)  # blocks, because the memory is not pinned
         torch.cuda.synchronize()
         torch.cuda.Event().synchronize()
     assert sorted(line.partition(":")[0] for line in found.lines) == [
         "_local_scalar_dense", "_to_copy", "copy_", "nonzero", "synchronize a GPU", "synchronize an event",
     ]  # fmt: skip
-    assert all("gpu/forked.py" in line for line in found.lines)  # the fake GPUs' own files are left out
+    assert all("gpu/forked.py" in line for line in found.lines)  # the files of the fake GPUs themselves are left out
     return WELL
 
 
 def sums_over_ranks(ranks: int) -> list[list[float]]:
-    """What each of some forked ranks has after an all-reduce of its number over "NCCL"."""
+    """The result on each of several forked ranks after an all-reduce with the backend "nccl". Each rank puts in rank + 1."""
     with tempfile.TemporaryDirectory() as folder:
         children = []
         for rank in range(ranks):

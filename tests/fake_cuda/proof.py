@@ -1,4 +1,7 @@
-"""`benchmarks/gpu/prove.py` on one fake GPU: `python -m fake_cuda.proof LIBRARY WORDS...`, with the words of that command."""
+"""Runs `benchmarks/gpu/prove.py` on one fake GPU: `python -m fake_cuda.proof LIBRARY ARGUMENTS...`.
+
+LIBRARY is the C++ library of the fake GPUs; ARGUMENTS are the arguments of prove.py.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""A server process with fake GPUs that forks ranks: `python -m fake_cuda.ranks LIBRARY`. Each line of its input is a request.
+"""A server process with fake GPUs that forks ranks: `python -m fake_cuda.ranks LIBRARY`.
 
-A request is JSON: {"run": folder, "ranks": N, "small_gpu": the number of a rank whose GPU has hardly any
-memory, or null}, answered by {"codes": [exit code of each rank]}; or
-{"check": name, "module": `checks` or `itself`, "arguments": {...}}, a function of that module in a process of its own, answered
-by {"found": what it gave, "code": the exit code of the process, "log": what it printed}.
+Each line of its input is a request in JSON, of one of two kinds:
+
+- Run ranks: {"run": folder, "ranks": N, "small_gpu": a rank whose GPU has almost no memory, or null}. The answer is
+  {"codes": [exit code of each rank]}.
+- Run a function in a process of its own: {"check": name of the function, "module": `checks` or `itself`, "arguments": {...}}.
+  The answer is {"found": the result of the function, "code": the exit code of the process, "log": the output of the process}.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import forked
 
 import fake_cuda
 
-LIMIT_S = 600.0  # time limit of a request; only a hanging request takes so long
+LIMIT_S = 600.0  # the time limit of a request; only a hanging request takes so long
 DEVICES = 8
-SMALL_BYTES = 2**18  # a GPU on which no model of the tests has room
+SMALL_BYTES = 2**18  # memory of a GPU that is too small for every model of the tests
 
 
 def main() -> None:
@@ -36,7 +38,7 @@ def main() -> None:
 
 
 def _imports() -> None:
-    """What ranks use, once for all of them."""
+    """Import the modules that ranks use, once for all ranks."""
     os.environ["DS_ACCELERATOR"] = "cuda"
     for name in ("trainers.loop", "trainers.engines.fsdp2", "trainers.engines.pipeline", "trainers.engines.tensor",
                  "trainers.tasks.gpt2", "trainers.tasks.vit"):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Streams and events of fake GPUs. Work runs synchronously, so no call ever waits."""
+"""Streams and events of fake GPUs. All work runs synchronously, so no call ever waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fake_cuda import waits
 
 
 class Event:
-    """Holds the host's time at which it was recorded."""
+    """An event of a stream. It stores the time of the host at which it was recorded."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._timed, self._at_s = enable_timing, None
@@ -29,7 +29,7 @@ class Event:
         waits.note("synchronize an event")
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds; refused where a real event refuses it."""
+        """The time between two events in ms. Raises RuntimeError in the same cases as a real event."""
         if not (self._timed and end._timed):
             raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
         if self._at_s is None or end._at_s is None:
@@ -38,7 +38,7 @@ class Event:
 
 
 class Stream(torch.Stream):
-    """A stream of a GPU; all of them run in the order in which the host asks."""
+    """A stream of a GPU. The work of all streams runs in the order in which the host launches it."""
 
     cuda_stream = 0
 
@@ -64,7 +64,7 @@ class Stream(torch.Stream):
 
 
 class StreamContext:
-    """`with torch.cuda.stream(...)`."""
+    """The context manager for `with torch.cuda.stream(...)`; it does nothing."""
 
     def __init__(self, stream: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Counts how often the host waits for a GPU: when it reads a number from a GPU, at blocking copies, and at synchronizations."""
+"""Counts how often the host waits for a GPU: when it reads a number from a GPU, at blocking copies and at synchronizations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ASKS = ("_local_scalar_dense", "nonzero", "equal")  # give numbers, or sizes that depend on numbers, to the host
+ASKS = ("_local_scalar_dense", "nonzero", "equal")  # operators that return a number or a size that depends on numbers
 COPIES = ("_to_copy", "copy_")
 
 
@@ -18,14 +18,17 @@ _active: list[Waits] = []
 
 
 def note(name: str) -> None:
-    """The host waits for an event, a stream or a GPU: `streams` and `device` say so."""
+    """Count a wait of the host for an event, a stream or a GPU. `streams` and `device` call this. name: what the host does."""
     for waits in _active:
         if waits.counting:
             waits.lines[f"{name}: {_place()}"] += 1
 
 
 class Waits(TorchDispatchMode):
-    """lines: number of waits by source line of our code and the line of its caller. counting: whether waits count now."""
+    """Counts waits of the host while this context is active.
+
+    lines: the number of waits, by operator, source line and the line of the caller. counting: whether waits are counted now.
+    """
 
     def __init__(self, *, counting: bool = True) -> None:
         super().__init__()
@@ -55,13 +58,15 @@ def _asks(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _copies(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator is a copy between host and GPU that blocks the host: without non_blocking, or with host memory that
-    is not pinned."""
+    """Whether an operator is a copy between host and GPU that blocks the host.
+
+    A copy blocks without non_blocking=True, and if the host memory is not pinned.
+    """
     if name not in COPIES:
         return False
     source = args[1] if name == "copy_" else args[0]
     if name == "copy_" and source.data_ptr() == args[0].data_ptr():
-        return False  # what gloo gives back is the memory of the fake GPU itself, as a tensor of the host
+        return False  # a result of gloo is a tensor of the host with the memory of the fake GPU, so nothing is copied
     target = args[0].device if name == "copy_" else torch.device(kwargs.get("device") or source.device)
     if {source.device.type, target.type} != {"cuda", "cpu"}:
         return False

@@ -17,7 +17,7 @@ LEAST_PCT = 85.0
 
 
 def main() -> int:
-    """0 if enough mutants are killed and the page gives a reason for every survivor, else 1."""
+    """Returns 0 if enough mutants are killed and the page gives a reason for every surviving mutant, else 1."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=14, help="which mutants are drawn (default: %(default)s)")
     parser.add_argument("--number", type=int, default=200, help="how many are drawn (default: %(default)s)")
@@ -65,7 +65,7 @@ def _report(judged: list[tuple[Mutant, Result]], number: int) -> int:
 
 
 def _row(mutant: Mutant, result: Result, reason: str) -> str:
-    """The survivor's row in the page."""
+    """The row of a surviving mutant in the table of the page."""
     before, after = (text.replace("|", "\\|") for text in mutant.change())
     tests = "none" if result.outcome == UNCOVERED else str(result.judges)
     tests += f" (+ {result.left_out} not run)" if result.left_out else ""
@@ -73,7 +73,7 @@ def _row(mutant: Mutant, result: Result, reason: str) -> str:
 
 
 def _reasons() -> dict[str, str]:
-    """The page's reasons, by mutant."""
+    """The reasons in the page, by the name of the mutant."""
     if not PAGE.exists():
         return {}
     lines = (line for line in PAGE.read_text().splitlines() if line.startswith("| "))

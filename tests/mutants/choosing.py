@@ -1,4 +1,4 @@
-"""Which tests judge a mutant, and in which order."""
+"""Chooses the tests that judge a mutant, and their order."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from copies import ROOT, WORK, product_digest, sources
 from drawing import Mutant
 from recording import place, test_files
 
-# Tests are chosen, the fastest first, until their recorded times come to this; what was left out is said of a survivor.
+# Tests are chosen, the fastest first, until the sum of their recorded times is this. The report says how many were left out.
 BUDGET_S = 180.0
-# What it takes to start pytest, to which the time of a file's tests is added when files are put in order.
+# The time to start pytest; it is added to the time of the tests of a file when the files are sorted.
 START_S = 2.0
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tests of one file, the fastest first, with what each took."""
+    """Tests of one file, the fastest first, with the recorded time of each test in seconds."""
 
     file: str
     tests: dict[str, float]
@@ -35,8 +35,8 @@ class Choice:
     """The tests that judge a mutant.
 
     batches:  the tests by file, in the order in which they run
-    left_out: number of tests that run the line and do not judge, because the budget was spent
-    how:      line if they run the line, import if the line runs when its file is imported
+    left_out: number of tests that run the line but are not chosen, because the budget of time was used up
+    how:      "line" if the tests run the line, "import" if the line runs when its file is imported
     """
 
     batches: list[Batch]
@@ -45,10 +45,10 @@ class Choice:
 
 
 class Recordings:
-    """What all recordings say together. A test that fails or is skipped without a mutant judges nothing.
+    """The recordings of all test files together. A test that fails or is skipped without a mutant is never chosen.
 
-    confirmed:  tests that killed a mutant and passed without one afterwards
-    unreliable: tests that killed a mutant and failed without one, too
+    confirmed:  tests that killed a mutant and then passed without a mutant
+    unreliable: tests that killed a mutant but also failed without a mutant
     """
 
     def __init__(self) -> None:
@@ -94,8 +94,11 @@ class Recordings:
         self._kept.write_text(json.dumps({"confirmed": sorted(self.confirmed), "unreliable": sorted(self.unreliable)}))
 
     def choose(self, mutant: Mutant) -> Choice:
-        """The tests that run the mutant's line. What runs at import runs for every test, so there it is the tests that run
-        anything else of the file, and those that run files that import it."""
+        """Choose the tests for a mutant: the tests that run its line.
+
+        A line that runs when its file is imported runs for every test. For such a line, the tests are chosen that run another
+        line of the file, then the tests that run a line of a file that imports it.
+        """
         lines = self._lines.get(mutant.file, {})
         span = range(mutant.line, mutant.end + 1)
         if not any((mutant.file, line) in self._imported for line in (mutant.at, *span)):
@@ -127,7 +130,7 @@ class Recordings:
 
 
 def _importers(file: str) -> list[str]:
-    """Files of the four packages that import this one by name."""
+    """The files of the four packages that import this file by its module name."""
     module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
     return [other for other in sources() if other != file and module in _imports(other)]
 

@@ -1,4 +1,4 @@
-"""Copies of the repository with virtual environments of their own: a mutant stands in a copy, never in the working tree."""
+"""Makes copies of the repository, each with a virtual environment. Mutants are put into copies, never into the working tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / ".mutants"
 PACKAGES = ("shardlab", "jobs", "collect", "provision")
-# What the product is besides the four packages: a change there may change what a test sees.
+# The folders of the product. A change in any of them may change the result of a test.
 PRODUCT = (*PACKAGES, "trainers", "templates", "matrices")
 
 RECORDER = """
@@ -32,14 +32,14 @@ if "COVERAGE_PROCESS_START" in os.environ:
 
 @cache
 def tracked() -> list[str]:
-    """Names of all files of the repository that git does not ignore. A run holds for the tree at its start."""
+    """The names of all files of the repository that git does not ignore, at the start of this process."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     return sorted(name for name in names if name and (ROOT / name).is_file())
 
 
 def digest(names: Iterable[str]) -> str:
-    """12 characters that change if one of these files changes."""
+    """A digest of 12 characters that changes if one of these files changes."""
     found = hashlib.sha256()
     for name in names:
         found.update(f"{name}\n".encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())
@@ -47,32 +47,35 @@ def digest(names: Iterable[str]) -> str:
 
 
 def sources() -> list[str]:
-    """The Python files that mutants are drawn from."""
+    """The Python files from which mutants are drawn."""
     return [name for name in tracked() if name.split("/")[0] in PACKAGES and name.endswith(".py")]
 
 
 @cache
 def product_digest() -> str:
-    """What results of mutants hold for: a change of the product makes them void."""
+    """The digest of the product. Results of mutants are valid only for the same digest."""
     return digest(name for name in tracked() if name.split("/")[0] in PRODUCT)
 
 
 @cache
 def tests_digest() -> str:
-    """What a survivor survived."""
+    """The digest of the tests. That a mutant survived is valid only for the same digest."""
     return digest(name for name in tracked() if name.startswith("tests/") and not name.startswith("tests/mutants/"))
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of the repository, and the environment whose `python` imports the product from the copy alone."""
+    """A copy of the repository, with a virtual environment whose `python` imports the product only from the copy.
+
+    path: the folder of the copy. scratch: a folder for the files that tests write.
+    """
 
     path: Path
     scratch: Path
 
     @staticmethod
     def make(name: str) -> Copy:
-        """Copies the repository anew; a copy of an earlier run may hold a mutant."""
+        """Copies the repository. A copy of an earlier run is deleted, because it may contain a mutant."""
         path = WORK / name
         shutil.rmtree(path, ignore_errors=True)
         for file in tracked():
@@ -80,11 +83,14 @@ class Copy:
             there.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, there)
         _environment(path)
-        # Short, because sockets below it have at most 107 characters.
+        # The path must be short, because the path of a socket inside it may have at most 107 characters.
         return Copy(path, Path(tempfile.mkdtemp(prefix="mutants-")))
 
     def command(self, plugin: str, *test_files: str) -> list[str]:
-        """Runs the tests of files without the marker `line`, with one of our plugins and with fixed examples of hypothesis."""
+        """The command that runs the tests of some files, except tests with the marker `line`.
+
+        plugin: the pytest plugin in tests/mutants/plugins to use. The seed of Hypothesis is fixed.
+        """
         python = str(self.path / ".venv" / "bin" / "python")
         words = [
             "-q",
@@ -103,11 +109,12 @@ class Copy:
         return [python, "-m", "pytest", *words, f"--basetemp={self.scratch / 'tests'}", *test_files]
 
     def variables(self, **more: str) -> dict[str, str]:
-        """The environment variables of a test process. Hypothesis keeps what it found with one mutant apart from the next."""
+        """The environment variables of a test process. The storage of Hypothesis is in the scratch folder, so that examples
+        found with one mutant are not used for the next one."""
         return {**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": str(self.scratch / "hypothesis"), **more}
 
     def end_processes(self) -> None:
-        """Ends the processes that tests left behind: those whose command line names this copy, such as its Python."""
+        """Ends the processes that tests left behind: all processes whose command line contains the path of this copy."""
         mark = str(self.path) + "/"
         for process in psutil.process_iter(["cmdline"]):
             if process.pid != os.getpid() and any(mark in word for word in process.info["cmdline"] or ()):
@@ -117,7 +124,7 @@ class Copy:
                     continue
 
     def clean(self) -> None:
-        """Removes what tests wrote."""
+        """Removes the files that tests wrote."""
         for name in ("tests", "hypothesis"):
             shutil.rmtree(self.scratch / name, ignore_errors=True)
 
@@ -128,9 +135,11 @@ class Copy:
 
 
 def _environment(path: Path) -> None:
-    """A virtual environment without packages. Its path names the copy, then the packages of the environment that
-    runs this file. Python does not read the `.pth` files of those packages, so it never imports the product from the
-    working tree."""
+    """Makes a virtual environment without packages in a copy.
+
+    Its import path contains the copy, then the packages of the environment that runs this file. Python does not read the `.pth`
+    files of these packages, so it never imports the product from the working tree.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", path / ".venv"], check=True)
     (packages,) = (path / ".venv" / "lib").glob("python3*/site-packages")
     (original,) = (Path(sys.prefix) / "lib").glob("python3*/site-packages")
@@ -150,12 +159,12 @@ def _environment(path: Path) -> None:
 
 
 def end_group(process: subprocess.Popen[bytes], copy: Copy) -> None:
-    """Ends a test process and what it started."""
+    """Ends a test process and the processes that it started."""
     process.kill()
     copy.end_processes()
     process.wait()
 
 
 def now() -> str:
-    """The time of day, for progress."""
+    """The time of day, for messages about progress."""
     return time.strftime("%H:%M:%S")

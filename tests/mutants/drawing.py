@@ -1,5 +1,8 @@
-"""Draws mutants by a seed. A mutant is identified by what it changes (file, definition, text of the line, operator) and not by
-a line number: if other code changes, the same seed still draws the same mutants from code that did not."""
+"""Draws mutants (small changes of the code) at random, by a seed.
+
+A mutant is identified by the file, definition, text of the line and operator of its change, not by a line number. So if some
+code changes, the same seed still draws the same mutants from the code that did not change.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes
 from cosmic_ray.mutating import mutate_code
 
-# What is left out of Cosmic Ray's operators: those that need arguments, and `is` for `==` (`3 is 3` says nothing of the tests).
+# Operators of Cosmic Ray that are not used because they need arguments. Replacing `==` by `is` is not used either, because
+# `3 is 3` is true, so such a mutant says nothing about the tests.
 WITH_ARGUMENTS = {"VariableReplacer", "VariableInserter"}
-# A bare `*` between parameters is no multiplication, though Cosmic Ray takes it for one.
+# In these nodes a bare `*` separates parameters; Cosmic Ray would treat it as a multiplication.
 SIGNATURES = {"parameters", "lambdef"}
 
 
@@ -28,14 +32,14 @@ SIGNATURES = {"parameters", "lambdef"}
 class Mutant:
     """One change of one file.
 
-    file:       name of the file, from the repository's root
-    definition: function or class that holds the change, with those around it; empty at module level
+    file:       path of the file, relative to the root of the repository
+    definition: qualified name of the function or class that contains the change; empty at module level
     text:       the line before the change, without its indentation
-    operator:   Cosmic Ray's name of the operator
-    repeat:     which of the operator's changes with the same definition and text, from 0
-    line, end:  first and last line of the statement (of a compound statement: of its head), in this tree
-    at:         line of the change, in this tree
-    occurrence: Cosmic Ray's number of the change in this file, in this tree
+    operator:   the name of the operator in Cosmic Ray
+    repeat:     index of the change among the changes by this operator with the same definition and text, starting at 0
+    at:         number of the changed line, in this tree
+    line, end:  first and last line of the statement (for a compound statement: of its head), in this tree
+    occurrence: the number that Cosmic Ray gives the change in this file, in this tree
     """
 
     file: str
@@ -50,17 +54,17 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """12 characters that are the same in every tree in which the code is the same."""
+        """A name of 12 characters. It is the same in every tree in which the changed code is the same."""
         return _digest(self.file, self.definition, self.text, self.operator, self.repeat)
 
     def changed(self) -> str:
-        """The file's text with the change."""
+        """The text of the file with the change."""
         text = mutate_code((ROOT / self.file).read_text(), plugins.get_operator(self.operator)(), self.occurrence)
         assert text is not None, self
         return str(text)
 
     def change(self) -> tuple[str, str]:
-        """What the change takes out and what it puts in, as lines."""
+        """(the lines that the change removes, the lines that it adds), each joined to one line."""
         before, after = (ROOT / self.file).read_text().splitlines(), self.changed().splitlines()
         while before and after and before[0] == after[0]:
             del before[0], after[0]
@@ -70,8 +74,11 @@ class Mutant:
 
 
 def draw(seed: int, number: int) -> list[Mutant]:
-    """Draws this number of places, and at each place one of the changes that operators offer. A place counts once, however many
-    operators fit. The places whose digests of seed and content are least are drawn, which is a uniform draw."""
+    """Draws places in the code, and at each place one of the changes that the operators offer.
+
+    number: how many places are drawn. Each place has the same probability, whatever the number of operators that fit it: the
+    places are sorted by a digest of the seed and their content, and the first ones are taken.
+    """
     kept = WORK / product_digest() / f"drawn-{seed}-{number}.json"
     if kept.exists():
         return [Mutant(**fields) for fields in json.loads(kept.read_text())]
@@ -105,13 +112,13 @@ def _operators() -> Iterator[str]:
 
 
 def _of_identity(name: str) -> bool:
-    """Whether a comparison of values becomes one of identity, or the reverse."""
+    """Whether an operator replaces a comparison of values (`==`) by a comparison of identity (`is`), or the reverse."""
     before, after = name.split("_")[1:3]
     return (before in ("Is", "IsNot")) != (after in ("Is", "IsNot"))
 
 
 def _places(file: str) -> dict[tuple[tuple[int, int], tuple[int, int]], list[Mutant]]:
-    """All mutants of a file by the place that they change."""
+    """All mutants of a file, by the place that they change: ((line, column) of its start, (line, column) of its end)."""
     code = (ROOT / file).read_text()
     lines, outline = code.splitlines(), _Outline(code)
     nodes = list(ast_nodes(parso.parse(code)))
@@ -136,7 +143,7 @@ def _places(file: str) -> dict[tuple[tuple[int, int], tuple[int, int]], list[Mut
 
 
 class _Outline:
-    """Where a file's definitions and statements are, and which of its text never runs."""
+    """The places of the definitions and statements in a file, and of the text that never runs, such as annotations."""
 
     def __init__(self, code: str) -> None:
         tree = ast.parse(code)
@@ -169,20 +176,21 @@ class _Outline:
             self._dead.append(((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)))
 
     def runs(self, start: tuple[int, int], end: tuple[int, int]) -> bool:
-        """Whether this text is more than an annotation, `__all__`, a type's name or what only a type checker reads."""
+        """Whether this text runs: it is not in an annotation, `__all__`, a type alias or code that only type checkers read."""
         return not any(first <= start and end <= last for first, last in self._dead)
 
     def definition(self, line: int) -> str:
-        """The innermost definition around a line."""
+        """The qualified name of the innermost definition around a line; "" at module level."""
         return max(((first, name) for first, last, name in self._definitions if first <= line <= last), default=(0, ""))[1]
 
     def statement(self, line: int) -> tuple[int, int]:
-        """First and last line of the innermost statement, or of its head."""
+        """First and last line of the innermost statement around a line; of a compound statement, of its head."""
         return max(((first, last) for first, last in self._statements if first <= line <= last), default=(line, line))
 
 
 def _is_for_type_checkers(node: ast.AST) -> TypeGuard[ast.stmt]:
-    """Whether this is `if TYPE_CHECKING:`, `__all__`, or a union of types under a name that is written as one of a type."""
+    """Whether a statement is only for type checkers: `if TYPE_CHECKING:`, `__all__`, or a union of types with a name such as
+    `RunState`, as types are written."""
     if isinstance(node, ast.If):
         return "TYPE_CHECKING" in ast.dump(node.test)
     if not isinstance(node, ast.Assign):

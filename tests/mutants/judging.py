@@ -1,5 +1,7 @@
-"""Judges each mutant by the light tests that run its line. Each result is a file of its own, so a run that was cut goes on
-where it stopped."""
+"""Judges each mutant with the light tests that run its line.
+
+Each result is written to its own file, so that a run that was interrupted can continue where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from copies import WORK, Copy, end_group, now, product_digest, tests_digest
 from drawing import Mutant
 
 KILLED, TIMEOUT, SURVIVED, UNCOVERED = "killed", "timeout", "survived", "uncovered"
-# A test that takes this long, and ten times what it took when it was recorded, hangs. On a machine that is busy with other
-# work it gets as much longer as its share of the processors is smaller.
+# A test counts as hanging after this time plus ten times its recorded time. If the machine is busy with other work, this limit
+# is multiplied by the load per processor.
 HANGS_S = 60.0
-# The first files have a process of their own, since most mutants do not survive them. The rest of the files share one process.
+# The tests of the first files run in one process, because most mutants do not survive them. All other files share a second one.
 FIRST_FILES = 2
 
 
@@ -29,12 +31,13 @@ FIRST_FILES = 2
 class Result:
     """How a mutant ended.
 
-    outcome:    killed, timeout (killed, too: a test did not end), survived, or uncovered (no light test runs its line)
+    outcome:    killed, timeout (killed because a test did not end), survived, or uncovered (no light test runs the line)
     killer:     the test that failed or did not end
     judges:     number of tests that were chosen
-    left_out:   number of tests that run the line and were not run, because others had spent the budget
-    how:        line, or import for what runs when a file is imported
-    tests:      digest of the tests that judged
+    left_out:   number of tests that run the line but were not chosen, because the budget of time was used up
+    how:        "line", or "import" if the line runs when its file is imported
+    tests:      digest of the tests (copies.tests_digest) at the time of judging
+    seconds:    the time that the tests took
     """
 
     outcome: str
@@ -51,12 +54,15 @@ class Result:
 
 
 def place(mutant: Mutant) -> Path:
-    """Where the result of a mutant is kept."""
+    """The file in which the result of a mutant is stored."""
     return WORK / product_digest() / "results" / f"{mutant.name}.json"
 
 
 def known(mutant: Mutant) -> Result | None:
-    """A result that still holds: a kill as long as the product is the same, a survivor as long as the tests are, too."""
+    """The stored result of a mutant if it is still valid, else None.
+
+    A kill is valid as long as the product does not change; a survival is valid as long as the tests do not change either.
+    """
     try:
         result = Result(**json.loads(place(mutant).read_text()))
     except FileNotFoundError:
@@ -65,7 +71,7 @@ def known(mutant: Mutant) -> Result | None:
 
 
 def judge(mutants: list[Mutant], recordings: Recordings, workers: int, tests: str) -> None:
-    """Judges the mutants of which there is no result that holds."""
+    """Judges the mutants that have no valid result. workers: how many are judged at once. tests: the digest of the tests."""
     due = [mutant for mutant in mutants if known(mutant) is None]
     print(f"{now()} judges {len(due)} of {len(mutants)} mutants", file=sys.stderr)
     copies: Queue[Copy] = Queue()
@@ -107,8 +113,11 @@ def _judge(copy: Copy, mutant: Mutant, recordings: Recordings, number: int, test
 
 
 def confirm(mutants: list[Mutant], recordings: Recordings) -> bool:
-    """Runs the tests that killed mutants again, without a mutant. A test that fails now as well (because the machine is busy,
-    for example) proves nothing: its kills are void, and it judges no more. Returns whether mutants must be judged again."""
+    """Runs the tests that killed mutants again, without a mutant.
+
+    If a test fails now too (such as because the machine is busy), its failure does not prove that it detects the mutant: its
+    kills are deleted, and the test is not used any more. Returns whether some mutants must be judged again.
+    """
     kills: dict[str, list[Mutant]] = {}
     for mutant in mutants:
         result = known(mutant)
@@ -120,7 +129,7 @@ def confirm(mutants: list[Mutant], recordings: Recordings) -> bool:
     print(f"{now()} runs the {len(kills)} tests that killed without a mutant", file=sys.stderr)
     copy = Copy.make("judge-0")
     for file, killers in files.items():
-        named = dict.fromkeys(killers, 0.0)  # a file that was not imported has no test of that name: it is imported, no more
+        named = dict.fromkeys(killers, 0.0)  # if a killer is a file whose import failed, running it only imports the file
         while named and (ended := _run(copy, [Batch(file, named)]))[0] != SURVIVED:
             if "::" not in ended[1]:
                 raise RuntimeError(f"{file} cannot be run without a mutant: {ended[1]}")
@@ -135,8 +144,11 @@ def confirm(mutants: list[Mutant], recordings: Recordings) -> bool:
 
 
 class _InPlace:
-    """Puts a mutant into the copy and takes it out again. Each mutant gets an mtime of its own: Python takes bytecode from its
-    cache if mtime and size of the source are the same."""
+    """Puts a mutant into a copy, and restores the file afterwards.
+
+    Each mutant gets a different modification time (mtime), because Python uses cached bytecode if the mtime and the size of the
+    source are the same.
+    """
 
     def __init__(self, copy: Copy, mutant: Mutant, number: int) -> None:
         self._path = copy.path / mutant.file
@@ -154,7 +166,7 @@ class _InPlace:
 
 
 def _run(copy: Copy, batches: list[Batch]) -> tuple[str, str]:
-    """Runs tests up to the first that fails. Returns the outcome, and what failed: a test, or the import of a file."""
+    """Runs tests until the first failure. Returns the outcome and the test that failed, or the file whose import failed."""
     seconds = {name: took for batch in batches for name, took in batch.tests.items()}
     chosen, running = copy.scratch / "chosen.json", copy.scratch / "running"
     failed = running.with_suffix(".failed")
@@ -180,5 +192,5 @@ def _run(copy: Copy, batches: list[Batch]) -> tuple[str, str]:
     copy.clean()
     if hangs:
         return TIMEOUT, test or batches[0].file
-    # 5: the mutant changed the names of the parametrized tests, so no test ran.
+    # Exit code 5 of pytest means that no test ran, because the mutant changed the names of the parametrized tests.
     return (SURVIVED, "") if process.returncode in (0, 5) else (KILLED, killer or batches[0].file)

@@ -28,25 +28,28 @@ disable_warnings = no-data-collected, module-not-imported, module-not-measured, 
 
 
 def test_files() -> list[str]:
-    """All test files, the trainers' last, because each of those imports torch."""
+    """All test files. The tests of the trainers are last, because each of these files imports torch."""
     found = [name for name in tracked() if name.startswith("tests/test_") and name.endswith(".py")]
     return sorted(found, key=lambda name: (name.startswith("tests/test_trainers"), name))
 
 
 @cache
 def _shared_digest() -> str:
-    """Changes if what several test files use changes."""
+    """The digest of the files that several test files share, such as conftest.py and the golden files."""
     shared = ("tests/support_", "tests/conftest", "tests/golden", "tests/recorded")
     return digest(name for name in tracked() if name.startswith(shared))
 
 
 def place(test_file: str) -> Path:
-    """Where the recording of a test file is kept. It holds for one product, one test file and one state of what tests share."""
+    """The file in which the recording of a test file is stored.
+
+    A recording is valid for one state of the product, of the test file and of the files that test files share.
+    """
     return WORK / product_digest() / "recorded" / f"{Path(test_file).stem}-{digest([test_file])}-{_shared_digest()}.json"
 
 
 def record(workers: int) -> None:
-    """Records the test files of which there is no recording."""
+    """Records the test files that have no valid recording. workers: how many are recorded at the same time."""
     due = [name for name in test_files() if not place(name).exists()]
     if not due:
         return
@@ -100,10 +103,10 @@ def _record(copy: Copy, test_file: str) -> None:
 
 
 def _read(copy: Copy, data: Path) -> dict[str, object]:
-    """What coverage and the plugin wrote.
+    """Reads the files that coverage and the plugin wrote.
 
-    tests: how long each test took and how it ended
-    lines: file, then line, then the numbers of the tests that run the line; -1 if it runs when the file is imported
+    tests: for each test its time and its outcome
+    lines: for each file and each line the numbers of the tests that run the line; -1 if it runs when the file is imported
     """
     if not (data / "tests.json").exists():
         return {"tests": {}, "lines": {}}
@@ -119,7 +122,7 @@ def _read(copy: Copy, data: Path) -> dict[str, object]:
             piece.read()
             both.update(piece)
         except coverage.CoverageException:
-            continue  # a process that was killed while it wrote
+            continue  # the file is incomplete, because its process was killed while it wrote
     lines: dict[str, dict[int, list[int]]] = {}
     for file in both.measured_files():
         found: dict[int, list[int]] = {}

@@ -1,6 +1,7 @@
-"""A pytest plugin: coverage learns which test runs, also in the processes that a test starts.
+"""A pytest plugin: tells coverage which test is running, also in the processes that a test starts.
 
-A fixture of more than one test has a context of its own: what it runs counts for every test that uses it."""
+A fixture that several tests share has its own context: the lines that it runs count for every test that uses the fixture.
+"""
 
 import json
 import os
