@@ -83,7 +83,7 @@ def measure(one: Cell, run_dir: RunDir, ranks: Ranks, data: Path) -> tuple[float
     """Train one run and measure the cost of its instruments.
 
     Returns (the median duration in ms of the steps that no instrument slows down; the median of the other steps divided by this
-    median; the seconds that the instruments take between steps).
+    median, or None if there are no other steps; the seconds that the instruments take between steps).
     """
     task = menu.workload(one.workload).build(one, data)
     order = Order(task.source.items, one.global_batch_size, one.seed)

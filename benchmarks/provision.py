@@ -70,8 +70,8 @@ class Bench:
         assert bool(said["changes"]) is changes, said
 
     def by_hand(self) -> None:
-        # The nodes are booted in a child process that ends afterwards. The processes that keep the nodes running are then no
-        # longer our children, so they can end without being waited for.
+        # The nodes are booted in a child process that ends afterwards. The processes that boot a node again after a reboot are
+        # then no longer our children, so they can end without being waited for.
         booting = multiprocessing.get_context("fork").Process(target=self._boot)
         booting.start()
         booting.join()

@@ -63,14 +63,14 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ExperimentNode(msgspec.Struct, frozen=True):
     """A node of an experiment as the cluster uses it."""
 
-    name: str  # as a node of a cluster file
+    name: str  # the name of the node, in a form that is allowed in a cluster file
     host: str
     port: int
     user: str
     hardware: str | None
     site: str
     control: str | None
-    network: ManifestInterface | None  # on the network that all nodes share; None: the experiment has one node and no network
+    network: ManifestInterface | None  # on the network that all nodes share; None: an experiment with one node and no network
 
 
 def select(experiment: Experiment, user: str | None, what: str) -> list[ExperimentNode]:

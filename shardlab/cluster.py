@@ -91,7 +91,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def gpu_types(self) -> list[str]:
-        """The GPU types that a cell may name: of the partitions, or of `gpus` if there are no partitions."""
+        """The GPU types that a cell may name: the types of the partitions, or the type in `gpus` if there are no partitions."""
         if self.slurm is not None and self.slurm.partitions:
             return [partition.gpus.type for partition in self.slurm.partitions if partition.gpus.type is not None]
         return [self.gpus.type] if self.gpus is not None and self.gpus.type is not None else []

@@ -36,7 +36,7 @@ class Expansion(msgspec.Struct, kw_only=True):
     schema: int
     name: str
     title: str
-    path: str  # of the matrix file
+    path: str  # the path of the matrix file
     cells: list[ExpandedCell]
     excluded: list[Excluded]
     scale: Literal["full", "tiny"] = "full"  # tiny: each cell is a tiny twin, and its `rehearses` is the original cell

@@ -21,7 +21,7 @@ from shardlab.errors import InputError, WorkspaceError
 
 
 class NotRegular(OSError):
-    """The path is not a regular file but, for example, a symlink or a FIFO."""
+    """The path is not a regular file but, for example, a symlink or a FIFO. kind: the kind of file in words."""
 
     def __init__(self, path: Path | str, kind: str) -> None:
         super().__init__(errno.EINVAL, f"it is {kind}, and only regular files are read; remove it", str(path))
@@ -213,7 +213,7 @@ def _open_lock(path: Path) -> int:
     flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with as_workspace_error("lock"):
         try:
-            # Every user who can open the file can hold the lock, so only users who can write to the folder may open the file.
+            # Every user who can open the file can hold the lock, so only users with access to the folder may open the file.
             mode = 0o600 | (path.parent.stat().st_mode & 0o066)
             descriptor = os.open(path, flags | os.O_RDWR, mode)
         except PermissionError:  # the file belongs to another user, such as root: we can lock it, but not write it

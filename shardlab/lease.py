@@ -28,7 +28,7 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """When the machines of a cluster are taken back."""
+    """The lease of a cluster: when its machines are taken back, and from where and when this was read."""
 
     expires: Moment
     """The end of the lease. Then the nodes and everything on their disks are gone."""

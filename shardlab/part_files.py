@@ -1,6 +1,6 @@
 """Rules for the files of a run whose nodes share no folder, so that each node has its own part of the run's folder.
 
-The rules say which files only the first node may write, and which of two copies of a file is the longer version of the other.
+The rules say which files only the first node may write, and whether one copy of a file is the beginning of another copy.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class GpuSample(Record, kw_only=True):
     pcie_tx_bytes: int | None = None
     nvlink_rx_bytes: int | None = None  # over all links, without protocol overhead
     nvlink_tx_bytes: int | None = None
-    ecc_corrected: int | None = None  # errors
+    ecc_corrected: int | None = None  # number of memory errors
     ecc_uncorrected: int | None = None
     processes: int | None = None  # number of processes of all users that compute on the GPU
     throttled: list[str] | None = None  # reasons why the clocks of the GPU are lowered: values of `shardlab.nvml.THROTTLES`
@@ -263,7 +263,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     train_time_s: float | None = None  # sum over all parts of a resumed run; a step that was repeated counts once
     epoch_time_s: list[float] | None = None
     peak_memory_bytes: dict[str, int] | None = (
-        None  # allocated, reserved (GPUs), rss, and each category if it was measured; each number of the rank with most
+        None  # allocated, reserved (GPUs), rss, categories if measured; each of the rank where it is largest
     )
     parameters: int | None = None
     flops_per_unit: float | None = None  # forward and backward, by the workload's formula

@@ -51,7 +51,7 @@ class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def max_time_s(self) -> int | None:
-        """Raises ValueError."""
+        """The largest time limit in seconds; None if it is not checked. Raises ValueError for text that is not a time."""
         return None if self.max_time is None else seconds(self.max_time)
 
 
@@ -99,12 +99,12 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def time_s(self) -> int:
-        """Raises ValueError."""
+        """The time limit of jobs in seconds. Raises ValueError for text that is not a time."""
         return seconds(self.time)
 
     @property
     def max_time_s(self) -> int | None:
-        """Raises ValueError."""
+        """The largest time limit in seconds; None if it is not checked. Raises ValueError for text that is not a time."""
         return None if self.max_time is None else seconds(self.max_time)
 
 

@@ -58,7 +58,7 @@ class Workspace:
     def exposed(self) -> list[str]:
         """A sentence for each folder of the workspace that other users of this machine can change; empty if they cannot.
 
-        Under sudo, folders may belong to root or to the user who called sudo.
+        The folders may belong to this user, to root, and under sudo to the user who called sudo.
         """
         caller = os.environ.get("SUDO_UID", "")
         trusted = {0, os.geteuid(), int(caller) if caller.isdecimal() else 0}

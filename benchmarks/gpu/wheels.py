@@ -35,7 +35,7 @@ REQUIRED = {
     "MarkupSafe",
     "rich",
     "nvidia-ml-py",
-}  # without the others, only ZeRO cells are dropped
+}  # the packages that prove.py needs; without the other packages, only ZeRO cells are dropped
 MOST_BYTES = 20 * 2**20
 
 
