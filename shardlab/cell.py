@@ -264,7 +264,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     expect: Annotated[list[State], Role.BOOKKEEPING]
     options: Annotated[dict[str, bool | int | float | str | None], Role.STRATEGY]
     rehearses: Annotated[Cell | None, Role.BOOKKEEPING] = None
-    # The fields from here on have defaults, so that run.json files of older versions, which lack these fields, can be read.
+    # The fields from here on have defaults, so that a run.json of an older version, which lacks these fields, can be read.
     hang_limit_s: Annotated[int, Role.BOOKKEEPING] = 1800
     gpu_type: Annotated[str | None, Role.HARDWARE] = None
     """The GPU type, as the cluster file names it; null: the GPUs of the default partition.

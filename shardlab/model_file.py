@@ -77,8 +77,7 @@ def named(text: Document, sections: dict[str, Any], folder: Path, problems: list
     """The models of a matrix file that are given by their configuration, by name.
 
     text: the matrix file. sections: its `defaults`, `axes`, `zip`, `include` and `exclude`; each model in them is replaced by
-    its
-    name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.
+    its name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.
     """
     found: dict[str, ModelFile] = {}
     for values, key, path in _places(sections):

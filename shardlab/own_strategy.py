@@ -19,7 +19,7 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 
 class OwnStrategy(msgspec.Struct, frozen=True):
-    """The data of a strategy. Its functions stay in its file, and only `python -m trainers` calls them.
+    """The data of a strategy. Its functions stay in its file; only processes of trainers execute this file.
 
     code: the digest of the files that define the strategy.
     file: the path of the defining file in the workspace from which the run was submitted.

@@ -17,10 +17,8 @@ STEPS = r"rank-\d{5,}\.jsonl"  # the files of step records, in the folder steps
 _OF_FIRST_NODE = re.compile(
     rf"claim(?:/.*)?|run\.json|job\.[^/]*|log/job\.log|log/ssh\.[^/]*|(?!{EVENTS}$)events\..*", re.DOTALL
 )
-GROWING = (
-    ".jsonl",
-    ".log",
-)  # suffixes of files that are appended to, so that a copy may contain only the beginning of the file
+# Suffixes of files that processes append to. A copy of such a file may contain only its beginning.
+GROWING = (".jsonl", ".log")
 BLOCK = 1 << 20  # bytes that are compared at a time
 
 

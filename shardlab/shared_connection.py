@@ -19,9 +19,8 @@ from shardlab.errors import ShardlabError, WorkspaceError
 
 KEPT = "4h"  # how long the connection stays open after the last command
 LOGIN_S = 300.0  # time limit of a login; long, because a person may have to find a token
-LONGEST = (
-    49  # bytes of the folder's path: a socket's path has at most 107 bytes, and OpenSSH adds 58 bytes to the folder's path
-)
+# Bytes of the longest path of the folder: the path of a socket has at most 107 bytes, and OpenSSH adds 58 to the folder's path.
+LONGEST = 49
 
 
 class NoLogin(ShardlabError):

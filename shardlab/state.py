@@ -38,10 +38,11 @@ class JudgedState(msgspec.Struct, frozen=True):
 def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked: int | None) -> JudgedState:
     """The state of a run according to its own events. The scheduler may know more; `jobs` combines both.
 
-    events: the events of all writers. has_result: whether result.json exists. steps: the number of timed steps that every rank
-    has
-    recorded. steps_asked: the number of timed steps that the run must have; None if the length is given in epochs and there is
-    no result, which would contain the number.
+    events: the events of all writers.
+    has_result: whether result.json exists.
+    steps: the number of timed steps that every rank has recorded.
+    steps_asked: the number of timed steps that the run must have; None if the length is given in epochs and there is no result,
+    which would contain the number.
     """
     ordered = sorted(events, key=lambda e: e.wall_s)
     # If the ranks were started again in the same folder, only the events since the last start count.
