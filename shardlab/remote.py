@@ -64,10 +64,7 @@ class CommandOutput(msgspec.Struct, frozen=True):
 
 
 class Unreachable(ShardlabError):
-    """The login to a machine failed, or the connection broke. The message says why.
-
-    node: the name of the machine in the cluster file, if it is known.
-    """
+    """The login to a machine failed, or the connection broke. node: the name of the machine in the cluster file, if known."""
 
     node: str | None = None
 
@@ -78,15 +75,12 @@ class Unreachable(ShardlabError):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """How to log in to a machine. If a field is None, `~/.ssh/config` decides.
+    """How to log in to a machine. If a field is None, `~/.ssh/config` decides."""
 
-    host: an address, or a name from `~/.ssh/config`. identity: the path of the private key.
-    """
-
-    host: str
+    host: str  # an address, or a name from ~/.ssh/config
     port: int | None = None
     user: str | None = None
-    identity: Path | None = None
+    identity: Path | None = None  # the private key
     known_hosts: Path | None = None  # the workspace's file of host keys, used in addition to the user's file
     host_keys: HostKeys = "strict"
     shared: bool = False  # whether all our commands share one connection (shared_connection), as for the login node of a site
@@ -115,10 +109,9 @@ class Remote:
     ) -> CommandOutput:
         """Run the command `argv` on the machine. Its words are passed on unchanged: no shell interprets them.
 
-        timeout_s: the command is ended on the machine after this time. env: further variables. stdin: the standard input of the
-        command. root: run the command with sudo.
-
-        All users of the machine can read argv and env, so a secret must be passed by `stdin`. Raises Unreachable.
+        timeout_s: the command is ended on the machine after this time. env: further variables. stdin: its standard input.
+        root: run it with sudo. All users of the machine can read argv and env, so a secret must be passed by `stdin`. Raises
+        Unreachable.
         """
         words = [
             "env",
@@ -233,10 +226,7 @@ def rsync_words(address: Address) -> tuple[str, str]:
 
 
 def _literal(path: Path, *, quotes: bool = False) -> str:
-    """A path for an option of ssh, with every % doubled, because ssh replaces % and a letter by other text.
-
-    quotes: also escape the path for use within double quotes.
-    """
+    """A path for an option of ssh. Every % is doubled, because ssh replaces % and a letter. quotes: for double quotes."""
     text = str(path).replace("%", "%%")
     return text.replace("\\", "\\\\").replace('"', '\\"') if quotes else text
 
@@ -247,10 +237,7 @@ def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
 
 
 def for_any_shell(script: str) -> str:
-    """A command that executes a script of sh and can be read by every login shell.
-
-    The script is encoded in base64, because csh, for example, allows neither a newline nor `!` in quotes.
-    """
+    """A command that runs a script of sh in every login shell. In base64, because csh allows no newline or `!` in quotes."""
     return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
 
 
@@ -403,8 +390,7 @@ def _remember(known_hosts: Path, hostname: str, key: Any) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """The reason of an error in words, without the number of an OSError. paramiko leaves the number out, and Python would print
-    it as None."""
+    """The reason of an error in words, without the number of an OSError, which is None in errors of paramiko."""
     several = getattr(error, "errors", None)  # of paramiko's NoValidConnectionsError: the error of each address
     if isinstance(error, OSError) and isinstance(several, dict) and several:
         reasons = dict.fromkeys(f"{_said(why)} (port {place[1]})" for place, why in several.items())
