@@ -62,7 +62,11 @@ def cost(cells: int) -> float:
 
 
 def errors(cells: int, repeats: int, rounds: int) -> tuple[float, float]:
-    """(percent of rounds in which one of these equal cells was named the best, in which any was told from the first)."""
+    """How often equal cells are wrongly judged to be different, in percent of the rounds.
+
+    Returns (rounds in which one cell is called the best, rounds in which at least one cell is distinguished from the first
+    cell).
+    """
     luck = random.Random(3)
     best = apart = 0
     for number in range(rounds):

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def compare(folder: Path, images: int, batch: int, rounds: int) -> None:
-    """Images a second of both pipelines, with one thread and with all, and our rate over the plain one's."""
+    """Print the images per second of both pipelines and the ratio of both rates, with one thread and with all threads."""
     ours = open_images("imagenet", folder, "train", size=SIZE, classes=None, subset=None, subset_seed=0)
     assert isinstance(ours, imagenet.ImageFolders)
     plain = plain_reader([folder / "imagenet" / entry.path for entry in ours._entries])
@@ -72,7 +72,7 @@ def compare(folder: Path, images: int, batch: int, rounds: int) -> None:
 
 
 def plain_reader(paths: list[Path]) -> Read:
-    """What a training script usually does, an image after the other in the worker's one thread."""
+    """A reader that works like a usual training script: it reads one image after the other in the only thread of the worker."""
     vision_library.load()
     from torchvision import transforms
 
@@ -87,7 +87,7 @@ def plain_reader(paths: list[Path]) -> Read:
 
 
 def agree(ours: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], plain: Read) -> None:
-    """Stop where the two do not see the same picture: a wrong one is quick to make."""
+    """End the benchmark if the two pipelines give different pixels, because a wrong picture may take less time to make."""
     indices = np.arange(4)
     difference = np.abs(ours(indices)[0] - torch.as_tensor(plain(indices)).numpy()).mean()
     print(f"mean absolute difference of normalised pixels: {difference:.3f}")
@@ -96,7 +96,7 @@ def agree(ours: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], plain: Re
 
 
 def others(folder: Path, batch: int, rounds: int) -> None:
-    """Items a second of the sets that decode nothing."""
+    """Print the items per second of the data sets that need no decoding."""
     keys = {"classes": None, "subset": None, "subset_seed": 0}
     readers: list[tuple[str, Read, int, int]] = []
     for name, size in (("cifar10", 32), ("cifar10", SIZE), ("synthetic", 32), ("synthetic", SIZE)):
@@ -113,10 +113,14 @@ def others(folder: Path, batch: int, rounds: int) -> None:
 def alternate(
     readers: list[Read], items: int, batch: int, rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[list[float]]:
-    """Items a second of each reader, round by round; in each round each reads all items, in turns in being first."""
+    """The items per second of each reader in each round.
+
+    In a round, each reader reads all items. The order of the readers is reversed from round to round. clock: returns the time
+    in seconds.
+    """
     rates: list[list[float]] = [[] for _ in readers]
     batches = [np.arange(begin, min(begin + batch, items)) for begin in range(0, items, batch)]
-    for number in range(-1, rounds):  # the first is warm-up
+    for number in range(-1, rounds):  # round -1 is warm-up
         turn = list(zip(rates, readers, strict=True))
         for kept, read in turn if number % 2 else turn[::-1]:
             begin = clock()
@@ -128,7 +132,10 @@ def alternate(
 
 
 def write_images(folder: Path, images: int, width: int, height: int) -> float:
-    """Class folders of JPEGs with soft shapes and some grain, as photographs have; mean bytes of a file."""
+    """Write folders of classes with JPEGs that have soft shapes and some grain, like photographs.
+
+    Returns the mean size of a file in bytes.
+    """
     generator = np.random.default_rng(0)
     for split, count in (("train", images), ("val", CLASSES)):
         for number in range(count):
@@ -142,7 +149,7 @@ def write_images(folder: Path, images: int, width: int, height: int) -> float:
 
 
 def write_others(folder: Path) -> None:
-    """CIFAR-10's files and a token file, with random content."""
+    """Write the files of CIFAR-10 and a token file, with random content."""
     generator = np.random.default_rng(0)
     (folder / cifar10.FOLDER).mkdir()
     for name in (*cifar10.FILES["train"], *cifar10.FILES["validation"]):

@@ -31,14 +31,14 @@ SMALL = 20_000  # bytes
 
 
 def took_s(work: Callable[[], object]) -> float:
-    """Seconds that a function takes."""
+    """The seconds that a function takes."""
     began = time.monotonic()
     work()
     return time.monotonic() - began
 
 
 def made(folder: Path, runs: int) -> Cluster:
-    """A cluster with runs that completed."""
+    """Make a cluster (this machine, behind a fake ssh) with completed runs. runs: the number of runs."""
     folder.mkdir()
     cluster = Cluster(folder, folder / "desk")
     support.completed(cluster.there, support.cell())
@@ -51,7 +51,7 @@ def made(folder: Path, runs: int) -> Cluster:
 
 
 def fetch(cluster: Cluster) -> None:
-    """Fetch all runs; ends the benchmark if that fails."""
+    """Fetch all runs with `collect fetch`. A failure ends the benchmark."""
     cluster.no_fault()
     words = [sys.executable, "-P", "-m", "collect", "fetch", "--workspace", str(cluster.here.path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -60,14 +60,14 @@ def fetch(cluster: Cluster) -> None:
 
 
 def plain(cluster: Cluster) -> None:
-    """Copy all runs with rsync alone."""
+    """Copy all runs with rsync, without `collect fetch`."""
     cluster.no_fault()
     words = ["rsync", "--archive", "--compress", "-e", "ssh", f"far:{cluster.there.runs}/", str(cluster.folder / "plain")]
     subprocess.run(words, check=True)
 
 
 def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str) -> None:
-    """Print the speed of a fetch of files of these sizes, against that of rsync."""
+    """Print how long `collect fetch` and rsync take for files of these sizes (in bytes). what: the files in words."""
     chance = random.Random(1)
     cluster = made(folder, 1)
     (run,) = cluster.there.all_runs()
@@ -90,7 +90,7 @@ def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str) -> Non
 
 
 def nothing_new(folder: Path, rounds: int, runs: int) -> None:
-    """Print how long a fetch takes that finds all runs here."""
+    """Print how long `collect fetch` takes if all runs have already been fetched."""
     cluster = made(folder, runs)
     os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     fetch(cluster)
@@ -102,7 +102,7 @@ def nothing_new(folder: Path, rounds: int, runs: int) -> None:
 
 
 def main() -> None:
-    """Print a line for each case: the median over the rounds."""
+    """Print a line for each case, with the median over the rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--small", type=int, default=5000)

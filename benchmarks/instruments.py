@@ -28,7 +28,7 @@ from trainers.instruments import selection
 from trainers.rank import Rank
 from trainers.ranks import Ranks
 
-HALF = 4  # steps that the profiler looks into, after as many that it leaves alone
+HALF = 4  # number of steps that the profiler records, after the same number of steps without the profiler
 LOOKS: dict[str, Callable[[], tuple[Instruments, int]]] = {
     "nothing": lambda: (Instruments(), 2 * HALF),
     "memory: categories": lambda: (Instruments(memory="categories"), 3),
@@ -65,7 +65,7 @@ def main() -> None:
     ranks = Ranks(Rank())
     found: dict[str, list[tuple[float, float | None, float]]] = {name: [] for name in LOOKS}
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(-1, arguments.rounds):  # the first warms up what instruments load
+        for number in range(-1, arguments.rounds):  # round -1 is warm-up: it loads the libraries of the instruments
             for name, look in LOOKS.items():
                 one = measure(cell(arguments, *look()), RunDir(Path(folder) / f"{number}-{name}"), ranks, Path(folder))
                 if number >= 0:
@@ -80,7 +80,11 @@ def main() -> None:
 
 
 def measure(one: Cell, run_dir: RunDir, ranks: Ranks, data: Path) -> tuple[float, float | None, float]:
-    """Of one run: the median of steps left alone in ms, that of those looked into over it, seconds between steps."""
+    """Train one run and measure the cost of its instruments.
+
+    Returns (the median duration in ms of the steps that no instrument slows down; the median of the other steps divided by this
+    median, or None if there are no other steps; the seconds that the instruments take between steps).
+    """
     task = menu.workload(one.workload).build(one, data)
     order = Order(task.source.items, one.global_batch_size, one.seed)
     torch.manual_seed(one.seed)

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Milliseconds a step of the loop and of the bare loop, a pair a round; the two take turns in being first."""
+    """The milliseconds per step of our loop and of the bare loop in each round. The two loops take turns in being first."""
     ranks = Ranks(Rank())
     task = menu.workload(one.workload).build(one, folder)
     order = Order(task.source.items, one.global_batch_size, one.seed)
@@ -74,11 +74,11 @@ def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[flo
             cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        ranks.barrier()  # what the device still does is part of it
+        ranks.barrier()  # waits until the device has finished the last step
         return (time.perf_counter() - started) / (one.steps or 1) * 1000
 
     ours, bare = [], []
-    for number in range(-1, rounds):  # the first is warm-up
+    for number in range(-1, rounds):  # round -1 is warm-up
         pair = [(ours, with_loop), (bare, without)]
         for kept, run in pair if number % 2 else pair[::-1]:
             took = run(number)

@@ -1,4 +1,4 @@
-"""How long the planner takes for 10,000 cells by formula. No GPU and no torch are needed.
+"""Measures how long the planner needs to predict 10,000 cells by formula. It needs neither a GPU nor torch.
 
 python benchmarks/planner.py
 """

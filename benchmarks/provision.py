@@ -46,7 +46,7 @@ slurm: {{}}
 
 
 class Bench:
-    """A workspace with the cluster's file."""
+    """A workspace with the cluster file of three practice nodes, and the actions that are timed."""
 
     def __init__(self, folder: Path, subnet: str, shared: Path) -> None:
         self.shared, self.workspace, self.file = shared, Workspace(folder), folder / "cluster.yaml"
@@ -70,7 +70,8 @@ class Bench:
         assert bool(said["changes"]) is changes, said
 
     def by_hand(self) -> None:
-        # in a process that ends: what boots a node again is nobody's child then, and can end without us
+        # The nodes are booted in a child process that ends afterwards. The processes that boot a node again after a reboot are
+        # then no longer our children, so they can end without being waited for.
         booting = multiprocessing.get_context("fork").Process(target=self._boot)
         booting.start()
         booting.join()
@@ -104,7 +105,7 @@ class Bench:
         return [Target(node, Facts(node)) for node in self.nodes]
 
     def reboot(self) -> None:
-        """Of one node, until it answers by SSH with another boot id."""
+        """Reboot one node, and wait until it answers over SSH with another boot id."""
         node = self.nodes[1]
         before = boot_of(node)
         node.run(["systemctl", "reboot"], timeout_s=10, root=True)

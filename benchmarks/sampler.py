@@ -26,7 +26,7 @@ ANSWERS = (
 
 
 def stub(folder: Path, gpus: int) -> dict[str, str]:
-    """Compile the stub; returns the variables with which a process has these GPUs."""
+    """Compile the stub of NVML. Returns the environment variables with which a process sees this number of GPUs."""
     command = ["g++", "-O2", "-std=c++20", "-shared", "-fPIC", str(STUB), "-o", str(folder / "libnvidia-ml.so.1")]
     subprocess.run(command, check=True)
     (folder / "gpus.txt").write_text("\n".join(f"gpu uuid=GPU-{number} {ANSWERS}" for number in range(gpus)))
@@ -34,12 +34,12 @@ def stub(folder: Path, gpus: int) -> dict[str, str]:
 
 
 def on_processor_s(pid: int) -> float:
-    """Seconds that a process was on a processor so far."""
+    """The processor time of a process so far, in seconds."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def cost_pct(out: Path, hz: float, seconds: float, variables: dict[str, str]) -> tuple[float, float]:
-    """(percent of a core, samples a second) of a sampler."""
+    """Run a sampler at the rate `hz`. Returns (its processor time in percent of one core, its samples per second)."""
     command = [sys.executable, "-m", "collect", "sample", "--out", str(out), "--hz", str(hz)]
     process = subprocess.Popen(command, env=os.environ | variables, stderr=subprocess.DEVNULL)
     try:
@@ -57,7 +57,7 @@ def cost_pct(out: Path, hz: float, seconds: float, variables: dict[str, str]) ->
 
 
 def main() -> None:
-    """Print a line for each rate: the median over the rounds."""
+    """Print a line for each rate, with the median over the rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hz", type=float, nargs="+", default=[1, 10, 50])
     parser.add_argument("--seconds", type=float, default=20)

@@ -1,4 +1,4 @@
-"""The cell that benchmarks of one process start from: steps of a small GPT-2, short enough that what is added to them shows."""
+"""The base cell of benchmarks with one process: a small GPT-2, whose steps are so short that any added work is visible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainers import menu
 
 
 def cell(workload: str, n_embd: int, **keys: Any) -> Cell:
-    """A cell of `single` with these keys; n_embd: the width of gpt2-tiny, other workloads keep their own."""
+    """A cell with the strategy `single`. n_embd: the width of gpt2-tiny, ignored for other workloads. keys: other keys."""
     options = {option.name: option.default for option in menu.workload(workload).options}
     if workload == "gpt2-tiny":
         options["n_embd"] = n_embd

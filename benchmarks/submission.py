@@ -64,7 +64,7 @@ def main() -> None:
             "imports of submitit": [sys.executable, "-c", "import submitit"],
         }
         try:
-            for number in range(-1, given.rounds):  # the first is warm-up
+            for number in range(-1, given.rounds):  # round -1 is warm-up
                 matrix.write_text(MATRIX % (number + 1))
                 for name, command in commands.items():
                     began, used = time.perf_counter(), _cpu_s()

@@ -58,7 +58,7 @@ for path in Path(sys.argv[1], "runs").glob("**/*"):
 
 
 def cells(count: int, steps: int) -> list[Cell]:
-    """A sweep over learning rates of strategies on one to four ranks."""
+    """The cells of a sweep over learning rates and strategies, with one to four ranks. count: the number of cells."""
     found = []
     for index in range(count):
         strategy, gpus = STRATEGIES[index % len(STRATEGIES)]
@@ -69,7 +69,7 @@ def cells(count: int, steps: int) -> list[Cell]:
 
 
 def write(workspace: Workspace, what: Cell, repeat: int, machine: host.Host) -> str:
-    """One completed run; returns its id."""
+    """Write the files of a completed run. Returns the id of the run."""
     folder = RunDir(workspace.runs / run_id(what, repeat))
     for inside in ("env", "log"):
         files.make_folder(folder.path / inside)
@@ -101,7 +101,7 @@ def write(workspace: Workspace, what: Cell, repeat: int, machine: host.Host) -> 
 
 
 def _steps(folder: RunDir, what: Cell, repeat: int) -> float:
-    """Step records of every rank; returns how many seconds the steps took."""
+    """Write the step records of every rank. Returns the duration of all steps in seconds."""
     total = (what.steps or 0) + what.warmup_steps
     for rank in range(what.gpus):
         records: list[Record] = []
@@ -123,7 +123,7 @@ def _steps(folder: RunDir, what: Cell, repeat: int) -> float:
 
 
 def _lines(path: Path, records: list[Record]) -> None:
-    with LineWriter(path):  # makes the folder
+    with LineWriter(path):  # LineWriter makes the folder
         path.write_bytes(msgspec.json.Encoder().encode_lines(records))
 
 
@@ -142,7 +142,7 @@ def _sample(t: float) -> Record:
 
 
 def workspace(path: Path, runs: int, repeats: int, steps: int) -> Workspace:
-    """`runs` completed runs, `repeats` of a cell."""
+    """Make a workspace with this number of completed runs. repeats: runs of each cell. steps: timed steps of each run."""
     made, machine = Workspace(path), host.observe()
     entries = []
     for what in cells(-(-runs // repeats), steps):
@@ -155,7 +155,10 @@ def workspace(path: Path, runs: int, repeats: int, steps: int) -> Workspace:
 
 
 class Cost(NamedTuple):
-    """Of a process and all that it starts. seconds: by the clock; cpu_s: of processors; mb: memory at most."""
+    """The cost of a process together with its child processes.
+
+    seconds: wall-clock time. cpu_s: processor time in seconds. mb: peak memory in 1e6 bytes.
+    """
 
     seconds: float
     cpu_s: float
@@ -163,7 +166,7 @@ class Cost(NamedTuple):
 
 
 def cost(command: list[str]) -> Cost:
-    """Of a command, which has to succeed."""
+    """Run a command and measure its cost. A failure of the command ends the benchmark."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     began, used, most = time.perf_counter(), _cpu_s(), 0
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as child:
@@ -173,7 +176,7 @@ def cost(command: list[str]) -> Cost:
                 most = max(most, sum(one.memory_info().rss for one in tree))
             except psutil.NoSuchProcess:
                 continue
-            time.sleep(0.25)  # to look costs milliseconds of a processor that the command wants
+            time.sleep(0.25)  # not more often, because each look at the memory takes processor time from the command
     if child.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {child.returncode}")
     return Cost(time.perf_counter() - began, _cpu_s() - used, most / 1e6)

@@ -32,9 +32,9 @@ from shardlab.workspace import Workspace
 
 MAX_ARRAY_SIZE = 1001  # Slurm's default
 STRATEGIES, GPUS, RATES = ("ddp", "fsdp2", "fsdp2-zero2", "zero2", "zero3"), (2, 4), 20
-A_SEED = len(STRATEGIES) * len(GPUS) * RATES  # runs
+A_SEED = len(STRATEGIES) * len(GPUS) * RATES  # number of runs for each seed
 STEPS = 10
-AT_WORK = 20  # runs
+AT_WORK = 20  # number of runs that are running, when all other runs have completed
 CLUSTER = """\
 schema: 1
 name: bench
@@ -63,7 +63,8 @@ def main() -> None:
         slurm = StandIns(Path(temporary) / "slurm")
         workspace = Workspace(Path(temporary) / "workspace")
         matrix, out = _matrix(workspace, given.runs), Path(temporary) / "out"
-        # A new folder each time: ext4 takes many seconds to make files where it has just deleted as many.
+        # Each round writes to a new folder, because ext4 needs many seconds to create files where it has just deleted many
+        # files.
         renders = [[*_jobs("render", workspace), "--matrix", matrix, "--out", f"{out}-{n}"] for n in range(given.rounds + 1)]
         submit = [*_jobs("submit", workspace), "--matrix", matrix]
         few = ["--where", f"seed < {-(-given.sent // A_SEED)}"]
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 class StandIns:
-    """Slurm's commands, first on PATH from here on."""
+    """Fake commands of Slurm. A new object puts their folder first on PATH of this process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,7 +97,7 @@ class StandIns:
         (self.folder / f"{name}.answer").write_text("".join(f"{line}\n" for line in lines))
 
     def calls(self) -> dict[str, int]:
-        """How often each was called since this was last asked."""
+        """How often each command was called since the last call of this method; commands without a call are left out."""
         found = {}
         for name in STAND_INS:
             log = self.folder / f"{name}.log"
@@ -112,7 +113,10 @@ def _jobs(verb: str, workspace: Workspace) -> list[str]:
 
 
 def _matrix(workspace: Workspace, runs: int) -> str:
-    """A sweep of so many cells over strategies, GPUs, learning rates and seeds: the workspace's file of it."""
+    """Write the cluster file and the matrix file of a sweep over strategies, GPUs, learning rates and seeds.
+
+    runs: the number of cells. Returns the path of the matrix file.
+    """
     files.make_folder(workspace.path)
     (workspace.path / "cluster.yaml").write_text(CLUSTER)
     rates = ", ".join(f"{{name: adamw, lr: {0.001 * 0.9**number:.3e}}}" for number in range(RATES))
@@ -127,7 +131,7 @@ def _matrix(workspace: Workspace, runs: int) -> str:
 
 
 def _least(out: Path, rounds: int) -> list[Cost]:
-    """What it costs to write the files below `out` anew, from memory."""
+    """The cost of writing the same files as in `out` again, from memory to a new folder, in each round."""
     whole = {path.relative_to(out): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
     folders = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_dir())
     found = []
@@ -151,7 +155,8 @@ def _show(what: str, found: list[Cost], slurm: StandIns) -> None:
 
 
 def fill(workspace: Workspace, slurm: StandIns) -> None:
-    """Write the records of runs that were sent, and what Slurm says of them: the last ones are at work, the others ended."""
+    """Write the records of the submitted runs, and the answers of Slurm about them: the last AT_WORK runs are running, and the
+    others have completed."""
     machine = msgspec.json.encode(host.observe())
     sent = [(one, place, run) for one in submission.all_of(workspace) for place, run in enumerate(one.runs)]
     queue, accounts = [], []
@@ -166,7 +171,10 @@ def fill(workspace: Workspace, slurm: StandIns) -> None:
 
 
 def _records(folder: RunDir, machine: bytes, *, ended: bool) -> None:
-    """What a run of two or four ranks leaves behind, or has so far."""
+    """Write the records of a run with two or four ranks. ended: whether the run has completed; else half of its steps are done.
+
+    machine: the content of the file that describes the host.
+    """
     run = folder.read_run()
     begun = time.time()
     for inside in ("claim", "env", "steps", "samples"):

@@ -79,7 +79,7 @@ MIX = (("cpu_op", "aten::linear"), ("cpu_op", "aten::addmm"), ("cpu_op", "aten::
 
 
 def write(path: Path, rank: int, size: float) -> None:
-    """A trace of at least `size` bytes."""
+    """Write a trace of a rank with at least `size` bytes before compression, and with at least three steps."""
     pick, now, number, written, step = random.Random(rank), 4_458_676_522_000_000, 1000, 0, 0
     with gzip.open(path, "wb", 6) if path.suffix == ".gz" else path.open("wb") as file:
         file.write(b'{\n  "schemaVersion": 1,\n  "distributedInfo": {"rank": %d},\n  "traceEvents": [\n' % rank)
@@ -118,7 +118,10 @@ def _us(ns: int) -> str:
 
 
 def cost(python: str, code: str, folder: Path) -> tuple[float, float]:
-    """(processor seconds, MB of the largest process) of a program and the processes that it starts."""
+    """Run a program. Returns (processor time in seconds, memory of the largest process in 1e6 bytes), child processes included.
+
+    python: the interpreter. code: the program. folder: the folder of the traces, which is the argument of the program.
+    """
     meter = (
         "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode; "
         "used = resource.getrusage(resource.RUSAGE_CHILDREN); print(used.ru_utime + used.ru_stime, used.ru_maxrss); "
@@ -132,7 +135,7 @@ def cost(python: str, code: str, folder: Path) -> tuple[float, float]:
 
 
 def rivals(peer: str | None) -> dict[str, tuple[str, str]]:
-    """Name -> (Python, program) of everything that can run here."""
+    """(interpreter, program) of each trace reader that can run here, by name. peer: the interpreter for the other readers."""
     found = {"collect trace, both modes": (sys.executable, OURS), "collect trace with answers": (sys.executable, ANSWERS)}
     others = {
         "HolisticTraceAnalysis": ("hta", HTA),

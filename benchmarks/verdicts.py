@@ -1,8 +1,10 @@
-"""How often two cells that are equal are told apart: by draws of Student's t, as verdicts do, and by the percentile bootstrap.
+"""Measures how often two equal cells are wrongly judged to be different, by two methods.
 
     python benchmarks/verdicts.py
 
-Repeats are drawn from one normal distribution; a pair is told apart where one mean is smaller in more than 97.5 % of draws.
+The methods are draws of Student's t, which `collect verdicts` uses, and the percentile bootstrap. The repeats of both cells are
+drawn from the same normal distribution. A method judges two cells to be different if one mean is smaller in more than 97.5 % of
+the draws.
 """
 
 from __future__ import annotations

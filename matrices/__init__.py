@@ -1,1 +1,1 @@
-"""The matrices that ship with the package, as data."""
+"""The matrix files (*.yaml) that are shipped with the package. This package contains no code."""

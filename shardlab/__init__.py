@@ -1,3 +1,3 @@
-"""The vocabulary that every other folder shares: what a cluster, a matrix, a run and a record are."""
+"""The code that provision, jobs, trainers and collect share, such as the types of a cluster, a matrix, a run and a record."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""A cell, which is one combination of a matrix: its keys in a matrix file, its resolved values, and its batch arithmetic."""
+"""A cell: one combination of the values in a matrix. `Draft` is a cell as a matrix file has it; `Cell` is a resolved cell."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
-FASTEST_HZ = 50.0  # of telemetry: at 100 the sampler was measured to slow the ranks that it watches by a fifth
-SLOWEST_HZ = 0.5  # a node whose telemetry is silent for 10 s is taken for lost if a run fails
+FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler slowed the ranks on its node down by a fifth
+SLOWEST_HZ = 0.5  # smallest rate of telemetry; if a run fails, a node without telemetry for 10 s is treated as lost
 TELEMETRY_HZ = 2.0
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -264,7 +264,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     expect: Annotated[list[State], Role.BOOKKEEPING]
     options: Annotated[dict[str, bool | int | float | str | None], Role.STRATEGY]
     rehearses: Annotated[Cell | None, Role.BOOKKEEPING] = None
-    # Last and with the default of matrix files, so that runs of older versions, which lack it, can be read.
+    # The fields from here on have defaults, so that a run.json of an older version, which lacks these fields, can be read.
     hang_limit_s: Annotated[int, Role.BOOKKEEPING] = 1800
     gpu_type: Annotated[str | None, Role.HARDWARE] = None
     """The GPU type, as the cluster file names it; null: the GPUs of the default partition.
@@ -284,18 +284,18 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def world_size(self) -> int:
-        """All processes: those that train and the parameter servers."""
+        """The number of all processes: the ranks that train and the parameter servers."""
         return self.gpus + self.servers
 
     @property
     def gpu_batch_size(self) -> int:
-        """Units per data-parallel rank and optimizer step."""
+        """Units of data per data-parallel rank and optimizer step."""
         return self.micro_batch_size * self.gradient_accumulation_steps
 
     def hash(self) -> str:
-        """12 hexadecimal digits that depend on every key's value and on no key's order.
+        """The hash of the cell: 12 hexadecimal digits. It depends on the values of the keys and not on their order.
 
-        What cannot change the measured work is left out: the limits of time, the expected end, and the proof.
+        Keys that cannot change the measured work are left out: the time limits, the expected end states, and the proof.
         """
         return self._hash
 
@@ -304,7 +304,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return cell_hash(msgspec.to_builtins(self))
 
     def name(self) -> str:
-        """A readable head and the hash, fit for a folder's name (at most 52 characters)."""
+        """The name of the cell: a readable summary and the hash, at most 52 characters, allowed as the name of a folder."""
         accumulation = f"-a{self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
         head = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation}"
         for degree, size in (("tp", self.tp), ("pp", self.pp)):
@@ -319,18 +319,21 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 @functools.cache
 def keys_of(*roles: Role) -> frozenset[str]:
-    """The keys of `Cell` with these roles."""
+    """The names of the keys of `Cell` that have one of these roles."""
     hints = get_type_hints(Cell, include_extras=True)
     return frozenset(name for name, hint in hints.items() if any(role in hint.__metadata__ for role in roles))
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
-    """The hash of a resolved cell in its plain form, as in run.json. Twins of different cells have different hashes."""
+    """The hash of a resolved cell. cell: the cell as plain data, as in run.json.
+
+    The tiny twins of different cells have different hashes.
+    """
     bookkeeping = keys_of(Role.BOOKKEEPING)
     identity = {key: value for key, value in cell.items() if key not in bookkeeping}
     for key in ("gpu_type", "workload_code", "strategy_code"):
         if identity.get(key) is None:
-            identity.pop(key, None)  # hashes of cells from before this key stay the same
+            identity.pop(key, None)  # so that cells of older versions, which lack this key, keep their hashes
     if identity["instruments"].get("telemetry_hz") == TELEMETRY_HZ:
         identity["instruments"] = {key: value for key, value in identity["instruments"].items() if key != "telemetry_hz"}
     if cell.get("rehearses") is not None:
@@ -339,7 +342,7 @@ def cell_hash(cell: dict[str, Any]) -> str:
 
 
 class BatchError(ValueError):
-    """Batch sizes that contradict each other; `key` is the cell key that has to change."""
+    """The batch sizes of a cell contradict each other. key: the cell key that has to change."""
 
     def __init__(self, key: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -349,7 +352,7 @@ class BatchError(ValueError):
 def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
     """(global_batch_size, micro_batch_size, gradient_accumulation_steps) of a draft on `dp` data-parallel ranks.
 
-    Raises BatchError when the sizes contradict each other or do not divide.
+    Raises BatchError if the sizes contradict each other, or if a size cannot be divided evenly.
     """
     if (draft.global_batch_size is None) == (draft.gpu_batch_size is None):
         found = "neither" if draft.global_batch_size is None else "both"
@@ -383,7 +386,7 @@ def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
 
 
 def seconds(text: str) -> int:
-    """``[D-]HH:MM:SS`` in seconds. Raises ValueError for anything else."""
+    """A time ``[D-]HH:MM:SS`` in seconds. Raises ValueError for text in another format, and for a time of 0."""
     match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,2}):([0-5]\d):([0-5]\d)", text)
     if not match:
         raise ValueError(f'found {text!r}. Allowed: a time as "HH:MM:SS" or "D-HH:MM:SS", in quotes.')

@@ -1,4 +1,4 @@
-"""The names of a resolved cell's values in expressions and filters, which select cells and judge claims."""
+"""The names of the values of a resolved cell. Expressions (--where, claims) and filters use these names to select cells."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import msgspec
 
 from shardlab.cell import Cell, Optimizer, Schedule
 
-# Mappings whose members have names of their own.
+# Keys of a cell whose value is a mapping. Each member of the mapping has a dotted name, such as optimizer.lr.
 _REFINED: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "schedule": Schedule}
 _WITHOUT = ("instruments", "options", "rehearses", *_REFINED)
-ARGUMENTS = frozenset({"accuracy_pct", "of"})  # of a metric in a claim, besides the names that select a cell
+ARGUMENTS = frozenset({"accuracy_pct", "of"})  # arguments of a metric in a claim that do not select a cell
 PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _WITHOUT), "gpu_batch_size")
 
 
 def names(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a resolved cell by name. cell: in its plain form, as in run.json. Members of mappings have dotted names."""
+    """The values of a resolved cell, by name. Members of mappings have dotted names, such as optimizer.lr.
+
+    cell: the cell as plain data, as in run.json.
+    """
     flat = {name: cell[name] for name in PLAIN if name in cell}
     for key in (*_REFINED, "options"):
         flat |= {f"{key}.{inner}": value for inner, value in cell[key].items()}
@@ -25,7 +28,8 @@ def names(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_name(name: str) -> bool:
-    """Whether a resolved cell may have this name. All names of options are accepted, as only the plug-ins know them."""
+    """Whether a resolved cell can have a value of this name. Every name options.NAME is accepted, because only strategies and
+    workloads know their options."""
     head, _, tail = name.partition(".")
     if not tail:
         return name in PLAIN
@@ -34,6 +38,6 @@ def is_name(name: str) -> bool:
 
 
 def matches(cell: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a cell has all these values; for the tiny twin of a cell, whether the original cell has them."""
+    """Whether a cell has all these values, given by name. For a tiny twin, the values of the original cell are compared."""
     known = names(cell.get("rehearses") or cell)
     return all(name in known and known[name] == value for name, value in wanted.items())

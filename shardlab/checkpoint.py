@@ -1,4 +1,4 @@
-"""A run's checkpoints on disk: each is complete or absent, and damage is found before a checkpoint is used.
+"""A run's checkpoints on disk. A checkpoint is either complete or absent, and damage is found before a checkpoint is used.
 
 A checkpoint is written in RUN/checkpoints/.step-00000010.tmp. When all its files are synced, manifest.json lists them with
 sizes and checksums, and one rename makes the folder step-00000010. A kill at any moment leaves the previous checkpoint intact.
@@ -29,7 +29,7 @@ _WHOLE = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointFile(msgspec.Struct, frozen=True):
-    """A file of a checkpoint beside its manifest."""
+    """An entry of the manifest: a file of the checkpoint, its size in bytes and its SHA-256 in hexadecimal."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
     bytes: int
@@ -37,13 +37,15 @@ class CheckpointFile(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """manifest.json, written last.
+    """The content of manifest.json, which is written after all other files of a checkpoint.
 
-    step: number of timed steps that were done.
+    step: number of timed steps before the checkpoint.
     world: number of ranks that train.
-    train_time_s: time that these steps took, as in result.json.
-    numbers: numbers that the strategy saves, equal on all ranks.
-    seal: SHA-256 of this file with an empty seal.
+    layout: sharded (each rank wrote its shards) or whole (one rank gathered and wrote everything).
+    tp: tensor-parallel degree.
+    train_time_s: duration of these steps in seconds, as in result.json.
+    numbers: numbers that the strategy saves; they are equal on all ranks.
+    seal: SHA-256 of this manifest with an empty seal.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
@@ -70,12 +72,15 @@ def path_of(run: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint's folder is named after."""
+    """The step in the name of a checkpoint's folder."""
     return int(path.name.removeprefix("step-"))
 
 
 def begin(run: Path, step: int) -> Path:
-    """Make an empty folder to write a checkpoint in; remove what a killed process left. Raises WorkspaceError."""
+    """Make an empty temporary folder for a checkpoint, and remove the temporary folders that killed processes left.
+
+    Raises WorkspaceError.
+    """
     with files.as_workspace_error("write"):
         for left in (run / FOLDER).glob(".step-*.tmp"):
             shutil.rmtree(left)
@@ -85,14 +90,15 @@ def begin(run: Path, step: int) -> Path:
 
 
 def growing_path(run: Path, step: int) -> Path:
-    """The folder of the checkpoint of a step while it is written."""
+    """The temporary folder in which the checkpoint of a step is written."""
     return run / FOLDER / f".step-{step:08d}.tmp"
 
 
 def commit(run: Path, manifest: CheckpointManifest, keep: int) -> None:
-    """Publish the checkpoint, whose files are complete in its temporary folder, then remove all but the `keep` newest.
+    """Write the manifest, publish the checkpoint, and then remove all checkpoints except the `keep` newest.
 
-    Raises WorkspaceError; the earlier checkpoints are then unchanged.
+    All other files of the checkpoint must already be complete in its temporary folder. Raises WorkspaceError; the earlier
+    checkpoints are then unchanged.
     """
     files.write_json(growing_path(run, manifest.step) / MANIFEST, manifest.sealed())
     publish(run, manifest.step)
@@ -106,7 +112,7 @@ def publish(run: Path, step: int) -> None:
     """
     final = path_of(run, step)
     with files.as_workspace_error("write"):
-        if final.exists():  # of an earlier attempt in this folder, which passed it over as damaged
+        if final.exists():  # an earlier attempt in this folder wrote it, and this attempt skipped it as damaged
             shutil.rmtree(final)
         growing_path(run, step).rename(final)
         files.sync_folder(final.parent)
@@ -116,14 +122,15 @@ def remove_old(run: Path, keep: int) -> None:
     """Remove all but the `keep` newest checkpoints. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
         for old in whole(run)[keep:]:
-            # Renamed first: a kill in the middle of the removal must leave no half of a checkpoint under its name.
+            # The folder is renamed first, so that a kill during the removal does not leave an incomplete checkpoint under the
+            # final name.
             doomed = old.with_name(f".{old.name}.tmp")
             old.rename(doomed)
             shutil.rmtree(doomed)
 
 
 def whole(run: Path) -> list[Path]:
-    """The finished checkpoints of a run, newest first; `damage` checks whether one is still intact."""
+    """The complete checkpoints of a run, newest first. They are not checked for damage; `read` and `damage` do this."""
     with contextlib.suppress(FileNotFoundError):
         steps = [(int(match[1]), path) for path in (run / FOLDER).iterdir() if (match := _WHOLE.fullmatch(path.name))]
         return [path for _, path in sorted(steps, reverse=True)]
@@ -144,7 +151,7 @@ def read(path: Path) -> CheckpointManifest | str:
 
 
 def damage(path: Path, these: Iterable[CheckpointFile]) -> str | None:
-    """What is wrong with these files of a checkpoint, or None."""
+    """A sentence about the first damaged file among these files of a checkpoint; None if all files are intact."""
     for file in these:
         there = path / file.name
         try:
@@ -158,15 +165,18 @@ def damage(path: Path, these: Iterable[CheckpointFile]) -> str | None:
     return None
 
 
-# Keys that may differ between a cell and the cell of the checkpoint from which it resumes: the number of ranks, how they share
-# the same work, and what does not affect the work. For a checkpoint with the layout whole, the strategy may differ as well.
+# The keys that may differ between a cell and the cell of the checkpoint from which it resumes: the number of ranks, how ranks
+# share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may differ
+# as well.
 _RANKS = keys_of(Role.RANKS, Role.PASSES, Role.NODES, Role.HARDWARE, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
 _STRATEGY = keys_of(Role.STRATEGY, Role.EXECUTION)
 
 
 def why_not(saved: Cell, cell: Cell, layout: str, of_workload: Iterable[str]) -> str | None:
-    """Why a run of `cell` cannot resume from a checkpoint of `saved`, as a clause, or None. of_workload: names of the
-    workload's own options."""
+    """Why a run of `cell` cannot resume from a checkpoint of the cell `saved`, as part of a sentence; None if it can.
+
+    layout: the layout of the checkpoint. of_workload: the names of the workload's own options, which must not differ.
+    """
     ours, theirs = msgspec.to_builtins(cell), msgspec.to_builtins(saved)
     free = _RANKS | (_STRATEGY if layout == "whole" else frozenset())
     differ = sorted(key for key in ours if key not in free and ours[key] != theirs[key])
@@ -176,7 +186,7 @@ def why_not(saved: Cell, cell: Cell, layout: str, of_workload: Iterable[str]) ->
 
 
 class GrowingFile:
-    """A file of a checkpoint while it is written, hashed as it grows and synced at its end."""
+    """Writes a file of a checkpoint, and computes its SHA-256 at the same time. `close` syncs the file to the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._hash, self.size = path, hashlib.sha256(), 0
@@ -184,14 +194,14 @@ class GrowingFile:
             self._handle = path.open("xb")
 
     def write(self, content: bytes | memoryview) -> None:
-        """Raises WorkspaceError, as on a full disk."""
+        """Append the content to the file. Raises WorkspaceError, for example if the disk is full."""
         with files.as_workspace_error("write"):
             self._handle.write(content)
         self._hash.update(content)
         self.size += len(content)
 
     def close(self) -> CheckpointFile:
-        """What stands on disk when this returns."""
+        """Sync and close the file. Returns its entry for the manifest. Raises WorkspaceError."""
         try:
             self._handle.flush()
             os.fsync(self._handle.fileno())

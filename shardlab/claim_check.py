@@ -1,6 +1,6 @@
 """Checks claims and reported numbers when a matrix file is read: the metrics and cells that they name must exist.
 
-Without this check, such a mistake would be found only in the verdicts, after all runs.
+Without this check, a wrong name would be found only when `collect verdicts` judges the claims, after all runs have ended.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from shardlab.document import Document, Problem
 from shardlab.errors import UnknownName
 from shardlab.expression import Expression, ExpressionError
 
-MOST_LISTED = 12  # values in a sentence
+MOST_LISTED = 12  # largest number of values that a message lists
 
 
 def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> list[Problem]:
-    """The problems of the claims' tests and of the reported numbers' metrics that do not depend on the cells."""
+    """The problems that can be found without the cells: wrong tests of claims, and unknown metrics of reported numbers.
+
+    text: the matrix file. tests: the tests of the claims. reported: the metrics of the reported numbers.
+    """
     problems = []
     for index, test in enumerate(tests):
         try:
@@ -38,7 +41,11 @@ def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> l
 def without_cells(
     text: Document, tests: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
 ) -> list[Problem]:
-    """The claims that name a cell which the matrix neither has nor excludes. cells: all cells, selected or not."""
+    """A problem for each claim that names a cell which the matrix neither contains nor excludes.
+
+    cells: all cells of the matrix, also cells that the user did not select. excluded: the combinations that the matrix
+    excludes.
+    """
     known = [cell_names.names(msgspec.to_builtins(cell)) for cell in cells] if tests else []
     known += list(excluded)
     problems = []
@@ -72,7 +79,7 @@ def _check(test: Expression) -> None:
 
 
 def _why_none(cells: Sequence[dict[str, Any]], wanted: dict[str, Any]) -> str:
-    """Which of the values no cell has, or that no cell has them together."""
+    """A sentence that names the first wanted value that no cell has, or says that no cell has all wanted values together."""
     for key, value in wanted.items():
         values = sorted({str(cell[key]) for cell in cells if key in cell and cell[key] is not None})
         if not values:

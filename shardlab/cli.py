@@ -1,4 +1,7 @@
-"""The command `shardlab`, which runs the other commands: no shell has a builtin of this name."""
+"""The command `shardlab`, which runs the commands provision, jobs and collect.
+
+It works in every shell. The command `jobs` alone does not, because `jobs` is a builtin of bash, zsh and fish.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,14 @@ Help for a command: shardlab COMMAND --help
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. argv: the words after the program's name; words after a command's name belong to that command."""
+    """Run a command and return its exit code.
+
+    argv: the words after the program's name, by default those of this process. The words after the name of a command
+    (provision, jobs, collect) are passed to that command.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
-        # By name, as the ground floor imports nothing of ours.
+        # Imported by name: no module of the folder shardlab has an import statement for a folder above it.
         command: Callable[[list[str]], int] = importlib.import_module(f"{words[0]}.cli").main
         return command(words[1:])
     parser = _parser()
@@ -62,7 +69,7 @@ def _parser() -> console.Parser:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "shell-init":
-        sys.stdout.buffer.write(os.fsencode(shell_init.init(arguments.name)))  # a path need not be UTF-8
+        sys.stdout.buffer.write(os.fsencode(shell_init.init(arguments.name)))  # a path may contain bytes that are not UTF-8
     elif arguments.command == "schema":
         if arguments.name not in SCHEMAS:
             raise UnknownName("schema", arguments.name or "", SCHEMAS)

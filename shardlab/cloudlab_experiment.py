@@ -1,6 +1,6 @@
-"""What a workspace keeps of the CloudLab experiment whose nodes it uses: its manifests, and a note that says who created it.
+"""The files of a workspace about the CloudLab experiment whose nodes it uses: its manifests, and a note about who created it.
 
-All functions take the folder .shardlab of the workspace.
+The argument `own` of all functions is the folder .shardlab of the workspace.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 
 SCHEMA = 1
-MANIFESTS = "cloudlab"  # in .shardlab: the folder of the manifests, a file AGGREGATE.xml of each aggregate; and of the lease
-NOTE = "cloudlab-experiment.json"  # in .shardlab, beside that folder, which is renamed to its place as a whole
-OLD = ".old"
+MANIFESTS = "cloudlab"  # in .shardlab: the folder with a manifest AGGREGATE.xml of each aggregate, and with lease.json
+NOTE = "cloudlab-experiment.json"  # in .shardlab and not in the folder MANIFESTS, because that folder is replaced as a whole
+OLD = ".old"  # suffix of files that are no longer used
 
 
 class ExperimentNote(msgspec.Struct, frozen=True):
-    """.shardlab/cloudlab-experiment.json. All times are ISO 8601 with their zone.
+    """The content of .shardlab/cloudlab-experiment.json. All times are in ISO 8601 with a time zone.
 
-    A note with `created_by_us` and without `uuid` was written before the portal was asked to create the experiment: the command
-    may have been killed before it read the answer, so the experiment may exist.
+    If `created_by_us` is true and `uuid` is null, the command wrote the note before it asked the portal to create the
+    experiment, and may have been killed before it read the answer. The experiment may therefore exist.
     """
 
     schema: int
@@ -53,7 +53,7 @@ def path_of(own: Path) -> Path:
 
 
 def read(own: Path) -> ExperimentNote | None:
-    """The note, or None if the workspace uses no experiment of which it has one. Raises InputError for a damaged note."""
+    """The note, or None if the workspace has no note. Raises InputError for a damaged note."""
     path = path_of(own)
     try:
         return decoder(ExperimentNote).decode(files.read(path))
@@ -75,14 +75,14 @@ def write(own: Path, note: ExperimentNote) -> ExperimentNote:
 
 
 def manifests(own: Path) -> list[Path]:
-    """The files of the manifests; none if they are not stored yet."""
+    """The paths of the stored manifests; empty if no manifest is stored."""
     return sorted((own / MANIFESTS).glob("*.xml"))
 
 
 def store_manifests(own: Path, texts: Mapping[str, bytes]) -> None:
-    """Store the manifests, all of them or none. texts: by name of the aggregate, which is safe as a file name.
+    """Store the manifests: either all of them are stored, or nothing changes. Raises WorkspaceError.
 
-    Raises WorkspaceError.
+    texts: the content of each manifest, by the name of its aggregate, which must be safe as a file name.
     """
     folder = own / MANIFESTS
     staging = folder.with_suffix(".new")

@@ -13,10 +13,10 @@ from shardlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNo
 from shardlab.errors import InputError
 
 Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
-TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # holds a secret, which no run needs
-EXTRA_DISK = "/mydata"  # where a node of an experiment has its local disk, by a blockstore or by mkextrafs.pl
-MOST_NAMED = 5  # nodes in a sentence
-NFS_FOLDERS = ("/proj", "/users")  # of CloudLab, over the control network: home folders and the folders of projects
+TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # the variable with the token of the portal; it is secret, so runs do not get it
+EXTRA_DISK = "/mydata"  # the folder where a node of an experiment has its local disk, from a blockstore or by mkextrafs.pl
+MOST_NAMED = 5  # largest number of nodes that a message names
+NFS_FOLDERS = ("/proj", "/users")  # CloudLab's folders of projects and users: they are on NFS over the control network
 
 ImageName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}$")]
 
@@ -56,28 +56,28 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def manifests(self) -> list[str]:
-        """The files of the manifests."""
+        """The paths of the manifests in the cluster file, as a list."""
         return [self.manifest] if isinstance(self.manifest, str) else list(self.manifest or [])
 
 
 class ExperimentNode(msgspec.Struct, frozen=True):
     """A node of an experiment as the cluster uses it."""
 
-    name: str  # as a node of a cluster file
+    name: str  # the name of the node, in a form that is allowed in a cluster file
     host: str
     port: int
     user: str
     hardware: str | None
     site: str
     control: str | None
-    network: ManifestInterface | None  # on the network that all nodes share; None: the experiment has one node and no network
+    network: ManifestInterface | None  # on the network that all nodes share; None: an experiment with one node and no network
 
 
 def select(experiment: Experiment, user: str | None, what: str) -> list[ExperimentNode]:
-    """The nodes, each with the login of one member and its address on a network that all nodes share.
+    """The nodes of an experiment, each with a login and with its interface on the network that all nodes share.
 
-    user: the member whose login is used; None: the user of this machine, or the only member. what: the manifest, for errors.
-    Raises InputError.
+    user: the member of the project whose login is used; None: the member with the name of the user of this machine, or the only
+    member. what: the name of the manifest in errors. Raises InputError.
     """
     member = _member(experiment, user, what)
     network = _common_network(experiment.nodes)
@@ -118,7 +118,7 @@ def _network(interface: ManifestInterface) -> ipaddress.IPv4Network:
 
 
 def _common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
-    """The first network of the first node that all nodes are on."""
+    """The first network of the first node to which all nodes are connected; None if there is no such network."""
     for interface in nodes[0].interfaces:
         network = _network(interface)
         if all(any(_network(other) == network for other in node.interfaces) for node in nodes):

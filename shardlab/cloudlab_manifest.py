@@ -1,8 +1,8 @@
-"""Reads the manifests of a CloudLab experiment: its nodes, logins, networks and end. A manifest is an RSpec v3 in XML.
+"""Reads the manifests of a CloudLab experiment: its nodes, logins, networks and end. A manifest is an RSpec v3 document in XML.
 
-A manifest comes from a portal or from a person, so nothing in it is trusted: no DOCTYPE, a bounded size, and each name and
-address is checked before it is used. Elements are found by their names in any order, because real manifests differ in it. An
-element of an extension is not taken for an element of the RSpec that has the same name.
+A manifest comes from the portal or from a person, so nothing in it is trusted: a DOCTYPE is refused, the size is limited, and
+each name and address is checked before it is used. The order of elements does not matter, because it differs between real
+manifests. An element of an extension does not count as the RSpec element with the same name.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HOST = re.compile(r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}\.)*[A-Za-z0-9-]{0,62}$")
 NODE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 FULL_NAME = re.compile(
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_-]{1,63})*$"
-)  # begins with the client_id, so it may have a _
+)  # begins with the client_id, so it may contain _
 LOGIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]{0,31}$")
 MOUNT = re.compile(r"^/[A-Za-z0-9._/-]{1,200}$")
 MAC = re.compile(r"^(?:[0-9a-f]{12}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})$")
-# urn:publicid:IDN+wisc.cloudlab.us+node+d8545-sample1: the aggregate, the kind of thing, its name.
+# A URN such as urn:publicid:IDN+wisc.cloudlab.us+node+d8545-sample1: the aggregate, the kind of object, its name.
 _URN = re.compile(r"^urn:publicid:IDN\+([A-Za-z0-9.:_-]{1,200})\+([a-z]{1,40})\+([A-Za-z0-9.:_-]{1,200})$")
-MACHINES = ("raw-pc", "raw", "")  # kinds of slivers; others are blockstores and virtual machines, which have no GPU
+MACHINES = ("raw-pc", "raw", "")  # the types of slivers that are machines; others, such as blockstores, have no GPU
 
 
 class ManifestInterface(msgspec.Struct, frozen=True):
@@ -42,36 +42,36 @@ class ManifestInterface(msgspec.Struct, frozen=True):
 
     address: str  # IPv4
     prefix: int  # length of the network's prefix in bits
-    mac: str | None  # lower case with colons; None: the manifest has none
-    link: str | None  # the client_id of the link or LAN that it belongs to
+    mac: str | None  # lower case with colons; None: the manifest does not contain it
+    link: str | None  # the client_id of the link or LAN of this interface
 
 
 class ManifestNode(msgspec.Struct, frozen=True):
     """A machine of an experiment."""
 
-    name: str  # its client_id
+    name: str  # the client_id of the node
     site: str  # the aggregate, such as wisc.cloudlab.us
-    hardware: str | None  # its type, such as d8545
-    logins: dict[str, tuple[str, int]]  # host and port, by the name of the project member
-    control: str | None  # its IPv4 address on the control network
+    hardware: str | None  # the hardware type, such as d8545
+    logins: dict[str, tuple[str, int]]  # host and port of the login, by the name of the project member
+    control: str | None  # the IPv4 address on the control network
     interfaces: tuple[ManifestInterface, ...]
     full_name: str | None = None  # NODE.EXPERIMENT.PROJECT.SITE
-    mounts: tuple[str, ...] = ()  # the folders at which its blockstores are mounted
+    mounts: tuple[str, ...] = ()  # the folders at which the blockstores of the node are mounted
 
 
 class Experiment(msgspec.Struct, frozen=True):
-    """What the manifests of one experiment say together."""
+    """An experiment, combined from its manifests."""
 
     nodes: tuple[ManifestNode, ...]
-    expires: str | None  # ISO 8601, the earliest of all aggregates; None: no manifest says it
+    expires: str | None  # ISO 8601, the earliest end of all aggregates; None: no manifest contains an end
 
     def users(self) -> set[str]:
-        """The members that can log in to every node."""
+        """The project members that can log in to every node."""
         return set.intersection(*(set(node.logins) for node in self.nodes)) if self.nodes else set()
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a manifest's file. Raises InputError."""
+    """The content of the file of a manifest, at most MOST_BYTES + 1 bytes. Raises InputError."""
     try:
         with path.open("rb") as file:
             return file.read(MOST_BYTES + 1)
@@ -80,9 +80,9 @@ def read(path: Path) -> bytes:
 
 
 def aggregate(name: str, urn: str) -> str:
-    """The aggregate of a URN such as urn:publicid:IDN+wisc.cloudlab.us+authority+cm, which is also safe as a file name.
+    """The aggregate in a URN: wisc.cloudlab.us for urn:publicid:IDN+wisc.cloudlab.us+authority+cm. It is safe as a file name.
 
-    Raises InputError with the name of the manifest.
+    name: the name of the manifest in errors. Raises InputError.
     """
     found = _URN.match(urn)
     if found is None or HOST.fullmatch(found[1]) is None:
@@ -91,14 +91,17 @@ def aggregate(name: str, urn: str) -> str:
 
 
 def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
-    """The experiment of some manifests, one of each aggregate. manifests: (what to call it in an error, its bytes).
+    """Read an experiment from its manifests, one manifest of each aggregate.
 
-    An aggregate repeats the nodes of the other aggregates as they were requested, without a login: those are passed over.
+    manifests: (the name in errors, the content) of each manifest.
 
-    Raises InputError with the name of the manifest, and MissingExtra without defusedxml.
+    The manifest of an aggregate also lists the nodes of the other aggregates, as they were requested, without a login. These
+    entries are ignored.
+
+    Raises InputError with the name of the manifest, and MissingExtra if defusedxml is not installed.
     """
     nodes: dict[str, ManifestNode] = {}
-    passed_through: dict[str, str] = {}  # where a node without a login is, by its name
+    passed_through: dict[str, str] = {}  # nodes without a login: manifest and node as text for errors, by name of the node
     ends: list[tuple[datetime, str]] = []
     for name, content in manifests:
         root = _root(name, content)
@@ -166,7 +169,7 @@ def _links(root: Element) -> dict[str, str]:
 
 
 def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | None:
-    """None if the element is no machine, such as a blockstore or a virtual machine. Raises InputError."""
+    """The node of an element; None if the element is not a machine but, for example, a blockstore. Raises InputError."""
     sliver = next((child.get("name", "") for child in _children(element, "sliver_type")), "")
     if sliver not in MACHINES:
         return None
@@ -253,16 +256,16 @@ def _matched(where: str, what: str, text: str, pattern: re.Pattern[str]) -> str:
 
 
 def _tag(element: Element) -> str:
-    """The name without its namespace."""
+    """The name of an element without its namespace."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
 def _children(element: Element, name: str) -> Sequence[Element]:
-    """The children with this name in the namespace of the element itself, whatever version of the RSpec this is."""
+    """The children with this name in the same namespace as the element, so that every version of RSpec is accepted."""
     namespace = element.tag.rpartition("}")[0]
     return [child for child in _extensions(element, name) if child.tag.rpartition("}")[0] == namespace]
 
 
 def _extensions(element: Element, name: str) -> Sequence[Element]:
-    """The children with this name in any namespace, such as that of emulab's extension."""
+    """The children with this name in any namespace, such as the namespace of emulab's extension."""
     return [child for child in element if _tag(child) == name]

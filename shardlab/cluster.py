@@ -1,4 +1,4 @@
-"""The content of a cluster file: the machines on which runs train, and where data sets are stored."""
+"""Reads a cluster file, which describes the machines on which runs train, their software, and where data sets are stored."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from shardlab.errors import InputError
 from shardlab.network_keys import Network
 from shardlab.slurm_keys import Gpus, Slurm
 
-Release = Literal["bookworm", "trixie", "sid"]  # of Debian
-MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # other signs have a meaning in the options that mount folders in a container
+Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
+MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # other characters are special in the options that mount folders in a container
 # Keys that provider local does not use.
 REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
 
 
-# Never mounted over, nor exported.
+# Folders of the system, over which nothing is mounted and which are never exported.
 SYSTEM_FOLDERS = set("bin boot dev etc lib lib32 lib64 proc root run sbin sys tmp usr var".split())  # noqa: SIM905
 
 
@@ -91,15 +91,15 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def gpu_types(self) -> list[str]:
-        """The GPU types that a cell may name: of the partitions, or of `gpus` if there are no partitions."""
+        """The GPU types that a cell may name: the types of the partitions, or the type in `gpus` if there are no partitions."""
         if self.slurm is not None and self.slurm.partitions:
             return [partition.gpus.type for partition in self.slurm.partitions if partition.gpus.type is not None]
         return [self.gpus.type] if self.gpus is not None and self.gpus.type is not None else []
 
     def for_gpu_type(self, gpu_type: str | None) -> Cluster:
-        """This cluster as a cell with this gpu_type uses it: with the partition of the type, its GPUs and its limits.
+        """This cluster for a cell with this gpu_type: with the partition of the GPU type, and its GPUs and limits.
 
-        gpu_type: null, or one of `gpu_types`; for another type, the cluster is returned as it is.
+        gpu_type: None, or one of `gpu_types`. If it is None or has no partition, the cluster is returned unchanged.
         """
         if self.slurm is None or gpu_type is None:
             return self
@@ -117,7 +117,8 @@ THIS_MACHINE = Cluster(schema=1, name="local", provider="local")
 def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
     """Read and check a cluster file. Raises InputError with file:line:column for every problem in it.
 
-    created: the manifests of the experiment that `provision` created for it, if the file names neither nodes nor manifests.
+    created: the manifests of the CloudLab experiment that `provision` created. They are used if the file contains neither nodes
+    nor manifests.
     """
     text = document.load(path)
     cluster = validation.convert(text, Cluster)
@@ -126,7 +127,8 @@ def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
     _check_sets(text, cluster.data.named())
     if cluster.cloudlab is not None and cluster.cloudlab.manifests:
         manifests = [(path.parent / name).absolute() for name in cluster.cloudlab.manifests]
-        # From here on they are found without the folder of the cluster file: `provision` reads the lease in them.
+        # Absolute paths, so that they can be read without the folder of the cluster file; `provision` reads the lease from
+        # them.
         experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(one) for one in manifests])
         cluster = msgspec.structs.replace(cluster, cloudlab=experiment)
         if not cluster.nodes:
@@ -138,12 +140,15 @@ def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
 
 
 def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
-    """The cluster with the nodes of an experiment: the first is also the controller. Raises InputError."""
+    """The cluster with the nodes of a CloudLab experiment. The first node is also the controller. Raises InputError.
+
+    manifests: the paths of the manifests of the experiment.
+    """
     return with_manifests(cluster, [(str(path), cloudlab_manifest.read(path)) for path in manifests])
 
 
 def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> Cluster:
-    """As `with_experiment`, of manifests that were read. manifests: what to call each in an error, and its bytes."""
+    """The same as `with_experiment`, for manifests that were already read: (name in errors, content) of each manifest."""
     what = ", ".join(name for name, _ in manifests)
     experiment = cloudlab_manifest.parse(manifests)
     nodes = [
@@ -163,7 +168,10 @@ def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> 
 
 
 def resolved_file(cluster: Cluster) -> bytes:
-    """A cluster file with the nodes of the experiment, for a machine that has no manifest: JSON, which is YAML as well."""
+    """The content of a cluster file that lists the nodes of the experiment, for a machine without the manifest.
+
+    The content is JSON, which is valid YAML.
+    """
     experiment = None if cluster.cloudlab is None else msgspec.structs.replace(cluster.cloudlab, manifest=None)
     content = msgspec.json.encode(msgspec.structs.replace(cluster, cloudlab=experiment))
     return msgspec.json.format(content, indent=2) + b"\n"
@@ -190,7 +198,7 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
 
 
 def _check_site(text: document.Document, cluster: Cluster) -> None:
-    """A managed Slurm site: Slurm knows its nodes, and nothing is installed on them."""
+    """Check the cluster file of a managed Slurm site, where Slurm knows the nodes and nothing is installed on them."""
     for key in ("nodes", "lan", "release"):
         if getattr(cluster, key) != getattr(THIS_MACHINE, key):
             raise text.error((key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it.")
@@ -220,7 +228,7 @@ def _check_site(text: document.Document, cluster: Cluster) -> None:
 
 
 def _check_installed(text: document.Document, cluster: Cluster) -> None:
-    """Nodes that `provision` sets up as root."""
+    """Check the cluster file of nodes that `provision` sets up: all providers except local and slurm."""
     if cluster.login is not None:
         raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
     environment_keys.check_installed(text, cluster.environment, cluster.provider)
@@ -231,7 +239,7 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
     if cluster.provider == "cloudlab":
         _check_nfs_folders(text, cluster)
     if not cluster.nodes and cluster.provider == "cloudlab":
-        return  # the experiment does not exist yet
+        return  # the experiment does not exist yet, so its nodes are not known
     if not cluster.nodes:
         raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
     names = [entry.name for entry in cluster.nodes]
@@ -265,7 +273,7 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
 
 
 def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
-    """Nothing large is stored or read over CloudLab's control network, which is for logins."""
+    """Check that no folder is on CloudLab's NFS servers, which are on the control network; this network is only for logins."""
     named: dict[tuple[str, str], str | None] = {
         ("storage", "shared"): cluster.storage.shared,
         ("storage", "mount"): cluster.storage.mount,
@@ -359,7 +367,10 @@ def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
 
 
 def find(given: Path | None, workspace: Path) -> Cluster:
-    """The cluster of a command: from the file that it names, else from cluster.yaml of the workspace, else this machine."""
+    """The cluster of a command: from the given file, else from cluster.yaml of the workspace, else only this machine.
+
+    given: the cluster file that the user named. workspace: the folder of the workspace. Raises InputError.
+    """
     own = workspace / "cluster.yaml"
     if given is None and own.is_symlink() and not own.exists():
         raise InputError(f"{own}: is a symlink to a file that does not exist.")

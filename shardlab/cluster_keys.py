@@ -15,7 +15,7 @@ IPV4 = r"^(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!$)|$)){4}$"
 
 HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
 
-LOCAL_FOLDER = "/opt/shardlab"  # ours on each node, without a shared folder
+LOCAL_FOLDER = "/opt/shardlab"  # our folder on each node, if the nodes share no folder
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 
@@ -35,7 +35,7 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_url(self) -> bool:
-        """Whether the archive is downloaded."""
+        """Whether the archive is a URL, so that it must be downloaded."""
         return self.archive is not None and "://" in self.archive
 
 
@@ -51,7 +51,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     null: a run reads from the data path."""
 
     def named(self) -> list[DataSet]:
-        """All data sets as `DataSet`, also those that the file lists only by name."""
+        """All data sets as `DataSet`, including the data sets that the file lists only by name."""
         return [DataSet(name=one) if isinstance(one, str) else one for one in self.sets]
 
 

@@ -1,6 +1,7 @@
-"""Starts a command as a process, so that Ctrl-C and SIGTERM end it with one sentence at any moment, also while it imports.
+"""Starts a command so that Ctrl-C and SIGTERM end it with one sentence at any time, even while it imports modules.
 
-Before its handler is in place this module imports `signal` alone: typing and importlib would take longer than all of it.
+Until the signal handlers are set, this module imports only os, sys and `signal`. Importing typing or importlib would take
+longer than everything else before that moment.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # exit code of an interrupted command: 128 + SIGINT
 EARLY = "interrupted before anything was changed."
 
 try:
@@ -17,7 +18,7 @@ except KeyboardInterrupt:
     os.write(2, f"{EARLY}\n".encode())
     os._exit(INTERRUPTED)
 
-MYPY = False  # as typing.TYPE_CHECKING, without the import
+MYPY = False  # mypy treats it as true, like typing.TYPE_CHECKING, which would need an import
 if MYPY:
     from collections.abc import Callable
     from types import FrameType
@@ -27,29 +28,29 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def start(package: str) -> int:
-    """Import the command of a package, run it, and return its exit code. A signal that is ignored stays ignored."""
+    """Import the command of a package, run it, and return its exit code. If a signal was ignored before, it stays ignored."""
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell has what it puts in the background ignore Ctrl-C
+        if signal.getsignal(number) is not signal.SIG_IGN:  # in the background, a shell sets Ctrl-C to be ignored
             signal.signal(number, _handle)
     __import__(f"{package}.cli")
     code: int = sys.modules[f"{package}.cli"].main()
-    on_signal(lambda: os._exit(code))  # all is done and said; only the interpreter's own end is left
+    on_signal(lambda: os._exit(code))  # everything is done; only the exit of the interpreter is left
     return code
 
 
 def on_signal(act: Callable[[], object]) -> None:
-    """From now on a signal calls `act`, in the main thread. Without effect where `start` did not start this process."""
+    """From now on, a signal calls `act` in the main thread. It has no effect if `start` did not start this process."""
     global _act
     _act = act
 
 
 def raise_on_signal() -> None:
-    """From now on a signal raises KeyboardInterrupt, in the main thread."""
+    """From now on, a signal raises KeyboardInterrupt in the main thread."""
     on_signal(_raise)
 
 
 def leave(sentence: str) -> NoReturn:
-    """End this process at once with a sentence on standard error; threads are not waited for."""
+    """Print a sentence on standard error and end this process at once, without waiting for threads."""
     os.write(2, f"{sentence}\n".encode())
     os._exit(INTERRUPTED)
 

@@ -26,7 +26,7 @@ _NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # a number, with or without a unit, or 
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations of options; an error is one sentence on stderr, and exit code 2."""
+    """A parser of argparse that accepts no abbreviated options. An error is one sentence on stderr, with exit code 2."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def common_options() -> Parser:
-    """The options that every command has; they may stand before or after its verb."""
+    """The options that every command has, such as --json. A user may write them before or after the verb."""
     parent = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     parent.add_argument("--workspace", metavar="DIR", help="folder with runs/ and report/ (default: $SHARDLAB_WORKSPACE or .)")
     parent.add_argument("--json", action="store_true", help="print one JSON document on standard output")
@@ -52,15 +52,17 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 
 class Verbs:
-    """The verbs of a command line. A verb has options of its own, an example, and a function that carries it out."""
+    """The verbs of a command, such as `submit` of `jobs`. A verb has its own options, an example, and a function to call."""
 
     def __init__(self, top: Parser, common: Parser, examples: Mapping[str, str], *, sentences: bool = False) -> None:
-        """common: options that all verbs have. examples: by verb. sentences: describe a verb by a sentence with a full stop."""
+        """common: the options that all verbs have. examples: the example of each verb, by the name of the verb.
+        sentences: show the summary of a verb as a sentence with a full stop in its help."""
         self._verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
         self._common, self._examples, self._sentences = common, examples, sentences
 
     def add(self, name: str, run: Callable[..., int], summary: str) -> Parser:
-        """Add a verb. run: carries out the verb and returns the exit code; it becomes `run` of the parsed arguments."""
+        """Add a verb; returns its parser. run: the function that carries out the verb and returns the exit code. The parsed
+        arguments have it as `run`."""
         verb: Parser = self._verbs.add_parser(
             name,
             parents=[self._common],
@@ -73,11 +75,11 @@ class Verbs:
 
 
 class CleanConsole(Console):
-    """rich's console, which shows text only as `printable.clean` leaves it and reads no markup in it.
+    """A console of rich that cleans all text with `printable.clean` and does not interpret markup in text.
 
-    Strings are cleaned before rich measures them, so that columns stay aligned. What rich has drawn is cleaned once more, so
-    that no renderable can bring an escape sequence in. The only sequences that reach the terminal are those that rich makes for
-    its styles and its live tables.
+    Strings are cleaned before rich measures them, so that columns stay aligned. The segments that rich has rendered are cleaned
+    again, so that no renderable can add an escape sequence. The only escape sequences that reach the terminal are the sequences
+    that rich makes for styles and live tables.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -88,7 +90,7 @@ class CleanConsole(Console):
         return super().render_str(printable.clean(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """The segments of a renderable, each cleaned; control segments of rich pass unchanged."""
+        """The segments of a renderable, with cleaned text. Control segments, which rich itself makes, are not changed."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             if not control:
@@ -98,7 +100,10 @@ class CleanConsole(Console):
 
 
 class Output:
-    """Results go to standard output, remarks to standard error; with --json standard output holds one document."""
+    """The output of a command: results go to standard output, remarks to standard error.
+
+    With --json, standard output contains only one JSON document, and everything else goes to standard error.
+    """
 
     def __init__(self, *, json: bool = False, verbose: bool = False) -> None:
         self.json = json
@@ -108,22 +113,23 @@ class Output:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Output:
-        """The output that the common options ask for."""
+        """The output with the settings of the common options --json and --verbose."""
         return cls(json=getattr(arguments, "json", False), verbose=getattr(arguments, "verbose", False))
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal that tables are drawn on; None if tables are plain lines, for a program or a file."""
+        """The width in columns of the terminal that tables are drawn on; None if the output is plain lines, as in a file."""
         return self.results.width if self.results.is_terminal and not self.json else None
 
     def line(self, text: str, style: str | None = None) -> None:
-        """A line of the result; on standard error if a JSON document is asked for."""
+        """Print a line of the result: on standard output, or with --json on standard error."""
         (self.remarks if self.json else self.results).print(text, style=style)
 
     def script(self, text: str) -> bool:
-        """Print a script that a person copies, with every tab and every long line unchanged; where `line` prints.
+        """Print a script for a person to copy, with tabs and long lines unchanged, to the same stream as `line`.
 
-        Returns False and prints nothing if the script has a character that a terminal does not show or that steers it.
+        Returns False and prints nothing if the script contains a character that is not printable, because such a character
+        could control the terminal.
         """
         if not text.replace("\n", "").replace("\t", "").isprintable():
             return False
@@ -133,16 +139,16 @@ class Output:
         return True
 
     def remark(self, text: str, style: str | None = None) -> None:
-        """A line on standard error that is not part of the result."""
+        """Print a line on standard error that is not part of the result."""
         self.remarks.print(text, style=style)
 
     def detail(self, text: str) -> None:
-        """A remark for --verbose."""
+        """Print a remark only with --verbose."""
         if self.verbose:
             self.remark(text, style="dim")
 
     def ask(self, question: str) -> str:
-        """The line that the user types after a question on standard error; empty if the input has ended, as after Ctrl-D."""
+        """Ask a question on standard error. Returns the line that the user types; empty if the input has ended (Ctrl-D)."""
         try:
             return self.remarks.input(question).strip()
         except EOFError:
@@ -150,7 +156,10 @@ class Output:
             return ""
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
-        """Rows of text: a table on a terminal, aligned plain lines elsewhere; columns of numbers are aligned to the right."""
+        """Print rows: a drawn table on a terminal, else aligned plain lines. Columns of numbers are aligned to the right.
+
+        styles: the style of each row on a terminal.
+        """
         on_terminal = self.results.is_terminal and not self.json
         if title:
             self.line(title, style="bold" if on_terminal else None)
@@ -162,19 +171,19 @@ class Output:
             stream.write(_aligned([columns, *rows], _of_numbers(columns, rows)))
 
     def log(self, log: printable.LogText, part: bytes) -> None:
-        """The next part of a log that nodes wrote; a result."""
+        """Print the next part of a log that nodes wrote, on standard output. log: the state of the cleaning between parts."""
         self.results.file.write(log.add(part))
         self.results.file.flush()
 
     def document(self, value: Any) -> None:
-        """The one JSON document, printed only with --json."""
+        """Print the one JSON document of the command. Without --json, nothing is printed."""
         if self.json:
             sys.stdout.write(msgspec.json.format(printable.json(value), indent=2).decode() + "\n")
             sys.stdout.flush()
 
 
 def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:
-    """Rows as every table on a terminal is drawn: two spaces between columns, no frame. styles: of the rows."""
+    """A table of rich in the style of all our tables: two spaces between columns, no frame. styles: the style of each row."""
     drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column, numbers in zip(columns, _of_numbers(columns, rows), strict=True):
         drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")
@@ -184,9 +193,9 @@ def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: S
 
 
 def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) -> int:
-    """Run a command and turn what it raises into a sentence and an exit code.
+    """Run a command and return its exit code. An exception for users becomes a sentence on stderr and an exit code.
 
-    interrupted: the sentence printed after Ctrl-C or SIGTERM; None: the command handles these signals itself.
+    interrupted: the sentence that is printed after Ctrl-C or SIGTERM; None: the command handles these signals itself.
     """
     try:
         if interrupted is not None:
@@ -217,7 +226,7 @@ def _of_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[b
 
 
 def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Rows as text, one line for each row whatever it contains. right: which columns are aligned to the right."""
+    """Rows as text with exactly one line for each row. right: for each column, whether it is aligned to the right."""
     lines = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in rows]
     widths = [max(cell_len(cell) for cell in column) for column in zip(*lines, strict=True)]
     set_ = [

@@ -1,8 +1,8 @@
-"""The container in which the ranks of a site run: which Python starts there, and which folders are visible in it.
+"""The container in which the ranks of a Slurm site run: the Python that starts the ranks, and the folders visible inside.
 
-Our commands and the supervisor of a run stay outside of the container, because only outside are Slurm's commands. The container
-starts with each task of a job step: pyxis is a plugin of srun, so srun needs its options; for the other runtimes, the script
-`rank-python` beside the environment's `python` starts the container.
+Our commands and the supervisor of a run stay outside the container, because Slurm's commands are installed only outside. The
+container starts with each task of a job step. With pyxis, a plugin of srun, options of srun start the container. With the other
+runtimes, the script `rank-python` beside the environment's `python` starts the container.
 """
 
 from __future__ import annotations
@@ -14,42 +14,45 @@ from shardlab import node_folder
 from shardlab.cluster import Cluster
 
 RANK_PYTHON = "rank-python"
-NODE_DISK = "$SHARDLAB_NODE_DISK"  # in a word of srun's command; only a job knows $TMPDIR, so the supervisor replaces it
+# A placeholder in the words of srun's command. Only a job knows $TMPDIR, so the supervisor replaces the placeholder in the job.
+NODE_DISK = "$SHARDLAB_NODE_DISK"
 
 
 def rank_python(cluster: Cluster, python: str) -> str:
-    """The Python of ranks. python: the Python of our commands, which is also that of ranks if there is no container."""
+    """The Python that starts ranks. python: the Python of our commands, which also starts ranks if there is no container."""
     if cluster.environment.container is None:
         return python
     return str(PurePosixPath(python).with_name(RANK_PYTHON))
 
 
 def srun_options(cluster: Cluster, folder: str, *, node_disk: bool = False) -> list[str]:
-    """The options of srun that start each task in the container, [] if srun does not start the container.
+    """The options of srun that start each task in the container; empty if srun does not start the container.
 
-    folder: the working directory of the task. node_disk: whether the task copies data to the disk of its node; `with_node_disk`
-    then has to complete the options.
+    folder: the working directory of the task.
+    node_disk: whether the task copies data to the disk of its node. The options then contain NODE_DISK, which `with_node_disk`
+    replaces later.
     """
     environment = cluster.environment
     if environment.runtime != "pyxis":
         return []
-    mounts = [*folders(cluster), *([NODE_DISK] if node_disk else [])]  # without it, /tmp is in memory
+    mounts = [*folders(cluster), *([NODE_DISK] if node_disk else [])]  # without this mount, /tmp of the container is in memory
     return [
         f"--container-image={environment.container}",
         f"--container-mounts={','.join(f'{path}:{path}' for path in mounts)}",
         f"--container-workdir={folder}",
-        # The copy of a user named root in the container would have the name that all users' copies have.
+        # With the remap, every user is root in the container. The folder of a data copy has the user's number in its name, so
+        # the copies of all users would have the same name.
         *(["--no-container-remap-root"] if node_disk else []),
     ]
 
 
 def with_node_disk(command: Sequence[str]) -> list[str]:
-    """A command of srun with this node's $TMPDIR or /tmp in the place of NODE_DISK."""
+    """A command of srun in which NODE_DISK is replaced by this node's $TMPDIR, or by /tmp if $TMPDIR is not a folder."""
     return [word.replace(NODE_DISK, str(node_folder.parent()[0])) for word in command]
 
 
 def folders(cluster: Cluster) -> list[str]:
-    """The folders of the site that are visible in the container under the same path: of the environment, runs and data sets."""
+    """The folders that have the same path inside the container: the shared folder (environment, runs) and the data sets."""
     assert cluster.storage.shared is not None
     shared = PurePosixPath(cluster.storage.shared)
     data = PurePosixPath(cluster.data.path or shared)  # a relative path is in the workspace, which is in the shared folder

@@ -1,7 +1,7 @@
-"""JSON decoders that are safe with several threads, and the exceptions that they raise.
+"""JSON decoders that several threads can use safely, and the exceptions that they raise.
 
-msgspec builds what it knows of a type when that type is first decoded, and it does so without a lock: two threads that decode
-the same type for the first time crash the interpreter (SIGSEGV). Here each decoder is built once, by one thread at a time.
+msgspec prepares its internal data about a type when the type is first decoded, without a lock. If two threads decode the same
+type for the first time at the same moment, the interpreter crashes (SIGSEGV). Here each decoder is built once, under a lock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import msgspec
 
 T = TypeVar("T")
 
-# The exceptions for a damaged or hostile file: it is not such a document, its bytes are not text, or it is nested too deeply.
+# The exceptions for a damaged or malicious file: the document has another type, the bytes are not UTF-8, or it is nested too
+# deeply.
 DECODE_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _LOCK = threading.Lock()
@@ -21,7 +22,7 @@ _BUILT: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def decoder(shape: type[T]) -> msgspec.json.Decoder[T]:
-    """The decoder of a type. Once it is built, `msgspec.convert` to that type is safe in threads as well."""
+    """The decoder of a type. After it has been built, `msgspec.convert` to this type is also safe in several threads."""
     built = _BUILT.get(shape)
     if built is None:
         with _LOCK:

@@ -1,8 +1,8 @@
 """Reads YAML strictly: no value is silently changed, and the line and column of every value are kept.
 
-YAML 1.1 turns ``1:30:00`` into 5400, ``3.10`` into 3.1 and ``on`` into true, lets the last of two equal keys win, and
-expands aliases without bound. Here plain scalars are null, true/false, decimal integers, decimal floats or text; an
-ambiguous value is refused, with its place and how to write it.
+YAML 1.1 turns ``1:30:00`` into 5400, ``3.10`` into 3.1 and ``on`` into true, uses the last of two equal keys, and expands
+aliases without limit. This reader accepts only null, true, false, decimal integers, decimal floats and text as plain scalars.
+It refuses an ambiguous value with an error that names the place and the allowed spelling.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import yaml
 
 from shardlab.errors import InputError, WorkspaceError
 
-MAX_BYTES = 4 * 1024 * 1024  # a matrix holds axes, never rows; more is a mistake or an attack
-MAX_DEPTH = 32
+MAX_BYTES = 4 * 1024 * 1024  # a matrix file lists axes and not cells, so a larger file is a mistake or an attack
+MAX_DEPTH = 32  # levels of nesting
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _TIME = re.compile(r"[-+]?[0-9]+(:[0-9]{1,2})+(\.[0-9]*)?\Z")
-_ODD_NUMBER = re.compile(  # some parser's octal, hexadecimal, binary or underlined number; a checksum such as 0a1f is none
+# Text that some YAML parsers read as an octal, hexadecimal or binary number, as a number with underscores, as infinity or as
+# NaN. A checksum such as 0a1f does not match.
+_ODD_NUMBER = re.compile(
     r"[-+]?(0o?[0-7_]+|0x[0-9a-fA-F_]+|0b[01_]+|0[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?"
     r"|[0-9][0-9_]*_[0-9_]*|\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z"
 )
@@ -33,14 +35,14 @@ Path_ = tuple[str | int, ...]
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A place in a file; line and column count from 1."""
+    """A place in a file. line, column: counted from 1."""
 
     line: int
     column: int
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem of a file: its place, the key, and the sentence."""
+    """A problem in a file. mark: its place. path: the dotted path of the key. sentence: the message for the user."""
 
     mark: Position
     path: str
@@ -48,7 +50,11 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct):
-    """A file's plain data and the mark of every value and key in it."""
+    """A file's plain data, and the place of every value and of every key in the file.
+
+    file: the name of the file in errors. data: the plain data. values, keys: the place of a value or key, by its path in the
+    data.
+    """
 
     file: str
     data: Any = None
@@ -56,7 +62,10 @@ class Document(msgspec.Struct):
     keys: dict[Path_, Position] = {}
 
     def problem(self, path: Path_, sentence: str, *, at_key: bool = False) -> Problem:
-        """Place a sentence at `path`, or at its nearest ancestor that the file contains."""
+        """A problem with this sentence, placed at `path`, or at its nearest ancestor that the file contains.
+
+        at_key: use the place of the key instead of the place of its value.
+        """
         marks = self.keys if at_key else self.values
         probe = path
         while probe and probe not in marks and probe not in self.values:
@@ -65,18 +74,18 @@ class Document(msgspec.Struct):
         return Problem(mark, dotted(path), sentence)
 
     def error(self, path: Path_, sentence: str, *, at_key: bool = False) -> InputError:
-        """The same as an exception ready to raise."""
+        """The problem that `problem` makes from the same arguments, as an exception to raise."""
         return self.errors([self.problem(path, sentence, at_key=at_key)])
 
     def errors(self, problems: list[Problem]) -> InputError:
-        """All problems of the file in one exception, a line each, in the order of the file."""
+        """One exception with a line for each problem, in the order of their places in the file."""
         ordered = sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
         lines = [f"{self.file}:{p.mark.line}:{p.mark.column}: {p.path + ': ' if p.path else ''}{p.sentence}" for p in ordered]
         return InputError("\n".join(dict.fromkeys(lines)))
 
 
 def dotted(path: Path_) -> str:
-    """``("nodes", 0, "host")`` as ``nodes[0].host``."""
+    """A path as text: ``nodes[0].host`` for ``("nodes", 0, "host")``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -84,7 +93,7 @@ def dotted(path: Path_) -> str:
 
 
 def load(path: Path) -> Document:
-    """Read `path`. Raises InputError for anything that is not plain, unambiguous YAML."""
+    """Read the file `path`. Raises InputError for a missing file and for everything that is not plain, unambiguous YAML."""
     try:
         with path.open("rb") as handle:
             raw = handle.read(MAX_BYTES + 1)
@@ -100,7 +109,7 @@ def load(path: Path) -> Document:
 
 
 def parse(raw: bytes, file: str) -> Document:
-    """Parse the bytes of one YAML document; `file` is the name that errors carry."""
+    """Parse the bytes of one YAML document. file: the name of the file in errors. Raises InputError."""
     document = Document(file)
     try:
         text = raw.decode("utf-8")
@@ -108,7 +117,8 @@ def parse(raw: bytes, file: str) -> Document:
         line = raw[: error.start].count(b"\n") + 1
         raise InputError(f"{file}:{line}:1: byte {error.start} is not UTF-8 text.") from None
     try:
-        # Only the pure-Python scanner places its errors by character; these files are small.
+        # The pure-Python loader, because the C loader does not count columns in characters. It is slow, but these files are
+        # small.
         document.data = _Builder(document, yaml.parse(text, Loader=yaml.SafeLoader)).build()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -122,7 +132,7 @@ def parse(raw: bytes, file: str) -> Document:
 
 
 class _Builder:
-    """Consumes parser events, so that aliases and tags are seen before anything is built from them."""
+    """Builds plain data from the events of the YAML parser, and refuses aliases, anchors and tags before it builds values."""
 
     def __init__(self, document: Document, events: Iterator[yaml.Event]) -> None:
         self.document = document
@@ -216,5 +226,5 @@ class _Builder:
 
 
 def _mark(event: yaml.Event) -> Position:
-    assert event.start_mark is not None  # the pure-Python parser always sets it
+    assert event.start_mark is not None  # the pure-Python parser always sets start_mark
     return Position(event.start_mark.line + 1, event.start_mark.column + 1)

@@ -35,7 +35,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_site(text: document.Document, environment: Environment) -> None:
-    """Raises InputError with file:line:column for keys that contradict each other at a managed Slurm site."""
+    """Check the keys for a managed Slurm site. Raises InputError with file:line:column if keys contradict each other."""
     if (environment.container is None) != (environment.runtime is None):
         raise text.error(
             ("environment",),
@@ -57,12 +57,12 @@ def check_site(text: document.Document, environment: Environment) -> None:
 
 
 def check_installed(text: document.Document, environment: Environment, provider: str) -> None:
-    """Raises InputError with file:line:column for keys that only a managed Slurm site uses."""
+    """Check the keys for other providers. Raises InputError with file:line:column for a key that is only for provider slurm."""
     for key in ("modules", "python", "use", "container", "runtime"):
         if getattr(environment, key):
             raise text.error(("environment", key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
 
 
 def is_path(container: str) -> bool:
-    """Whether the image is a file or a folder of the site, and not an image of a registry."""
+    """Whether the container image is a file or folder at the site. False: it is the name of an image in a registry."""
     return container.startswith("/")

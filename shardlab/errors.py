@@ -1,4 +1,4 @@
-"""The exceptions that are shown to users: each has one sentence and an exit code.
+"""The exceptions that are shown to users. The message of an exception is a sentence for the user; its class sets the exit code.
 
 ::
 
@@ -20,21 +20,22 @@ from pathlib import Path
 
 
 class ShardlabError(Exception):
-    """One or more sentences for a person; `exit_code` is what the command ends with."""
+    """A failure that is shown to the user as one or more sentences. exit_code: the exit code of the command."""
 
     exit_code = 1
 
 
 class InputError(ShardlabError):
-    """The input is wrong: what was found, where, and what is allowed. Nothing was changed."""
+    """The input is wrong. The message says what was found, where, and what is allowed. Nothing was changed."""
 
     exit_code = 2
 
 
 class UnknownName(InputError):
-    """An unknown name. The message lists the allowed names and suggests the most similar one.
+    """An unknown name. The message lists the allowed names and suggests the most similar name.
 
-    summaries: the meaning of each name; if given, the message has a line for each name.
+    kind: the kind of thing that has the name, such as strategy. menu: the allowed names. where: the beginning of the message.
+    summaries: the meaning of each allowed name; if given, the message has a line for each allowed name.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class WorkspaceError(ShardlabError):
 
     @classmethod
     def from_os_error(cls, error: OSError, doing: str) -> WorkspaceError:
-        """Turn an OSError into one sentence that says what was being done and what to do next."""
+        """Turn an OSError into one sentence that says what failed and what to do next. doing: a verb, such as `read`."""
         place = f" {Path(error.filename)}" if error.filename else ""
         advice = {
             errno.ENOSPC: "the disk is full; free some space and run the same command again",
@@ -68,7 +69,7 @@ class WorkspaceError(ShardlabError):
 
 
 class MissingExtra(ShardlabError):
-    """A command needs packages that this installation left out."""
+    """A command needs an optional package that is not installed. extra: the extra of shardlab that installs the package."""
 
     def __init__(self, extra: str, needed_for: str, missing: str) -> None:
         super().__init__(

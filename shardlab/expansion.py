@@ -1,4 +1,7 @@
-"""What a matrix came to when it was last rendered, for commands that only read runs: .shardlab/matrices/NAME.json."""
+"""The expansion of a matrix: the cells and runs that the matrix had when it was last rendered.
+
+It is stored in .shardlab/matrices/NAME.json, so that commands that only read runs do not need the matrix file.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,22 @@ class ExpandedCell(msgspec.Struct, frozen=True):
 
 
 class Excluded(msgspec.Struct, frozen=True):
-    """A combination of keys that the matrix file excludes, and why."""
+    """A combination of keys that the matrix file excludes. why: the reason that the file gives."""
 
     cell: dict[str, Any]
     why: str
 
 
 class Expansion(msgspec.Struct, kw_only=True):
-    """The file as it is written and read. Fields with defaults are absent from files of older versions."""
+    """The content of .shardlab/matrices/NAME.json. Files of older versions lack the fields that have a default here."""
 
     schema: int
     name: str
     title: str
-    path: str  # of the matrix file
+    path: str  # the path of the matrix file
     cells: list[ExpandedCell]
     excluded: list[Excluded]
-    scale: Literal["full", "tiny"] = "full"  # tiny: each cell's `rehearses` is the original cell
+    scale: Literal["full", "tiny"] = "full"  # tiny: each cell is a tiny twin, and its `rehearses` is the original cell
     reported: list[Reported] = []
     claims: list[Claim] = []
     settings: list[Setting] = []

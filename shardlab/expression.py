@@ -1,7 +1,7 @@
-"""The grammar of expressions in --where, include, exclude and claims: Python's parser parses them, our code evaluates them.
+"""Expressions in --where, include, exclude and claims. Python's parser parses an expression, and our own code evaluates it.
 
-Comparisons, ``+ - * /``, ``and or not in``, numbers, text, lists, names, and calls of the functions that the caller
-allows. Nothing else is evaluated, ever.
+An expression may contain comparisons, ``+ - * /``, ``and or not in``, numbers, text, lists, names, and calls of functions that
+the caller allows. Everything else is refused before anything is evaluated.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-MAX_LENGTH = 2000
+MAX_LENGTH = 2000  # characters of an expression
 
 _BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -32,11 +32,11 @@ _COMPARE: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 class ExpressionError(ValueError):
-    """The expression is not in the grammar, or uses a name that does not exist."""
+    """The expression contains something that is not allowed, or uses a name that does not exist."""
 
 
 class Expression:
-    """A checked expression; `names` are the cell keys and `calls` the functions that it mentions."""
+    """A checked expression. names: the names (cell keys) in the expression. calls: the names of the functions that it calls."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -55,7 +55,10 @@ class Expression:
 
     @property
     def filters(self) -> list[tuple[str, dict[str, Any]]]:
-        """For each call: its function and its named arguments. Raises ExpressionError for an argument that is not constant."""
+        """(function, its named arguments) of each call in the expression.
+
+        Raises ExpressionError for an argument that is not a constant.
+        """
         return [
             (node.func.id, {k.arg: Evaluator({}).value(k.value) for k in node.keywords if k.arg})
             for node in ast.walk(self.tree)
@@ -63,7 +66,10 @@ class Expression:
         ]
 
     def evaluate(self, names: Mapping[str, Any], calls: Mapping[str, Callable[..., Any]] | None = None) -> Any:
-        """The value for these names and functions. Raises ExpressionError, never anything else."""
+        """The value of the expression. names: the value of each name. calls: the functions that it may call, by name.
+
+        Raises only ExpressionError, unless a function raises another exception.
+        """
         try:
             return Evaluator(names, calls).value(self.tree)
         except (TypeError, ZeroDivisionError, OverflowError, RecursionError) as error:
@@ -71,7 +77,7 @@ class Expression:
 
 
 def _check(node: ast.AST, names: set[str], calls: set[str]) -> None:
-    """Refuse every construct outside the grammar before anything is evaluated."""
+    """Raise ExpressionError for every construct that is not allowed. Adds the names and functions that it finds to the sets."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None):
             return
@@ -105,14 +111,14 @@ def _check(node: ast.AST, names: set[str], calls: set[str]) -> None:
 
 
 def _dotted(node: ast.AST) -> str:
-    """``options.bucket_mb`` as one name; any other attribute is refused."""
+    """A name with one dot, such as ``options.bucket_mb``, as text. Raises ExpressionError for any other attribute."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and not node.attr.startswith("_"):
         return f"{node.value.id}.{node.attr}"
     raise ExpressionError(f"{ast.unparse(node)!r} is not allowed; a name has at most one dot, as in options.name")
 
 
 class Evaluator:
-    """Evaluates the tree of an expression. `collect.verdicts.draws` derives an evaluator of arrays of random draws."""
+    """Evaluates the tree of an expression. `collect.verdicts.draws` has a subclass for values that are arrays of draws."""
 
     def __init__(self, names: Mapping[str, Any], calls: Mapping[str, Callable[..., Any]] | None = None) -> None:
         self.names = names
@@ -142,11 +148,11 @@ class Evaluator:
                 return self.all_of(self._comparisons(left, ops, others))
             case ast.Call():
                 return self.call(node)
-            case _:  # pragma: no cover - _check has refused it
+            case _:  # pragma: no cover - _check refuses every other node
                 raise AssertionError(ast.dump(node))
 
     def all_of(self, tests: Iterable[Any]) -> Any:
-        """The value of `and`. The later tests are evaluated only if the earlier tests hold."""
+        """The value of `and`. A test is evaluated only if all earlier tests are true."""
         return all(tests)
 
     def any_of(self, tests: Iterable[Any]) -> Any:
@@ -158,7 +164,7 @@ class Evaluator:
         return not test
 
     def number(self, side: Any) -> Any:
-        """A side of an arithmetic operation. Raises TypeError if it is no number."""
+        """One operand of an arithmetic operation. Raises TypeError if the operand is not a number."""
         if not isinstance(side, int | float):
             raise TypeError("arithmetic needs numbers")
         return side
@@ -176,7 +182,7 @@ class Evaluator:
         return self.calls[name](**{k.arg: self.value(k.value) for k in node.keywords if k.arg})
 
     def _comparisons(self, left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> Iterator[Any]:
-        """Each comparison of a chain such as a < b < c. A side is evaluated when it is needed, and once."""
+        """The result of each comparison in a chain such as a < b < c. An operand is evaluated once, and only if needed."""
         here = self.value(left)
         for op, other in zip(ops, others, strict=True):
             there = self.value(other)

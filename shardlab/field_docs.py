@@ -1,6 +1,6 @@
-"""Reads the docstring under each field of a type, with which schemas and the reference describe the keys of our files.
+"""Reads the docstring under each field of a type. The JSON Schemas describe the keys of our files with these docstrings.
 
-Python keeps no docstring of a field, so it is read from the source of the class.
+Python does not keep docstrings of fields at run time, so they are read from the source of the class.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from msgspec import inspect as types
 
 
 def of(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """The docstring of each field that has one, in one line; a class replaces those of the classes that it extends.
+    """The docstring of each field that has a docstring, as one line. A docstring in a subclass replaces that of its base class.
 
-    Raises OSError if the source of the class is not at hand.
+    Raises OSError if the source of the class cannot be read.
     """
     docs: dict[str, str] = {}
     for kind in reversed(struct.__mro__):
@@ -29,7 +29,7 @@ def of(struct: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """(field, docstring) of each field that a string follows."""
+    """(field, docstring) of each field that is followed by a string in the source."""
     for field, after in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
             text = after.value
@@ -38,7 +38,7 @@ def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def structs(root: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """The type and all types of its fields, at any depth, by their names."""
+    """A struct type and the struct types of its fields, at any depth; each type by its name."""
     found: dict[str, type[msgspec.Struct]] = {}
     waiting: list[types.Type] = [types.type_info(root)]
     while waiting:

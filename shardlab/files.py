@@ -21,7 +21,7 @@ from shardlab.errors import InputError, WorkspaceError
 
 
 class NotRegular(OSError):
-    """The path is not a regular file but, for example, a symlink or a FIFO."""
+    """The path is not a regular file but, for example, a symlink or a FIFO. kind: the kind of file in words."""
 
     def __init__(self, path: Path | str, kind: str) -> None:
         super().__init__(errno.EINVAL, f"it is {kind}, and only regular files are read; remove it", str(path))
@@ -31,8 +31,8 @@ class NotRegular(OSError):
 def read(path: Path | str) -> bytes:
     """The content of a regular file. Raises OSError as open does, and NotRegular for a symlink, a FIFO, a socket or a device.
 
-    A file of a run may come from another machine: a symlink could lead anywhere, and a FIFO would block for ever. A small file
-    takes less time than with Path.read_bytes.
+    Only regular files are allowed, because a file of a run may come from another machine: a symlink could point to any file,
+    and reading a FIFO could block for ever. For small files, this function is faster than Path.read_bytes.
     """
     descriptor, size = _open_regular(path)
     try:
@@ -40,7 +40,7 @@ def read(path: Path | str) -> bytes:
         if len(content) == size:
             return content
         parts = [content]
-        while content := os.read(descriptor, 1 << 20):  # it grew since, or is larger than the kernel reads at once
+        while content := os.read(descriptor, 1 << 20):  # the file has grown, or is larger than one read of the kernel
             parts.append(content)
         return b"".join(parts)
     finally:
@@ -48,12 +48,12 @@ def read(path: Path | str) -> bytes:
 
 
 def open_regular(path: Path | str) -> io.BufferedReader:
-    """A regular file, open for reading. Raises as `read` does."""
+    """A regular file, opened for reading. Raises the same exceptions as `read`."""
     return os.fdopen(_open_regular(path)[0], "rb")
 
 
 def _open_regular(path: Path | str) -> tuple[int, int]:
-    """(the descriptor, the size in bytes)."""
+    """Open a regular file. Returns (its descriptor, its size in bytes)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -68,7 +68,7 @@ def _open_regular(path: Path | str) -> tuple[int, int]:
 
 
 def kind_of(mode: int) -> str:
-    """The kind of file that a mode describes, in words."""
+    """The kind of file in words, such as `a symlink`. mode: the mode of the file (st_mode)."""
     kinds = {
         stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symlink", stat.S_IFIFO: "a FIFO",
         stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -77,7 +77,11 @@ def kind_of(mode: int) -> str:
 
 
 def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
-    """Write beside `path`, sync if asked, rename over it. Raises WorkspaceError; `path` is then as it was."""
+    """Write the content to a temporary file beside `path` and rename it to `path`.
+
+    sync: whether the content is on the disk when the function returns. mode: the permissions of the file.
+    Raises WorkspaceError; `path` is then unchanged.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         _write(temporary, content, sync=sync, mode=mode)
@@ -91,7 +95,10 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0
 
 
 def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> None:
-    """Write a file in a folder that no reader uses yet, so that nobody sees a half-written file. Raises WorkspaceError."""
+    """Write a new file directly, without a temporary file. Raises WorkspaceError.
+
+    The file must be in a folder that no reader uses yet, because a reader could see a half-written file.
+    """
     try:
         _write(path, content, sync=False, mode=mode)
     except OSError as error:
@@ -100,9 +107,9 @@ def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A new file to write beside `path`, synced and renamed over it at the end, deleted if the block raises.
+    """Yield a temporary file beside `path`. At the end of the block, it is synced and renamed to `path`.
 
-    Raises WorkspaceError.
+    If the block raises an exception, the temporary file is deleted and `path` is unchanged. Raises WorkspaceError.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -119,15 +126,15 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
-    """`value` as indented JSON, atomically."""
+    """Write `value` as indented JSON: readers see the whole old file or the whole new file. sync: as in `write_atomic`."""
     write_atomic(path, as_json(value), sync=sync)
 
 
 def as_json(value: Any) -> bytes:
-    """`value` as a file of indented JSON.
+    """The content of a file of indented JSON with `value`.
 
-    Raises InputError for a text that is not UTF-8, which the name of a file can be: if it was replaced by other text, the JSON
-    file would name another file.
+    Raises InputError for text that is not UTF-8, such as some names of files. The text is not replaced by other text, because
+    the JSON would then contain the name of another file.
     """
     try:
         document = msgspec.json.encode(value)
@@ -139,7 +146,10 @@ def as_json(value: Any) -> bytes:
 
 
 def write_document(path: Path, value: Any) -> None:
-    """`value` as indented JSON for people, atomically, with "?" for bytes that are not UTF-8. Raises WorkspaceError."""
+    """Write `value` as indented JSON for people, as `write_json` does, but with "?" for bytes that are not UTF-8.
+
+    Raises WorkspaceError.
+    """
     write_atomic(path, _indented(printable.json(value)))
 
 
@@ -167,7 +177,7 @@ def names(folder: Path | str) -> list[str]:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a rename in `path` survive a power loss, if the file system allows it."""
+    """Sync a folder, so that a rename in it survives a power failure, if the file system supports this."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -178,9 +188,11 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, busy: Callable[[int], object] = lambda _descriptor: None) -> Iterator[int]:
-    """Hold the lock of this file; yield the descriptor of the file. The kernel releases the lock however its holder ends.
+    """Hold an exclusive lock (flock) on this file during the block; yield the descriptor of the file.
 
-    busy: called with the descriptor if another process holds the lock. If it returns, wait for the lock; to refuse, it raises.
+    The kernel releases the lock when the process ends, even if the process is killed.
+    busy: a function that is called with the descriptor if another process holds the lock. It raises an exception if the caller
+    must not wait; if it returns, this function waits for the lock.
     Raises WorkspaceError if the file cannot be opened.
     """
     descriptor = _open_lock(path)
@@ -196,15 +208,15 @@ def locked(path: Path, busy: Callable[[int], object] = lambda _descriptor: None)
 
 
 def _open_lock(path: Path) -> int:
-    """The lock file, created if it does not exist. Programs that this program starts do not inherit the descriptor."""
+    """The descriptor of the lock file, which is created if it does not exist. Child processes do not inherit the descriptor."""
     make_folder(path.parent)
     flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with as_workspace_error("lock"):
         try:
-            # Whoever can open the file can hold the lock: allow this to nobody who has no access to the folder.
+            # Every user who can open the file can hold the lock, so only users with access to the folder may open the file.
             mode = 0o600 | (path.parent.stat().st_mode & 0o066)
             descriptor = os.open(path, flags | os.O_RDWR, mode)
-        except PermissionError:  # the file of another user, such as root: it can be locked, but not written
+        except PermissionError:  # the file belongs to another user, such as root: we can lock it, but not write it
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -220,7 +232,7 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def as_workspace_error(doing: str) -> Iterator[None]:
-    """Turn an OSError of the block into one sentence for a person."""
+    """Turn an OSError of the block into a WorkspaceError with one sentence for the user. doing: a verb, such as `read`."""
     try:
         yield
     except OSError as error:
@@ -240,5 +252,5 @@ def _write(path: Path, content: bytes | memoryview, *, sync: bool, mode: int) ->
 
 
 def _named(error: OSError, path: Path) -> OSError:
-    """The error with the name of the file that was meant, not of the temporary beside it."""
+    """The error with the path of the target file instead of the path of its temporary file."""
     return OSError(error.errno, error.strerror, str(path))

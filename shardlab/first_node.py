@@ -1,4 +1,4 @@
-"""Whether this machine is the first node of a cluster without Slurm, where commands about runs are executed."""
+"""Finds out whether this machine is the first node of a cluster without Slurm, where commands about runs are executed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def is_here(cluster: Cluster) -> bool:
 
 
 def _addresses() -> set[str]:
-    """The addresses of this machine, without those of its loopback."""
-    import psutil  # only for this question: `provision --help` does not pay for it
+    """The addresses of this machine, without the addresses of the loopback interface."""
+    import psutil  # imported only here, because the import would slow down commands such as `provision --help`
 
     entries = (entry for name, of_interface in psutil.net_if_addrs().items() if name != "lo" for entry in of_interface)
     return {entry.address for entry in entries}

@@ -1,6 +1,7 @@
 """Pauses the cyclic garbage collector while records are loaded.
 
-Loading millions of records triggers the collector often, and it took a third of the time; records contain no cycles.
+Loading millions of records triggers the collector often, and the collector took a third of the loading time. Nothing is lost by
+the pause, because records contain no cycles.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Iterator
 def not_searched() -> Iterator[None]:
     """Disable the collector during the block.
 
-    All objects that exist after the block are exempt from later collections, which took a tenth of a report's time.
+    After the block, later collections skip all objects that exist at this time (gc.freeze). Searching them took a tenth of the
+    time of a report.
     """
     searched = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Peak performance of GPU models by NVIDIA's data sheets: reads gpu_models.yaml."""
+"""Reads gpu_models.yaml: the peak performance of GPU models according to NVIDIA's data sheets."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import msgspec
 class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One GPU model.
 
-    name: a regular expression that matches the whole NVML name. fp32, tf32, bf16, fp16: peak in TFLOP/s without sparsity; None
-    if the GPU does not support the precision. memory_gb: 1e9 bytes. memory_gb_per_s: 1e9 bytes/s. link: the interconnect
-    between GPUs of one machine. link_gb_per_s: 1e9 bytes/s, sum of both directions. power_w: the largest power of the board in
-    watts; None if the data sheet does not print one. source: the data sheet.
+    name: a regular expression that matches the whole NVML name.
+    fp32, tf32, bf16, fp16: peak performance in TFLOP/s without sparsity; None if the GPU does not support the precision.
+    memory_gb: memory in 1e9 bytes.
+    memory_gb_per_s: memory bandwidth in 1e9 bytes/s.
+    link: the interconnect between the GPUs of one machine.
+    link_gb_per_s: bandwidth of this interconnect in 1e9 bytes/s, the sum of both directions.
+    power_w: the largest power of the board in watts; None if the data sheet does not print this number.
+    source: the data sheet.
     """
 
     name: str
@@ -33,7 +37,7 @@ class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 @functools.cache
 def all_models() -> tuple[GpuModel, ...]:
-    """All GPU models of the file, in its order."""
+    """All GPU models of gpu_models.yaml, in the order of the file."""
     content = resources.files("shardlab").joinpath("gpu_models.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=tuple[GpuModel, ...])
 

@@ -1,4 +1,7 @@
-"""The properties of this machine: processors, memory, GPUs, network interfaces, software. Run it to print them as JSON."""
+"""The properties of this machine: processors, memory, GPUs, network interfaces and software.
+
+`python -m shardlab.host` prints them as JSON.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,11 @@ PACKAGES = (
 
 
 class Nic(msgspec.Struct, omit_defaults=True):
-    """A network interface. kind: loopback, physical (it has a device) or virtual; speed_mbps as the driver states it; mtu in
-    bytes."""
+    """A network interface.
+
+    kind: loopback, physical (the interface has a device) or virtual. speed_mbps: the speed that the driver reports, in Mbit/s.
+    mtu: in bytes.
+    """
 
     name: str
     kind: str
@@ -37,8 +43,8 @@ class Nic(msgspec.Struct, omit_defaults=True):
 class NumaNode(msgspec.Struct):
     """A NUMA node. cpus: its processors as the kernel lists them, such as 0-15,32-47.
 
-    The size of its memory is left out: the balloon driver of a virtual machine changes it from minute to minute, and the
-    properties of a machine must not change.
+    The size of its memory is left out, because the properties of a machine must not change, and in a virtual machine the
+    balloon driver changes this size all the time.
     """
 
     node: int
@@ -46,7 +52,10 @@ class NumaNode(msgspec.Struct):
 
 
 class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One machine at one boot. An item that could not be read is absent; `gpus` is None if NVML is absent."""
+    """The properties of one machine during one boot. A property that could not be read is absent.
+
+    gpus: None if NVML is not installed or fails; gpu_why_absent then says why.
+    """
 
     schema: int
     host: str
@@ -55,7 +64,7 @@ class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
     system: str
     cpu_model: str | None
     cpus: int
-    cpus_allowed: int  # that this process may use: affinity and quota
+    cpus_allowed: int  # the number of processors that this process may use, by its affinity and quota
     memory_bytes: int
     gpu_driver: str | None = None
     gpus: list[Gpu] | None = None
@@ -67,7 +76,7 @@ class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def observe() -> Host:
-    """This machine, now."""
+    """Read the properties of this machine."""
     import psutil
 
     driver, gpus, why = nvml.gpus()
@@ -105,12 +114,12 @@ def usable_processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot."""
+    """The id that the kernel gives to this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def packages() -> dict[str, str]:
-    """Versions of the installed packages that a result can depend on, without importing them."""
+    """The versions of the installed packages that a result can depend on. The packages are not imported."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -121,7 +130,7 @@ def packages() -> dict[str, str]:
 
 
 def nics(root: Path = Path("/sys/class/net")) -> list[Nic]:
-    """The network interfaces that the kernel shows, by name; none in a sandbox whose sysfs has no network (gVisor)."""
+    """The network interfaces that the kernel shows, sorted by name; none in a sandbox without them in sysfs, such as gVisor."""
     folders = sorted(root.iterdir()) if root.is_dir() else []
     return [_nic(folder) for folder in folders if (folder / "statistics").is_dir()]
 
@@ -143,13 +152,16 @@ def _nic(folder: Path) -> Nic:
 
 
 def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
-    """The NUMA nodes that the kernel shows, in order; empty if it shows none."""
+    """The NUMA nodes that the kernel shows, sorted by number; empty if the kernel shows no NUMA nodes."""
     folders = sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
     return [NumaNode(int(folder.name.removeprefix("node")), _text(folder / "cpulist") or "") for folder in folders]
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout from which this code runs, with "-dirty" if files differ; None for an installed wheel."""
+    """The git commit of the checkout from which this code runs, with "-dirty" if tracked files were changed.
+
+    None if this code is an installed wheel, or if git does not answer.
+    """
     here = Path(__file__).parent
     command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--match="]
     tracked = ["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name]

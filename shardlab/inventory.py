@@ -1,4 +1,4 @@
-"""Reads the inventory of a cluster's nodes, which `provision` writes, for `jobs` and `collect`."""
+"""Reads the inventory of a cluster's nodes (.shardlab/inventory.json). `provision` writes it; `jobs` and `collect` read it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ FIRST = "Run first: provision CLUSTER.yaml"
 
 
 class InventoryNode(msgspec.Struct, frozen=True):
-    """A node of inventory.json. The other fields there are for people and other programs.
+    """A node in inventory.json. Further fields in the file are for people and other programs.
 
-    host, port, user, identity: for the login by SSH from elsewhere.
-    address: on the network on which the nodes train; the nodes reach one another there.
-    python: the interpreter on the node in which shardlab is installed.
+    host, port, user, identity: for the login by SSH from other machines. identity: the path of the private key.
+    address: the address of the node on the network on which the nodes train; other nodes use this address.
+    roles: controller, worker or both.
+    python: the path of the interpreter on the node in which shardlab is installed.
     """
 
     name: str
@@ -35,12 +36,12 @@ class InventoryNode(msgspec.Struct, frozen=True):
 
     @property
     def address_between_nodes(self) -> str:
-        """Where another node reaches it."""
+        """The address at which other nodes reach this node."""
         return self.address or self.host
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """inventory.json: the nodes of a cluster, as `provision` found them."""
+    """inventory.json: the nodes of a cluster, as `provision` found them. lease: None if the nodes are not lent for a time."""
 
     schema: int
     cluster: str
@@ -69,7 +70,7 @@ def read(workspace: Workspace, cluster: str) -> Inventory:
 
 
 def of_workspace(workspace: Workspace) -> Inventory | None:
-    """The inventory of whatever cluster this workspace has; None if `provision` has written none. Raises InputError."""
+    """The inventory of this workspace, of any cluster; None if `provision` has not written an inventory. Raises InputError."""
     path = path_of(workspace)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Inventory)
@@ -80,9 +81,9 @@ def of_workspace(workspace: Workspace) -> Inventory | None:
 
 
 def leased(workspace: Workspace, cluster: str | None = None) -> Inventory | None:
-    """The inventory if its nodes are lent and it says until when, else None. cluster: only of the cluster with this name.
+    """The inventory of this workspace if it contains a lease, else None. Raises InputError.
 
-    Raises InputError.
+    cluster: the name of the cluster; if the inventory is of another cluster, the result is None. None: any cluster.
     """
     inventory = of_workspace(workspace)
     if inventory is None or inventory.lease is None or cluster not in (None, inventory.cluster):
@@ -91,7 +92,7 @@ def leased(workspace: Workspace, cluster: str | None = None) -> Inventory | None
 
 
 def known_lease(workspace: Workspace) -> Lease | None:
-    """The lease of the nodes. None if they are not lent, or if the inventory cannot be read: `jobs submit` says why."""
+    """The lease of the nodes; None if the nodes are not lent, or if the inventory cannot be read (`jobs submit` says why)."""
     try:
         inventory = leased(workspace)
     except InputError:
@@ -100,9 +101,9 @@ def known_lease(workspace: Workspace) -> Lease | None:
 
 
 def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
-    """(the address of the controller, the interpreter on it in which shardlab is installed). Raises InputError.
+    """(how to log in to the controller, the path of the interpreter there in which shardlab is installed). Raises InputError.
 
-    Without Slurm, the first node takes the place of a controller if no node has this role.
+    In a cluster without Slurm, if no node has the role controller, the first node is used.
     """
     inventory = read(workspace, cluster.name)
     nodes = inventory.with_role("controller") or (inventory.nodes if cluster.slurm is None else [])

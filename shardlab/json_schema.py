@@ -1,6 +1,6 @@
-"""JSON Schemas of cluster.yaml and matrix.yaml, with which an editor completes keys and marks mistakes.
+"""Makes the JSON Schemas of cluster.yaml and matrix.yaml. With a schema, an editor completes keys and marks mistakes.
 
-The schemas are made from the types that read the files; ``python -m shardlab.json_schema`` writes them anew.
+The schemas are made from the types that read these files. ``python -m shardlab.json_schema`` writes the schemas to their files.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shardlab.model_file import ModelByConfiguration
 
 FOLDER = Path(__file__).parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-REFINED = ("optimizer", "schedule")  # keys whose members an axis may vary alone, as in `optimizer.lr`
-OPTIONS = r"^options\..+$"  # a strategy's or workload's own keys, which only that plug-in knows
+REFINED = ("optimizer", "schedule")  # keys whose members can be keys of an axis themselves, such as `optimizer.lr`
+OPTIONS = r"^options\..+$"  # options of a strategy or workload; only the strategy or workload knows their names
 
 LIST = {"type": "array", "minItems": 1}
 
@@ -27,17 +27,17 @@ Schema = dict[str, Any]
 
 
 def schemas() -> dict[str, Schema]:
-    """Name to JSON Schema of each file that a person writes."""
+    """The JSON Schema of each kind of file that users write, by name: cluster, matrix."""
     return {"cluster": _cluster(), "matrix": _matrix()}
 
 
 def text(schema: Schema) -> bytes:
-    """A schema as its file holds it."""
+    """The content of the file of a schema."""
     return msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"
 
 
 def write() -> None:
-    """Write every schema beside us, for editors and for `shardlab schema`."""
+    """Write every schema into the folder shardlab/schemas, for editors and for `shardlab schema`."""
     FOLDER.mkdir(exist_ok=True)
     for name, schema in schemas().items():
         (FOLDER / f"{name}.schema.json").write_bytes(text(schema))
@@ -49,7 +49,8 @@ def _cluster() -> Schema:
 
 def _matrix() -> Schema:
     keys, definitions = _cell_keys()
-    # A default holds for a cell that does not name the key; a list of values or a condition has none.
+    # The default of a key is the value if a cell does not have the key. In a list of values or in a condition, a default would
+    # be wrong, so it is removed.
     named = {key: {word: value for word, value in schema.items() if word != "default"} for key, schema in keys.items()}
     axes = _mapping({key: _values(schema) for key, schema in named.items()}, LIST)
     when = "A condition on the keys of a cell, such as `gpus > 4 and tp == 1`."
@@ -77,13 +78,13 @@ def _matrix() -> Schema:
 
 
 def _values(schema: Schema) -> Schema:
-    """The schema of a list of values of a key: what the key means is said of the list."""
+    """The schema of a list of values of a key. The description of the key becomes the description of the list."""
     value = dict(schema)
     return {"description": value.pop("description"), **LIST, "items": value}
 
 
 def _cell_keys() -> tuple[Schema, Schema]:
-    """(cell key, dotted ones included, to its schema; the definitions that those refer to)."""
+    """(the schema of each cell key, dotted keys included; the definitions to which these schemas refer)."""
     names = [field.name for field in msgspec.structs.fields(Draft)]
     definitions = _components(Draft, ModelByConfiguration)
     keys: Schema = dict(definitions.pop("Draft")["properties"])
@@ -99,7 +100,10 @@ def _cell_keys() -> tuple[Schema, Schema]:
 
 
 def _mapping(keys: Schema, option: Schema | None = None) -> Schema:
-    """A mapping of these keys and of options by their dotted names."""
+    """The schema of a mapping with these keys, and with options by their dotted names.
+
+    keys: the schema of each key. option: the schema of the value of an option; None: any plain value.
+    """
     return {
         "type": "object",
         "properties": keys,
@@ -109,14 +113,14 @@ def _mapping(keys: Schema, option: Schema | None = None) -> Schema:
 
 
 def _document(title: str, shape: type[msgspec.Struct], definitions: Schema) -> Schema:
-    """The schema of a file whose root is `shape`."""
+    """The schema of a file whose content has the type `shape`. definitions: further definitions to which the schema refers."""
     components = _components(shape)
     root = components.pop(shape.__name__)
     return {"$schema": DIALECT, **root, "title": title, "$defs": dict(sorted((components | definitions).items()))}
 
 
 def _components(*shapes: type[msgspec.Struct]) -> Schema:
-    """msgspec's schemas of these types and of all types in them; each key has the docstring of its field as its description."""
+    """The schemas that msgspec makes of these types and of all types in them, with docstrings of fields as descriptions."""
     _, components = msgspec.json.schema_components(shapes, ref_template="#/$defs/{name}")
     for shape in shapes:
         for name, kind in field_docs.structs(shape).items():

@@ -1,7 +1,7 @@
-"""The lease of a cluster whose machines are lent: when it ends, when this was read, and from where.
+"""The lease of a cluster whose machines are lent for a time: when the lease ends, and when and from where this was read.
 
-`provision` writes it into the inventory. The end comes from the manifests of the experiment, or from the portal if it was asked
-later than the manifests were taken.
+`provision` writes the lease into the inventory. The end of the lease is taken from the manifests of the CloudLab experiment, or
+from the portal if the portal's answer is newer than the manifests.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from shardlab.cloudlab_experiment import MANIFESTS
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 
-STALE = timedelta(hours=6)  # after this time since the reading, somebody may have extended or ended the experiment
-AHEAD = timedelta(minutes=5)  # between the clocks of two machines; a reading that lies further ahead was by a wrong clock
-URGED = timedelta(hours=2)  # before the end: time to copy the runs of a study over a home's connection
+STALE = timedelta(hours=6)  # an older reading is stale, because somebody may have extended or ended the experiment since then
+AHEAD = timedelta(minutes=5)  # allowed difference between two clocks; if a reading is further in the future, a clock is wrong
+URGED = timedelta(hours=2)  # before the end of the lease; enough to copy the runs of a study over a home internet connection
 SOURCES = {"manifest": "the manifest", "portal": "the portal"}
 PORTAL_FILE = "lease.json"  # beside the manifests of an experiment of the portal
 
@@ -28,7 +28,7 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """When the machines of a cluster are taken back."""
+    """The lease of a cluster: when its machines are taken back, and from where and when this was read."""
 
     expires: Moment
     """The end of the lease. Then the nodes and everything on their disks are gone."""
@@ -37,23 +37,23 @@ class Lease(msgspec.Struct, frozen=True):
     source: Literal["manifest", "portal"]
 
     def left_s(self, now: datetime) -> float:
-        """The seconds until its end; negative after it."""
+        """The seconds until the end of the lease; negative after the end."""
         return (self.expires - now).total_seconds()
 
     def has_ended(self, now: datetime) -> bool:
-        """Whether its end is over."""
+        """Whether the lease has ended."""
         return now >= self.expires
 
     def is_stale(self, now: datetime) -> bool:
-        """Whether its end may have changed since it was read; also if it is not known when it was read."""
+        """Whether the end of the lease may have changed since it was read, or the time of the reading cannot be correct."""
         return now - self.read > STALE or self.lies_ahead(now)
 
     def lies_ahead(self, now: datetime) -> bool:
-        """Whether it seems to have been read in the future: this clock, or that of the reading, is wrong."""
+        """Whether the time of the reading is in the future, which means that the clock here or at the reading is wrong."""
         return self.read - now > AHEAD
 
     def in_words(self, now: datetime) -> str:
-        """A sentence that says when the lease ends and how old this knowledge is; a second sentence if it is stale."""
+        """A sentence that says when the lease ends and when this was read; a second sentence if the reading is stale."""
         left = self.left_s(now)
         when = f"in {moments.duration(left)}" if left > 0 else f"{moments.duration(-left)} ago"
         age = f"{moments.duration(max((now - self.read).total_seconds(), 0))} ago"
@@ -67,7 +67,7 @@ class Lease(msgspec.Struct, frozen=True):
         return sentence
 
     def urge(self, now: datetime) -> str | None:
-        """The sentence that urges to copy the runs, from two hours before the end until the end; else None."""
+        """A sentence that asks the user to copy the runs, during the last two hours of the lease; else None."""
         if not timedelta() < self.expires - now <= URGED:
             return None
         left = moments.duration(self.left_s(now))
@@ -75,7 +75,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class _FromPortal(msgspec.Struct, frozen=True):
-    """The file with what the portal said last."""
+    """The content of lease.json: the end of the lease according to the last answer of the portal."""
 
     schema: Literal[1]
     expires: Moment
@@ -84,26 +84,33 @@ class _FromPortal(msgspec.Struct, frozen=True):
 
 
 def newest(own: Path, manifests: Sequence[Path]) -> Lease | None:
-    """The lease as it was read last; None if nothing says when it ends. Raises InputError.
+    """The lease according to the newest source; None if no source says when the lease ends. Raises InputError.
 
-    own: the folder .shardlab of the workspace. manifests: those that the cluster file names; none: those in .shardlab.
+    own: the folder .shardlab of the workspace. manifests: the manifests that the cluster file names; if empty, the manifests in
+    .shardlab are used.
     """
     manifests = manifests or cloudlab_experiment.manifests(own)
-    said = _of_portal(own / MANIFESTS / PORTAL_FILE)  # the first: it counts if both were read in the same second
+    said = _of_portal(own / MANIFESTS / PORTAL_FILE)  # first in the list, so that the portal wins if both have the same time
     leases = [lease for lease in (said, _of_manifests(manifests)) if lease is not None]
     now = datetime.now(UTC)
     return max(leases, key=lambda lease: (not lease.lies_ahead(now), lease.read), default=None)
 
 
 def keep(own: Path, expires: datetime) -> None:
-    """Keep the end that the portal states now. own: the folder .shardlab of the workspace. Raises WorkspaceError."""
+    """Store the end of the lease that the portal has just reported, with the current time. Raises WorkspaceError.
+
+    own: the folder .shardlab of the workspace. expires: the end of the lease.
+    """
     files.make_folder(own / MANIFESTS)
     said = _FromPortal(1, expires.astimezone(UTC), datetime.now(UTC).replace(microsecond=0), "portal")
     files.write_json(own / MANIFESTS / PORTAL_FILE, said)
 
 
 def _of_manifests(manifests: Sequence[Path]) -> Lease | None:
-    """The lease that ends first. Its manifest is as old as its file: reading an old file again makes nothing newer."""
+    """The lease that ends first according to the manifests; None if they do not contain an end.
+
+    The time of the reading is the time of the oldest file, because reading an old file again gives no newer information.
+    """
     if not manifests:
         return None
     experiment = cloudlab_manifest.parse((str(path), cloudlab_manifest.read(path)) for path in manifests)

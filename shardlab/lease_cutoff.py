@@ -1,4 +1,7 @@
-"""The state of a run that the end of the lease cut off, if only its records are known: no scheduler answers for it any more."""
+"""The state of a run that the end of the lease interrupted.
+
+The state follows only from the records of the run, because the scheduler is gone together with the nodes.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,17 @@ from shardlab import moments
 from shardlab.lease import Lease
 from shardlab.state import JudgedState
 
-# A run that was at work when the lease ended has records up to the end: samples twice a second, steps, events. This allows for
-# records that the nodes still had to write to the shared folder.
+# If a run was running when the lease ended, its last record is at most this much older than the end. A run writes samples twice
+# a second, and steps and events; the ten minutes allow for records that the nodes had not yet written to the shared folder.
 NEAR = timedelta(minutes=10)
 
 
 def judge_by_records(verdict: JudgedState, lease: Lease | None, last_record: datetime, now: datetime) -> JudgedState:
-    """The verdict of the records, except for a run that had not ended when the lease ended.
+    """The state of a run, corrected if the lease ended before the run did; else the state is returned unchanged.
 
-    last_record: by the clocks of the nodes. Records from after the end of the lease say that it was extended.
+    verdict: the state that follows from the records alone. lease: the lease of the nodes, if it is known.
+    last_record: the time of the last record, by the clocks of the nodes. now: the current time.
+    Records that are newer than the end of the lease show that the lease was extended, so the state is not changed.
     """
     if lease is None or not lease.has_ended(now) or verdict.state not in ("pending", "running"):
         return verdict
@@ -33,10 +38,10 @@ def judge_by_records(verdict: JudgedState, lease: Lease | None, last_record: dat
 
 
 def is_near(last_record: datetime, lease: Lease) -> bool:
-    """Whether a run with this last record was at work when the lease ended."""
+    """Whether a run with this last record was still running when the lease ended."""
     return last_record >= lease.expires - NEAR
 
 
 def in_words(lease: Lease) -> str:
-    """The beginning of the reason why a run ended."""
+    """The end of the lease in words, as the beginning of a sentence that says why a run ended."""
     return f"the lease of the nodes ended {moments.in_words(lease.expires)}"

@@ -1,4 +1,4 @@
-"""Whether this machine is a login node of a Slurm cluster, on which users must not train."""
+"""Finds out whether this machine is a login node of a Slurm cluster. Users must not train on a login node."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import subprocess
 
 from shardlab.errors import InputError
 
-ANSWER_S = 10.0
-PYTHON = "SHARDLAB_PYTHON"  # at a Slurm site: the script that loads the site's modules and starts the environment's interpreter
+ANSWER_S = 10.0  # time limit of sinfo
+# The variable with the path of a script that, at a Slurm site, loads the site's modules and starts the environment's
+# interpreter.
+PYTHON = "SHARDLAB_PYTHON"
 
 
 def is_login_node() -> bool:
-    """Whether Slurm's client answers here and this process is in no job."""
+    """Whether this machine is a login node: Slurm's commands work here, and this process is not in a job."""
     if shutil.which("sbatch") is None or shutil.which("sinfo") is None or "SLURM_JOB_ID" in os.environ:
         return False
     try:
@@ -21,12 +23,12 @@ def is_login_node() -> bool:
     except OSError:
         return False
     except subprocess.TimeoutExpired:
-        return True  # the controller is busy, and this is still its login node
+        return True  # the controller is busy, but this machine is still a login node
     return asked.returncode == 0 and bool(asked.stdout.strip())
 
 
 def must_not_be(*, here: bool) -> None:
-    """Checks this machine before ranks start on it. here: allow a login node. Raises InputError if it is one."""
+    """Check this machine before ranks start on it. Raises InputError if it is a login node, unless `here` is True (--here)."""
     if not here and is_login_node():
         raise InputError(
             "this machine is a login node of a Slurm cluster (sinfo answers, and this process is in no job). Training here "

@@ -1,8 +1,8 @@
-"""Reads a matrix file and expands its axes, zips, exclusions and inclusions into the combinations that are to run.
+"""Reads a matrix file and expands its axes, zips, exclusions and inclusions into the combinations that will run.
 
-`axes`, `exclude` and `include` mean the same as in a GitHub Actions matrix: the axes are crossed; a combination that matches an
-exclusion is dropped, with the reason; an inclusion adds its keys to every combination whose axes it does not change, or, if
-there is none, becomes a combination of its own.
+`axes`, `exclude` and `include` mean the same as in a GitHub Actions matrix. All values of the axes are combined. A combination
+that matches an exclusion is left out, with the reason. An inclusion adds its keys to every combination whose values on the axes
+it would not change. If there is no such combination, the inclusion becomes a new combination.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Point(msgspec.Struct, frozen=True):
     origin: dict[str, Path_]
 
     def draft(self) -> Draft:
-        """The keys as a typed draft. Raises msgspec.ValidationError for a required key that is missing."""
+        """The keys as a typed draft of a cell. Raises msgspec.ValidationError if a required key is missing."""
         return msgspec.convert(_nested(self.keys), Draft)
 
 
@@ -116,19 +116,20 @@ class Matrix(msgspec.Struct, frozen=True):
         return self.file.name
 
     def problem(self, point: Point, key: str, sentence: str) -> Problem:
-        """A problem at the place in the file where `key` of `point` is written; if its value is a default, at the strategy."""
+        """A problem at the place in the file where `key` of `point` is written, or at the strategy if the file has no `key`."""
         return self.document.problem(origin(point, key) or origin(point, "strategy"), sentence)
 
 
 def shipped() -> dict[str, Path]:
-    """Name to file of the matrices that come with the package."""
+    """The matrix files that are shipped with the package, by name."""
     folder = resources.files("matrices")
     files = (Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     return {path.stem: path for path in sorted(files)}
 
 
 def find(name: str) -> Path:
-    """The file of a matrix. name: a path, if it has a slash or ends with .yaml or .yml; else the name of a shipped matrix."""
+    """The path of a matrix file. name: a path if it contains a slash or ends with .yaml or .yml; else the name of a shipped
+    matrix."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         return Path(name)
     known = shipped()
@@ -138,7 +139,7 @@ def find(name: str) -> Path:
 
 
 def load(path: Path) -> Matrix:
-    """Read, check and expand a matrix file. Raises InputError that lists every problem with its place."""
+    """Read, check and expand a matrix file. Raises an InputError that lists every problem with its place in the file."""
     text = document.load(path)
     file = validation.convert(text, MatrixFile)
     problems: list[Problem] = []
@@ -155,7 +156,7 @@ def load(path: Path) -> Matrix:
 
 
 def key_type(key: str) -> Any:
-    """The type of the value of a cell key, which may be dotted; None for a key that does not exist."""
+    """The type that the value of a cell key must have; None if the key does not exist. The key may be dotted (optimizer.lr)."""
     head, _, tail = key.partition(".")
     if key == "workload":
         return str | ModelByConfiguration  # `load` replaces the configuration of a model by its name
@@ -171,7 +172,7 @@ def key_type(key: str) -> Any:
 
 
 def origin(point: Point, key: str) -> Path_:
-    """The place of the value of `key` in the file, whether it is written as a dotted key or within a mapping."""
+    """The place of the value of `key` in the file. The file may contain it as a dotted key (`optimizer.lr`) or in a mapping."""
     head, _, tail = key.partition(".")
     if key in point.origin:
         return point.origin[key]
@@ -236,13 +237,13 @@ def _check_value(text: Document, key: str, value: Any, path: Path_, problems: li
 
 
 def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
-    """Check that the entries about the source name only keys that cells have."""
+    """Check that the entries about the study (assumed, settings, reported, claims) use only keys and metrics that exist."""
     for index, assumed in enumerate(file.assumed):
         if key_type(assumed.key) is None:
             known = [field.name for field in msgspec.structs.fields(Draft)]
             problems.append(text.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, known))))
             continue
-        for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: the values of an axis
+        for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: values of an axis
             _check_value(text, assumed.key, value, ("assumed", index, "value"), problems)
     described: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
     for what, entries in described:
@@ -305,7 +306,10 @@ def _cross(file: MatrixFile) -> Iterator[Placed]:
 
 
 def _merge(*layers: Placed) -> Placed:
-    """Later layers win; `gpu_batch_size` and `global_batch_size`, `steps` and `epochs` replace each other."""
+    """Merge layers of keys; a later layer replaces the keys of earlier layers.
+
+    `gpu_batch_size` and `global_batch_size` replace each other, and so do `steps` and `epochs`.
+    """
     merged: Placed = {}
     for layer in layers:
         for one, other in (("gpu_batch_size", "global_batch_size"), ("steps", "epochs")):
@@ -344,7 +348,7 @@ def _plain(point: Placed) -> dict[str, Any]:
 
 
 def _nested(keys: dict[str, Any]) -> dict[str, Any]:
-    """Dotted keys laid over the mappings that they refine."""
+    """The keys with each dotted key, such as optimizer.lr, replaced by a member of its mapping (optimizer)."""
     nested = {key: dict(value) if isinstance(value, dict) else value for key, value in keys.items() if "." not in key}
     for key, value in keys.items():
         head, _, tail = key.partition(".")

@@ -1,11 +1,12 @@
-"""Names of the metrics allowed in `claims` and `reported` of a matrix file, which `jobs` checks without importing `collect`.
+"""The names of the metrics that are allowed in `claims` and `reported` of a matrix file.
 
-`collect/metrics` defines them; `tests/test_metric_names.py` checks that both lists are equal.
+`collect/metrics` defines the metrics. The names are repeated here, so that `jobs` can check a matrix file without importing
+`collect`; `tests/test_metric_names.py` checks that both lists are equal.
 """
 
 from __future__ import annotations
 
-STATE = "state"  # how the cell ended; not a metric, but used like one
+STATE = "state"  # the end state of the cell; not a metric, but claims use it in the same way
 PLAIN = (
     "final_accuracy_pct", "additional_compute_ms", "additional_exposed_communication_ms", "additional_waiting_ms",
     "additional_idle_ms", "additional_non_compute_ms", "overhead_ms", "compute_loss_pct",
@@ -23,7 +24,7 @@ PLAIN = (
     "train_time_s", "epoch_time_s", "epoch_time_median_s", "cpu_pct", "rank_cpu_pct", "gpu_pct", "gpu_memory_pct",
     "step_time_over_prediction", "memory_over_prediction",
 )  # fmt: skip
-WITH_ARGUMENT = {  # metric -> the argument that it needs
+WITH_ARGUMENT = {  # the name of each metric that needs an argument -> the name of the argument
     "time_to_accuracy_s": "accuracy_pct",
     "operator_count": "of",
     "operator_ms": "of",

@@ -1,8 +1,8 @@
-"""A model by its configuration, as a matrix names it without code: `workload: {transformers: FILE}` or `{torchvision: NAME}`.
+"""A model that a matrix gives by its configuration, without code: `workload: {transformers: FILE}` or `{torchvision: NAME}`.
 
-A configuration is data. It is read here, without transformers, and refused if it names code, or anything else that is not in
-the file itself. Its content in one canonical spelling is what a run carries and what the cell's digest is made of, so that two
-different files of one name are two different models.
+A configuration is only data. It is read here without the transformers library. It is refused if it refers to code, or to
+anything else outside the file. A run contains a copy of the configuration in one canonical spelling, and the digest of this
+copy is a key of the cell, so that two different files with the same name are two different models.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from shardlab.document import Document, Path_, Problem
 from shardlab.errors import InputError
 from shardlab.plugin_source import MOST_BYTES, PluginSource
 
-SUFFIX = ".json"  # of the file in the folder of a run
-LONGEST_NAME = 40
-MOST_DEPTH = 32
+SUFFIX = ".json"  # of the copy of the configuration in the folder of a run
+LONGEST_NAME = 40  # characters of the name of a model
+MOST_DEPTH = 32  # levels of nesting
 _CODE = "it names Python code of another person, which is never executed"
 _ELSEWHERE = "what it names is not in this file, and nothing is downloaded"
 REFUSED = {
@@ -69,15 +69,15 @@ class ModelFile(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> PluginSource:
-        """What a run carries of the model."""
+        """The file of the model that a run contains."""
         return PluginSource(Path(self.name + SUFFIX), {self.name + SUFFIX: self.content})
 
 
 def named(text: Document, sections: dict[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelFile]:
-    """The models by configuration of a matrix file, by name; in `sections` the name replaces each of them.
+    """The models of a matrix file that are given by their configuration, by name.
 
-    sections: `defaults`, `axes`, `zip`, `include` and `exclude` of the file. folder: that of the matrix file. Appends a problem
-    for each model that cannot be read.
+    text: the matrix file. sections: its `defaults`, `axes`, `zip`, `include` and `exclude`; each model in them is replaced by
+    its name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.
     """
     found: dict[str, ModelFile] = {}
     for values, key, path in _places(sections):
@@ -98,8 +98,11 @@ def named(text: Document, sections: dict[str, Any], folder: Path, problems: list
 
 
 def read_content(content: bytes) -> dict[str, Any]:
-    """The content of a ModelFile: {"transformers": the configuration} or {"torchvision": the name}. Raises InputError, without
-    the name of the file: it may have come with a run from another machine."""
+    """Decode the content of a ModelFile: {"transformers": the configuration} or {"torchvision": the name}.
+
+    The file may come from another machine, together with a run, so it is checked again. Raises InputError; its message does not
+    contain the name of the file.
+    """
     try:
         found = json.loads(content, object_pairs_hook=_once, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -111,7 +114,7 @@ def read_content(content: bytes) -> dict[str, Any]:
 
 
 def _places(sections: dict[str, Any]) -> Iterator[tuple[Any, str | int, Path_]]:
-    """Each place of a value of `workload`: what contains it, the key or index, and the path in the file."""
+    """(mapping or list that contains the value, key or index in it, path in the file) of each value of `workload`."""
     if "workload" in sections["defaults"]:
         yield sections["defaults"], "workload", ("defaults", "workload")
     lists: list[tuple[Path_, dict[str, list[Any]]]] = [(("axes",), sections["axes"])]
@@ -126,7 +129,10 @@ def _places(sections: dict[str, Any]) -> Iterator[tuple[Any, str | int, Path_]]:
 
 
 def read_model(asked: ModelByConfiguration, folder: Path) -> ModelFile:
-    """The model that a matrix in this folder asks for. Raises InputError without a place in the matrix file."""
+    """Read the model that a matrix file gives by its configuration. folder: the folder of the matrix file.
+
+    Raises InputError; its message does not contain the place in the matrix file.
+    """
     if (asked.transformers is None) == (asked.torchvision is None):
         found = "neither" if asked.transformers is None else "both"
         raise InputError(f"exactly one of transformers and torchvision is needed, found {found}.")
@@ -149,7 +155,7 @@ def read_model(asked: ModelByConfiguration, folder: Path) -> ModelFile:
 
 
 def _name(path: PurePosixPath) -> str:
-    """The name of the file, or of its folder if the file is called config.json, as transformers calls it."""
+    """The name of a model: the name of its file, or of the file's folder if the file is named config.json."""
     word = path.parent.name if path.stem == "config" and path.parent.name else path.stem
     name = re.sub(r"[^a-z0-9._-]+", "-", word.lower()).strip("-._")[:LONGEST_NAME]
     if not name:
@@ -158,7 +164,7 @@ def _name(path: PurePosixPath) -> str:
 
 
 def _configuration(file: Path) -> dict[str, Any]:
-    """The content of a configuration. Raises InputError that names the file."""
+    """Read and check a configuration. Raises an InputError that names the file."""
     try:
         with files.open_regular(file) as handle:
             raw = handle.read(MOST_BYTES + 1)
@@ -178,7 +184,7 @@ def _configuration(file: Path) -> dict[str, Any]:
 
 
 def _check(has: str, value: Any, depth: int) -> None:
-    """Raises InputError for a key that is refused, at any depth. has: the first words of its sentence."""
+    """Raises InputError for a key that is not allowed, at any depth. has: the first words of the message."""
     if depth > MOST_DEPTH:
         raise InputError(f"{has} values deeper than {MOST_DEPTH} levels.")
     if isinstance(value, dict):

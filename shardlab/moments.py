@@ -1,4 +1,4 @@
-"""Durations and moments as text for people, and moments of others as values. Text is in UTC, with the local time beside it."""
+"""Writes durations and times as text for people, and reads times in ISO 8601. The text of a time has UTC and the local time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from datetime import UTC, datetime, tzinfo
 
 
 def read(text: str) -> datetime | None:
-    """A time in ISO 8601, with or without a zone. None: the text is none, or its year leaves no room for other zones."""
+    """Read a time in ISO 8601, with or without a time zone.
+
+    None: the text is not a time, or its year is so small or so large that the time cannot be converted to every time zone.
+    """
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -15,7 +18,7 @@ def read(text: str) -> datetime | None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for a person, in two units at most."""
+    """A duration as text for people, in at most two units, such as `2h 05m`."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest}s"
@@ -26,7 +29,10 @@ def duration(seconds: float) -> str:
 
 
 def in_words(moment: datetime, zone: tzinfo | None = None) -> str:
-    """`2031-05-02 18:00 UTC (20:00 CEST)`. moment: with a time zone. zone: None: the local zone of this machine."""
+    """A time as text for people, such as `2031-05-02 18:00 UTC (20:00 CEST)`.
+
+    moment: a time with a time zone. zone: the second time zone in the text; None: the local time zone of this machine.
+    """
     utc, local = moment.astimezone(UTC), moment.astimezone(zone)
     if not local.utcoffset():
         return f"{utc:%Y-%m-%d %H:%M} UTC"

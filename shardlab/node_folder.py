@@ -1,8 +1,8 @@
-"""A folder on a node's own disk that the processes of a run there share: filled once, and removed when no process uses it.
+"""A folder on a node's own disk, shared by the processes of a run on this node: filled once, removed when no process uses it.
 
-The kernel's locks say who uses a folder, so that they hold however a process ends: every process that uses the folder has a
-shared lock, the process that fills or removes it an exclusive one. What a killed run left has no lock, and whoever looks next
-removes it.
+Every process that uses the folder holds a shared lock (flock); the process that fills or removes the folder holds an exclusive
+lock. The kernel releases a lock when its process ends, even if the process is killed. A folder that a killed run left is
+therefore not locked, and `remove_unused` removes it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shardlab import files
 from shardlab.errors import WorkspaceError
 
 FILLED = ".filled"  # the file in a folder that is written last
-LOCK = ".lock"
-PAUSE_S = 0.05
+LOCK = ".lock"  # suffix of the lock file beside a folder
+PAUSE_S = 0.05  # seconds between two attempts to get a lock
 
 
 def parent() -> tuple[Path, str]:
-    """(the folder of this node in which folders are made, how it was chosen): $TMPDIR, or /tmp if that names no folder."""
+    """(the folder of this node in which folders are made, the reason in words): $TMPDIR, or /tmp if $TMPDIR is not a folder."""
     given = os.environ.get("TMPDIR", "")
     if given and Path(given).is_absolute() and Path(given).is_dir():
         return Path(given), "$TMPDIR"
@@ -35,16 +35,21 @@ def parent() -> tuple[Path, str]:
 
 
 def name_of(run: Path) -> str:
-    """The name of the folder for a run. run: the run's own folder; two workspaces may have a run of one name."""
+    """The name of the folder for a run. run: the path of the run's folder in its workspace.
+
+    The name contains a digest of this path, because two workspaces may each have a run with the same id.
+    """
     return f"{run.name}-{hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:8]}"
 
 
 @contextlib.contextmanager
 def shared(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
-    """The folder `name` on this node. The first process that asks fills it; the others wait for this process only.
+    """Yield the folder `name` on this node. The first process fills the folder; the other processes wait until it is filled.
 
-    fill: gets the empty folder. The name contains this node's name, because $TMPDIR may be on a disk that nodes share. When the
-    last process leaves, the folder is removed. Raises WorkspaceError, and what `fill` raises.
+    fill: is called with the empty folder.
+
+    The name on disk also contains this node's name, because $TMPDIR may be on a disk that nodes share. When the last process
+    leaves the block, the folder is removed. Raises WorkspaceError, and every exception that `fill` raises.
     """
     own = _own_folder()
     with files.as_workspace_error("write"):
@@ -57,8 +62,10 @@ def shared(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def remove_unused() -> list[str]:
-    """Remove the folders of this user on this node that no process uses, which killed runs left. Returns the names of the
-    folders that are in use. Raises WorkspaceError."""
+    """Remove the folders of this user on this node that no process uses, because the runs that made them were killed.
+
+    Returns the names of the folders that are in use. Raises WorkspaceError.
+    """
     own, in_use = _own_folder(), []
     with files.as_workspace_error("remove"):
         for lock_file in own.glob(f"{_name('')}*{LOCK}"):
@@ -71,7 +78,7 @@ def remove_unused() -> list[str]:
 
 
 def _own_folder() -> Path:
-    """A folder that only this user can open, as $TMPDIR may be a folder of all users. Raises WorkspaceError."""
+    """A folder that only this user can open, because all users may share $TMPDIR. Raises WorkspaceError."""
     own = parent()[0] / f"shardlab-data-{os.geteuid()}"
     with files.as_workspace_error("make"):
         with contextlib.suppress(FileExistsError):
@@ -87,10 +94,10 @@ def _name(name: str) -> str:
 
 
 def _use(folder: Path, fill: Callable[[Path], None]) -> int:
-    """The descriptor of a shared lock on the folder, which is filled."""
+    """Fill the folder unless it is filled. Returns the descriptor of the lock file, which holds a shared lock on the folder."""
     while True:
         lock = os.open(f"{folder}{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH)  # waits for the process that fills the folder
+        fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process fills the folder
         if _is_filled(folder, lock):
             return lock
         try:
@@ -101,7 +108,7 @@ def _use(folder: Path, fill: Callable[[Path], None]) -> int:
             continue
         try:
             if _is_current(folder, lock) and not _is_filled(folder, lock):
-                shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed while it filled the folder
+                shutil.rmtree(folder, ignore_errors=True)  # a process may have been killed while it filled the folder
                 folder.mkdir(mode=0o700)
                 fill(folder)
                 (folder / FILLED).touch()
@@ -109,7 +116,8 @@ def _use(folder: Path, fill: Callable[[Path], None]) -> int:
         except BaseException:
             _leave(folder, lock)
             raise
-        # The kernel gives up the exclusive lock before it gives the shared one: somebody may have removed the folder between.
+        # The kernel releases the exclusive lock before it grants the shared lock. In between, another process may have removed
+        # the folder.
         if _is_filled(folder, lock):
             return lock
         os.close(lock)
@@ -120,7 +128,7 @@ def _is_filled(folder: Path, lock: int) -> bool:
 
 
 def _is_current(folder: Path, lock: int) -> bool:
-    """Whether the lock file still has its name."""
+    """Whether the lock file still has its name. False: another process removed the folder and the lock file."""
     try:
         return os.path.samestat(os.fstat(lock), os.lstat(f"{folder}{LOCK}"))
     except FileNotFoundError:
@@ -128,14 +136,14 @@ def _is_current(folder: Path, lock: int) -> bool:
 
 
 def _leave(folder: Path, lock: int) -> bool:
-    """Give up the lock, and remove the folder if no other process uses it; whether it is removed."""
+    """Release the lock, and remove the folder if no other process uses it. Returns whether the folder is removed."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_current(folder, lock):
             shutil.rmtree(folder, ignore_errors=True)
             Path(f"{folder}{LOCK}").unlink()
     except BlockingIOError:
-        return False  # another process uses the folder, and removes it
+        return False  # another process uses the folder, and will remove it
     else:
         return True
     finally:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 T = TypeVar("T")
-# By NVML's levels of the nearest common ancestor; the words of `nvidia-smi topo`.
+# The words of `nvidia-smi topo` for the connection of two GPUs, by NVML's level of their nearest common ancestor.
 ANCESTORS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-# Reasons why a GPU lowers its clocks, by NVML's bits (nvmlClocksEventReasons). The other bits are user settings and idle.
+# The reasons why a GPU lowers its clocks, by NVML's bits (nvmlClocksEventReasons). The other bits mean user settings or idle.
 POWER_CAP = "power cap"
 THROTTLES = {
     0x04: POWER_CAP,
@@ -23,12 +23,13 @@ THROTTLES = {
 
 
 class Gpu(msgspec.Struct, omit_defaults=True):
-    """The constant properties of a GPU, from NVML; telemetry has those that change. Sizes in bytes, power in watts.
+    """The constant properties of a GPU, from NVML. Properties that change over time are in the telemetry (record.GpuSample).
 
-    pcie_width: lanes in use, out of pcie_width_max; if there are fewer, the card may not be plugged in properly.
-    nvlinks: number of active links, by the PCI address of their other end, which is a GPU or a switch.
-    paths: the connection to each other GPU, by its UUID: PIX (one PCI bridge), PXB (several), PHB (host bridge), NODE (NUMA
-    node), SYS (between NUMA nodes).
+    A property is None if NVML does not report it. Names end with the unit: bytes, W (power), MHz (clocks).
+    pcie_width: the number of PCIe lanes in use. If it is smaller than pcie_width_max, the card may not be plugged in properly.
+    nvlinks: the number of active NVLinks, by the PCI address of the other end, which is a GPU or a switch.
+    paths: the connection to each other GPU, by the UUID of the other GPU: PIX (through one PCI bridge), PXB (several bridges),
+    PHB (host bridge), NODE (within a NUMA node), SYS (between NUMA nodes).
     """
 
     uuid: str
@@ -49,7 +50,7 @@ class Gpu(msgspec.Struct, omit_defaults=True):
 
 
 def gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
-    """(driver version, GPUs, why there are none)."""
+    """Ask NVML for the GPUs of this machine. Returns (driver version, GPUs, None), or (None, None, reason) if NVML fails."""
     import pynvml
 
     try:
@@ -72,14 +73,14 @@ def gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
 
 
 class Process(NamedTuple):
-    """A process that computes on a GPU. name: '' if the process is not visible here, as in another container."""
+    """A process that computes on a GPU. name: empty if the process is not visible here, because it is in another container."""
 
     pid: int
     name: str
 
 
 def users() -> dict[str, list[Process]] | None:
-    """The processes that compute on each GPU, by the GPU's UUID, in NVML's order; None if NVML is absent or fails."""
+    """The processes that compute on each GPU, by the UUID of the GPU, in NVML's order; None if NVML does not work here."""
     import pynvml as nvml
 
     try:
@@ -89,7 +90,7 @@ def users() -> dict[str, list[Process]] | None:
     try:
         handles = [_asked(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(nvml.nvmlDeviceGetCount())]
         found = {}
-        for handle in filter(None, handles):  # this process may not ask about every GPU
+        for handle in filter(None, handles):  # a container may hide some GPUs: they have no handle
             entries = _asked(compute_processes, handle) or []
             found[nvml.nvmlDeviceGetUUID(handle)] = [Process(entry.pid, _name(entry.pid)) for entry in entries]
         return found
@@ -100,12 +101,12 @@ def users() -> dict[str, list[Process]] | None:
 
 
 def compute_processes(handle: Any) -> list[Any]:
-    """NVML's entries of the processes that compute on this GPU. Raises NVMLError."""
+    """NVML's entries for the processes that compute on this GPU. handle: NVML's handle of the GPU. Raises NVMLError."""
     import pynvml as nvml
 
     try:
         entries: list[Any] = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except nvml.NVMLLibraryMismatchError:  # no NVMLError; drivers before 510 have only version 2 of this function
+    except nvml.NVMLLibraryMismatchError:  # not a subclass of NVMLError; drivers before 510 have only version 2
         entries = nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
     return entries
 
@@ -122,7 +123,7 @@ def throttles(handle: Any) -> list[str]:
 
 
 def throttled_by(bits: int) -> list[str]:
-    """The values of THROTTLES that NVML's bits stand for."""
+    """The values of THROTTLES for these bits of NVML."""
     return [name for bit, name in THROTTLES.items() if bits & bit]
 
 
@@ -153,7 +154,7 @@ def _gpu(handle: Any, uuid: str) -> Gpu:
 
 
 def _nvlinks(handle: Any) -> dict[str, int] | None:
-    """Number of active links by the PCI address of their other end; None if there are none or NVML does not report them."""
+    """The number of active NVLinks by the PCI address of the other end; None if there are no NVLinks or NVML reports none."""
     import pynvml as nvml
 
     ends: dict[str, int] = {}
@@ -172,7 +173,7 @@ def _path(gpu: Any, other: Any) -> str | None:
 
 
 def _asked(question: Callable[..., T], *about: Any) -> T | None:
-    """The answer, or None: not every GPU answers every question."""
+    """The answer of NVML to a question; None if this GPU does not support the question."""
     import pynvml
 
     try:

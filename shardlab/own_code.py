@@ -1,7 +1,7 @@
-"""Executes a Python file of a user: a plug-in of a workspace. An error names the file and the line.
+"""Executes a plug-in of a workspace, which is a Python file of the user. An error names the file and the line.
 
-The file and its helpers are executed as they were read and digested. Neither a later change of the files nor bytecode beside
-them has an effect.
+The content that is executed is the content that was read into a PluginSource and digested. A later change of the files, or
+bytecode beside the files, has no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from shardlab.plugin_source import PluginSource
 
 
 class HelperFinder(MetaPathFinder, Loader):
-    """Imports the helpers of one folder of plug-ins from what was read. source: the plug-in that needs them."""
+    """An importer for the helpers in one folder of plug-ins. It uses the contents that were read, and not the files.
+
+    source: the plug-in that needs the helpers.
+    """
 
     def __init__(self, source: PluginSource) -> None:
         self.folder = source.file.parent
@@ -41,12 +44,15 @@ class HelperFinder(MetaPathFinder, Loader):
 
 
 def execute(source: PluginSource) -> ModuleType:
-    """Execute the file; its helpers can be imported. Raises InputError that names the file, and the line if there is one."""
+    """Execute the file of a plug-in, which may import its helpers. Returns its module.
+
+    Raises an InputError that names the file and, if possible, the line.
+    """
     file = str(source.file)
     module = ModuleType(f"{source.file.parent.name}.{source.name}")
     module.__file__ = file
     _let_import(HelperFinder(source))
-    sys.modules[module.__name__] = module  # dataclasses look it up
+    sys.modules[module.__name__] = module  # dataclasses look for it in sys.modules
     try:
         exec(compile(source.contents[source.file.name], file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     except (Exception, SystemExit) as error:
@@ -55,8 +61,11 @@ def execute(source: PluginSource) -> ModuleType:
 
 
 def _let_import(finder: HelperFinder) -> None:
-    """Let modules import these helpers. They come last, so that no helper replaces a package. Raises InputError if a helper of
-    another folder has the same name, because Python knows one module of each name."""
+    """Add an importer of helpers to Python's import system, after all other importers, so that no helper replaces a package.
+
+    An earlier importer for the same folder is removed, together with its imported helpers that have changed. Raises InputError
+    if a helper in another folder has the same name, because Python allows only one module with a name.
+    """
     for other in [entry for entry in sys.meta_path if isinstance(entry, HelperFinder)]:
         if other.folder == finder.folder:
             sys.meta_path.remove(other)
@@ -72,7 +81,10 @@ def _let_import(finder: HelperFinder) -> None:
 
 
 def sentence(file: str, error: BaseException) -> str:
-    """An error of a user's code as a sentence that begins with the file, or a helper beside it, and the line."""
+    """An error in the user's code as a sentence. It begins with the file and line of the error, which may be in a helper.
+
+    file: the file of the plug-in, which is named if the traceback contains no line of this folder.
+    """
     said = next(iter(str(error).splitlines()), "").rstrip(".")
     if isinstance(error, SyntaxError):
         return f"{error.filename or file}:{error.lineno or 1}: {error.msg}."
@@ -81,6 +93,6 @@ def sentence(file: str, error: BaseException) -> str:
 
 
 def place(error: BaseException, folder: Path) -> str | None:
-    """`FILE:LINE` of the last line in a plug-in or helper of this folder that an error passed; None if it passed none."""
+    """`FILE:LINE` of the innermost line in this folder in the traceback of an error; None if the traceback has no such line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == folder]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None

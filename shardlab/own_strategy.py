@@ -1,4 +1,7 @@
-"""A strategy that a file of the workspace defines (WORKSPACE/strategies/NAME.py): what `jobs` knows of it without that code."""
+"""The description of a strategy that a file of the workspace defines (WORKSPACE/strategies/NAME.py).
+
+`jobs` uses this description and never executes the file itself; `python -m trainers` executes the file in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,11 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 
 class OwnStrategy(msgspec.Struct, frozen=True):
-    """The data of a strategy; its functions are asked of its file. name, summary and so on: as in trainers.strategy.Strategy.
+    """The data of a strategy. Its functions stay in its file; only processes of trainers execute this file.
 
-    code: the digest of its files. file: the file that defines it, in the workspace from which the run was submitted.
+    code: the digest of the files that define the strategy.
+    file: the path of the defining file in the workspace from which the run was submitted.
+    The other fields mean the same as in trainers.strategy.Strategy.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]
@@ -37,16 +42,20 @@ class OwnStrategy(msgspec.Struct, frozen=True):
 
 
 class StrategyDescription(msgspec.Struct, frozen=True):
-    """What `python -m trainers describe` found in a file of strategies, or why it defines none."""
+    """The answer of `python -m trainers describe` about a file of strategies.
+
+    strategies: the strategies that the file defines. fault: why the file defines no strategy, as a sentence; else empty.
+    """
 
     strategies: list[OwnStrategy] = []
     fault: str = ""
 
 
 class RefusalQuestion(msgspec.Struct, frozen=True):
-    """A question to `python -m trainers refuse`, as a line of JSON: whether this strategy refuses this cell.
+    """A question to `python -m trainers refuse`, sent as a line of JSON: does this strategy refuse this cell?
 
-    cell: a resolved cell in its plain form. own_workload: the cell's workload, if it is the workspace's own.
+    strategy: the name of the strategy. cell: a resolved cell. own_workload: the workload of the cell, if a file of the
+    workspace defines it.
     """
 
     strategy: str
@@ -55,8 +64,11 @@ class RefusalQuestion(msgspec.Struct, frozen=True):
 
 
 class RefusalAnswer(msgspec.Struct, frozen=True):
-    """The answer, as a line of JSON. why: the reason as a sentence; None: the strategy does not refuse. fault: what went
-    wrong in the code of the strategy, as a sentence."""
+    """The answer to a RefusalQuestion, sent as a line of JSON.
+
+    why: the reason for the refusal, as a sentence; None: the strategy does not refuse the cell.
+    fault: the error in the code of the strategy, as a sentence; else empty.
+    """
 
     why: str | None = None
     fault: str = ""

@@ -1,4 +1,7 @@
-"""A workload that a file of the workspace defines (WORKSPACE/workloads/NAME.py): what `jobs` knows of it without torch."""
+"""The description of a workload that a file of the workspace defines (WORKSPACE/workloads/NAME.py).
+
+`jobs` uses this description, so that `jobs` needs neither torch nor the code in the file.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,19 @@ FOLDER = "workloads"  # in a workspace, and the folder of the copies in the fold
 
 
 class OwnWorkload(msgspec.Struct, frozen=True):
-    """What is known of the workload at its default options. name, unit, parameters and so on: as in trainers.workload.Workload.
+    """The properties of a workload at its default options. A field that is not listed here is as in trainers.workload.Workload.
 
-    code: the digest of its files. file: the file that defines it, in the workspace from which the run was submitted.
-    flops_per_unit: None if the operations cannot be counted. block_count: the number of blocks that are wrapped one by one.
-    tensor_degrees, most_stages: as in trainers.workload.Workload.
-    The others are of a model by its configuration (shardlab/model_file.py), whose file is JSON. block: the class of its blocks.
-    twin: whether it is the tiny twin. longest: the longest sequence, in tokens. remarks: sentences about what could not be
-    derived.
+    code: the digest of the files that define the workload.
+    file: the path of the defining file in the workspace from which the run was submitted.
+    block_count: the number of blocks that strategies wrap one by one.
+    flops_per_unit: None if the operations cannot be counted.
+
+    The following fields belong to a model that is given by its configuration (shardlab/model_file.py), whose file is JSON:
+    block: the name of the class of its blocks.
+    twin: whether the model is the tiny twin.
+    seq_len: the length of a sequence, in tokens.
+    longest: the longest possible sequence, in tokens.
+    remarks: sentences about properties that could not be derived from the configuration.
     """
 
     name: str
@@ -42,12 +50,15 @@ class OwnWorkload(msgspec.Struct, frozen=True):
 
     @property
     def is_data(self) -> bool:
-        """Whether a configuration defines it, so that no code of the workspace is executed."""
+        """Whether the workload is defined by a configuration, so that no code of the workspace is executed."""
         return self.file.endswith(".json")
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What `python -m trainers describe` found in a file: its workloads, or why it defines none."""
+    """The answer of `python -m trainers describe` about a file of workloads.
+
+    workloads: the workloads that the file defines. fault: why the file defines no workload, as a sentence; else empty.
+    """
 
     workloads: list[OwnWorkload] = []
     fault: str = ""

@@ -1,4 +1,7 @@
-"""The files of a run if each node has its own part of the folder: what a node may write, and which of two copies is used."""
+"""Rules for the files of a run whose nodes share no folder, so that each node has its own part of the run's folder.
+
+The rules say which files only the first node may write, and whether one copy of a file is the beginning of another copy.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from shardlab import files
 
 HOST = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 EVENTS = rf"events\.(?:ranks|rank-\d{{5,}}|(?:node|gpus|data)-{HOST})\.jsonl"  # the event files that nodes write
-STEPS = r"rank-\d{5,}\.jsonl"  # in the folder steps
-# The first node decides the state of the run by these files: text of another node must not get into them.
+STEPS = r"rank-\d{5,}\.jsonl"  # the files of step records, in the folder steps
+# The first node derives the state of the run from these files, so another node must not be able to change them.
 _OF_FIRST_NODE = re.compile(
     rf"claim(?:/.*)?|run\.json|job\.[^/]*|log/job\.log|log/ssh\.[^/]*|(?!{EVENTS}$)events\..*", re.DOTALL
 )
-GROWING = (".jsonl", ".log")  # files that are appended to, so that a copy may have only their beginning
+# Suffixes of files that processes append to. A copy of such a file may contain only its beginning.
+GROWING = (".jsonl", ".log")
 BLOCK = 1 << 20  # bytes that are compared at a time
 
 
@@ -24,7 +28,7 @@ def is_of_first_node(name: str) -> bool:
 
 
 def is_growing(name: str) -> bool:
-    """Whether a file is appended to: of two copies, one may be the beginning of the other."""
+    """Whether processes append to the file of this name, so that an older copy is the beginning of a newer copy."""
     return name.endswith(GROWING)
 
 

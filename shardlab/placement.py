@@ -1,4 +1,4 @@
-"""On which nodes a run was started, if each node has its own part of the run's folder. The first node records it."""
+"""The nodes on which a run was started, for clusters whose nodes share no folder. The first node records them in an event."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import msgspec
 
 from shardlab.record import Event
 
-PLACED = "placed"  # an event: `nodes` of its data names the nodes of the run, node 0 first
+PLACED = "placed"  # the name of the event; `nodes` in its data contains the names of the run's nodes, beginning with node 0
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """first_node: the name of the machine that recorded it. nodes: the names of the run's nodes, as in the inventory."""
+    """Where a run was started. first_node: the name of the machine that recorded the event, which is the first node.
+
+    nodes: the names of the run's nodes, as in the inventory.
+    """
 
     first_node: str
     nodes: list[str]
 
 
 def of(events: Sequence[Event]) -> Placement | None:
-    """The placement of a run; None if it was not started, or if its nodes share the run's folder."""
+    """The placement of a run according to its events; None if the run was not started, or if its nodes share a folder."""
     placed = next((event for event in reversed(events) if event.event == PLACED), None)
     return Placement(placed.host, [str(name) for name in placed.data.get("nodes", [])]) if placed is not None else None

@@ -1,9 +1,9 @@
-"""The files of a plug-in of a workspace: one file of Python, and the helpers of its folder.
+"""The source files of a plug-in of a workspace: one Python file, and the helpers in the same folder.
 
-WORKSPACE/workloads/NAME.py defines the workload NAME, WORKSPACE/strategies/NAME.py a family of strategies. Files of these
-folders whose names begin with `_` are helpers, which the other files may import; they count as a part of each plug-in of their
-folder. The digest over the file and the helpers is a key of the cell, so that two plug-ins of one name are never taken for the
-same.
+WORKSPACE/workloads/NAME.py defines the workload NAME, and WORKSPACE/strategies/NAME.py defines a family of strategies. Files in
+these folders whose names begin with `_` are helpers, which the other files may import. Every helper is a part of each plug-in
+in its folder. The digest of the file and its helpers is a key of the cell, so that two different plug-ins with the same name
+make different cells.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import msgspec
 from shardlab import files
 from shardlab.errors import InputError, WorkspaceError
 
-CARRIED = ("workloads", "strategies")  # folders of a workspace whose plug-ins runs execute, so that they go to the cluster
+CARRIED = ("workloads", "strategies")  # folders of a workspace whose plug-ins are executed by runs and uploaded to the cluster
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-MOST_BYTES = 1 << 20  # of one file
+MOST_BYTES = 1 << 20  # largest size of one file
 
 
 class PluginSource(msgspec.Struct, frozen=True):
-    """file: the path of the file that defines a plug-in. contents: that file and every helper, by the name of the file."""
+    """The source of a plug-in.
+
+    file: the path of the file that defines the plug-in. contents: the content of this file and of every helper, by file name.
+    """
 
     file: Path
     contents: dict[str, bytes]
@@ -36,7 +39,7 @@ class PluginSource(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits over the names and contents of the files."""
+        """The digest of the names and contents of the files: 16 hexadecimal digits of SHA-256."""
         sha256 = hashlib.sha256()
         for name, content in sorted(self.contents.items()):
             sha256.update(f"{name} {len(content)}\n".encode() + content)
@@ -44,13 +47,15 @@ class PluginSource(msgspec.Struct, frozen=True):
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files of a folder that are a plug-in each, by name; none if the folder does not exist."""
+    """The files in a folder that define plug-ins (helpers are left out), sorted by name; none if the folder does not exist."""
     return sorted(path for path in python_files(folder) if not path.name.startswith("_"))
 
 
 def read(file: Path) -> PluginSource:
-    """The file with its helpers; a configuration (.json) has none. Raises InputError for a name that no plug-in may have, and
-    for a file that is too long or cannot be read."""
+    """The source of the plug-in that a file defines. A configuration of a model (.json) has no helpers.
+
+    Raises InputError if the name is not allowed for a plug-in, or if a file is too long or cannot be read.
+    """
     if file.suffix == ".json":
         return PluginSource(file, {file.name: _content(file)})
     if not NAME.fullmatch(file.stem):
@@ -62,13 +67,15 @@ def read(file: Path) -> PluginSource:
 
 
 def texts(workspace: Path) -> dict[str, bytes]:
-    """All plug-ins of a workspace that runs execute, with their helpers, by their path in it. Raises InputError for a file that
-    cannot be read."""
+    """The contents of all plug-ins and helpers of a workspace that runs execute, by their paths in the workspace.
+
+    Raises InputError for a file that is too long or cannot be read.
+    """
     return {f"{folder}/{path.name}": _content(path) for folder in CARRIED for path in python_files(workspace / folder)}
 
 
 def python_files(folder: Path) -> list[Path]:
-    """The plug-ins and helpers in a folder, by name."""
+    """The plug-ins and helpers in a folder, sorted by name; none if the folder does not exist."""
     return [folder / name for name in files.names(folder) if name.endswith(".py") and not name.startswith(".")]
 
 
@@ -84,7 +91,7 @@ def _content(path: Path) -> bytes:
 
 
 def write(folder: Path, source: PluginSource) -> None:
-    """Copy the files into a new folder. Raises WorkspaceError."""
+    """Write the files of a plug-in into a new folder. Raises WorkspaceError."""
     try:
         folder.mkdir(parents=True)
     except OSError as error:

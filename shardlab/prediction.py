@@ -1,5 +1,7 @@
-"""prediction.json: what the planner predicted of a run before it was submitted. `jobs` writes it beside run.json, and `collect`
-compares it with the measurement."""
+"""prediction.json: the prediction of the planner for a run, made before the run is submitted.
+
+`jobs` writes it beside run.json, and `collect` compares it with the measurement.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ unlikely: in between, by the likely values."""
 
 
 class PredictedRange(msgspec.Struct, frozen=True):
-    """A predicted number: from `low` to `high`, most likely `likely`. All three in the unit that the field's name ends with."""
+    """A predicted number: between `low` and `high`, most likely `likely`. The unit is in the name of the field that has it."""
 
     low: float
     likely: float
@@ -30,7 +32,7 @@ class PredictedRange(msgspec.Struct, frozen=True):
         return PredictedRange(self.low + other.low, self.likely + other.likely, self.high + other.high)
 
     def times(self, factor: float) -> PredictedRange:
-        """Each of the three multiplied by a factor that is not negative."""
+        """The range multiplied by a factor, which must not be negative."""
         return PredictedRange(self.low * factor, self.likely * factor, self.high * factor)
 
 
@@ -38,17 +40,22 @@ ZERO = PredictedRange(0.0, 0.0, 0.0)
 
 
 def exactly(value: float) -> PredictedRange:
-    """A range without width: a number that follows from arithmetic."""
+    """A range in which all three numbers are `value`, for a number that is known exactly."""
     return PredictedRange(value, value, value)
 
 
 def total(ranges: Mapping[str, PredictedRange]) -> PredictedRange:
-    """The sum. It is too wide if the terms are independent, and so it errs to the safe side."""
+    """The sum of the ranges. If the terms are independent, this range is wider than necessary, which is the safe side."""
     return sum(ranges.values(), start=ZERO)
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What is predicted of a run of one cell. A number that is not known is null, never 0."""
+    """The prediction for a run of one cell. A number that is not known is null, never 0.
+
+    fits: whether memory_bytes fits into capacity_bytes.
+    largest_micro_batch: the largest micro_batch_size that is likely to fit.
+    gpu_hours: the number of GPUs that train, multiplied by the duration of the run in hours.
+    """
 
     schema: int = SCHEMA
     memory_bytes: PredictedRange | None = None
@@ -88,12 +95,15 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def path_in(run_folder: Path) -> Path:
-    """Where the prediction of a run is."""
+    """The path of the prediction in the folder of a run."""
     return run_folder / "prediction.json"
 
 
 def read(run_folder: Path) -> Prediction | None:
-    """The prediction of a run; None if there is none, or if it is damaged: no number depends on it."""
+    """The prediction of a run; None if the file does not exist or is damaged, which is allowed because no result depends on it.
+
+    Raises WorkspaceError if the file cannot be read.
+    """
     try:
         return decoder(Prediction).decode(files.read(path_in(run_folder)))
     except (FileNotFoundError, *DECODE_FAULTS):

@@ -1,8 +1,8 @@
-"""Text of a node or of somebody's file, made safe to show.
+"""Makes text from a node or from another person's file safe to show.
 
-Such text may hold escape sequences that steer a terminal, marks that turn the reading direction, or letters without width.
-All of them can hide or forge what a person reads. Every output of ours goes through this file: `shardlab.console` for the
-terminal, `templates.render_page` for the report, and the tables, figures and exports of `collect`.
+Text from elsewhere may contain escape sequences that control a terminal, marks that change the reading direction, or characters
+without width. All of these can hide or fake the text that a person reads. All our output is cleaned by this module: the
+terminal (`shardlab.console`), the report (`templates.render_page`), and the tables, figures and exports of `collect`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import msgspec
 
 LONGEST_LINE = 4000  # characters: 50 lines of a terminal that is 80 wide
 REPLACEMENT = "?"  # every encoding and every font has this character
-_CSI = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")  # ECMA-48: colours and movements of the cursor, which hold no text
+_CSI = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")  # control sequences of ECMA-48: colours, cursor movements
 _LINE_END = re.compile(r"\r\n?")
 
 
 def clean(text: str) -> str:
-    """The text with its line breaks, and else only with visible characters and plain spaces.
+    """The text with only visible characters, plain spaces and line breaks.
 
-    Colours are removed. Any other control character, bidirectional mark, character without width or lone surrogate becomes "?".
-    A tab and every other kind of space become plain spaces. A line is cut after LONGEST_LINE characters.
+    Sequences for colours and cursor movements are removed. Every other control character, bidirectional mark, character without
+    width or lone surrogate becomes "?". A tab and every other kind of space become plain spaces. A line is cut after
+    LONGEST_LINE characters.
     """
     if len(text) <= LONGEST_LINE and text.isprintable():
         return text
@@ -33,12 +34,12 @@ def clean(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text as `clean` makes it, with spaces in the place of line breaks."""
+    """The text cleaned by `clean`, with a space instead of each line break."""
     return clean(text).replace("\n", " ")
 
 
 def mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A value made of dicts and lists, with every text in it changed, keys too."""
+    """A copy of a value made of dicts and lists, in which `change` is applied to every text, also to keys."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -49,10 +50,10 @@ def mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def json(value: Any) -> bytes:
-    """`value` as JSON, with an escape such as \\u202e in the place of every character that `clean` would not show.
+    """`value` as JSON, with an escape such as \\u202e instead of every character that is not printable.
 
-    A program reads the very text that a node wrote, and a terminal gets nothing that steers it. Only a lone surrogate, which no
-    UTF-8 and few readers of JSON can hold, becomes "?".
+    A program that reads the JSON gets exactly the text that a node wrote, and a terminal that shows the JSON gets no control
+    characters. Only a lone surrogate becomes "?", because UTF-8 and most JSON readers do not allow it.
     """
     try:
         document = msgspec.json.encode(value)
@@ -63,21 +64,24 @@ def json(value: Any) -> bytes:
 
 
 def escaped(document: bytes) -> bytes:
-    """A text of JSON with an escape in the place of every character that `clean` would not show."""
-    if document.isascii() and b"\x7f" not in document:  # JSON itself escapes the other control characters of ASCII
+    """A JSON document with an escape such as \\u202e instead of every character that is not printable."""
+    if document.isascii() and b"\x7f" not in document:  # JSON always escapes the other control characters of ASCII
         return document
     return "".join(char if char.isprintable() else _json_escape(char) for char in document.decode()).encode()
 
 
 class LogText:
-    """A log as text to show, of parts that are given in the order of the file. A part may end within a line or a character."""
+    """Turns a log into text that is safe to show. Its parts are given in the order of the file.
+
+    A part may end in the middle of a line or of a character.
+    """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._column = 0  # how many characters the last line has so far
+        self._column = 0  # number of characters that the last line has so far
 
     def add(self, part: bytes) -> str:
-        """What to show of the next part. A carriage return begins a new line, so that nothing is written over."""
+        """The text to show for the next part. A carriage return starts a new line, so that no shown text is overwritten."""
         shown = []
         for place, line in enumerate(visible(self._decoder.decode(part)).split("\n")):
             if place:
@@ -92,7 +96,7 @@ class LogText:
 
 
 def visible(text: str) -> str:
-    """The text as `clean` makes it, with lines of any length."""
+    """The text cleaned as by `clean`, but lines are not cut."""
     text = _LINE_END.sub("\n", _CSI.sub("", text)).expandtabs()
     if text.replace("\n", "").isprintable():
         return text
@@ -108,6 +112,6 @@ def _cut(line: str) -> str:
 
 
 def _json_escape(char: str) -> str:
-    """The escape of a character in a text of JSON, in two halves if it lies beyond the first plane of Unicode."""
+    """The JSON escape of a character: two escapes (a surrogate pair) for a character above U+FFFF, else one."""
     units = char.encode("utf-16-be").hex()
     return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))

@@ -1,4 +1,4 @@
-"""How far a run is and how fast it goes, from the timed steps of one of its ranks, read one after the other."""
+"""The progress and speed of a run, computed from the step records of one of its ranks as they are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from shardlab.record import StepRecord
 
 
 class Progress(msgspec.Struct):
-    """step: the last timed one; None before the first. counted: timed steps that nothing slowed down; busy_s, units: theirs."""
+    """The progress of a run.
+
+    step: the number of the last timed step; None before the first timed step.
+    counted: the number of timed steps that neither an instrument nor a suspension slowed down.
+    busy_s: the total duration of the counted steps, in seconds. units: the units of data that the rank processed in these
+    steps.
+    """
 
     step: int | None = None
     counted: int = 0
@@ -19,7 +25,7 @@ class Progress(msgspec.Struct):
     units: int = 0
 
     def add(self, records: Iterable[StepRecord]) -> None:
-        """Add the next records of the rank. Steps that were suspended or that an instrument slowed down have `watched`."""
+        """Add the next step records of the rank. Records with `watched` true move `step` forward but are not counted."""
         for record in records:
             if record.warmup:
                 continue
@@ -30,7 +36,7 @@ class Progress(msgspec.Struct):
                 self.units += record.units
 
     def rate_per_s(self, cell: Cell) -> float | None:
-        """Units per second of all ranks; None before the first counted step."""
+        """Units of data that all ranks process per second; None before the first counted step."""
         return self.units * cell.dp / self.busy_s if self.busy_s else None
 
     def left_s(self, cell: Cell) -> float | None:

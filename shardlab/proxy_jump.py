@@ -1,7 +1,8 @@
-"""The proxy jumps on the way to a machine (ProxyJump in `~/.ssh/config`), as OpenSSH itself reads them.
+"""Finds the proxy jumps on the way to a machine (ProxyJump in `~/.ssh/config`) by asking OpenSSH.
 
-fabric would use several jumps in the opposite order, and read `ProxyJump none` as a jump through a machine called none. OpenSSH
-would apply the options for host keys on its command line only to the last machine.
+fabric cannot be used for this: it uses several jumps in the opposite order, and treats `ProxyJump none` as a jump through a
+machine named none. OpenSSH's own ProxyJump cannot be used either: it applies the options for host keys on its command line only
+to the last machine.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-LIMIT_S = 10.0
+LIMIT_S = 10.0  # time limit of `ssh -G`
 _JUMP = re.compile(r"(?:ssh://)?(?:(.*)@)?(?:\[(.+)\]|([^:]+))(?::(\d+))?/?")
 
 
 class Jump(msgspec.Struct, frozen=True):
-    """A machine on the way; user, port: None leaves it to `~/.ssh/config`."""
+    """A machine on the way, or the target machine. user, port: if None, `~/.ssh/config` decides."""
 
     host: str
     user: str | None = None
@@ -33,14 +34,18 @@ class Jump(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """How to connect. jumps: the first machine first. command: the ProxyCommand if there are no jumps, or ''."""
+    """How to connect to a machine.
+
+    jumps: the machines on the way, in the order of the connections. command: the ProxyCommand of `~/.ssh/config` if there are
+    no jumps; else empty.
+    """
 
     jumps: tuple[Jump, ...] = ()
     command: str = ""
 
 
 def way(to: Jump) -> Route | None:
-    """How to connect to this machine; None if OpenSSH is not installed or does not answer."""
+    """The route to this machine; None if OpenSSH is not installed or does not answer within LIMIT_S."""
     before: tuple[Jump, ...] = ()
     first = to
     while True:
@@ -52,18 +57,21 @@ def way(to: Jump) -> Route | None:
         settings = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
         listed = settings.get("proxyjump", "none")
         jumps = [] if listed == "none" else [jump for name in listed.split(",") if (jump := _read(name)) is not None]
-        if not jumps or jumps[0] in before:  # a circle
+        if not jumps or jumps[0] in before:  # no further jumps, or the jumps form a circle
             return Route(before, "" if before else settings.get("proxycommand", ""))
         before = (*jumps, *before)
         first = jumps[0]
 
 
 def option(jumps: Sequence[Jump], rules: Sequence[str]) -> list[str]:
-    """The option of an OpenSSH command that leads through these machines, each by these rules."""
+    """The option of an OpenSSH command that connects through these machines; empty if there are no jumps.
+
+    rules: options, such as those for host keys, that apply to the login on each of these machines.
+    """
     through: list[str] = []
     for jump in jumps:
         words = shlex.join([*rules, *through, *jump.words]).replace("%", "%%")
-        through = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # a % begins what OpenSSH fills in
+        through = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # OpenSSH replaces %h and %p; other % are doubled above
     return through
 
 

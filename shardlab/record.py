@@ -1,7 +1,7 @@
-"""The records that a rank, a node and a run write, one JSON object per line, and a reader that copes with torn lines.
+"""The records that ranks, nodes and supervisors write, one JSON object per line, with a writer and a reader of record files.
 
-Times: `t_s` is the monotonic clock in seconds since boot, `wall_s` is seconds since the epoch. Sizes are bytes. A
-value that could not be read is absent, never 0.
+`t_s` is the time of the monotonic clock, in seconds since boot. `wall_s` is in seconds since the epoch. Sizes are in bytes. A
+value that could not be measured is absent, never 0.
 """
 
 from __future__ import annotations
@@ -18,32 +18,34 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import WorkspaceError
 
 SCHEMA = 1
-CLOCK = "clock"  # event: how far the clock of the event's host was from that of rank 0's host, at the start or end of a run
-SAMPLER_ENDED = "sampler_ended"  # event: the sampler of the event's host ended while the run went on; `code` is its exit code
-TRACKER_ENDED = "tracker_ended"  # event: the process that logs the run to a tracker failed; `code` is its exit code
+# Names of events.
+CLOCK = "clock"  # the difference between the clocks of the event's host and of rank 0's host, at the start or end of a run
+SAMPLER_ENDED = "sampler_ended"  # the sampler of the event's host ended while the run continued; `code` is its exit code
+TRACKER_ENDED = "tracker_ended"  # the process that logs the run to a tracker failed; `code` is its exit code
 _NO_OBJECT = re.compile(rb"\n[^{]")
-_UNFINISHED = "Input data was truncated"  # msgspec's words for the beginning of a record
+_UNFINISHED = "Input data was truncated"  # msgspec's error message for a line that contains only the beginning of a record
 
 
-class Record(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):  # no record is part of a cycle
-    """A line of a record file. Unknown fields are ignored, so that older readers understand newer writers."""
+class Record(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):  # gc=False, because records contain no cycles
+    """A line of a record file. Unknown fields are ignored, so that an older version can read the records of a newer version."""
 
 
 class StepRecord(Record, kw_only=True):
     """One optimizer step on one rank.
 
-    step: 1, 2, ... for the timed steps; warm-up steps come first, have `warmup` true, and are counted separately.
-    units: units of data of this rank in the step; ranks that share one model (tensor and pipeline parallel) share a slice of
-    the batch and record the same units.
+    step: 1, 2, ... for the timed steps. Warm-up steps come first, have `warmup` true, and have their own numbers.
+    units: units of data (images, tokens) of this rank in the step. Ranks that share one model (tensor and pipeline parallel)
+    share a slice of the batch and record the same units.
     step_ms: time from the request for data to the end of the update.
-    loss: mean over this rank's part of the batch, before the update; absent if the rank had no data in the step.
+    loss: mean loss over this rank's part of the batch, before the update; absent if the rank had no data in the step.
     data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms.
     allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
     rss_bytes: resident memory of the process after the step.
-    cpu_s: processor time of the process since its start, all its threads.
-    disk_read_bytes, disk_write_bytes: what the process read from storage and wrote to it since its start, NFS included.
-    watched: an instrument slowed the step down, or it was the warm-up of a run that resumes from a checkpoint; its loss is
-    used, its times and sizes are not.
+    cpu_s: processor time of all threads of the process since its start.
+    disk_read_bytes, disk_write_bytes: bytes that the process read from storage and wrote to storage since its start, NFS
+    included.
+    watched: the times and sizes of the step are not used, but its loss is: an instrument slowed the step down, or the step
+    warmed up a run that resumes from a checkpoint.
     """
 
     schema: int
@@ -70,7 +72,8 @@ class StepRecord(Record, kw_only=True):
 class ValidationRecord(Record, kw_only=True):
     """Loss and accuracy on the validation split after `step` timed steps.
 
-    loss: mean over the items. accuracy: share of the targets (labels, or next tokens) whose likeliest class was right, 0 to 1.
+    loss: mean over the items. accuracy: share of the targets (labels or next tokens) for which the class with the highest score
+    was correct, 0 to 1. items: the number of items.
     """
 
     schema: int
@@ -83,11 +86,11 @@ class ValidationRecord(Record, kw_only=True):
 
 
 class GpuSample(Record, kw_only=True):
-    """One GPU, or one MIG instance of a GPU, at a moment. Its counters begin when its driver is loaded."""
+    """The state of a GPU, or of a MIG instance of a GPU, at one moment. Its counters are 0 when the driver is loaded."""
 
     uuid: str
-    mig_of: str | None = None  # if this is a MIG instance: the UUID of the GPU that it is a part of
-    lost: bool = False  # the driver does not reach the GPU any more; nothing else is known then
+    mig_of: str | None = None  # for a MIG instance: the UUID of the whole GPU
+    lost: bool = False  # the driver can no longer reach the GPU; the other fields are then absent
     utilization_pct: float | None = None
     memory_used_bytes: int | None = None
     power_w: float | None = None
@@ -99,21 +102,22 @@ class GpuSample(Record, kw_only=True):
     pcie_tx_bytes: int | None = None
     nvlink_rx_bytes: int | None = None  # over all links, without protocol overhead
     nvlink_tx_bytes: int | None = None
-    ecc_corrected: int | None = None  # errors
+    ecc_corrected: int | None = None  # number of memory errors
     ecc_uncorrected: int | None = None
     processes: int | None = None  # number of processes of all users that compute on the GPU
-    throttled: list[str] | None = None  # reasons why its clocks are lowered: values of `shardlab.nvml.THROTTLES`
-    xids: list[int] | None = None  # numbers of the errors that the driver reported since the sample before
+    throttled: list[str] | None = None  # reasons why the clocks of the GPU are lowered: values of `shardlab.nvml.THROTTLES`
+    xids: list[int] | None = None  # numbers of the errors (XID) that the driver reported since the previous sample
 
 
 class NicSample(Record, kw_only=True):
-    """One network interface at a moment: counters of the kernel, and of the driver from `wire_rx_bytes` on."""
+    """The counters of one network interface at one moment. The fields from `wire_rx_bytes` on are counters of the driver, the
+    fields before are counters of the kernel."""
 
     name: str
     kind: str  # loopback, physical or virtual
     mac: str | None = None
     pci: str | None = None
-    rx_bytes: int | None = None  # without RDMA, as the kernel does not see it
+    rx_bytes: int | None = None  # without RDMA traffic, which the kernel does not see
     tx_bytes: int | None = None
     rx_packets: int | None = None
     tx_packets: int | None = None
@@ -127,7 +131,7 @@ class NicSample(Record, kw_only=True):
     rdma_tx_bytes: int | None = None
     rx_pauses: int | None = None  # pause frames
     tx_pauses: int | None = None
-    rx_priority_pauses: int | None = None  # the same of all traffic classes, as RoCE uses them
+    rx_priority_pauses: int | None = None  # pause frames of single traffic classes (PFC), which RoCE uses; sum of all classes
     tx_priority_pauses: int | None = None
     rx_discards: int | None = None  # packets that the card dropped
     rx_crc_errors: int | None = None
@@ -135,7 +139,7 @@ class NicSample(Record, kw_only=True):
 
 
 class RdmaSample(Record, kw_only=True):
-    """One port of an RDMA device at a moment: its counters. rx_bytes, tx_bytes: payload and headers of RDMA."""
+    """The counters of one port of an RDMA device at one moment. rx_bytes, tx_bytes: payload and headers of RDMA."""
 
     device: str
     port: int
@@ -143,18 +147,20 @@ class RdmaSample(Record, kw_only=True):
     pci: str | None = None
     rx_bytes: int | None = None
     tx_bytes: int | None = None
-    wait: int | None = None  # ticks in which data waited because the other end gave no credit
+    wait: int | None = None  # clock ticks in which data waited because the other end of the link gave no credit (no buffer)
     rx_errors: int | None = None
     tx_discards: int | None = None
     link_downed: int | None = None
 
 
 class Sample(Record, kw_only=True):
-    """One host at a moment.
+    """The state of one host at one moment.
 
-    cpu_pct: share of all processors that was busy since the sample before, 0 to 100; cores_pct: the same of each processor.
-    *_pressure_s: counter of the seconds in which a task of the host waited for it (pressure stall information).
-    disk_*_bytes: counters of all physical disks; nfs_*_bytes: counters of what NFS servers sent and were sent.
+    cpu_pct: busy share of all processors since the previous sample, 0 to 100. cores_pct: the same for each processor.
+    cpu_pressure_s, memory_pressure_s, io_pressure_s: counters of the seconds in which a task on the host waited for processors,
+    memory or input and output (pressure stall information of the kernel).
+    disk_read_bytes, disk_write_bytes: counters of all physical disks.
+    nfs_read_bytes, nfs_write_bytes: counters of the bytes that NFS servers sent to this host and received from this host.
     """
 
     schema: int
@@ -162,7 +168,7 @@ class Sample(Record, kw_only=True):
     wall_s: float
     host: str
     boot_id: str
-    started_hz: float | None = None  # the samples per second that were asked for; in the first sample of a sampler process
+    started_hz: float | None = None  # requested samples per second; only in the first sample of a sampler process
     cpu_pct: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
@@ -180,14 +186,20 @@ class Sample(Record, kw_only=True):
 
 
 class ClockOffset(msgspec.Struct, frozen=True):
-    """offset_s: the clock of a host minus that of rank 0's host; the true difference is within_s of it at most."""
+    """The difference between the clocks of two hosts.
+
+    offset_s: the clock of a host minus the clock of rank 0's host. within_s: the largest possible error of offset_s.
+    """
 
     offset_s: float
     within_s: float
 
 
 class Event(Record, kw_only=True):
-    """An event of a run, recorded by one writer; `data` has its details."""
+    """An event of a run. event: its kind. writer: the process that recorded it, as in the file name events.WRITER.jsonl.
+
+    data: the details of the event.
+    """
 
     schema: int
     event: str
@@ -198,7 +210,7 @@ class Event(Record, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The distribution of n measurements; p5 and p95 are linear percentiles."""
+    """The distribution of n measurements. p5, p95: percentiles, linearly interpolated between measurements."""
 
     median: float
     mean: float
@@ -208,17 +220,21 @@ class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Whether a cell did the same work as one process. why: a sentence. verdict:
+    """Whether the ranks of a cell together did the same work as one process would do. verdict:
 
-    proven        it did, within the tolerance of its precision
-    different     it did not
-    other work    it does other work by design: the strategy says so
-    not provable  it should do the same work, but no proof is possible
+    proven        the work is the same, within the tolerance of the cell's precision
+    different     the work is not the same
+    other work    the strategy does other work by design
+    not provable  the work should be the same, but no proof is possible
     not proven    no proof was requested
 
-    Differences are relative (see trainers/proof.py). communication_bytes: bytes that all ranks together send in one step:
-    theory; counted, if they were counted; textbook, if textbooks state a formula; wire, what the backend's own algorithms send
-    for the counted collectives, or else for those of the theory (absent in results of older releases).
+    why: the reason for the verdict, as a sentence.
+    loss_difference, gradient_norm_difference, parameter_difference: relative differences (see trainers/proof.py).
+    communication_bytes: bytes that all ranks together send in one step, by the way in which the number was found: theory, a
+    formula; counted, collectives that were counted; textbook, a formula of textbooks, if there is one; wire, the bytes that the
+    backend's own algorithms send for the counted collectives, or for the collectives of the theory if none were counted (absent
+    in results of older releases).
+    proof_s: duration of the proof in seconds.
     """
 
     verdict: Literal["proven", "different", "other work", "not provable", "not proven"]
@@ -231,7 +247,7 @@ class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """result.json: the result of one run. It is written last: if it exists, the run is complete."""
+    """result.json: the result of one run. This file is written last: if it exists, the run is complete."""
 
     schema: int
     run_id: str
@@ -239,29 +255,29 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     rehearsal: bool
     steps: int
     unit: str
-    resumed_from_step: int | None = None  # timed steps before the checkpoint; an earlier start recorded them
+    resumed_from_step: int | None = None  # number of timed steps before the checkpoint, which an earlier attempt recorded
     final_loss: float | None = None
     final_accuracy: float | None = None  # on the validation split after the last step, 0 to 1
     throughput_per_s: float | None = None
     step_time_ms: Spread | None = None
-    train_time_s: float | None = None  # over all parts of a resumed run; repeated steps count once
+    train_time_s: float | None = None  # sum over all parts of a resumed run; a step that was repeated counts once
     epoch_time_s: list[float] | None = None
     peak_memory_bytes: dict[str, int] | None = (
-        None  # allocated and reserved on GPUs, rss, by category where measured: worst rank
+        None  # allocated, reserved (GPUs), rss, categories if measured; each of the rank where it is largest
     )
     parameters: int | None = None
     flops_per_unit: float | None = None  # forward and backward, by the workload's formula
     same_work: SameWork | None = None
-    communication_bytes: dict[str, float] | None = None  # in one step, all ranks; see SameWork
-    data: dict[str, Any] = {}  # name, sha256, synthetic
-    instruments: dict[str, dict[str, Any]] = {}  # by name: what it found, cost_s between steps, watched_steps
-    knobs: dict[str, dict[str, Any]] = {}  # asked, effective
+    communication_bytes: dict[str, float] | None = None  # bytes that all ranks send in one step; see SameWork
+    data: dict[str, Any] = {}  # the data set: name, sha256, synthetic
+    instruments: dict[str, dict[str, Any]] = {}  # by name of the instrument: its results, cost_s between steps, watched_steps
+    knobs: dict[str, dict[str, Any]] = {}  # asked: the options of the cell; effective: the settings that were used
     versions: dict[str, str] = {}
-    gpus: list[str] | None = None  # UUIDs of the GPUs that ranks trained on, as NVML prints them; None: an older result
+    gpus: list[str] | None = None  # NVML's UUIDs of the GPUs that ranks trained on; None: an older version wrote the file
 
     @property
     def resumed(self) -> bool:
-        """Whether it resumed from a checkpoint: then it did not run all the time between its first and its last timed step."""
+        """Whether the run resumed from a checkpoint, so that it did not train all the time from its first to its last step."""
         return self.resumed_from_step is not None
 
 
@@ -269,17 +285,17 @@ T = TypeVar("T")
 
 
 class RecordLines(msgspec.Struct, Generic[T]):
-    """The records of one file, and whether parts of the file could not be read."""
+    """The records of one file, and how much of the file could not be read."""
 
     records: list[T]
-    truncated: bool = False  # the last line is cut: the writer was killed, or is writing it now
-    corrupt: int = 0  # number of complete lines that are not such a record
+    truncated: bool = False  # the last line is incomplete: the writer was killed, or is writing this line now
+    corrupt: int = 0  # number of complete lines that are not a valid record of this type
 
 
 def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
-    """Read a record file. A torn last line is noted, a bad line is counted; neither stops the reading.
+    """Read a record file. An incomplete last line or an invalid line does not stop the reading; RecordLines reports it.
 
-    A file that is not there gives no records.
+    kind: the type of the records. A file that does not exist has no records. Raises WorkspaceError if the file cannot be read.
     """
     try:
         raw = files.read(path)
@@ -289,7 +305,8 @@ def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
         raise WorkspaceError.from_os_error(error, "read") from error
     of_kind = decoder(kind)
     try:
-        # All at once is several times as fast as line by line, and the same where every line begins an object and ends one.
+        # Decoding all lines in one call is several times as fast as line by line. Both give the same records if each line is
+        # one whole JSON object, which the condition below checks.
         records = of_kind.decode_lines(raw)
         if len(records) == raw.count(b"\n") and raw[:1] == b"{" and raw[-2:] == b"}\n" and not _NO_OBJECT.search(raw):
             return RecordLines(records)
@@ -312,9 +329,9 @@ def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
 
 
 def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None:
-    """(number from 1, why) of the first line that cannot be read; None if there is none.
+    """(line number from 1, reason) of the first line that is not a valid record; None if all lines are valid.
 
-    A line that a killed writer left unfinished is no damage: the next writer starts a new line behind it.
+    A line that a killed writer left incomplete does not count: the next writer starts a new line after it.
     """
     decoder = msgspec.json.Decoder(kind)
     for number, line in enumerate(files.read(path).split(b"\n")[:-1], start=1):
@@ -327,7 +344,7 @@ def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None
 
 
 class LineWriter:
-    """Appends records to a file, each in one write, so that a kill tears at most the last line."""
+    """Appends records to a file. Each record is one write, so that a killed writer leaves at most the last line incomplete."""
 
     _HOW = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
@@ -341,16 +358,20 @@ class LineWriter:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(path, self._HOW, 0o644)
             if (size := os.fstat(self._descriptor).st_size) and not _ends_line(path, size):
-                os.write(self._descriptor, b"\n")  # a torn line of an earlier writer stays a line of its own
+                # An earlier writer left its last line incomplete: end this line, so that our first record starts a new line.
+                os.write(self._descriptor, b"\n")
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "write") from error
 
     def write(self, record: Record, *, sync: bool = False) -> None:
-        """Append one record. sync: if losing the record would lose a result. Raises WorkspaceError."""
+        """Append one record. sync: wait until the record is on the disk, for a record that must not be lost.
+
+        Raises WorkspaceError.
+        """
         line = self._encoder.encode(record) + b"\n"
         try:
             written = os.write(self._descriptor, line)
-            if written < len(line):  # the disk filled in mid-line: the second write names the error
+            if written < len(line):  # the disk is full: the second write raises the error that says so
                 os.write(self._descriptor, line[written:])
             if sync:
                 os.fsync(self._descriptor)

@@ -1,4 +1,8 @@
-"""Plug-ins: each file of a folder is one, a family file lists its variants, and the error for an unknown name lists all."""
+"""Finds and loads the plug-ins of a package, such as strategies, and defines the options that plug-ins have.
+
+Each Python file in the folder of the package is a plug-in, or a family that contains several plug-ins. The error for an unknown
+name lists all names.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,16 @@ _WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "
 
 
 class Option(msgspec.Struct, frozen=True):
-    """A knob under a cell's `options:`; its default is written into every run.json.
+    """An option of a strategy or workload, which a matrix file sets under `options`. Every run.json contains its value.
 
-    choices: the allowed values, if they can be listed. kind: the type of a value; needed only if the default is null. least,
-    most: the bounds of a number; both are allowed themselves. nullable: whether null is allowed. Rules that depend on other
-    keys of a cell are checked by the strategy or the workload.
+    default: the value if the matrix file does not set the option.
+    summary: the meaning of the option, for the help.
+    choices: the allowed values, if they can be listed.
+    kind: the type of a value; needed only if the default is null.
+    least, most: the smallest and the largest allowed number.
+    nullable: whether null is allowed.
+
+    Rules that depend on other keys of a cell are checked by the strategy or the workload.
     """
 
     name: str
@@ -41,11 +50,11 @@ class Option(msgspec.Struct, frozen=True):
             raise ValueError(f"option {self.name}: the default is not allowed: {why}")
 
     def refuse(self, value: Value) -> str | None:
-        """Why `value` is not allowed, as a sentence, or None."""
+        """Why `value` is not allowed, as a sentence; None if it is allowed."""
         return None if self._allows(value) else f"found {_spelled(value)}. Allowed: {self.allowed}."
 
     def with_default(self, default: Value) -> Option:
-        """The same option with another default. Raises ValueError if it is not allowed."""
+        """The same option with another default. Raises ValueError if this default is not allowed."""
         return msgspec.structs.replace(self, default=default)
 
     @property
@@ -66,7 +75,7 @@ class Option(msgspec.Struct, frozen=True):
         if value is None:
             return self.nullable
         if self.choices:
-            return any(type(value) is type(choice) and value == choice for choice in self.choices)  # 1 is equal to True
+            return any(type(value) is type(choice) and value == choice for choice in self.choices)  # types too: 1 == True
         if type(value).__name__ != self._kind and not (self._kind == "float" and type(value) is int):
             return False
         if isinstance(value, str):
@@ -75,7 +84,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 def _spelled(value: Value) -> str:
-    """A value as a matrix file spells it."""
+    """A value as it is written in a matrix file."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, str) else repr(value)
@@ -83,14 +92,17 @@ def _spelled(value: Value) -> str:
 
 @functools.cache
 def modules(package: str) -> tuple[str, ...]:
-    """The names of the plug-in files in a package's folder."""
+    """The names of the plug-in files in the folder of a package, sorted. Files whose names begin with `_` are left out."""
     folder = importlib.import_module(package)
     return tuple(sorted(entry.name for entry in pkgutil.iter_modules(folder.__path__) if not entry.name.startswith("_")))
 
 
 @functools.cache
 def load(package: str, name: str, kind: str) -> ModuleType:
-    """The plug-in file `name`. Raises UnknownName with the menu."""
+    """Import the plug-in file `name` of a package. kind: the word for such a plug-in in the error, such as `strategy`.
+
+    Raises UnknownName, which lists the allowed names.
+    """
     menu = modules(package)
     if name not in menu:
         raise UnknownName(kind, name, menu)
@@ -99,5 +111,5 @@ def load(package: str, name: str, kind: str) -> ModuleType:
 
 @functools.cache
 def load_all(package: str) -> tuple[ModuleType, ...]:
-    """Every plug-in file of a package, by name."""
+    """Import all plug-in files of a package, sorted by name."""
     return tuple(importlib.import_module(f"{package}.{name}") for name in modules(package))

@@ -1,6 +1,7 @@
-"""The result of a rehearsal: memory, collectives and operations of one step, found without the hardware that a cell needs.
+"""The result of a rehearsal: the memory, collectives and floating-point operations of one step of a cell.
 
-``python -m trainers rehearse`` writes it (docs/rehearsal.md) and the planner reads it. Importing this module imports no torch.
+A rehearsal finds them without the hardware that the cell needs. ``python -m trainers rehearse`` writes the result
+(docs/rehearsal.md), and the planner reads it. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ real_tensors: tensors have memory, so only a small model can be rehearsed as a w
 
 
 class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes of tensors on the device of one rank at one moment. The categories are those of the instrument `memory: categories`
-    (trainers/instruments/memory_timeline.py), so that a prediction and a measurement can be compared category by category.
+    """Bytes of tensors on the device of one rank at one moment, by category.
 
-    No field contains memory outside tensors: the CUDA context, buffers of NCCL, and what the allocator rounds up or leaves
-    between blocks.
+    The instrument `memory: categories` (trainers/instruments/memory_timeline.py) has the same categories, so that a prediction
+    and a measurement can be compared category by category. No field contains memory outside tensors, which is the CUDA context,
+    buffers of NCCL, and memory that the allocator adds when it rounds sizes up or leaves gaps between blocks.
     """
 
     parameter: int
@@ -51,7 +52,7 @@ class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RehearsedCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A collective that a rank starts in each step. op, payload_bytes and ranks: as in trainers.communication.Call."""
+    """A collective that a rank starts in each step. op, payload_bytes, ranks: the same as in trainers.communication.Call."""
 
     op: str
     """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send."""
@@ -64,7 +65,10 @@ class RehearsedCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class RehearsedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step of one rank, after the first step has allocated the optimizer's state."""
+    """One step of one rank. It is not the first step, which allocates the optimizer's state.
+
+    at_peak: the memory at the moment when it is largest. kept: the memory between two steps.
+    """
 
     rank: int
     stands_for: int
@@ -81,7 +85,10 @@ class RehearsedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="answer", tag="rehearsed"):
-    """One step of a cell, rehearsed."""
+    """The result of the rehearsal of one step of a cell.
+
+    how: whether fake tensors (without data) or real tensors were used.
+    """
 
     schema: int
     cell: str
@@ -110,7 +117,7 @@ class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class NotRehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="answer", tag="not_rehearsed"):
-    """The answer for a cell that cannot be rehearsed; a formula has to serve."""
+    """The answer for a cell that cannot be rehearsed, so that the planner has to use a formula."""
 
     schema: int
     cell: str
@@ -124,7 +131,10 @@ Answer = Rehearsed | NotRehearsed
 
 
 def decode(document: bytes) -> Answer:
-    """The answer of ``python -m trainers rehearse``. Raises msgspec.DecodeError for anything else, also of another schema."""
+    """Decode the answer of ``python -m trainers rehearse``.
+
+    Raises msgspec.DecodeError for an invalid document, and for an answer with another schema version.
+    """
     answer: Answer = msgspec.json.decode(document, type=Answer)
     if answer.schema != SCHEMA:
         raise msgspec.ValidationError(f"schema: found {answer.schema}. Allowed: {SCHEMA}.")

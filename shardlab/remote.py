@@ -1,8 +1,9 @@
-"""Runs commands on other machines over SSH, safely. No other file imports fabric.
+"""Runs commands on other machines over SSH, and checks host keys. No other file imports fabric.
 
-fabric itself trusts every host key, a changed one too (its Connection sets AutoAddPolicy and loads no known hosts). Here
-the keys of `~/.ssh/known_hosts` and of the workspace are loaded. A login to a machine with an unknown key is refused, with the
-fingerprint, unless the cluster file says `host_keys: accept-new`; a login to a machine whose key changed is always refused.
+fabric alone would trust every host key, even a changed key, because its Connection sets AutoAddPolicy and loads no known hosts.
+This module loads the keys in `~/.ssh/known_hosts` and the keys of the workspace. If the key of a machine is unknown, the login
+is refused with the fingerprint, unless the cluster file has `host_keys: accept-new`. If the key has changed, the login is
+always refused.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from shardlab import files, proxy_jump, shared_connection
 from shardlab.errors import ShardlabError
 from shardlab.proxy_jump import Jump
 
-CONNECT_S = 10.0
-KEEPALIVE_S = 15
-GRACE_S = 5.0  # from SIGTERM to SIGKILL for a command there; waited twice more before this side gives up
-CHUNK = 1 << 16
-SESSION = f"SHARDLAB_SESSION={secrets.token_hex(8)}"  # in the environment of all commands that we start elsewhere
+CONNECT_S = 10.0  # time limit of a connection and of a login
+KEEPALIVE_S = 15  # seconds between two keepalive messages
+GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL for a remote command; this side waits two more such periods before it gives up
+CHUNK = 1 << 16  # bytes that are received at a time
+# A variable in the environment of every remote command of this process, by which `Remote.end` finds the commands.
+SESSION = f"SHARDLAB_SESSION={secrets.token_hex(8)}"
 HostKeys = Literal["strict", "accept-new"]
 
-# Written beside the file under a name of its own, checked, and renamed: a reader sees the old file or the new one.
+# Writes standard input to a temporary file beside $1, checks its SHA-256 ($2) and renames it to $1, so that a reader sees the
+# whole old file or the whole new file. $3: suffix of the temporary file. $4: owner or empty. $5: mode.
 PUT = """\
 set -eu
 if test -z "$4"; then mkdir -p -- "$(dirname -- "$1")"; fi
@@ -53,7 +56,7 @@ mv -fT -- "$new" "$1"
 
 
 class CommandOutput(msgspec.Struct, frozen=True):
-    """The output of a command. `code` is its exit status (negative: minus the signal), or None if it exceeded its limit."""
+    """The output of a command. code: its exit code, or -N if signal N ended it here; None if the time limit was over."""
 
     code: int | None
     stdout: str
@@ -61,38 +64,38 @@ class CommandOutput(msgspec.Struct, frozen=True):
 
 
 class Unreachable(ShardlabError):
-    """The login to a machine failed, and why. node: its name in the cluster file, if known."""
+    """The login to a machine failed, or the connection broke. node: the name of the machine in the cluster file, if known."""
 
     node: str | None = None
 
     @property
     def blames(self) -> dict[str, str]:
-        """The node at fault and why, if its name is known."""
+        """The name of the node and the message; empty if the name of the node is not known."""
         return {self.node: str(self)} if self.node is not None else {}
 
 
 class Address(msgspec.Struct, frozen=True):
-    """How to log in to a machine. host: an address or a name from `~/.ssh/config`, which also applies to what is None."""
+    """How to log in to a machine. If a field is None, `~/.ssh/config` decides."""
 
-    host: str
+    host: str  # an address, or a name from ~/.ssh/config
     port: int | None = None
     user: str | None = None
-    identity: Path | None = None
-    known_hosts: Path | None = None  # of the workspace, besides the user's own
+    identity: Path | None = None  # the private key
+    known_hosts: Path | None = None  # the workspace's file of host keys, used in addition to the user's file
     host_keys: HostKeys = "strict"
-    shared: bool = False  # whether all our commands use one connection (shared_connection), as for a site's login node
+    shared: bool = False  # whether all our commands share one connection (shared_connection), as for the login node of a site
 
 
 class Remote:
-    """One machine, logged in to at the first command and kept open; commands of several threads share it."""
+    """A machine that is reached over SSH. The first command logs in; later commands, of any thread, use the same connection."""
 
     def __init__(self, address: Address, *, may_sudo: bool = True) -> None:
-        """may_sudo: whether root's commands may be ended by sudo."""
+        """may_sudo: whether `end` may use sudo, which it needs to end commands of root."""
         self.address = address
         self._may_sudo = may_sudo
         self._lock = threading.Lock()
         self._connection: Any = None
-        self._running: dict[str, str] = {}  # the beginning of each command that runs, by its mark
+        self._running: dict[str, str] = {}  # the beginning of each running command, by the mark of the command
         self._ended = False
 
     def run(
@@ -104,9 +107,11 @@ class Remote:
         stdin: bytes = b"",
         root: bool = False,
     ) -> CommandOutput:
-        """Run `argv` there; no shell interprets its words. It is ended there after `timeout_s` seconds.
+        """Run the command `argv` on the machine. Its words are passed on unchanged: no shell interprets them.
 
-        env and argv can be read by everyone on that machine: a secret goes through `stdin`. Raises Unreachable.
+        timeout_s: the command is ended on the machine after this time. env: further variables. stdin: its standard input.
+        root: run it with sudo. All users of the machine can read argv and env, so a secret must be passed by `stdin`. Raises
+        Unreachable.
         """
         words = [
             "env",
@@ -116,17 +121,19 @@ class Remote:
             *(f"{name}={value}" for name, value in (env or {}).items()),
             *argv,
         ]
-        # `timeout` ends its command even if this side is gone. sudo comes first, or `timeout` could not end root's process.
+        # `timeout` on the machine ends the command even if this process is gone. sudo comes before `timeout`, because otherwise
+        # `timeout` could not end a process of root.
         words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
-        mark = secrets.token_hex(8)  # a .bashrc may print before the command does
-        # The session ends only after it has read the end of its input: a server disconnects a client that says this end of a
-        # session that is over, and all other commands would break with it. The exit status of a signal is 128 + signal.
+        mark = secrets.token_hex(8)  # a line before the output of the command: a .bashrc may print text earlier
+        # `cat` reads the rest of the input, so that the session ends only after the end of its input. If we sent the end of the
+        # input to a session that is already over, the server would close the connection, and all other commands would fail.
+        # If a signal ended the command, $? is 128 + the number of the signal.
         script = f"echo {mark}; echo {mark} >&2; {shlex.join(words)}; code=$?; cat > /dev/null; exit $code"
         begin = time.monotonic()
         try:
             transport = self._transport()
             self._running[mark] = in_short(argv)
-            if self._ended:  # looked at after the command is listed: `end` sees it, or it does not begin
+            if self._ended:  # checked after the command is in _running: either `end` sees it, or it does not start
                 raise Unreachable(f"{self.address.host}: this program was interrupted.")
             channel = transport.open_session(timeout=CONNECT_S)
             channel.exec_command(f"exec sh -c {shlex.quote(script)}")
@@ -138,31 +145,34 @@ class Remote:
             raise Unreachable(f"{self.address.host}: the connection broke: {_said(error)}.") from error
         finally:
             self._running.pop(mark, None)
-        ended = answer.code in (124, 137) and time.monotonic() - begin >= timeout_s  # what `timeout` ends with when it had to
+        ended = answer.code in (124, 137) and time.monotonic() - begin >= timeout_s  # the codes of `timeout`
         code = None if ended else answer.code
         return CommandOutput(code, _after(mark, answer.stdout), _after(mark, answer.stderr))
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str, timeout_s: float = 60) -> CommandOutput:
-        """Write the file `path`, completely or not at all; the content is sent as standard input. owner: as for chown, by root;
-        empty: the user who logs in, who then writes the file."""
+        """Write the file `path` on the machine, completely or not at all. The content is sent as standard input.
+
+        mode: the permissions of the file. owner: user and group as for chown, set by root; empty: the user who logs in writes
+        the file without root. Raises Unreachable.
+        """
         argv = putting(content, path, mode=mode, owner=owner)
         return self.run(argv, timeout_s=timeout_s, stdin=content, root=bool(owner))
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The beginning of each command that `run` has begun and that has not ended, as far as this side knows."""
+        """The beginning of each command that `run` has started and whose end this process has not seen yet."""
         return tuple(self._running.values())
 
     def end(self, limit_s: float) -> None:
-        """Send SIGTERM to all that `run` started there, and wait until it has ended, for `limit_s` seconds at most.
+        """Send SIGTERM to all commands that `run` started on the machine, and wait at most `limit_s` seconds until they end.
 
-        No other command begins from now on. What ignores SIGTERM is killed there GRACE_S seconds later.
+        From now on, `run` starts no command. A command that ignores SIGTERM is killed GRACE_S seconds later.
         """
         self._ended = True
         ends = time.monotonic() + limit_s
-        with contextlib.suppress(Exception):  # a connection that broke: what is left in `running` says it
-            transport = self._connection.transport  # without the lock, which is held while somebody logs in
-            pattern = f"[{SESSION[0]}]{SESSION[1:]}"  # which does not match its own command line
+        with contextlib.suppress(Exception):  # if the connection broke, the commands stay in `running`
+            transport = self._connection.transport  # without the lock: another thread holds it during a login
+            pattern = f"[{SESSION[0]}]{SESSION[1:]}"  # does not match the command line of pkill itself
             kill = shlex.quote(f"pkill -TERM -f {shlex.quote(pattern)}")
             channel = transport.open_session(timeout=limit_s)
             channel.settimeout(limit_s)
@@ -188,10 +198,10 @@ class Remote:
 
 
 def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
-    """The words of OpenSSH's own client for a machine, to be followed by the command as one word, which a shell there reads.
+    """The words of a command of OpenSSH that logs in to a machine. The caller adds one word, which the shell there executes.
 
-    It is for commands that run for long or need a terminal. It never asks for input. Host keys, also those of proxy jumps, are
-    checked with the same files and rules as in `Remote`.
+    It is used for commands that run for a long time or need a terminal. It never asks for input. The host keys of the machine
+    and of proxy jumps are checked with the same files and rules as in `Remote`. terminal: whether the command needs a terminal.
     """
     known = [address.known_hosts] if address.known_hosts is not None else []
     files_ = " ".join(f'"{_literal(path, quotes=True)}"' for path in [*known, Path("~/.ssh/known_hosts").expanduser()])
@@ -203,48 +213,49 @@ def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
     words += ["-t"] if terminal else []
     words += ["-i", _literal(address.identity)] if address.identity is not None else []
     to = Jump(address.host, address.user, address.port)
-    if address.shared:  # OpenSSH finds its way by itself, and may ask for a code on the way
+    if address.shared:  # OpenSSH itself follows the proxy jumps, because a jump may ask for a code
         return [*words, *shared_connection.options(), *to.words]
     way = proxy_jump.way(to)
     return [*words, *(proxy_jump.option(way.jumps, rules) if way is not None else []), *to.words]
 
 
 def rsync_words(address: Address) -> tuple[str, str]:
-    """(the machine as rsync names it, rsync's option for the login to the machine)."""
+    """(the name of the machine in a path of rsync, the option of rsync with the ssh command for the login)."""
     *ssh, host = ssh_command(address)
     return f"[{host}]" if ":" in host else host, f"--rsh={shlex.join([word for word in ssh if word != '--'])}"
 
 
 def _literal(path: Path, *, quotes: bool = False) -> str:
-    """A path in an option of ssh, with every % doubled: ssh replaces % and a letter by other text."""
+    """A path for an option of ssh. Every % is doubled, because ssh replaces % and a letter. quotes: for double quotes."""
     text = str(path).replace("%", "%%")
     return text.replace("\\", "\\\\").replace('"', '\\"') if quotes else text
 
 
 def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
-    """The command that writes its standard input to `path`, if the input is `content`."""
+    """The command that writes its standard input to `path`. It fails if the input differs from `content`."""
     return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
 
 
 def for_any_shell(script: str) -> str:
-    """A command that executes a script of sh. The user's own shell reads it: csh allows no newline and no `!` in quotes."""
+    """A command that runs a script of sh in every login shell. In base64, because csh allows no newline or `!` in quotes."""
     return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
 
 
 def in_short(argv: Sequence[str]) -> str:
-    """The beginning of a command, on one line, for a person."""
+    """The first 60 characters of a command, on one line, for messages."""
     return " ".join(shlex.join(argv).split())[:60]
 
 
 def fingerprint(key: bytes) -> str:
-    """The SHA-256 fingerprint of a public key as ssh-keygen -l prints it."""
+    """The SHA-256 fingerprint of a public key, in the format of ssh-keygen -l."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
 def _converse(channel: Any, stdin: bytes, silence_s: float) -> CommandOutput:
-    """Send and receive until the command ends; code None if the machine sends nothing for `silence_s` seconds.
+    """Send the input of a command and receive its output until it ends.
 
-    Raises OSError if the connection ends before the command does.
+    The exit code is None if the machine sends nothing for `silence_s` seconds. Raises OSError if the connection ends before the
+    command ends.
     """
     channel.settimeout(silence_s)
     with ThreadPoolExecutor(3) as pool:
@@ -267,7 +278,7 @@ def _send(channel: Any, stdin: bytes) -> None:
 
 
 def _receive(read: Callable[[int], bytes]) -> bytes | None:
-    """All of a stream, or None if nothing came for too long."""
+    """The whole content of a stream; None if nothing arrived until the timeout of the channel."""
     parts = []
     try:
         while part := read(CHUNK):
@@ -278,12 +289,12 @@ def _receive(read: Callable[[int], bytes]) -> bytes | None:
 
 
 def _after(mark: str, text: str) -> str:
-    """The text after the line of the mark; '' if the text has no such line."""
+    """The text after the line that contains the mark; empty if there is no such line."""
     return text.partition(mark + "\n")[2]
 
 
 def _open(address: Address) -> Any:
-    """A logged-in fabric Connection. Raises Unreachable."""
+    """Log in and return the Connection of fabric. Raises Unreachable."""
     import paramiko
 
     host, port = address.host, address.port
@@ -305,7 +316,7 @@ def _open(address: Address) -> Any:
 
 
 def _connections(address: Address) -> list[Any]:
-    """fabric's connections to the proxy jumps in their order, and then to the machine. None of them is open."""
+    """fabric's connections to the proxy jumps, in order, and then to the machine itself. They are not open yet."""
     import fabric
 
     def connection(to: Jump, gateway: Any, keys: dict[str, Any]) -> Any:
@@ -317,7 +328,7 @@ def _connections(address: Address) -> list[Any]:
         keys["key_filename"] = str(address.identity)
     target = Jump(address.host, address.user, address.port)
     way = proxy_jump.way(target)
-    # If the gateway is None, fabric reads ~/.ssh/config itself; '' means no gateway.
+    # If the gateway is None, fabric looks for a gateway in ~/.ssh/config; if it is '', fabric uses no gateway.
     gateway: Any = way.command if way is not None else None
     jumps = []
     for jump in way.jumps if way is not None else ():
@@ -327,7 +338,7 @@ def _connections(address: Address) -> list[Any]:
 
 
 def _policy(address: Address) -> Any:
-    """paramiko's policy for a machine whose host key is not known: refuse it, or remember the key if the address allows it."""
+    """The policy of paramiko for unknown host keys: refuse the login, or store the key if the address allows accept-new."""
     import paramiko
 
     def missing(_client: Any, hostname: str, key: Any) -> None:
@@ -357,7 +368,7 @@ def _why_not_open(error: Exception, host: str, port: int | None, address: Addres
     if isinstance(error, paramiko.PasswordRequiredException):
         return "the key needs a passphrase; add it to an agent: ssh-add."
     if isinstance(error, paramiko.AuthenticationException):
-        if "saw EOF" in str(error):  # a machine that is still starting closes the connection, and says nothing about keys
+        if "saw EOF" in str(error):  # the machine closed the connection without an answer about keys: it may be booting
             return "it closed the connection during the login: it may be starting, or have too many logins."
         return f"it accepts no SSH key of this user: {_said(error)}."
     if str(error) == "No authentication methods available":
@@ -379,8 +390,8 @@ def _remember(known_hosts: Path, hostname: str, key: Any) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """The reason in words: without the number of an OSError, which paramiko leaves out and Python then writes as None."""
-    several = getattr(error, "errors", None)  # of paramiko, by address: why each could not be connected to
+    """The reason of an error in words, without the number of an OSError, which is None in errors of paramiko."""
+    several = getattr(error, "errors", None)  # of paramiko's NoValidConnectionsError: the error of each address
     if isinstance(error, OSError) and isinstance(several, dict) and several:
         reasons = dict.fromkeys(f"{_said(why)} (port {place[1]})" for place, why in several.items())
         return ", ".join(reasons)

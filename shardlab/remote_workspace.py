@@ -1,9 +1,9 @@
-"""The part of a workspace that is on a cluster: where its runs are stored there, and how commands are executed there.
+"""The workspace on a cluster that belongs to a workspace on this machine, and how commands are executed there.
 
-The runs of a cluster are stored on its shared storage, in a workspace of their own, where the nodes read and write them; if the
-nodes share no folder, on the controller. The commands that submit and watch them run on its controller, beside Slurm. The
-workspace on this machine has only the cluster file, the matrices of the user, and .shardlab/away.json, which says where the
-workspace on the cluster is.
+Runs of a cluster are stored in a second workspace on its shared storage, where the nodes read and write them. If the nodes
+share no folder, the second workspace is on the controller. The commands that submit and watch runs are executed on the
+controller, beside Slurm. The workspace on this machine contains only the cluster file, the matrices of the user, and
+.shardlab/away.json, which says where the workspace on the cluster is.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import Address, HostKeys, for_any_shell, ssh_command
 from shardlab.workspace import Workspace
 
-LIMIT_S = 120.0
-LOOK_S = 0.1
+LIMIT_S = 120.0  # time limit of an answer
+LOOK_S = 0.1  # seconds between two checks whether the command has ended
 MOST_BYTES = 1 << 26  # largest answer: 64 MiB are enough for a hundred thousand runs
-MARK = ".away"  # a file in the workspace on the cluster; its text shows this side whether it sees the same folder
-MATRICES = "away-matrices.json"  # in .shardlab: the path here of each matrix that was delivered, by its file's name
+# A file in the workspace on the cluster that contains the mark. If this machine can read it under the same path, both machines
+# see the same folder.
+MARK = ".away"
+MATRICES = "away-matrices.json"  # in .shardlab: by file name, the path on this machine of each matrix that was delivered
 NO_SHARED_FOLDER = (
     "the cluster {}: it has no folder that all nodes share, in which the jobs of Slurm find their runs. Set storage.shared in "
     "its file."
 )
-LOST = 255  # exit code of ssh itself if there is no connection
+LOST = 255  # exit code of ssh if the connection fails
 
 T = TypeVar("T")
 
 
 class Received(msgspec.Struct):
-    """The answer of shardlab.upload. version: the version of shardlab on the cluster."""
+    """The answer of `python -m shardlab.upload`. version: the version of shardlab on the cluster."""
 
     version: str
 
@@ -74,16 +76,19 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> Address:
-        """How to log in to the machine with the workspace."""
+        """How to log in to the machine on which the workspace on the cluster is used."""
         identity = Path(self.identity) if self.identity else None
         return Address(self.host, self.port, self.user, identity, Path(self.known_hosts), self.host_keys, self.shared)
 
     def command(self, module: str, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:
-        """argv that runs a shardlab command on the cluster, for the workspace there."""
+        """The argv of ssh that runs a shardlab command on the cluster, for the workspace there.
+
+        module: the Python module of the command. arguments: its verb and options. terminal: whether it draws on a terminal.
+        """
         return [*ssh_command(self.address, terminal=terminal), f"exec {shlex.join(self._words(module, arguments))}"]
 
     def _words(self, module: str, arguments: Sequence[str]) -> list[str]:
-        verb = arguments[:1]  # before the other words, of which a `--` may say that no option follows
+        verb = arguments[:1]  # --workspace comes before the other words: one of them may be `--`, after which no option follows
         return [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
 
     def ask(
@@ -96,24 +101,25 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         limit_s: float = LIMIT_S,
         told: Callable[[], bool] = lambda: False,
     ) -> T:
-        """Run a shardlab command on the cluster and read its JSON document as a `shape`.
+        """Run a shardlab command with --json on the cluster, and return its JSON document, decoded as the type `shape`.
 
-        told: whether to stop waiting for the answer; asked several times a second.
-        Raises ShardlabError with what the command said, or if its document is not of that shape.
+        module, arguments: as in `command`. given: standard input of the command. limit_s: time limit in seconds.
+        told: returns True if the caller no longer waits for the answer; it is called several times a second.
+        Raises ShardlabError with the error of the command, or if the document is not of the type `shape`.
         """
         self._log_in()
-        mark = secrets.token_hex(8)  # a .bashrc may print before the command does
+        mark = secrets.token_hex(8)  # a line before the output of the command: a .bashrc may print text earlier
         line = f"{mark}\n".encode()
         script = f"echo {mark}; echo {mark} >&2; exec {shlex.join(self._words(module, [*arguments, '--json']))}"
         code, *streams = _answered([*ssh_command(self.address), for_any_shell(script)], given, limit_s, told)
         is_too_large = len(streams[0]) >= MOST_BYTES
-        document, errors = streams[0].partition(line)[2], streams[1].rpartition(line)[2]  # without the mark, ssh itself failed
+        document, errors = streams[0].partition(line)[2], streams[1].rpartition(line)[2]  # if the mark is missing, ssh failed
         if code is None and not is_too_large:
             raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
         if document and not is_too_large and (code is None or code == LOST or code < 0):
             raise ShardlabError(f"{self.host}: the connection broke in the middle of an answer; run the same command again.")
         if not document:
-            said = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # ssh ends its own with \\r\\n
+            said = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # ssh ends its lines with \\r\\n
             raise ShardlabError(f"{self.host}: {said.removeprefix('error: ') or f'exit code {code}, and no answer'}")
         try:
             return decoder(shape).decode(document)
@@ -135,15 +141,20 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         return code
 
     def _log_in(self) -> None:
-        """Open the connection that all commands share, where it may ask for a code. Raises NoLogin."""
+        """Open the SSH connection that all commands share, if the site has such a connection. It may ask for a code.
+
+        Raises NoLogin.
+        """
         if self.shared:
             shared_connection.open_connection(ssh_command(self.address), self.host)
 
 
 def _answered(argv: Sequence[str], given: bytes, limit_s: float, told: Callable[[], bool]) -> tuple[int | None, bytes, bytes]:
-    """(exit code or None for one that was ended, standard output, standard error), of at most MOST_BYTES each.
+    """Run a command. Returns (exit code, standard output, standard error), at most MOST_BYTES of each output.
 
-    Files take them, not pipes: a connection that OpenSSH keeps open for later commands would hold the pipes open.
+    The exit code is None if the command had to be ended: its output was too large, `told` returned True, or the time limit was
+    over. The output goes to files and not to pipes, because an SSH connection that stays open for later commands would keep
+    pipes open.
     """
 
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
@@ -166,7 +177,7 @@ def _answered(argv: Sequence[str], given: bytes, limit_s: float, told: Callable[
 
 
 def _code(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code, or None if the process has not ended after a moment."""
+    """The exit code of the process, or None if it has not ended after LOOK_S seconds."""
     try:
         return process.wait(LOOK_S)
     except subprocess.TimeoutExpired:
@@ -174,10 +185,10 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
-    """Where the runs of this workspace are, on that cluster. Raises InputError.
+    """The workspace on this cluster in which the runs of this workspace are stored. Raises InputError.
 
-    The folder there is the one that away.json names, if it is this workspace's: its name was made of the path by which the
-    workspace was known when its first runs were sent.
+    If away.json was written for this workspace, the folder that away.json names is used again. A new name could differ from it,
+    because the name of the folder is made from the path of the workspace, and the workspace may have been moved since.
     """
     if cluster.storage.shared is None and not cluster.has_separate_folders:
         raise InputError(NO_SHARED_FOLDER.format(cluster.name))
@@ -200,12 +211,12 @@ def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
 
 
 def twin(workspace: Workspace, cluster: Cluster) -> Workspace:
-    """The workspace on the nodes of a cluster in which the runs of this workspace are stored. Raises InputError."""
+    """The workspace on a cluster in which the runs of this workspace are stored, for use on that cluster. Raises InputError."""
     return Workspace(Path(_folder(workspace, cluster)[0]))
 
 
 def _folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
-    """(the folder on the cluster, its mark)."""
+    """(the folder on the cluster, its mark: host and path of the workspace on this machine)."""
     parent = cluster.workspaces
     mark = f"{gethostname()}:{workspace.real_path}\n"
     before = known(workspace)
@@ -221,9 +232,9 @@ def _folder_name(workspace: Workspace, mark: str) -> str:
 
 
 def _is_ours(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
-    """Whether away.json was written for this workspace and not for another one, of which this one is a copy.
+    """Whether away.json was written for this workspace. False: this workspace is a copy of the workspace that it belongs to.
 
-    A workspace that was moved keeps its runs. So does one that another machine has under another path, as on shared storage.
+    A workspace that was moved keeps its runs. A workspace that another machine sees under another path keeps its runs as well.
     """
     path = Path(recorded.mark.partition(":")[2].removesuffix("\n"))
     if path.resolve() == workspace.real_path:
@@ -231,11 +242,11 @@ def _is_ours(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
     try:
         return decoder(RemoteWorkspace).decode(files.read(path / ".shardlab" / "away.json")).mark != recorded.mark
     except (OSError, *DECODE_FAULTS):
-        return True  # nothing is there any more
+        return True  # no workspace is at the recorded path any more: it was moved
 
 
 def known(workspace: Workspace) -> RemoteWorkspace | None:
-    """Where the runs of this workspace are, or None if they are on this machine. Raises InputError."""
+    """The recorded workspace on a cluster (away.json), or None if the runs are on this machine. Raises InputError."""
     path = workspace.own / "away.json"
     try:
         return decoder(RemoteWorkspace).decode(files.read(path))
@@ -246,7 +257,7 @@ def known(workspace: Workspace) -> RemoteWorkspace | None:
 
 
 def of_this_workspace(workspace: Workspace) -> RemoteWorkspace | None:
-    """As `known`, for a command that changes runs. Also raises InputError if the runs belong to another workspace."""
+    """The same as `known`, for a command that changes runs. Also raises InputError if the runs belong to another workspace."""
     away = known(workspace)
     if away is not None and not _is_ours(workspace, away):
         original = away.mark.partition(":")[2].removesuffix("\n")
@@ -258,7 +269,7 @@ def of_this_workspace(workspace: Workspace) -> RemoteWorkspace | None:
 
 
 def keep(workspace: Workspace, away: RemoteWorkspace) -> None:
-    """Record in this workspace on which cluster its runs are. Raises WorkspaceError."""
+    """Record in away.json of this workspace where its runs are on the cluster. Raises WorkspaceError."""
     files.make_folder(workspace.own)
     files.write_json(workspace.own / "away.json", away)
 
@@ -284,6 +295,6 @@ def _matrices(workspace: Workspace) -> dict[str, str]:
 
 
 def deliver(away: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:
-    """Upload files into the workspace on the cluster. texts: by path in it. Raises ShardlabError."""
+    """Upload files into the workspace on the cluster. texts: the contents by their paths in it. Raises ShardlabError."""
     document = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK: away.mark}
     away.ask("shardlab.upload", [], Received, given=json.dumps(document).encode())

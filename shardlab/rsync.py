@@ -1,4 +1,4 @@
-"""Runs rsync with a list of names, to or from another machine."""
+"""Runs rsync to copy files with given names to or from another machine."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ import msgspec
 
 from shardlab.errors import ShardlabError
 
-# For files of a machine that is not trusted: only regular files and folders, which nobody else may read or execute.
+# Options for files from a machine that is not trusted: only regular files and folders are copied, and only this user may read
+# them.
 FROM_OTHERS = (
     "--no-links", "--no-devices", "--no-specials",
-    "--perms", "--chmod=D700,F600",  # ours alone, whatever the modes on the other machine are
-    "--ignore-missing-args",  # a file that is gone is missing afterwards, and the others arrive
-    "--partial-dir=.rsync-partial",  # what arrived of a file is kept apart, and the next transfer goes on from there
+    "--perms", "--chmod=D700,F600",  # the modes on the other machine are ignored
+    "--ignore-missing-args",  # a file that no longer exists is skipped, and the other files are copied
+    "--partial-dir=.rsync-partial",  # an incomplete file is stored in a separate folder, and the next transfer resumes there
 )  # fmt: skip
-MOST_TEXT = 2000  # bytes of what rsync says
-LOOK_S = 0.1
-PROGRESS = ("--info=progress2", "--no-human-readable")  # on its standard output: the bytes that were transferred so far
+MOST_TEXT = 2000  # bytes of rsync's error messages that are read
+LOOK_S = 0.1  # seconds between two checks whether rsync has ended
+PROGRESS = ("--info=progress2", "--no-human-readable")  # rsync then prints the number of bytes transferred so far
 _ARRIVED = re.compile(rb"(?:^|\r)\s*([0-9]+)\s+[0-9]+%")
-MOST_PROGRESS = 1000  # bytes: some lines
-# rsync asks whether the shell is clean if text comes before its own protocol.
+MOST_PROGRESS = 1000  # bytes at the end of the progress output that are read; enough for several lines
+# A part of rsync's error message if other text arrives before its own protocol.
 NOT_CLEAN = "is your shell clean"
 NOT_CLEAN_WHY = (
     "a startup file of the shell on the other machine, such as ~/.bashrc, prints text; it must print nothing for a command "
@@ -36,14 +37,14 @@ NOT_CLEAN_WHY = (
 
 
 class RsyncEnd(msgspec.Struct, frozen=True):
-    """How rsync ended. code: its exit code, None if it was told to end; said: its first error message, or ''."""
+    """How rsync ended. code: its exit code; None if the caller ended it. said: its first error message, or empty."""
 
     code: int | None
     said: str = ""
 
 
 def must_be_installed(what: str) -> None:
-    """Raises ShardlabError if this machine has no rsync. what: which part of shardlab needs rsync."""
+    """Raises ShardlabError if rsync is not installed on this machine. what: the part of shardlab that needs rsync."""
     if shutil.which("rsync") is None:
         raise ShardlabError(f"{what} needs rsync, which is not installed on {gethostname()}: apt install rsync.")
 
@@ -58,14 +59,17 @@ def run(
     holds: Sequence[int] = (),
     report: Callable[[int], None] | None = None,
 ) -> RsyncEnd:
-    """Copy the files and folders of these names from one place to the other.
+    """Copy the files and folders with these names.
 
-    told: whether to end early. holds: descriptors of locks that rsync holds too, until it ends. report: is told from time to
-    time how many bytes arrived so far.
+    options: further options of rsync. names: paths relative to source. source, target: folders, as in a command of rsync.
+    told: returns True if the transfer must end early; it is called several times a second.
+    holds: descriptors of locks, which rsync inherits, so that the locks are held until rsync ends.
+    report: is called from time to time with the number of bytes that have arrived so far.
     """
     argv = ["rsync", "--from0", "--files-from=-", *(PROGRESS if report else ()), *options, source, target]
     with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as progress:
-        # Each name ends with a NUL: rsync 3.5 refuses a last name without one if it lies across a multiple of 4096 bytes.
+        # Every name, also the last name, ends with a NUL. Without the last NUL, rsync 3.5 rejects the list if the last name
+        # lies across a multiple of 4096 bytes.
         listed.write("".join(f"{name}\0" for name in names).encode())
         listed.seek(0)
         process = subprocess.Popen(
@@ -91,14 +95,14 @@ def run(
 
 
 def _report(progress: int, report: Callable[[int], None]) -> None:
-    """Report the last number of bytes that rsync wrote. progress: the descriptor of its standard output."""
+    """Call `report` with the last number of bytes in rsync's progress output. progress: the descriptor of this output."""
     end = os.fstat(progress).st_size
     if arrived := _ARRIVED.findall(os.pread(progress, MOST_PROGRESS, max(end - MOST_PROGRESS, 0))):
         report(int(arrived[-1]))
 
 
 def _code(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code, or None if the process has not ended after a moment."""
+    """The exit code of the process, or None if it has not ended after LOOK_S seconds."""
     try:
         return process.wait(LOOK_S)
     except subprocess.TimeoutExpired:
@@ -106,7 +110,7 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def put_in_place(source: Path, target: Path) -> None:
-    """Move a file that arrived to its place, with the mode of other files of this user. Raises OSError."""
+    """Move a file that has arrived to its final path, with the permissions of a new file of this user. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     source.chmod(0o644 & ~_umask())
     source.replace(target)

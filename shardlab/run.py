@@ -1,4 +1,7 @@
-"""run.json: one attempt at a cell, with every value resolved. It contains all that the nodes need to know."""
+"""run.json: the description of a run, which is one attempt at a cell. It contains everything that the nodes need to know.
+
+Every value is resolved, so that nothing depends on a default.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from shardlab.errors import InputError, WorkspaceError
 from shardlab.own_strategy import OwnStrategy
 from shardlab.own_workload import OwnWorkload
 
-SAVE_AT = "SHARDLAB_SAVE_AT"  # set by the supervisor: when ranks that keep checkpoints save and end, seconds since the epoch
+# A variable that the supervisor sets for ranks that keep checkpoints: the time, in seconds since the epoch, when they save a
+# checkpoint and end.
+SAVE_AT = "SHARDLAB_SAVE_AT"
 RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 _PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
 
@@ -29,11 +34,14 @@ class World(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of run.json. `repeat` counts the equal runs of a cell from 1; `attempt` counts the retries of one run from 1.
+    """The content of run.json.
 
-    resume: earlier attempts that have checkpoints, those with the latest step first. The run resumes from the latest intact
-    checkpoint; the step records up to that step are copied from the earlier attempt, so that its records are complete. Or a
-    run of another cell, with another number of ranks (`jobs submit --resume-from`): then its records begin after that step.
+    repeat: the number of this run among the equal runs of the cell, from 1.
+    attempt: the number of this attempt among the retries of the run, from 1.
+    resume: ids of earlier attempts that have checkpoints, beginning with the latest step. The run resumes from the latest
+    intact checkpoint. The step records up to this step are copied from the earlier attempt, so that the records of this run are
+    complete. The list may instead name a run of another cell with another number of ranks (`jobs submit --resume-from`); the
+    records of this run then begin after the step of the checkpoint.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
@@ -44,7 +52,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
     attempt: int
     launcher: str
-    rehearsal: bool  # ranks forked on a CPU, practice nodes, or a tiny twin: its speed must not be judged
+    rehearsal: bool  # the speed says nothing: ranks forked on a CPU, practice nodes, or a tiny twin
     world: World
     cluster: dict[str, str]
     data_path: str
@@ -53,32 +61,32 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     git_commit: str | None
     templates: dict[str, str]  # template name -> SHA-256
     created: str  # ISO 8601, UTC
-    scale: Literal["full", "tiny"] = "full"  # tiny: the cell's `rehearses` is the original cell
-    proofs_path: str | None = None  # where same-work proofs are kept, so that a computation is proven once
+    scale: Literal["full", "tiny"] = "full"  # tiny: the cell is a tiny twin, and its `rehearses` is the original cell
+    proofs_path: str | None = None  # the folder of same-work proofs, so that each computation is proven only once
     resume: list[str] = []
     scheduler: str = "local"
-    source: str | None = None  # folder of the frozen copy of our source that the run uses; its name is the digest of the copy
+    source: str | None = None  # the folder with the copy of our source that the run uses; named after the digest of this copy
     packages: str | None = None  # digest of the installed packages at submission: shardlab.source_digest
-    environment: str | None = None  # only in runs that earlier versions rendered: one digest of packages and source
-    limit_s: int | None = None  # time after which its supervisor ends it: the limit of the cell or of the scheduler
-    requeues: int = 0  # how often the scheduler may start it again
-    avoid: list[str] = []  # nodes that failed under earlier attempts
-    shares_nodes: bool = False  # other jobs may run on its nodes at the same time, which may change its speed
-    separate_folders: bool = False  # its nodes share no folder: each node has its own part of the run's folder (docs/ssh.md)
-    track: str | None = None  # the experiment tracker to which it is logged while it goes on: shardlab.trackers
-    wait_gpus_s: int = 0  # how long the run waits before its ranks start, if other processes use its GPUs
-    own_workload: OwnWorkload | None = None  # if a file of the workspace defines the workload; its code is in this folder
-    own_strategy: OwnStrategy | None = None  # the same for the strategy
+    environment: str | None = None  # only in runs that older versions rendered: one digest of packages and source
+    limit_s: int | None = None  # seconds after which the supervisor ends the run: the limit of the cell or of the scheduler
+    requeues: int = 0  # how often the scheduler may start the run again
+    avoid: list[str] = []  # nodes that failed during earlier attempts and are not used
+    shares_nodes: bool = False  # other jobs may run on the same nodes at the same time, which may change the speed of the run
+    separate_folders: bool = False  # the nodes share no folder: each node has its own part of the run's folder (docs/ssh.md)
+    track: str | None = None  # the experiment tracker to which the run is logged while it is running: shardlab.trackers
+    wait_gpus_s: int = 0  # how many seconds the run waits for its GPUs before its ranks start, if other processes use them
+    own_workload: OwnWorkload | None = None  # if a file of the workspace defines the workload; a copy is in the run's folder
+    own_strategy: OwnStrategy | None = None  # if a file of the workspace defines the strategy; a copy is in the run's folder
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:
-    """The folder name of a run: readable head, hash of the cell, repeat, and the attempt from the second on."""
+    """The id of a run, which is also the name of its folder: the name of the cell, the repeat, and from 2 on the attempt."""
     name = f"{cell.name()}-r{repeat}"
     return name if attempt == 1 else f"{name}-a{attempt}"
 
 
 class RunIdParts(msgspec.Struct, frozen=True):
-    """What a run id says."""
+    """The parts of a run id."""
 
     cell: str  # the name of the cell
     repeat: int
@@ -87,13 +95,13 @@ class RunIdParts(msgspec.Struct, frozen=True):
 
 
 def parts_of(name: str) -> RunIdParts | None:
-    """The parts of a run id; None for a name that `run_id` does not make."""
+    """The parts of a run id; None if the name does not have the form of an id that `run_id` makes."""
     match = _PARTS.fullmatch(name)
     return RunIdParts(match["cell"], int(match["repeat"]), int(match["attempt"] or 1), match["first"]) if match else None
 
 
 def attempt_of(name: str) -> tuple[str, int]:
-    """(the run id of the first attempt, the number of this attempt). Any other name is its own first attempt."""
+    """(the run id of the first attempt, the number of this attempt) for a run id; (name, 1) for any other name."""
     parts = parts_of(name)
     return (parts.first, parts.attempt) if parts else (name, 1)
 

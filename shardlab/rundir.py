@@ -1,4 +1,4 @@
-"""The paths of a run's files, and the state of the run according to these files."""
+"""The folder of a run: the paths of its files, functions that read them, and the state of the run according to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALIDATION = "validation.jsonl"
 
 
 class RunDir:
-    """The folder runs/RUN_ID."""
+    """The folder runs/RUN_ID of a workspace. Its properties and methods with a noun as name are the paths of files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,17 +30,17 @@ class RunDir:
 
     @property
     def run_json(self) -> Path:
-        """The frozen description of the run."""
+        """The file run.json, which describes the run and never changes."""
         return self.path / "run.json"
 
     @property
     def claim(self) -> Path:
-        """The folder that exists once a start of the run has claimed it."""
+        """The folder that the first process to start the run creates, so that no other process starts the run as well."""
         return self.path / "claim"
 
     @property
     def result(self) -> Path:
-        """The result, which is written last."""
+        """The file result.json, which is written after all other files of the run."""
         return self.path / "result.json"
 
     @property
@@ -54,28 +54,28 @@ class RunDir:
         return self.log / "job.log"
 
     def events_file(self, writer: str) -> Path:
-        """The events of one writer."""
+        """The file of events of one writer, such as `attempt`."""
         return self.path / f"events.{writer}.jsonl"
 
     def environment(self, host: str) -> Path:
-        """The description of a host."""
+        """The file with the properties of a host: shardlab.host.Host as JSON."""
         return self.path / "env" / f"{host}.json"
 
     def hosts(self) -> list[str]:
-        """The machines that wrote a description of themselves when the ranks of the run connected."""
+        """The names of the machines that described themselves (env/HOST.json) when the ranks of the run connected."""
         return [name.removesuffix(".json") for name in files.names(f"{self.path}/env") if name.endswith(".json")]
 
     def steps_file(self, rank: int) -> Path:
-        """The step records of a rank."""
+        """The file with the step records of a rank."""
         return self.path / "steps" / f"rank-{rank:05d}.jsonl"
 
     @property
     def validation_file(self) -> Path:
-        """The records of the validations."""
+        """The file with the records of the validations."""
         return self.path / VALIDATION
 
     def samples_file(self, host: str) -> Path:
-        """The telemetry of a host."""
+        """The file with the telemetry of a host."""
         return self.path / "samples" / f"{host}.jsonl"
 
     def trace_file(self, rank: int) -> Path:
@@ -83,7 +83,7 @@ class RunDir:
         return self.path / "trace" / f"rank-{rank:05d}.json.gz"
 
     def memory_file(self, rank: int) -> Path:
-        """The memory by category of a rank."""
+        """The file with the memory of a rank by category."""
         return self.path / "memory" / f"rank-{rank:05d}.json"
 
     def snapshot_file(self, rank: int) -> Path:
@@ -110,16 +110,21 @@ class RunDir:
             raise InputError(f"{self.result}: is not a result of this version: {error}.") from None
 
     def write_event(self, writer: str, event: str, *, sync: bool = True, **data: Any) -> None:
-        """Append an event to the event file of `writer`. sync: False if the state of the run does not depend on it."""
+        """Append an event to the event file of `writer`. data: details of the event.
+
+        sync: whether the event is on the disk when the method returns; False if the state of the run does not depend on the
+        event.
+        """
         now = time.time()
         record = Event(schema=SCHEMA, event=event, writer=writer, wall_s=now, host=gethostname(), data=data)
         with LineWriter(self.events_file(writer)) as lines:
             lines.write(record, sync=sync)
 
     def events(self, *, strict: bool = False) -> list[Event]:
-        """The events of all writers in the order of their clocks; damaged lines are left out.
+        """The events of all writers, sorted by their times. Damaged lines are left out.
 
-        strict: raise InputError with the file and the line if a line is damaged, because the state of the run is then unknown.
+        strict: raise InputError with the file and the line number if a line is damaged, because the state of the run is then
+        unknown.
         """
         events: list[Event] = []
         for name in files.names(self.path):
@@ -132,11 +137,11 @@ class RunDir:
         return sorted(events, key=lambda event: event.wall_s)
 
     def steps(self, rank: int) -> RecordLines[StepRecord]:
-        """The step records of a rank, and how many lines are damaged."""
+        """The step records of a rank, and the number of damaged lines."""
         return read_lines(self.steps_file(rank), StepRecord)
 
     def timed_steps(self, gpus: int) -> int:
-        """The timed steps that every rank that trains has recorded, one that was lost included: ranks 0 to gpus - 1."""
+        """The number of timed steps that every rank from 0 to gpus - 1 has recorded, including ranks that were lost."""
         return _timed_steps([self.steps(rank).records for rank in range(gpus)], self.events())
 
     def judge(self) -> state.JudgedState:
@@ -144,9 +149,10 @@ class RunDir:
         return self.told(self.events())[0]
 
     def told(self, events: Sequence[Event], run: run_file.Run | None = None) -> tuple[state.JudgedState, Result | None]:
-        """(the state of this run according to its files, its result if it ended). events, run: as read before.
+        """(the state of this run according to its files, its result if it has ended).
 
-        Its recorded steps are counted only if its supervisor did not count all of them at the end.
+        events: the events of this run. run: the content of run.json, if the caller has already read it.
+        The step records are read only if the supervisor of the run did not record the number of steps when the run ended.
         """
         exited = next((event for event in reversed(events) if event.event == "exited"), None)
         if exited is None:
@@ -164,20 +170,22 @@ class RunDir:
 def judged(
     run: run_file.Run, result: Result | None, events: Sequence[Event], steps: Mapping[int, Sequence[StepRecord]]
 ) -> state.JudgedState:
-    """The state of a run according to its records. steps: by rank."""
+    """The state of a run according to records that were already read. steps: the step records of each rank, by rank."""
     recorded = _timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events)
     return state.judge(events, has_result=result is not None, steps=recorded, steps_asked=_asked(run, result))
 
 
 def _asked(run: run_file.Run, result: Result | None) -> int | None:
-    """The timed steps that were asked for; of epochs only the result says how many they made."""
+    """The number of timed steps that the run must have. If the length is given in epochs, only the result contains the number;
+    None if there is no result."""
     return run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
 
 
 def _timed_steps(ranks: Sequence[Sequence[StepRecord]], events: Sequence[Event]) -> int:
-    """The timed steps that every rank that trains has recorded, one that was lost included.
+    """The number of timed steps that every rank that trains has recorded, including ranks that were lost during the run.
 
-    Steps that a checkpoint of another cell brought along count, and have no records here.
+    ranks: the step records of each rank. If the run resumed from a checkpoint of another cell, the steps before the checkpoint
+    count, although this run has no records of them.
     """
     resumed = any(event.event == "resumed" for event in events)
     timed = [[record.step for record in records if not record.warmup] for records in ranks]

@@ -1,7 +1,7 @@
-"""One SSH connection to a login node, which provision, jobs and collect share: a second factor is asked for only once.
+"""One SSH connection to a login node that provision, jobs and collect share, so that a site asks for a second factor only once.
 
-OpenSSH's own client keeps the connection open in the background (ControlMaster, ControlPersist). Its socket lies in a folder
-that only this user can open, because whoever can open the socket can log in.
+OpenSSH's own client keeps the connection open in the background (ControlMaster, ControlPersist). The socket of the connection
+is in a folder that only this user can open, because everybody who can open the socket can log in.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from shardlab import files
 from shardlab.errors import ShardlabError, WorkspaceError
 
 KEPT = "4h"  # how long the connection stays open after the last command
-LOGIN_S = 300.0  # a person looks for a token
-LONGEST = 49  # bytes of the folder's path: a socket's path has at most 107, and OpenSSH adds 58 to the folder's
+LOGIN_S = 300.0  # time limit of a login; long, because a person may have to find a token
+# Bytes of the longest path of the folder: the path of a socket has at most 107 bytes, and OpenSSH adds 58 to the folder's path.
+LONGEST = 49
 
 
 class NoLogin(ShardlabError):
-    """The login failed, and why."""
+    """The login failed. The message says why."""
 
 
 def folder() -> Path:
-    """The folder of the sockets, made if needed, closed to other users. Raises WorkspaceError."""
+    """The folder of the sockets, which only this user can open. It is made if it does not exist. Raises WorkspaceError."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "ssh"
     short = Path(f"/tmp/shardlab-ssh-{os.geteuid()}")
     path = cache if len(os.fsencode(cache)) <= LONGEST else short
@@ -40,30 +41,31 @@ def folder() -> Path:
 
 
 def options() -> list[str]:
-    """The options with which a command of OpenSSH uses the connection, or opens it where no question is asked."""
+    """The options with which a command of OpenSSH uses the connection, or opens the connection if the site asks no question."""
     socket = str(folder() / "%C")
     return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEPT}"]
 
 
 def is_open(command: Sequence[str]) -> bool:
-    """Whether a command over the connection needs no login. command: as in `open_connection`."""
+    """Whether the connection is open, so that a command needs no login. command: as in `open_connection`."""
     asked = [*_before_host(command), "-O", "check", *_host(command)]
     return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
 def open_connection(command: Sequence[str], host: str) -> None:
-    """Log in unless the connection is open. If the site asks for a password or a code, the person answers on the terminal.
+    """Log in unless the connection is open. If the site asks for a password or a code, the user answers on the terminal.
 
-    command: the words of `ssh` with `options()`, up to the host. Raises NoLogin.
+    command: the words of `ssh` with `options()`, then `--` and the host. host: the name of the host in messages.
+    Raises NoLogin.
     """
     words = list(command)
     if is_open(words):
         return
     may_ask = sys.stdin.isatty()
     before, host_words = _before_host(words), _host(words)
-    # The first value of an option counts.
+    # ssh uses the first value of an option, so BatchMode comes before the options in `command`.
     login = [before[0], "-o", f"BatchMode={'no' if may_ask else 'yes'}", *before[1:], "-f", "-N", *host_words]
-    with tempfile.TemporaryFile() as errors:  # the connection stays open in the background and would hold a pipe
+    with tempfile.TemporaryFile() as errors:  # not a pipe: the ssh in the background would keep a pipe open
         try:
             code: int | None = subprocess.run(login, stdout=errors, stderr=errors, timeout=LOGIN_S, check=False).returncode
         except subprocess.TimeoutExpired:

@@ -1,7 +1,8 @@
-"""Code for the user's shell, with which `jobs submit` and our other verbs work although `jobs` is a builtin of the shell.
+"""Code for the user's shell that makes `jobs submit` and our other verbs work, although `jobs` is a builtin of the shell.
 
-``jobs`` is a builtin of bash, zsh and fish, so these shells never run an executable of this name. The function or alias that is
-defined here passes ``jobs submit`` and our other verbs to this program; ``jobs``, ``jobs -l`` and the like stay with the shell.
+``jobs`` is a builtin of bash, zsh and fish, so these shells never run an executable with this name. The code defines a function
+or an alias. It passes ``jobs submit`` and our other verbs to this program, and all other uses, such as ``jobs -l``, to the
+builtin.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from shardlab.errors import UnknownName
 
 VERBS = ("plan", "render", "submit", "status", "logs", "cancel", "retry", "matrices", "strategies", "workloads", "launchers")
 
-# `function` rather than `jobs()`: an alias of that name would otherwise be expanded in the definition. `${1-}`: `set -u`.
+# `function jobs` and not `jobs()`, because zsh would expand an alias named jobs in `jobs()`. `${1-}` and not `$1`, because `$1`
+# is an error under `set -u` if there is no argument.
 ZSH = """\
 function jobs {{
     case "${{1-}}" in
@@ -26,10 +28,11 @@ function jobs {{
 }}
 """
 
-# bash empties the table of jobs in every part of a pipeline but one that starts with the builtin itself, so that a function
-# would answer `jobs | cat` and the `$(jobs -p | wc -l)` of many prompts with nothing. `jobs -x COMMAND` runs a command from
-# within the builtin, which has replaced `%1` by process ids; the function reverses this. An alias works from the next line on
-# and only if a person types; `bash -c` and scripts get a function, and there a pipe from `jobs` stays empty.
+# In a pipeline, bash empties the table of jobs in each part that does not start with the builtin itself. A plain function would
+# therefore print nothing for `jobs | cat`, or for `$(jobs -p | wc -l)`, which many prompts use. So the alias calls the builtin
+# as `jobs -x COMMAND`: the builtin replaces `%1` by a process id and runs COMMAND; our function turns process ids back into
+# `%1`. An alias works from the next line on and only in an interactive shell. `bash -c` and scripts get a function instead;
+# there, a pipe from `jobs` stays empty.
 BASH = """\
 function _shardlab_jobs {{
     case "${{1-}}" in
@@ -67,9 +70,11 @@ SHELLS = ("bash", "fish", "zsh")
 
 
 def init(shell: str | None, command: list[str] | None = None) -> str:
-    """The code for the shell, which may evaluate it several times. Raises UnknownName for a shell that is not supported.
+    """The code for the shell. It has the same effect if a shell evaluates it several times.
 
-    shell: its name; None finds out. command: what runs us (default: as we were started).
+    shell: the name of the shell; None: the shell that started this program.
+    command: the words that run this program; None: the words with which this program was started.
+    Raises UnknownName for a shell that is not supported.
     """
     name = shell or running_shell()
     if name not in SHELLS:
@@ -81,7 +86,7 @@ def init(shell: str | None, command: list[str] | None = None) -> str:
 
 
 def running_shell() -> str:
-    """The shell that started us; if another program started us, the login shell, or "" if that is not set."""
+    """The name of the shell that started this program; if another program started it, the login shell ($SHELL) or ""."""
     try:
         parent = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
     except OSError:
@@ -90,7 +95,7 @@ def running_shell() -> str:
 
 
 def our_command() -> list[str]:
-    """The absolute words that run this installation again, from any folder."""
+    """The words that run this installation of shardlab again, with absolute paths, so that they work in any folder."""
     started = shutil.which(sys.argv[0])
     if started and Path(started).name == "shardlab":
         return [str(Path(started).absolute())]
@@ -98,5 +103,5 @@ def our_command() -> list[str]:
 
 
 def fish_quote(word: str) -> str:
-    """`word` as one literal word of fish, where a backslash means itself unless a quote or backslash follows."""
+    """`word` in single quotes of fish. In such quotes, a backslash is literal unless a quote or a backslash follows it."""
     return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""The key `slurm` of a cluster file: where and with which options jobs are submitted."""
+"""The keys `slurm` and `gpus` of a cluster file: the partition, the GPUs, and the options with which jobs are submitted."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import msgspec
 from shardlab import document
 from shardlab.cell import GpuType, seconds
 
-MOST_GPUS = 64  # of a node
-MOST_NODES = 100_000  # of a job
+MOST_GPUS = 64  # GPUs of one node
+MOST_NODES = 100_000  # nodes of one job
 MOST_CPUS_PER_RANK = 1024
-# A value that a line #SBATCH can hold without quotes; sbatch has its own rules for quotes.
+# A value that needs no quotes in a line #SBATCH. sbatch has its own rules for quotes, so quotes are not allowed.
 SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}$")]
 SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
 PartitionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}$")]
 NodeName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-# Options that `jobs` sets itself, and options with which `jobs` could not follow a run.
+# Options of sbatch that a cluster file must not set: `jobs` sets them itself, or it could not follow a run with them.
 OWN_OPTIONS = {
     "job-name", "output", "error", "array", "nodes", "ntasks", "ntasks-per-node", "time", "partition", "account", "qos",
     "constraint", "gpus", "gpus-per-node", "gres", "mem", "licenses", "exclusive", "cpus-per-task", "requeue", "no-requeue",
@@ -51,7 +51,7 @@ class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def max_time_s(self) -> int | None:
-        """Raises ValueError."""
+        """The largest time limit in seconds; None if it is not checked. Raises ValueError for text that is not a time."""
         return None if self.max_time is None else seconds(self.max_time)
 
 
@@ -99,17 +99,17 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def time_s(self) -> int:
-        """Raises ValueError."""
+        """The time limit of jobs in seconds. Raises ValueError for text that is not a time."""
         return seconds(self.time)
 
     @property
     def max_time_s(self) -> int | None:
-        """Raises ValueError."""
+        """The largest time limit in seconds; None if it is not checked. Raises ValueError for text that is not a time."""
         return None if self.max_time is None else seconds(self.max_time)
 
 
 def check(text: document.Document, slurm: Slurm) -> None:
-    """Raises InputError with file:line:column for a value that the types above cannot refuse."""
+    """Check the rules that the types above cannot express. Raises InputError with file:line:column."""
     for key in ("time", "max_time"):
         try:
             _ = slurm.time_s if key == "time" else slurm.max_time_s

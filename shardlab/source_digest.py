@@ -1,4 +1,7 @@
-"""Digests of our source and of the installed packages. A run compares them with those that it was submitted with."""
+"""Digests of our source and of the installed packages.
+
+A run refuses to start if its source or packages changed since it was submitted. It finds this out by comparing these digests.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("shardlab", "matrices", "templates", "jobs", "trainers", "collect")  # those of which a run may use a file
-OURS = "shardlab-"  # our own entry among the installed packages; a run uses a copy of our source instead
+PACKAGES = ("shardlab", "matrices", "templates", "jobs", "trainers", "collect")  # our packages with files that a run may use
+# The beginning of shardlab's own name among the installed packages. It is left out, because a run uses a copy of our source.
+OURS = "shardlab-"
 
 
 def source(root: Path = ROOT) -> str:
-    """12 hexadecimal digits over all our files that a run may use. root: the folder that holds our packages."""
+    """The digest of all our files that a run may use: 12 hexadecimal digits. root: the folder that contains our packages."""
     sha256 = hashlib.sha256()
     for path in sources(PACKAGES, root):
         sha256.update(path.relative_to(root).as_posix().encode() + b"\n")
@@ -22,13 +26,13 @@ def source(root: Path = ROOT) -> str:
 
 
 def packages() -> str:
-    """12 hexadecimal digits over the names and versions of the installed packages, ours left out."""
+    """The digest of the names and versions of the installed packages without shardlab: 12 hexadecimal digits."""
     names = sorted(name for name in _installed() if not name.startswith(OURS))
     return hashlib.sha256("".join(f"{name}\n" for name in names).encode()).hexdigest()[:12]
 
 
 def sources(packages: Iterable[str], root: Path = ROOT) -> Iterator[Path]:
-    """The files of packages of ours, package by package, in the order of their names."""
+    """The files of these packages of ours, package by package, sorted by path. root: the folder that contains our packages."""
     for package in packages:
         for path in sorted((root / package).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
@@ -36,7 +40,10 @@ def sources(packages: Iterable[str], root: Path = ROOT) -> Iterator[Path]:
 
 
 def _installed() -> set[str]:
-    """Names and versions, from the names of pip's folders: reading their files would take seconds on slow storage."""
+    """The names of the .dist-info folders that pip made, which contain the name and version of each installed package.
+
+    The files in these folders are not read, because that takes seconds on slow storage.
+    """
     # setuptools adds a folder `_vendor` with its own copies of packages to sys.path when a process imports it.
     folders = (Path(entry) for entry in sys.path if entry and Path(entry).name != "_vendor")
     return {found.name for folder in folders if folder.is_dir() for found in folder.glob("*.dist-info")}

@@ -1,4 +1,4 @@
-"""The states of a run and how they follow from what was written about it; unknown is never success."""
+"""The states of a run, and how a state follows from the events of the run. The state unknown never counts as success."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ STATES = {
     "hung": "made no progress for its hang limit and was ended",
     "unknown": "its records are damaged, or contradict the scheduler",
 }
-SENDING = ("submitting", "submitted", "refused")  # a scheduler may accept a run or reject it
-HOLDING = ("held", "released")  # a pending run is kept from starting, or may start again
+SENDING = ("submitting", "submitted", "refused")  # events of a submission; refused: the scheduler or a node rejected the run
+HOLDING = ("held", "released")  # events of a run that waits: it must not start, or it may start again
 FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}
 
 
 class JudgedState(msgspec.Struct, frozen=True):
-    """A state and, in a sentence, why it is not completed."""
+    """A state of a run. why: the reason for the state, as a sentence; empty if there is nothing to explain."""
 
     state: str
     why: str = ""
-    held: bool = False  # a pending or planned run that starts only after a person says so
+    held: bool = False  # a pending or planned run that starts only after a person releases it
 
 
 def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked: int | None) -> JudgedState:
-    """The state that a run's own events tell; the scheduler may know more (`jobs` reconciles the two).
+    """The state of a run according to its own events. The scheduler may know more; `jobs` combines both.
 
-    steps: timed steps that every rank recorded; steps_asked: None where the length is given in epochs and no result
-    says how many steps that made.
+    events: the events of all writers.
+    has_result: whether result.json exists.
+    steps: the number of timed steps that every rank has recorded.
+    steps_asked: the number of timed steps that the run must have; None if the length is given in epochs and there is no result,
+    which would contain the number.
     """
     ordered = sorted(events, key=lambda e: e.wall_s)
     # If the ranks were started again in the same folder, only the events since the last start count.
     starts = [position for position, event in enumerate(ordered) if event.event == "started"]
     ordered = ordered[starts[-1] :] if len(starts) > 1 else ordered
     by_name = {event.event: event for event in ordered}
-    # Of several ranks that failed the first one says why: the others failed because it left them.
+    # If several ranks failed, the first failure is the reason: the other ranks failed because they lost the first rank.
     by_name.update({event.event: event for event in reversed(ordered) if event.event == "failed"})
     ended = by_name.get("exited")
     if ended is None:
@@ -57,7 +60,8 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
         if last is not None and is_unsent and "started" not in by_name and (hold is None or hold.wall_s < last.wall_s):
             return JudgedState("planned", str(last.data.get("why", "")))
         if hold is not None and "started" not in by_name:
-            # A run that no scheduler has is held back because of the lease; a run that was sent, because packages changed.
+            # A run that is not in a scheduler is held because of the lease. A run in a scheduler is held because packages
+            # changed.
             return JudgedState("planned" if is_unsent else "pending", str(hold.data.get("why", "")), held=True)
         for name, state in (("started", "running"), *((name, "pending") for name in SENDING), ("rendered", "planned")):
             if name in by_name:
@@ -68,16 +72,17 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
 
 
 def _last_hold(ordered: Sequence[Event]) -> Event | None:
-    """The event that holds the run; None if nothing held it, or if it was released since."""
+    """The last event `held` of the run; None if the run was never held, or if it was released later."""
     last = next((event for event in reversed(ordered) if event.event in HOLDING), None)
     return last if last is not None and last.event == "held" else None
 
 
 def last_sending(ordered: Sequence[Event]) -> Event | None:
-    """The last of the events SENDING. ordered: the events of a run by their clocks.
+    """The last event among the events SENDING, which says whether the run is in the scheduler; None if there is no such event.
 
-    A node writes `refused` by its own clock, and may write it before the controller notes `submitted`. So if both name the
-    token of a submission, a refusal counts for its own submission alone, whatever the clocks say.
+    ordered: the events of a run, sorted by time. The node that writes `refused` and the controller that writes `submitted` have
+    different clocks, so the order of these two events may be wrong. If both contain the token of a submission, a refusal
+    therefore counts only for the submission with the same token, and the times are ignored.
     """
     sending = [event for event in ordered if event.event in SENDING]
     place, sent = next(((i, e) for i, e in reversed(list(enumerate(sending))) if e.event != "refused"), (-1, None))

@@ -1,4 +1,4 @@
-"""What a matrix file says of the study that it repeats: its numbers, its claims, what it ran on, and what it leaves open."""
+"""The entries of a matrix file about the study that it repeats: reported numbers, claims, hardware and open questions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Traces = Literal["exact", "like-hta"]  # how the study read its traces: to the nanosecond, or by HolisticTraceAnalysis
+Traces = Literal["exact", "like-hta"]  # how the study analysed its traces: to the nanosecond, or with HTA
 
 
 class Assumed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
-"""Suspensions of a run: its supervisor measures and records them; readers leave out the times of the steps that they overlap.
+"""Suspensions of a run: the supervisor of the run measures and records each suspension.
 
-A run is suspended if its job is suspended or its processes are stopped. The duration of a step that overlaps a suspension says
-nothing about the speed of the work: its loss is used, its duration is not.
+A run is suspended if its job is suspended or its processes are stopped. If a suspension overlaps a step, the duration of the
+step says nothing about the speed of the work. Readers of the records use the loss of this step, but not its duration.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import msgspec
 from shardlab.record import Event, StepRecord
 
 EVENT = "stood_still"
-LEAST_S = 5.0  # a shorter gap between two readings of the clock may be caused by a busy machine
-LOOK_S = 0.5
+LEAST_S = 5.0  # the shortest suspension; a busy machine may cause a shorter gap between two readings of the clock
+LOOK_S = 0.5  # seconds between two readings of the clock
 Pause = tuple[float, float]  # first and last moment of a suspension, in seconds since the epoch
 
 
 def of(events: Iterable[Event]) -> list[Pause]:
-    """The pauses in a run's events, by the clock of its supervisor, which checks twice a second.
+    """The suspensions that the events of a run record. The times are of the clock on the machine of the supervisor.
 
-    data of such an event: `seconds`, and `ended_s` if the event was written later than the end of the pause.
+    The data of such an event contains `seconds`, the duration of the suspension. It contains `ended_s`, the end of the
+    suspension in seconds since the epoch, if the event was written later than this end.
     """
     noted = ((event.data.get("ended_s", event.wall_s), event.data.get("seconds")) for event in events if event.event == EVENT)
     return [(end_s - seconds, end_s) for end_s, seconds in noted if isinstance(seconds, int | float)]
@@ -36,7 +37,7 @@ def total_s(pauses: Iterable[Pause]) -> float:
 
 
 def set_aside(records: Sequence[StepRecord], pauses: Sequence[Pause]) -> Sequence[StepRecord]:
-    """The records of a rank; steps that overlap a pause get `watched`, so that their times are not used."""
+    """The step records of a rank. If a suspension overlaps a step, its `watched` is true, so that its times are not used."""
     if not pauses:
         return records
     return [
@@ -51,14 +52,15 @@ def began(record: StepRecord) -> float:
 
 
 def holds(begin_s: float, end_s: float, pauses: Iterable[Pause]) -> bool:
-    """Whether a pause overlaps this period."""
+    """Whether a suspension overlaps this period, which is given in seconds since the epoch."""
     return any(begin_s < end and begin < end_s for begin, end in pauses)
 
 
 class SuspensionWatch:
-    """Measures how long this process was suspended, and its ranks with it: its job was suspended, or somebody stopped it.
+    """Measures how long this process was suspended, because its job was suspended or somebody stopped the process.
 
-    Reads the clock twice a second in a thread of its own, so that waiting for a slow disk does not count as a suspension.
+    The ranks of the run are suspended at the same time. A separate thread reads the clock twice a second, so that the time in
+    which the main thread waits for a slow disk does not count as a suspension.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""Runs a command such as ssh, and removes from its output everything that could control our terminal.
+"""Runs a command such as ssh, and removes from its output every escape sequence that could control our terminal.
 
-A live table needs more than text: styles and cursor movements that rich uses are passed on, all other sequences are removed.
+A live table that the command draws needs styles and cursor movements. The few sequences that rich uses for tables are passed
+on, and all other sequences are removed.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from typing import TextIO
 
 from shardlab import printable
 
-PART = 2**16  # bytes
-DRAIN_S = 0.2  # after its end, for what is still in the pipes: a process that it left behind may hold them open for ever
-END_S = 2.0
-_DRAWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r")  # styles; the cursor hidden, shown, moved up; a line cleared
+PART = 2**16  # bytes that are read from a pipe at a time
+# After the command has ended, its pipes are read until they are silent for this time. Waiting for their end could last for
+# ever, because a background process of the command may hold them open.
+DRAIN_S = 0.2
+END_S = 2.0  # seconds from SIGTERM to SIGKILL
+_DRAWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r")  # styles; hide, show, move up the cursor; clear a line
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]{0,20})?\Z")
 
 
 class TerminalFilter:
-    """Filters the output of the command, which is given in parts. drawing: whether sequences that rich uses are passed on."""
+    """Filters one output stream of the command, which arrives in parts. drawing: pass on the sequences that rich uses."""
 
     def __init__(self, *, drawing: bool) -> None:
         self._drawing = drawing
@@ -32,7 +35,10 @@ class TerminalFilter:
         self._unfinished = ""
 
     def add(self, part: bytes, *, last: bool = False) -> str:
-        """What to write for the next part; an incomplete sequence at its end waits for the part after it."""
+        """The filtered text of the next part. An incomplete escape sequence at the end of the part is kept for the next part.
+
+        last: whether no further part follows.
+        """
         text = self._unfinished + self._decoder.decode(part, last)
         cut = None if last else _UNFINISHED.search(text)
         self._unfinished = cut[0] if cut else ""
@@ -47,7 +53,7 @@ class TerminalFilter:
 
 
 def run(argv: Sequence[str], *, terminal: bool) -> int:
-    """Run the command with our standard input; returns its exit code. terminal: whether its output is drawn on our terminal."""
+    """Run the command with our standard input and return its exit code. terminal: whether the command draws on our terminal."""
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -71,7 +77,7 @@ def run(argv: Sequence[str], *, terminal: bool) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the command if it has not ended. It is asked first: ssh then gives the terminal its own settings back."""
+    """End the command if it is still running. SIGTERM comes first, so that ssh can restore the settings of the terminal."""
     try:
         process.terminate()
         process.wait(END_S)
@@ -81,7 +87,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _pass(descriptor: int, passing: TerminalFilter, stream: TextIO) -> bool:
-    """Write what a pipe has; False at its end."""
+    """Read the next part from a pipe and write it, filtered, to the stream. Returns False at the end of the pipe."""
     part = os.read(descriptor, PART)
     stream.write(passing.add(part, last=not part))
     stream.flush()

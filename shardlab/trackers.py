@@ -1,4 +1,4 @@
-"""The experiment trackers to which runs are logged while they go on (docs/exports.md)."""
+"""The experiment trackers, such as wandb, to which runs are logged while they are running (docs/exports.md)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import importlib.util
 
 from shardlab.errors import MissingExtra, UnknownName
 
-TRACKERS = ("mlflow", "tensorboard", "wandb")  # each is also the name of the extra that installs it, and of its package
-FOLDER = "track"  # of a workspace: what trackers write
+TRACKERS = ("mlflow", "tensorboard", "wandb")  # each name is also the name of the Python package and of our extra for it
+FOLDER = "track"  # in a workspace: the folder of the files that trackers write
 
 
 def must_be_known(tracker: str, where: str) -> None:
-    """Raises UnknownName. where: the option that names the tracker."""
+    """Raises UnknownName if there is no such tracker. where: the option with the name of the tracker, for the message."""
     if tracker not in TRACKERS:
         raise UnknownName("tracker", tracker, TRACKERS, where=where)
 
 
 def must_be_installed(tracker: str, needed_for: str) -> None:
-    """Raises MissingExtra if a package that the tracker needs is not installed."""
+    """Raises MissingExtra if a package that the tracker needs is not installed. needed_for: the beginning of the message."""
     for extra, package in ((tracker, tracker), ("report", "polars")):
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(extra, needed_for, package)

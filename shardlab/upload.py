@@ -1,9 +1,10 @@
-"""The counterpart of shardlab.remote_workspace on a cluster: reads files of a workspace from standard input.
+"""Receives files of a workspace on a cluster: reads them from standard input and writes them into the workspace here.
 
-The input is a JSON object of path to text.
+The user's machine sends them with shardlab.remote_workspace. The input is a JSON object that maps the path of each file to its
+text.
 
-The templates, own workloads and own strategies of a workspace arrive all together, with its cluster file. A file of these that
-does not arrive with a cluster file was removed on the user's machine, so it is removed here.
+The templates, own workloads and own strategies of a workspace always arrive together with its cluster file. If a cluster file
+arrives, every such file here that did not arrive with it was removed on the user's machine, so it is removed here.
 
 python -m shardlab.upload --workspace DIR --json
 """
@@ -23,7 +24,7 @@ INVENTORY = PurePosixPath(".shardlab/inventory.json")  # the scheduler reads the
 
 
 def main() -> int:
-    """Write the files of standard input, a JSON object of names and texts, into the workspace; return the exit code."""
+    """Write the files from standard input into the workspace. Returns the exit code."""
     arguments = console.Parser(prog="python -m shardlab.upload", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     received: dict[str, str] = json.load(sys.stdin)
@@ -42,9 +43,9 @@ def main() -> int:
         for file in (*workspace.own_templates.rglob("*.j2"), *plugins):
             if str(file.relative_to(workspace.path)) not in received:
                 file.unlink()
-        # The workspace was made for the user's machine, and all code that is here now came from there, where it is trusted.
+        # All code in this workspace came from the user's machine, where the user trusts it, so it is trusted here as well.
         if not workspace_trust.is_trusted(workspace):
-            with contextlib.suppress(WorkspaceError):  # a home that cannot be written: a command that needs the code says so
+            with contextlib.suppress(WorkspaceError):  # home folder not writable: a command that needs the code reports it
                 workspace_trust.trust(workspace)
     console.Output.of(arguments).document({"version": __version__})
     return 0

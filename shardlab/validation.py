@@ -1,4 +1,4 @@
-"""Validates plain data against a typed Struct, and reports for every problem its place in the file and what is allowed."""
+"""Validates the plain data of a file against a type, and reports each problem with its place and what is allowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def convert(document: Document, shape: type[T], *, at: Path_ = ()) -> T:
-    """The value at `at` as a `shape`. Raises InputError that lists every problem with file:line:column."""
+    """Convert the data of a document to the type `shape`. at: the path of a part of the data; (): all data.
+
+    Raises an InputError that lists every problem with file:line:column.
+    """
     data = document.data
     for part in at:
         data = data[part]
@@ -27,7 +30,7 @@ def convert(document: Document, shape: type[T], *, at: Path_ = ()) -> T:
 
 
 def check(document: Document, data: Any, shape: Any, path: Path_, problems: list[Problem]) -> None:
-    """Append a problem for every place below `path` where `data` is not a `shape`."""
+    """Check `data`, which is at `path` in the document, against the type `shape`. Appends every problem to `problems`."""
     shape = _unwrap(shape, data)
     if _is_struct(shape):
         _check_struct(document, data, shape, path, problems)
@@ -64,10 +67,13 @@ def _check_struct(document: Document, data: Any, shape: type[msgspec.Struct], pa
 
 
 def _unwrap(shape: Any, data: Any) -> Any:
-    """The member of an optional union that `data` has to fit, so that errors speak of that member alone."""
+    """The member of a union type that `data` is meant to have, so that errors mention only this member.
+
+    None is removed from the union. If a mapping and a short form are allowed, the data decides which of them is meant.
+    """
     if get_origin(shape) in (Union, types.UnionType):
         members = [m for m in get_args(shape) if m is not type(None)]
-        if len(members) > 1:  # a mapping, or the short way to write it
+        if len(members) > 1:  # a mapping, or its short form
             members = [m for m in members if isinstance(data, dict) == _is_struct(m)]
         if data is not None and len(members) == 1:
             return _unwrap(members[0], data)
@@ -79,7 +85,7 @@ def _is_struct(shape: Any) -> bool:
 
 
 def _sentence(data: Any, shape: Any, detail: str) -> str:
-    """What was found and what is allowed."""
+    """The message for a value of the wrong type: what was found and what is allowed. detail: msgspec's message."""
     bare = get_args(shape)[0] if get_origin(shape) is typing.Annotated else shape
     if get_origin(bare) is Literal:
         allowed = ", ".join(str(choice) for choice in get_args(bare))
@@ -91,7 +97,7 @@ def _sentence(data: Any, shape: Any, detail: str) -> str:
 
 
 def describe(data: Any) -> str:
-    """A value in words, truncated to one line."""
+    """A value in words for a message, shortened to one line."""
     names = {bool: "the truth value", int: "the number", float: "the number", str: "the text"}
     if data is None:
         return "nothing"

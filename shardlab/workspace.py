@@ -1,4 +1,4 @@
-"""The workspace: the folder of a user that contains the cluster file, the runs, the report, and our notes in .shardlab."""
+"""The workspace: the user's folder with the cluster file, the runs, the report, and in .shardlab files of shardlab itself."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from shardlab.rundir import RunDir
 
 
 class Workspace:
-    """The folder of a user. Nothing is created in it before something has to be stored.
+    """A user's workspace. No file or folder is created in it before something has to be stored.
 
-    path: the folder as the user names it. The nodes of a cluster may know it only by this name, for example if the shared
-    folder is a symlink on one of them. real_path: the folder itself, without symlinks and `..`: two spellings of one
-    workspace have the same real_path, so this is what tells workspaces apart.
+    path: the absolute path of the folder as the user wrote it. It may contain symlinks. It is kept, because the nodes of a
+    cluster may know the folder only by this path, for example if the shared folder is a symlink on one of the machines.
+    real_path: the path without symlinks and `..`. Two spellings of the path of one workspace have the same real_path, so
+    real_path identifies the workspace.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,13 +34,14 @@ class Workspace:
         self.runs = self.path / "runs"
         self.own = self.path / ".shardlab"
         self.report = self.path / "report"
-        self.own_templates = self.path / "templates"  # templates of the user, which replace ours
+        self.own_templates = self.path / "templates"  # templates of the user, which replace our templates of the same name
 
     @classmethod
     def find(cls, given: str | None) -> Workspace:
-        """--workspace, else $SHARDLAB_WORKSPACE, else the current folder.
+        """The workspace of a command: given by --workspace, else by $SHARDLAB_WORKSPACE, else the current folder.
 
-        Raises InputError for a file, and for a path that is not UTF-8, because files of a run could not contain it.
+        Raises InputError if the path is a file, or if it is not UTF-8, because the files of a run could not contain such a
+        path.
         """
         path = Path(given or os.environ.get("SHARDLAB_WORKSPACE") or ".")
         if path.exists() and not path.is_dir():
@@ -54,9 +56,9 @@ class Workspace:
         return workspace
 
     def exposed(self) -> list[str]:
-        """Why other users of this machine could change files here, one sentence for each folder; none if they cannot.
+        """A sentence for each folder of the workspace that other users of this machine can change; empty if they cannot.
 
-        Under sudo the folder may be the caller's own.
+        The folders may belong to this user, to root, and under sudo to the user who called sudo.
         """
         caller = os.environ.get("SUDO_UID", "")
         trusted = {0, os.geteuid(), int(caller) if caller.isdecimal() else 0}
@@ -64,7 +66,7 @@ class Workspace:
         for folder in (self.path, self.own, self.runs):
             try:
                 status = folder.stat()
-            except OSError:  # it is not there yet, or whoever needs it says why
+            except OSError:  # it does not exist yet, or the code that needs the folder reports the error
                 continue
             if status.st_uid not in trusted:
                 whys.append(f"{folder}: it belongs to another user (uid {status.st_uid}), who can change its content.")
@@ -73,15 +75,15 @@ class Workspace:
         return whys
 
     def relative(self, path: str) -> Path:
-        """The absolute path for a path in a file of the user; `~` is their home."""
+        """The absolute path for a path in a file of the user, which is relative to the workspace. `~` is the home folder."""
         return (self.path / Path(path).expanduser()).absolute()
 
     def data(self, given: str | None) -> Path:
-        """The folder of data sets. given: data.path of the cluster file; None: a folder in .shardlab."""
+        """The folder of data sets. given: data.path of the cluster file; None or empty: a folder in .shardlab."""
         return self.relative(given) if given else self.own / "data"
 
     def run(self, run_id: str) -> RunDir:
-        """The run with exactly this id. Raises InputError for a text that is not the id of a run in this workspace."""
+        """The folder of the run with this id. Raises InputError if this workspace has no run with this id."""
         if not RUN_ID.fullmatch(run_id):
             raise InputError(f"{run_id!r} is no run id. Allowed: text that matches {RUN_ID.pattern}.")
         folder = RunDir(self.runs / run_id)
@@ -90,7 +92,7 @@ class Workspace:
         return folder
 
     def run_ids(self) -> list[str]:
-        """The ids of all runs here, sorted."""
+        """The ids of all runs in this workspace, sorted."""
         try:
             return sorted(e.name for e in os.scandir(self.runs) if RUN_ID.fullmatch(e.name) and e.is_dir())
         except FileNotFoundError:
@@ -99,29 +101,32 @@ class Workspace:
             raise WorkspaceError.from_os_error(error, "read") from error
 
     def all_runs(self) -> list[RunDir]:
-        """All runs here, by id."""
+        """The folders of all runs in this workspace, sorted by id."""
         return [RunDir(self.runs / run_id) for run_id in self.run_ids()]
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock for adding and removing runs; wait for it first. The kernel releases it however the command ends."""
+        """Hold the lock of this workspace for adding and removing runs. If another process holds the lock, wait for it.
+
+        The kernel releases the lock when the process ends, even if the process is killed.
+        """
         workspace_trust.begin(self)
         with files.locked(self.own / "runs.lock"):
             yield
 
     def keep_expansion(self, expansion: Expansion) -> None:
-        """Store the expansion of a matrix, and that it is the last matrix."""
+        """Store the expansion of a matrix, and record this matrix as the last matrix."""
         folder = self.own / "matrices"
         files.make_folder(folder)
         files.write_json(folder / f"{expansion.name}.json", expansion)
         files.write_json(self.own / LAST_MATRIX, LastMatrix(schema=1, name=expansion.name))
 
     def expansions(self) -> list[str]:
-        """The names of the matrices that were rendered here."""
+        """The names of the matrices that were rendered in this workspace, sorted."""
         return sorted(path.stem for path in (self.own / "matrices").glob("*.json"))
 
     def expansion(self, name: str | None) -> Expansion:
-        """The expansion of this matrix; None: of the last matrix. Raises InputError if there is none."""
+        """The expansion of the matrix with this name; None: the last matrix. Raises InputError if it was not rendered here."""
         try:
             if name is None:
                 name = msgspec.json.decode(files.read(self.own / LAST_MATRIX), type=LastMatrix).name
@@ -141,7 +146,7 @@ class Workspace:
 
 
 def chosen(ids: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """The ids that match any of the shell patterns. Raises InputError for a pattern that matches none."""
+    """The ids that match at least one shell pattern, such as `ddp-*`. Raises InputError for a pattern without a match."""
     from fnmatch import fnmatchcase
 
     known = list(ids)

@@ -1,8 +1,9 @@
-"""Which workspaces began on this account, so that the code in them is the user's own.
+"""Decides whether code in a workspace may be executed: if the workspace was created on this account, or the user trusts it.
 
-A workspace that was unpacked from an archive, or copied from elsewhere, may hold code of somebody else. A mark in .shardlab
-says that the workspace began here, or that the user trusts it (--trust). A mark cannot come with an archive: its seal is made
-with a key in the user's home, and over the inode numbers of the folders and of the mark itself, which a copy does not have.
+A workspace that was unpacked from an archive, or copied from elsewhere, may contain code of another person. A file in
+.shardlab, the mark, says that the workspace was created here or that the user trusts it (--trust). A mark in an archive is not
+valid: the mark contains a seal that is made with a key in the user's home folder from the inode numbers of the workspace, of
+.shardlab and of the mark itself, and a copy has other inode numbers.
 """
 
 from __future__ import annotations
@@ -28,22 +29,26 @@ if TYPE_CHECKING:
 
 MARK = "trusted.json"  # in .shardlab
 CODE = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
-ANSWERS = "own"  # in .shardlab: frozen copies of code, and what is known of it
+ANSWERS = "own"  # in .shardlab: frozen copies of code, and the answers of `python -m trainers` about it
 SOURCE = "source"  # in .shardlab: copies of shardlab's own source, which runs use
 KEY_BYTES = 32
 
 
 class TrustMark(msgspec.Struct, frozen=True):
-    """seal: the HMAC-SHA256, in hexadecimal, over the inode numbers of the workspace, of .shardlab and of this file."""
+    """The content of the mark.
+
+    seal: the HMAC-SHA256, in hexadecimal, of the inode numbers of the workspace, of .shardlab and of the mark.
+    """
 
     schema: int
     seal: str
 
 
 def begin(workspace: Workspace) -> None:
-    """Mark a workspace in which nothing is stored yet and which holds no code. Call it before the first file is stored.
+    """Mark a workspace as trusted if it is new: nothing is stored in it yet, and it contains no code.
 
-    Without a mark, for example because the home cannot be written, code needs --trust.
+    It must be called before the first file is stored. If the mark cannot be written, for example because the home folder is
+    read-only, code of the workspace is executed only with --trust.
     """
     if not workspace.own.exists() and not workspace.runs.exists() and not any(map(has_code, _folders(workspace))):
         with contextlib.suppress(WorkspaceError):
@@ -51,12 +56,12 @@ def begin(workspace: Workspace) -> None:
 
 
 def has_code(folder: Path) -> bool:
-    """Whether a folder of CODE has Python files."""
+    """Whether a folder contains Python files. folder: one of the folders CODE of a workspace."""
     return any(name.endswith(".py") for name in files.names(folder))
 
 
 def is_trusted(workspace: Workspace) -> bool:
-    """Whether the workspace began on this account or the user trusts it."""
+    """Whether the workspace has a valid mark: it was created on this account, or the user trusts it."""
     path = workspace.own / MARK
     try:
         mark, key = msgspec.json.decode(files.read(path), type=TrustMark), files.read(_key())
@@ -72,10 +77,10 @@ def trust(workspace: Workspace) -> None:
     key = _key_or_new()
     new = workspace.own / f".{MARK}.{secrets.token_hex(4)}.tmp"
     with files.as_workspace_error("write"):
-        for answer in (workspace.own / ANSWERS).glob("*.json"):  # somebody else may have written what these say of the code
+        for answer in (workspace.own / ANSWERS).glob("*.json"):  # another person may have written these answers
             answer.unlink(missing_ok=True)
         for folder in (workspace.own / SOURCE, *_folders(workspace)):
-            for bytecode in folder.glob("**/__pycache__"):  # nobody can read it, and Python executes it instead of the code
+            for bytecode in folder.glob("**/__pycache__"):  # Python would execute it instead of the code that the user has read
                 shutil.rmtree(bytecode, ignore_errors=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -87,7 +92,11 @@ def trust(workspace: Workspace) -> None:
 
 
 def must_be_trusted(workspace: Workspace, code: Sequence[Path], *, trusted: bool) -> None:
-    """trusted: mark the workspace as trusted. Else raises InputError if there is code and it must not be executed."""
+    """Check that the code may be executed.
+
+    code: the files that will be executed; if there are none, nothing is checked. trusted: mark the workspace as trusted
+    (--trust). Raises InputError if the workspace is not trusted.
+    """
     if not code or is_trusted(workspace):
         return
     if trusted:
@@ -109,7 +118,7 @@ def _seal(workspace: Workspace, key: bytes, mark: int) -> str:
 
 
 def _key() -> Path:
-    """The file with the user's key. Raises OSError if the user has no home."""
+    """The path of the file with the user's key. Raises OSError if the user has no home folder."""
     try:
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     except RuntimeError as error:
@@ -125,7 +134,7 @@ def _key_or_new() -> bytes:
             new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
             files.write_new(new, secrets.token_bytes(KEY_BYTES), mode=0o600)
             with contextlib.suppress(FileExistsError):
-                os.link(new, path)  # another process may have made it meanwhile
+                os.link(new, path)  # fails if another process has just made the key
             new.unlink()
         key = files.read(path)
     if len(key) != KEY_BYTES:

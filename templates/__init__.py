@@ -1,8 +1,9 @@
-"""The templates of scripts, configuration files and pages, and the functions that render them.
+"""The templates (jinja2) of scripts, configuration files and pages of the report, and the functions that render them.
 
-A missing name is an error, never an empty string. In scripts every value goes through ``quote``; in pages every value is
-cleaned and escaped. A workspace may hold its own templates, which somebody else may have written: scripts are rendered in
-jinja2's sandbox, so that rendering runs no Python of a template.
+If a template uses a name that has no value, this is an error and never an empty string. In scripts, templates pass every value
+through the filter ``quote``; in pages, every value is cleaned and escaped. A workspace may contain its own templates, which
+another person may have written. Scripts are therefore rendered in jinja2's sandbox, in which a template cannot execute Python
+code.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PLAIN = (str, int, float, bool, list, tuple, dict, set, frozenset, type(None))
 
 _FAULTS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError,
-)  # fmt: skip  # what a faulty template makes jinja2 raise
+)  # fmt: skip  # the exceptions that jinja2 raises for a faulty template
 
 
 class TemplateFault(Exception):
@@ -34,9 +35,10 @@ class TemplateFault(Exception):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, in which a template may call only methods of plain values, and what jinja2 itself offers.
+    """jinja2's sandbox, made stricter: a template may call only functions of jinja2 and methods of plain values.
 
-    jinja2 alone would allow every public method of a value that we pass in, such as the `write_text` of a path.
+    jinja2's own sandbox would allow every public method of a value that is passed to a template, such as `write_text` of a
+    path.
     """
 
     def is_safe_callable(self, obj: Any) -> bool:
@@ -46,10 +48,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def render(name: str, own: Path | None = None, **values: Any) -> str:
-    """The script or configuration file `name` (a path below this folder) filled in.
+    """Render the template of a script or configuration file.
 
-    own: a folder whose file of that name is used instead. Raises TemplateFault if that file cannot be rendered; a fault in a
-    shipped template keeps its own exception.
+    name: the path of the template below the folder templates. own: a folder with templates of the user; a template with the
+    same name in it is used instead of ours. values: the values of the names in the template.
+    Raises TemplateFault if the user's template cannot be rendered; an error in our template keeps its own exception.
     """
     try:
         return _scripts(own).get_template(name).render(**values)
@@ -60,15 +63,19 @@ def render(name: str, own: Path | None = None, **values: Any) -> str:
 
 
 def render_page(name: str, clean: Callable[[str], str], **values: Any) -> str:
-    """The page `name` filled in: every text among the values goes through `clean` and is escaped. It is one of ours, as only we
-    pass functions to it. Raises jinja2.TemplateError."""
+    """Render the template of a page. Every text in the values is cleaned by `clean` and escaped.
+
+    The template is always ours, never the user's: pages are rendered without a sandbox, because we pass functions to them.
+    Raises jinja2.TemplateError.
+    """
     return _pages(clean).get_template(name).render(**values)
 
 
 def parts(name: str, own: Path | None = None) -> list[str]:
-    """The template `name` and every template that it includes, imports or extends by a name in quotes, directly or not.
+    """The names of the template `name` and of all templates that it includes, imports or extends, directly or indirectly.
 
-    A template that is missing or that jinja2 cannot parse has no parts: `render` says what is wrong with it.
+    Only names in quotes are found. A missing template is left out, and the parts of a template that jinja2 cannot parse are
+    left out; `render` reports these errors.
     """
     environment, found, left = _scripts(own), list[str](), [name]
     while left:
@@ -88,7 +95,7 @@ def parts(name: str, own: Path | None = None) -> list[str]:
 
 
 def digest(name: str, own: Path | None = None) -> str:
-    """The SHA-256 of a template's text, so that a run can say what it was rendered from."""
+    """The SHA-256 of the file of a template, which run.json records. own: as in `render`."""
     mine = own / name if own is not None else None
     return hashlib.sha256((mine if mine is not None and mine.exists() else FOLDER / name).read_bytes()).hexdigest()
 
@@ -99,18 +106,18 @@ def _scripts(own: Path | None) -> jinja2.Environment:
     environment = _Sandbox(loader=loader, autoescape=False, **_COMMON)
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     environment.filters["comment"] = _comment
-    environment.filters["yaml"] = lambda value: json.dumps(str(value))  # a text in JSON is a text in YAML
+    environment.filters["yaml"] = lambda value: json.dumps(str(value))  # a JSON string is also a YAML string
     return environment
 
 
 @functools.cache
 def _pages(clean: Callable[[str], str]) -> jinja2.Environment:
     def finalize(value: Any) -> Any:
-        return clean(value) if type(value) is str else value  # Markup is a subclass: it holds what was escaped before
+        return clean(value) if type(value) is str else value  # Markup, a subclass, is already escaped
 
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
-        autoescape=lambda name: name is not None and name.endswith(".html.j2"),  # the parts in CSS and JavaScript hold no text
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),  # CSS and JavaScript contain no text
         finalize=finalize,
         **_COMMON,
     )
@@ -121,12 +128,13 @@ _COMMON: dict[str, Any] = {
     "trim_blocks": True,
     "lstrip_blocks": True,
     "keep_trailing_newline": True,
-    "auto_reload": False,  # one command renders all scripts from the same text
+    "auto_reload": False,  # so that one command renders all scripts from the same version of a template
 }
 
 
 def _place(error: BaseException, own: Path, file: Path) -> str:
-    """FILE:LINE of the template, or of another one in `own` that it includes; FILE alone if nothing says the line."""
+    """FILE:LINE of the error, in the template `file` or in a template in `own` that it includes; only FILE if the line is not
+    known."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"{error.filename or file}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -142,6 +150,6 @@ def _why(error: BaseException) -> str:
 
 
 def _comment(value: Any) -> str:
-    """A value fit for a line of comment: one line, printable."""
+    """A value as text for a comment line: every character that is not printable, such as a line break, becomes "?"."""
     text = str(value)
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

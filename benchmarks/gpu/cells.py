@@ -1,4 +1,4 @@
-"""Renders the cells of a matrix with `jobs` and runs each cell with forked ranks."""
+"""Renders the cells of a matrix with `jobs`, and runs each cell with forked ranks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from shardlab.errors import InputError
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-CELL_S, COMPILED_S = 90.0, 180.0  # time limit of one cell, without and with torch.compile; CUDA's start is included
-MOST_BYTES = 4 * 2**20  # larger traces and snapshots are not kept
-GRACE_S = 30.0  # a cell that runs when the proof's time is over may run for this much longer
+CELL_S, COMPILED_S = 90.0, 180.0  # time limit of one cell, without and with torch.compile; includes the start of CUDA
+MOST_BYTES = 4 * 2**20  # larger traces and snapshots are not copied to the results
+GRACE_S = 30.0  # a cell that is running when the time of the proof is over may run for this time longer
 
 
 @dataclass(frozen=True)
 class How:
     """How the cells of a stage are run.
 
-    over: the transport of collectives, for the record. out: the folder for traces and snapshots. where: an expression that
-    selects cells; '' selects all. ends: the time.monotonic() after which no further cell starts. prepare: called in each rank
-    first, with the rank's number.
+    over: the transport of collectives in words, for the records.
+    out: the folder for traces and snapshots.
+    where: an expression that selects cells; '' selects all cells.
+    ends: the value of time.monotonic() after which no further cell starts.
+    prepare: a function that each rank calls first, with its rank number.
     """
 
     over: str
@@ -41,7 +43,10 @@ class How:
 
 
 def made(folder: Path, matrix: str, how: How) -> Iterator[Record]:
-    """Run the cells of a matrix and yield a record of each. matrix: the text of the matrix file."""
+    """Run the cells of a matrix and yield a record of each cell.
+
+    folder: a new folder for the workspace. matrix: the text of the matrix file.
+    """
     folder.mkdir()
     (folder / "cluster.yaml").write_text("schema: 1\nname: proof\nprovider: local\n")
     (folder / "proof.yaml").write_text(matrix)
@@ -100,7 +105,7 @@ def _record(run_dir: RunDir, how: How) -> Record:
 
 
 def _resumed(done: RunDir, how: How) -> Record:
-    """Resume a run from its first checkpoint; holds if the losses of the remaining steps are the same."""
+    """Resume a run from its first checkpoint. The verdict is `holds` if the losses of the remaining steps are the same."""
     frozen = done.read_run()
     run = msgspec.structs.replace(frozen, run_id=f"{frozen.run_id}-resumed", resume=[frozen.run_id])
     again = RunDir(done.path.with_name(run.run_id))
@@ -117,7 +122,7 @@ def _resumed(done: RunDir, how: How) -> Record:
 
 
 def _kept(run_dir: RunDir, out: Path) -> list[str]:
-    """The names of rank 0's trace and snapshot in the folder of results, if the cell has them and they are small."""
+    """Copy rank 0's trace and snapshot to the folder of results if they exist and are small. Returns the names of copies."""
     found = []
     for file in (run_dir.trace_file(0), run_dir.snapshot_file(0)):
         if file.exists() and file.stat().st_size <= MOST_BYTES:
@@ -132,6 +137,6 @@ def _verdict(holds: bool) -> str:
 
 
 def _tail(path: Path) -> str:
-    """The end of the first rank's log."""
+    """The last 6000 characters of the log of the first rank."""
     logs = sorted(path.glob("log/rank-*.log"))
     return logs[0].read_text(errors="replace")[-6000:] if logs else ""

@@ -1,7 +1,7 @@
-"""Forks processes from a parent that has imported all libraries and has never initialized CUDA.
+"""Forks processes from a parent process that has imported all libraries but has never initialized CUDA.
 
-A forked rank starts in one second instead of twenty. CUDA does not work in a child if the parent has initialized CUDA;
-therefore the parent only waits, and everything that needs a GPU runs in a child.
+A forked rank starts in one second instead of twenty. CUDA does not work in a child process if the parent has initialized CUDA.
+Therefore everything that needs a GPU runs in a child, and the parent only waits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
-KILLED = -signal.SIGKILL  # the exit code of a process that ran for too long
-GRACE_S = 20.0  # for the other ranks, once one has failed
+KILLED = -signal.SIGKILL  # the exit code of a process that was killed because it ran for too long
+GRACE_S = 20.0  # time that the other ranks have to end after a rank has failed
 
 
 def fork(work: Callable[[], object], log: Path) -> int:
-    """Fork a process that calls `work`; returns its process id. Its output goes to the log.
+    """Fork a child process that calls `work`. Returns the process id of the child. The output of the child goes to the log.
 
-    Its exit code is 0, or 1 if `work` raised an exception; the traceback is then in the log.
+    The exit code of the child is 0, or 1 if `work` raised an exception; the traceback is then in the log.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -50,9 +50,10 @@ def fork(work: Callable[[], object], log: Path) -> int:
 
 
 def join(children: Sequence[int], limit_s: float) -> list[int]:
-    """Wait for processes; returns their exit codes, which are negative signal numbers for killed processes.
+    """Wait for processes. Returns their exit codes; the code of a process that a signal killed is minus the signal number.
 
-    Processes are killed when the limit is over, or GRACE_S after one of them has failed (launchers do the same).
+    children: process ids. All processes are killed when the time limit is over, or GRACE_S seconds after one of them has
+    failed, as launchers do.
     """
     codes: dict[int, int] = {}
     ends = time.monotonic() + limit_s
@@ -71,7 +72,10 @@ def join(children: Sequence[int], limit_s: float) -> list[int]:
 
 
 def answer(work: Callable[[], Any], limit_s: float, log: Path) -> tuple[int, Any]:
-    """Call `work` in a forked process. Returns (exit code, JSON result of `work`; None if it failed)."""
+    """Call `work` in a forked process. Returns (exit code, result of `work`), with the result None if `work` failed.
+
+    The result must be a value that JSON can store.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "answer.json"
         (code,) = join([fork(lambda: file.write_text(json.dumps(work())), log)], limit_s)
@@ -79,7 +83,10 @@ def answer(work: Callable[[], Any], limit_s: float, log: Path) -> tuple[int, Any
 
 
 def ranks(run: Path, world_size: int, limit_s: float, prepare: Callable[[int], None] = lambda rank: None) -> list[int]:
-    """Fork the ranks of a run and return their exit codes. prepare: called first in each rank, with its number."""
+    """Fork the ranks of a run, wait for them, and return their exit codes.
+
+    run: the folder of the run. prepare: a function that each rank calls first, with its rank number.
+    """
     from trainers import process
 
     with tempfile.TemporaryDirectory() as meeting:

@@ -1,4 +1,4 @@
-"""Makes and trains a cell with one rank, and finds its GPU in NVML, for the checks of stages C and D."""
+"""Makes and trains a cell with one rank, and finds the rank's GPU in NVML, for the checks of stages C and D."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainers.ranks import Ranks
 
 
 def small(*, workload: str = "gpt2-tiny", strategy: str = "single", options: dict[str, Any] | None = None, **keys: Any) -> Cell:
-    """A cell of one rank with these keys and the menu's defaults."""
+    """A cell with one rank, with these keys and the default options of its workload and strategy."""
     of_workload = menu.workload(workload)
     defaults = {option.name: option.default for option in (*of_workload.options, *menu.strategy(strategy).options)}
     plain = Cell(
@@ -41,10 +41,11 @@ def train(
     at_first: Callable[[], object] = lambda: None,
     at_last: Callable[[], object] = lambda: None,
 ) -> tuple[float, list[float]]:
-    """Train a cell; returns (seconds of all timed steps by the host's clock, their step_ms).
+    """Train a cell. Returns (the duration of all timed steps in seconds, by the clock of the host; step_ms of each timed step).
 
-    weights_on: where the weights are initialized; on a CPU, those of GPT-2 Large take ten seconds. at_first: called when the
-    first timed step begins. at_last: called after the last step.
+    weights_on: the device on which the weights are initialized; on a CPU, this takes ten seconds for GPT-2 Large.
+    at_first: a function that is called when the first timed step begins. at_last: a function that is called after the last
+    step.
     """
     dtypes.set_tf32(cell.precision, ranks.device)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,12 +73,12 @@ def train(
 
 
 def uuid() -> str:
-    """NVML's UUID of the GPU that torch calls 0."""
+    """NVML's UUID of the GPU that is number 0 in torch."""
     return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
 
 def nvml_handle() -> Any:
-    """NVML's handle of the GPU that torch calls 0. Raises NVMLError."""
+    """NVML's handle of the GPU that is number 0 in torch. Raises NVMLError."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -35,8 +35,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that torch.cuda.is_available() does not initialize CUDA
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # without a network the name of the machine need not resolve
-os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as NVML counts GPUs
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the machine's own name up, which may fail without a network
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which NVML numbers GPUs
 
 import wheels
 
@@ -55,7 +55,7 @@ from shardlab.host import Host
 
 HERE = Path(__file__).resolve().parent
 CHECK_S = 150.0  # time limit of one check
-STAGE_A_SHARE = 0.6  # of the time, if other stages follow
+STAGE_A_SHARE = 0.6  # share of the time that stage A may take if other stages follow
 LIBRARIES = (
     "deepspeed", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
     "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama",
@@ -67,8 +67,11 @@ LIBRARIES = (
 class Proof:
     """The arguments of every stage.
 
-    folder: for temporary files. out: for results. gpus: the number of GPUs of the machine. where: an expression that selects
-    cells; '' selects all. ends: the time.monotonic() after which no further check starts.
+    folder: the folder for temporary files.
+    out: the folder for results.
+    gpus: the number of GPUs of the machine.
+    where: an expression that selects cells; '' selects all cells.
+    ends: the value of time.monotonic() after which no further check starts.
     """
 
     folder: Path
@@ -79,7 +82,11 @@ class Proof:
 
 
 def main(argv: Sequence[str] | None = None, observe: Callable[[], Host] = host.observe, today: str = "") -> int:
-    """Run the command; returns its exit code. Tests replace observe and today (a date, by default the current one)."""
+    """Run the command and return its exit code.
+
+    observe: reads the properties of the machine. today: the date in the name of the folder; empty: the current date. Tests
+    replace observe and today.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="where results are kept (default: docs/results)")
     parser.add_argument("--minutes", type=float, default=9.0, help="no further check starts after so many minutes (default: 9)")
@@ -103,7 +110,7 @@ def main(argv: Sequence[str] | None = None, observe: Callable[[], Host] = host.o
     with tempfile.TemporaryDirectory(prefix="gpu-proof-") as folder:
         log = Path(folder) / "first.log"
         _, gpus = forked.answer(_usable_gpus, CHECK_S, log)
-        if not gpus:  # the reason may be an import that initialized CUDA in this process
+        if not gpus:  # perhaps an import has initialized CUDA in this process
             print(f"a forked process cannot use a GPU: {log.read_text()[-2000:]}", file=sys.stderr)
             return 1
         for stage in stages:
@@ -121,7 +128,7 @@ def _import() -> None:
     from trainers.tasks import vision_library
 
     os.environ["DS_ACCELERATOR"] = "cuda"
-    loads = {"torchvision": vision_library.load}  # first: transformers asks for its operators
+    loads = {"torchvision": vision_library.load}  # first, because transformers uses its operators
     loads |= {name: partial(importlib.import_module, name) for name in LIBRARIES}
     for name, load in loads.items():
         try:
@@ -131,20 +138,20 @@ def _import() -> None:
 
 
 def _usable_gpus() -> int:
-    """How many GPUs a forked process computes on."""
+    """The number of GPUs on which this process can compute. It initializes CUDA, so it must run in a forked process."""
     import torch
 
     return sum(bool(torch.ones(1, device=f"cuda:{index}").sum() == 1) for index in range(torch.cuda.device_count()))
 
 
 def over_nccl(proof: Proof) -> Iterator[Record]:
-    """Stage A: strategies over NCCL, with a rank on each GPU."""
+    """Stage A: strategies and precisions over NCCL, with one rank on each GPU."""
     several = ["every-gpu", "meshes"] if proof.gpus > 2 and proof.gpus % 2 == 0 else ["every-gpu"]
     yield from _matrices(proof, several if proof.gpus > 1 else ["one-rank"])
 
 
 def one_rank(proof: Proof) -> Iterator[Record]:
-    """Stage E: strategies with one rank, if stage A had several."""
+    """Stage E: strategies and precisions with one rank, if stage A had several ranks."""
     yield from _matrices(proof, ["one-rank"] if proof.gpus > 1 else [])
 
 
@@ -155,7 +162,7 @@ def _matrices(proof: Proof, names: Sequence[str]) -> Iterator[Record]:
 
 
 def shared_gpu(proof: Proof) -> Iterator[Record]:
-    """Stage B: several ranks on one GPU."""
+    """Stage B: strategies with several ranks on one GPU."""
 
     def prepare(rank: int) -> None:
         import staged
@@ -183,14 +190,14 @@ def _takes_one_process() -> bool:
 
 
 def truth(proof: Proof) -> Iterator[Record]:
-    """Stage C: correctness of measurements."""
+    """Stage C: whether measurements are correct."""
     from truth import CHECKS
 
     yield from _checks(CHECKS, proof)
 
 
 def speed(proof: Proof) -> Iterator[Record]:
-    """Stage D: speed of GPT-2 Large."""
+    """Stage D: the speed of GPT-2 Large."""
     from speed import ROWS
 
     yield from _checks(ROWS, proof)

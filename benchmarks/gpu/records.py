@@ -1,4 +1,4 @@
-"""Writes the records of a proof. Calls on the same day add to the same files."""
+"""Writes the records of a proof. Proofs on the same day add to the same files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from shardlab import files
 
 Record = dict[str, Any]  # has at least: stage, name, verdict (holds, fails or dropped), why
-Finding = dict[str, Any]  # of a check; has at least: holds (a bool)
+Finding = dict[str, Any]  # the result of a check; has at least: holds (a bool) or dropped (the reason)
 FIGURES = ("step_ms", "mfu_pct", "ratio", "share")
 
 
@@ -27,7 +27,7 @@ class Records:
         self.new: list[Record] = []
 
     def add(self, record: Record) -> None:
-        """Keep a record, and print its line."""
+        """Store a record in both files, and print its line."""
         self.new.append(record)
         key = (record["stage"], record["name"])
         if record["verdict"] != "dropped" or key not in self._all:

@@ -29,9 +29,10 @@ H200 = "NVIDIA H200"
 
 
 def row(batch: int, steps: int, least_pct: float = 0.0, **keys: Any) -> Finding:
-    """Train GPT-2 Large at a batch size; returns the median step time in ms and MFU in percent, or "out of memory".
+    """Train GPT-2 Large. Returns the median step time in ms and the MFU in percent, or a finding about an out-of-memory error.
 
-    least_pct: the required MFU on an H200, in percent.
+    batch: the batch size. steps: the number of timed steps. least_pct: the required MFU on an H200, in percent. keys: further
+    keys of the cell.
     """
     ranks = Ranks(Rank())
     cell = small(**{**LARGE, "precision": "bf16", "steps": steps, "warmup_steps": WARMUP, **_batch(batch), **keys})
@@ -46,7 +47,7 @@ def row(batch: int, steps: int, least_pct: float = 0.0, **keys: Any) -> Finding:
 
 
 def beside_a_plain_loop(batch: int, steps: int, rounds: int, plain: type[PlainLoop]) -> Finding:
-    """Run our loop and a plain loop of the same computation in turns; the ratio of their step times must be at most 1.02."""
+    """Run our loop and a plain loop with the same computation in turns. The ratio of their step times must be at most 1.02."""
     ranks = Ranks(Rank())
     cell = small(**{**LARGE, "precision": plain.precision, "steps": steps, "warmup_steps": 0, **_batch(batch)})
     dtypes.set_tf32(cell.precision, ranks.device)
@@ -54,7 +55,7 @@ def beside_a_plain_loop(batch: int, steps: int, rounds: int, plain: type[PlainLo
         task = menu.workload(cell.workload).build(cell, Path(folder))
         order = Order(task.source.items, cell.global_batch_size, cell.seed)
         try:
-            with ranks.device:  # as in `train`
+            with ranks.device:  # the weights are initialized on the GPU
                 engine = menu.strategy("single").build(cell, task, ranks)
                 beside = plain(task.model())
         except torch.OutOfMemoryError:
@@ -106,7 +107,7 @@ class PlainLoop:
 
 
 class PlainCastLoop(PlainLoop):
-    """The same with a bf16 model. The optimizer updates fp32 weights, which are copied into the model after each step."""
+    """A plain loop with a bf16 model. The optimizer updates fp32 weights, which are copied into the model after each step."""
 
     precision = "bf16"
 
@@ -128,13 +129,13 @@ class PlainCastLoop(PlainLoop):
 
 
 def at_least_54_pct() -> Finding:
-    """The goal on an H200: an MFU of 54 % at batch size 32 with a padded vocabulary; if eager misses it, with torch.compile."""
+    """The goal on an H200: an MFU of 54 % at batch size 32 with a padded vocabulary; with torch.compile if eager misses it."""
     eager = row(32, 10, least_pct=54, options={"pad_vocabulary": 64})
     return eager if eager["holds"] else row(32, 10, least_pct=54, options={"pad_vocabulary": 64}, compile=True)
 
 
 def _out_of_memory() -> Finding:
-    """The finding for an out-of-memory error: it holds on any GPU but an H200, which has enough memory."""
+    """The finding for an out-of-memory error. The check fails only on an H200, which has enough memory."""
     return {"holds": torch.cuda.get_device_name() != H200, "why": "out of memory"}
 
 
@@ -143,7 +144,11 @@ def _batch(size: int) -> dict[str, int]:
 
 
 def _figures(cell: Cell, step_ms: float) -> Finding:
-    """MFU: the model's FLOPs a second (PaLM, 2022, appendix B) over the data sheet's peak; None if the peak is unknown."""
+    """The figures of a row: step time, MFU, peak memory, GPU and reasons for lowered clocks.
+
+    The MFU is the model's FLOP/s (PaLM, 2022, appendix B) divided by the peak FLOP/s in the data sheet, in percent; None if the
+    peak is not known.
+    """
     flops = menu.workload(cell.workload).flops_per_unit * cell.global_batch_size * (cell.seq_len or 1)
     name = torch.cuda.get_device_name()
     peak = gpu_models.peak_flops(name, cell.precision)
@@ -155,13 +160,13 @@ def _figures(cell: Cell, step_ms: float) -> Finding:
 
 
 def _others() -> Finding | None:
-    """A finding that drops the check if another process computes on this GPU, else None; None also if NVML does not answer."""
+    """A finding that drops the check if another process computes on this GPU; else None, also if NVML does not answer."""
     processes = (nvml.users() or {}).get(uuid(), [])
     return {"dropped": f"{len(processes)} processes computed on this GPU"} if len(processes) > 1 else None
 
 
 def _throttled() -> list[str] | None:
-    """The reasons why the clocks of this GPU are lowered now, the power cap included; None if NVML does not answer."""
+    """The reasons why the clocks of this GPU are lowered now, including the power cap; None if NVML does not answer."""
     import pynvml
 
     try:

@@ -1,7 +1,7 @@
-"""Collectives for several ranks on one GPU, which NCCL refuses: tensors are copied to the host, gloo runs the collective, and
-the results are copied back.
+"""Collectives for several ranks on one GPU, which NCCL does not support.
 
-Ranks compute on the GPU, with its kernels and its allocator. Only communication does not use NCCL; each record says so.
+Tensors are copied to the host, gloo runs the collective, and the results are copied back to the GPU. The ranks compute on the
+GPU, with its kernels and its allocator. Only the communication differs from NCCL, and each record says so.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import distributed_c10d
 
-SENDS = ("send",)  # not waited for: a send ends when the other rank receives, and that may need later work of this rank
+# Operators that are not waited for: a send ends when the other rank receives, and the other rank may first need later work of
+# this rank.
+SENDS = ("send",)
 _library = torch.library.Library("c10d", "IMPL")
 
 
 def install() -> None:
-    """From now on, process groups with backend nccl use gloo in this process and accept CUDA tensors."""
+    """From now on, process groups of this process with the backend nccl use gloo instead, and gloo accepts CUDA tensors."""
     known = {"allow_override": True} if "allow_override" in inspect.signature(_library.impl).parameters else {}
     for whole in torch._C._dispatch_get_all_op_names():
         if whole.startswith("c10d::") and not whole.startswith("c10d::monitored_barrier_"):
@@ -40,7 +42,7 @@ def install() -> None:
 
 
 def _done(tensors: list[torch.Tensor]) -> Any:
-    """A finished Work whose future has these tensors as result; DDP reads the result of its all-reduce from there."""
+    """A finished Work whose future contains these tensors. DDP reads the result of its all-reduce from this future."""
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(tensors)
     return _create_work_from_future(future).boxed()
@@ -60,11 +62,13 @@ def _through_host(operator: Callable[..., Any], *, waits: bool) -> Callable[...,
         work = found[1] if isinstance(found, tuple) else found
         if waits and hasattr(work, "wait"):
             work.wait()
-            for there, here in reversed(copies):  # results come first, and may share memory with what they are made of
+            # In reverse order, so that results are copied last: they come first in args, and may share memory with inputs.
+            for there, here in reversed(copies):
                 there.detach().copy_(here)
-            # Not gloo's Work: a second wait() on the Work of a receive would wait for another message.
+            # A new Work instead of gloo's Work, because a second wait() on gloo's Work of a receive would wait for another
+            # message.
             work = _done([there for there, _ in copies])
-        if isinstance(found, tuple):  # (tensors, work): the tensors are those that came in
+        if isinstance(found, tuple):  # (tensors, work): return the CUDA tensors that were passed in
             return next(value for value in args if isinstance(value, list | tuple | torch.Tensor)), work
         return work
 

@@ -1,4 +1,4 @@
-"""Checks that measurements on a GPU are correct. Each check runs in its own process; its finding says whether it holds."""
+"""Checks that measurements on a GPU are correct. Each check runs in its own process and returns a finding."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainers.ranks import Ranks
 
 STRATEGIES = ("single", "ddp", "fsdp1-full-shard", "fsdp2", "tp")
 FLASH = ("flash", "cudnn", "fmha", "sdpa")
-TF32 = ("tf32", "s1688", "tensorop_s")  # in names of kernels: cuBLAS' and CUTLASS' products of fp32 numbers on tensor cores
+TF32 = ("tf32", "s1688", "tensorop_s")  # in names of kernels of cuBLAS and CUTLASS that multiply fp32 numbers on tensor cores
 
 
 def steps(strategy: str = "single", **keys: Any) -> tuple[float, list[float]]:
-    """Train a small cell with one rank; returns the result of `train`."""
+    """Train a small cell with one rank. Returns (seconds of all timed steps, step_ms of each timed step), as `train` does."""
     ranks = Ranks(Rank())
     found = train(small(strategy=strategy, **keys), ranks, weights_on=torch.device("cpu"))
     ranks.leave()
@@ -28,10 +28,10 @@ def steps(strategy: str = "single", **keys: Any) -> tuple[float, list[float]]:
 
 
 def no_step_waits_for_the_gpu(strategy: str) -> Finding:
-    """From the first timed step on, torch raises an error if an operator makes the host wait for the GPU.
+    """No operator makes the host wait for the GPU. torch raises an error for such an operator from the first timed step on.
 
-    torch sees operators that wait for a stream and copies that block. It does not see waits for an event or for the device, nor
-    waits of collectives and of FSDP1's rate limiter, which one rank does not have.
+    torch detects operators that wait for a stream, and copies that block. It does not detect waits for an event or for the
+    device. Waits of collectives and of FSDP1's rate limiter do not occur with one rank.
     """
     try:
         train(
@@ -47,7 +47,7 @@ def no_step_waits_for_the_gpu(strategy: str) -> Finding:
 
 
 def steps_add_up_to_the_wall_clock() -> Finding:
-    """The sum of step_ms equals the time by the host's clock over the same steps, within 1 %."""
+    """The sum of step_ms equals the duration of the same steps by the clock of the host, within 1 %."""
     took_s, step_ms = steps(precision="bf16", steps=50, warmup_steps=10, options={"n_embd": 1024}, seq_len=256)
     share = sum(step_ms) / 1000 / took_s
     return {"holds": abs(share - 1) < 0.01, "sum_ms": sum(step_ms), "wall_ms": 1000 * took_s, "share": share}
@@ -69,7 +69,10 @@ def kernels_are_those_of_the_precision() -> Finding:
 
 
 def tf32_rounds_and_fp32_does_not() -> Finding:
-    """The largest error of a matrix product against fp64. Expected: 2**-11 for tf32, 2**-24 for fp32, times sqrt(1024)."""
+    """The largest error of a matrix product, compared with fp64, is as expected.
+
+    The expected error is about 2**-11 for tf32 and 2**-24 for fp32, each multiplied by sqrt(1024).
+    """
     torch.manual_seed(1)
     one, other = (torch.randn(1024, 1024, device="cuda", dtype=torch.float64) for _ in range(2))
     exact = one @ other
@@ -84,7 +87,7 @@ def tf32_rounds_and_fp32_does_not() -> Finding:
 
 
 def the_allocator_counts_no_more_than_the_driver() -> Finding:
-    """allocated <= reserved <= what NVML says is used on the GPU, in bytes."""
+    """Bytes allocated <= bytes reserved by torch <= bytes used on the GPU according to NVML."""
     import pynvml
 
     handle = nvml_handle()
@@ -96,7 +99,7 @@ def the_allocator_counts_no_more_than_the_driver() -> Finding:
 
 
 def _if_nvml_answers(check: Callable[[], Finding]) -> Callable[[], Finding]:
-    """The check, which is dropped if NVML does not answer its questions for this GPU (virtual GPUs, sandboxes, MIG)."""
+    """The same check, but dropped if NVML does not support its questions on this GPU (virtual GPUs, sandboxes, MIG)."""
 
     def checked() -> Finding:
         import pynvml
@@ -110,7 +113,7 @@ def _if_nvml_answers(check: Callable[[], Finding]) -> Callable[[], Finding]:
 
 
 def energy_is_power_over_time(seconds: float = 8.0) -> Finding:
-    """NVML's energy counter equals the integral of its power samples (10 a second, GPU under load), within 15 %."""
+    """NVML's energy counter equals the integral of NVML's power samples within 15 % (10 samples per second, GPU under load)."""
     import pynvml
 
     handle = nvml_handle()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "wheels"
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
-# Package names and the module that each package installs.
+# The name of each package that may be missing, and the name of the module that it installs.
 MODULES = {
     "msgspec": "msgspec", "PyYAML": "yaml", "Jinja2": "jinja2", "MarkupSafe": "markupsafe", "rich": "rich",
     "nvidia-ml-py": "pynvml", "deepspeed": "deepspeed", "hjson": "hjson", "einops": "einops", "py-cpuinfo": "cpuinfo",
@@ -35,15 +35,15 @@ REQUIRED = {
     "MarkupSafe",
     "rich",
     "nvidia-ml-py",
-}  # without the others, only ZeRO cells are dropped
+}  # the packages that prove.py needs; without the other packages, only ZeRO cells are dropped
 MOST_BYTES = 20 * 2**20
 
 
 def use(folder: Path = FOLDER) -> list[str]:
-    """Unpack the wheels of missing modules, for this process and its child processes; returns the names of these wheels.
+    """Unpack the wheels of missing modules and make them importable in this process and its child processes.
 
-    A wheel is a ZIP archive of the files that pip copies to site-packages (PEP 427). Raises ValueError if a member of the
-    archive would be written outside the folder.
+    Returns the names of these wheels. A wheel is a ZIP archive with the files that pip copies to site-packages (PEP 427).
+    Raises ValueError if a member of the archive would be written outside the folder.
     """
     absent = {name.lower().replace("-", "_") for name in missing()}
     found, into = [], folder / "unpacked"
@@ -68,7 +68,7 @@ def missing() -> list[str]:
 
 
 def _is_for_this_python(wheel: Path) -> bool:
-    """Whether the Python tag of a wheel's name (PEP 425) fits; cp3X wheels with the abi3 tag fit all later versions as well."""
+    """Whether the tags in the name of a wheel (PEP 425) fit this Python. A wheel with the tag abi3 also fits later versions."""
     python, abi = wheel.stem.split("-")[-3:-1]
     version = sys.version_info[:2]
     named = re.fullmatch(r"cp3(\d+)", python)
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as source:
             of_python = ["--only-binary=:all:", "--python-version", arguments.python, "--implementation", "cp"]
             got = subprocess.run([*pip, "download", "-q", "--no-deps", *of_python, "-d", FOLDER, package], check=False)
-            if got.returncode:  # no wheel is published, as for DeepSpeed; its operators are compiled later, on the GPU machine
+            if got.returncode:  # no wheel is published, as for DeepSpeed: build one, without compiling its operators
                 environment = {**os.environ, "DS_BUILD_OPS": "0"}
                 build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", source, package]
                 subprocess.run(build, check=True, env=environment)
