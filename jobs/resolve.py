@@ -55,9 +55,8 @@ class Menus(msgspec.Struct, frozen=True):
     strategies: dict[str, Strategy]
     workloads: dict[str, Workload]
     launchers: dict[str, Launcher]
-    faults: dict[
-        str, dict[str, str]
-    ] = {}  # by key (workload, strategy) and name: why a file of the workspace does not define it
+    # Why a file of the workspace does not define the name: by key (workload or strategy), then by name.
+    faults: dict[str, dict[str, str]] = {}
 
 
 def resolve(
