@@ -338,8 +338,7 @@ def _name_set_aside(out: Output, runs: Sequence[Status]) -> int:
 def _send(
     invocation: Invocation, steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions
 ) -> Backlog | None:
-    """Submit the runs. If the scheduler is full and --wait is given, return the runs that it did not accept; otherwise None.
-    Raises ShardlabError."""
+    """Submit the runs. With --wait, return the runs that a full scheduler did not accept, else None. Raises ShardlabError."""
     try:
         submit.send(invocation.workspace, steps, source, how)
     except Full as full:
@@ -356,11 +355,7 @@ def _sent(
     lease: LeaseReport | None,
     remarks: Sequence[str] = (),
 ) -> int:
-    """Print what was submitted, wait for the runs if --wait is given, and return the exit code.
-
-    backlog: the runs that the full scheduler did not accept. lease: the report on the lease of the nodes. remarks: notes to
-    print.
-    """
+    """Print what was submitted and the remarks, wait for the runs if --wait is given, and return the exit code."""
     out, workspace, wait = invocation.out, invocation.workspace, invocation.arguments.wait
     views.steps(out, steps, sent=True, waiting={folder.run_id for folder in backlog.folders} if backlog else ())
     views.lease_lines(out, lease)
