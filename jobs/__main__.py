@@ -6,7 +6,7 @@ from shardlab.command_start import start
 
 
 def main() -> int:
-    """Run the command with the words of the command line; its exit code."""
+    """Run the command `jobs` with the arguments of the command line; return its exit code."""
     return start("jobs")
 
 

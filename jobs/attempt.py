@@ -1,12 +1,17 @@
-"""Supervise one run on the machine where it runs: claim it, start telemetry and ranks, and write down how it ended.
+"""The supervisor of one attempt at a run: claims the run, starts telemetry and ranks, and records how the run ended.
 
     python -m jobs.attempt RUN_DIR -- COMMAND...
 
-In a Slurm job COMMAND is a job step over all nodes, and telemetry is started there (jobs.step_task). On nodes without Slurm,
-jobs.ssh.step takes the place of the job step.
-Exit codes: the command's own; 75 if the run is claimed already; 76 if the installed packages changed since the run was sent,
-after which the run is held (jobs.hold), or if its copy of our source is damaged, after which it is `planned` again; 124 at the
-time limit and after a hang; 127 if the command is not installed; 143 if the run was told to end.
+In a Slurm job, COMMAND is a job step over all nodes of the run, and each task of the step starts telemetry on its node
+(jobs.step_task). On nodes without Slurm, jobs.ssh.step takes the place of the job step.
+
+Exit codes: the exit code of COMMAND, or
+    75   another start has claimed the run already
+    76   the installed packages changed since the run was submitted: the run is held (jobs.hold); or the run's copy of our
+         source is damaged: the state of the run is `planned` again
+    124  the run reached its time limit, or its ranks hung
+    127  the command is not installed
+    143  the run was told to end
 """
 
 from __future__ import annotations
@@ -42,42 +47,44 @@ DAMAGED_WHY = (
     f"or the script does not use it; {AGAIN_WITH}"
 )
 OLD_WHY = f"the run was rendered by an earlier version of shardlab, which kept no copy of its source; {AGAIN_WITH}"
-# Ranks that keep checkpoints save so many seconds before the time limit; of a short limit, this share before its end.
+# Ranks that keep checkpoints save the last checkpoint SAVE_S seconds before the time limit, or, if the limit is short, when the
+# share SAVE_SHARE of the limit is left.
 SAVE_S, SAVE_SHARE = 60.0, 0.2
 CANCELLED = "cancelled while it ran"
-# At its time limit, for a preemption, after a node's failure and for a person, Slurm signals the batch step in the same way.
-# Only Slurm can say which it was; until then, the run counts as failed.
+# Slurm sends the same signal to the batch step for four reasons: the time limit, a preemption, a failed node, and a person who
+# cancels the job. Only Slurm knows the reason. Until Slurm reports the reason, the run counts as failed.
 TOLD_WHY = "Slurm told the run to end (SIGTERM)"
-AGAIN = {  # the ends after which Slurm is asked to start a run again, and why
+AGAIN = {  # the states after which Slurm is asked to start the run again, each with the reason
     "timeout": "it reached its time limit, and left a checkpoint to resume from",
     "preempted": "Slurm preempted it in favour of another job",
 }
 SLURM_S = 5.0  # seconds between two checks whether the controller answers again
 LOOK_S = 1.0  # seconds between two checks of the run's folder for what others wrote there
-OVERLAP_S = 3 * LOOK_S  # a start after a requeue waits so long, until an earlier start on a lost node has noticed it
+# A start after a requeue waits this long. In this time, an earlier start that still runs on a lost node notices the new start.
+OVERLAP_S = 3 * LOOK_S
 
 
 class Attempt:
-    """One run from its claim to its last event."""
+    """Supervises one start of one run, from the claim of the run to its last event."""
 
     def __init__(self, folder: RunDir, command: list[str]) -> None:
         self.folder = folder
         self.command = command
         self.run = folder.read_run()
         self.in_slurm = self.run.scheduler in ("slurm", "allocation")
-        self.ranks_here = self.run.scheduler == "local"  # else a step starts them on each node
-        self.sampler: node_processes.Sampler | None = None  # while the ranks are here
+        self.ranks_here = self.run.scheduler == "local"  # otherwise a job step starts the ranks on each node
+        self.sampler: node_processes.Sampler | None = None  # set while ranks run on this machine
         self.tracker: node_processes.Tracker | None = None
         self.told = False  # whether SIGTERM told this process to end
-        self.begun = time.time()  # earlier requests to cancel do not apply to this start
+        self.begun = time.time()  # a request to cancel that is older than this does not apply to this start
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
-        self.deadline: float | None = None  # when the limit is over; None until it begins to count
-        self.look = 0.0  # when to check the run's folder again
+        self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
+        self.look = 0.0  # when to check the run's folder again (monotonic clock)
         self.outage = OutageWatch()
         self.why = ""
 
     def main(self) -> int:
-        """Run it from its claim to its last event; return the exit code."""
+        """Supervise the run from its claim to its last event; return the exit code (see the module)."""
         if (refused := self._take()) is not None:
             return refused
         self._note_start()
@@ -109,7 +116,7 @@ class Attempt:
         return {"timeout": OUT_OF_TIME, "hung": OUT_OF_TIME, "cancelled": TOLD}.get(reason or "", code)
 
     def _take(self) -> int | None:
-        """Claim the run. Returns the exit code if this start must not run it."""
+        """Claim the run for this start. Returns None if this start may run it, otherwise the exit code."""
         if not self.folder.claim.exists() and (why := self._given_back()):
             print(f"{self.folder.run_id}: {why}.", file=sys.stderr)
             return CHANGED
@@ -123,7 +130,10 @@ class Attempt:
         return None
 
     def _given_back(self) -> str:
-        """Why the run must not start now, after it was held or is `planned` again; '' if it may start."""
+        """Why the run must not start now; '' if it may start.
+
+        If it must not start, its events record this first: the run is held, or its state is `planned` again.
+        """
         why = self._source_fault()
         if not why and (changed := self._packages_changed()):
             why = hold.WHY.format(changed=changed)
@@ -141,7 +151,10 @@ class Attempt:
         self._event("started", pid=me.pid, created=me.create_time(), boot_id=host.boot_id(), **place)
 
     def _supervised(self, extra: dict[str, str]) -> tuple[int, str | None]:
-        """Run the command with telemetry, then end all processes that it left; (exit code, why we ended it or None)."""
+        """Run the command with telemetry, then end all processes that the command left behind.
+
+        Returns (exit code, the reason for which this process ended the command; None if the command ended by itself).
+        """
         self.sampler = node_processes.Sampler(self.folder) if self.ranks_here else None
         kills_before = node_processes.oom_kills()
         reason: str | None
@@ -162,7 +175,10 @@ class Attempt:
         return code, reason
 
     def _reason_of_failure(self) -> str | None:
-        """Why the command failed by itself, if somebody else caused it; sets `why` as well."""
+        """The reason why the command failed, if a person, Slurm or a lost node caused the failure; otherwise None.
+
+        Also sets `self.why` to a sentence for people.
+        """
         if self._asked_to_end():
             self.why = CANCELLED
             return "cancelled"
@@ -178,26 +194,31 @@ class Attempt:
         return None
 
     def _prepared(self) -> dict[str, str]:
-        """Additional variables for the ranks' environment. Raises ShardlabError if the run must not start."""
+        """Do what must be done before the ranks start; return additional variables for the environment of the ranks.
+
+        Checks the source and the packages, waits for Slurm and for free GPUs, sends files to nodes that share no folder, and
+        chooses the rendezvous. Raises ShardlabError if the run must not start.
+        """
         if why := self._source_fault() or self._packages_changed():
             raise ShardlabError(f"{why}.")
         if self._restarts() > self.run.requeues:
             raise ShardlabError(f"Slurm has restarted the run {self._restarts()} times; allowed: {self.run.requeues}.")
         self._wait_for_slurm()
-        if self.ranks_here:  # else one task on each node waits (jobs/step_task.py)
+        if self.ranks_here:  # otherwise one task on each node waits for the GPUs of its node (jobs/step_task.py)
             wait_for_gpus.wait(self.folder, self.run, os.environ, lambda: self.told or self._asked_to_end())
         if self.run.separate_folders:
             nodes = step.chosen(self.folder, self.run)
-            deadline = self._limited()  # the run uses its nodes from here on
+            deadline = self._limited()  # the time limit begins to count here, because the run uses its nodes from now on
             node_folders.send(
                 self.folder, self.run, nodes, lambda: self.told or self._asked_to_end() or time.monotonic() > deadline
             )
-        # Without Slurm, this machine may not be a node of the run: jobs.ssh.step calls the nodes together.
+        # Without Slurm, this machine may not be a node of the run, so jobs.ssh.step chooses the rendezvous instead.
         place = rendezvous.call_together(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
         return place | launcher(self.run.launcher).prepare(self.folder, self.run)
 
     def _limited(self) -> float:
-        """When the time limit is over, by the monotonic clock. It begins to count at the first call."""
+        """The end of the time limit, by the monotonic clock; infinite without a limit. The limit begins to count at the first
+        call."""
         if self.deadline is None:
             self.deadline = time.monotonic() + self.limit_s if self.limit_s else float("inf")
         return self.deadline
@@ -217,12 +238,15 @@ class Attempt:
         return hold.CHANGED.format(then=then, now=now) if then not in (None, now) else ""
 
     def _restarts(self) -> int:
-        """How often Slurm has started the job again, not counting restarts because the run was held."""
+        """How often Slurm has started the job again, without the restarts that happened because the run was held."""
         return claim.restarts() - hold.requeues(self.folder)
 
     def _wait_for_slurm(self) -> None:
-        """Wait until Slurm's controller answers. Without it no step starts and no job is requeued: this run would fail, and so
-        would each later run of the same allocation. A request to end the run ends the wait too, and is handled after it."""
+        """Wait until Slurm's controller answers.
+
+        Without the controller, no job step can start and no job can be requeued: this run would fail, and so would each later
+        run in the same allocation. If the run is told to end, the wait ends too, and the caller handles the request.
+        """
         said = False
         while self.in_slurm and is_down() and not (self.told or self._asked_to_end() or claim.lost(self.folder)):
             if not said:
@@ -237,7 +261,11 @@ class Attempt:
         self.told = True
 
     def _run_command(self, extra: dict[str, str]) -> tuple[int, str | None]:
-        """(exit code, why we ended it or None); a signal's number comes as 128 + number, as in a shell."""
+        """Start the command and wait until it ends, or end it at its time limit, after a hang or on request.
+
+        Returns (exit code, the reason for which this process ended the command, or None). If signal N ended the command, the
+        exit code is 128 + N, as in a shell.
+        """
         deadline = self._limited()
         with self.folder.job_log.open("ab") as log:
             environment = {
@@ -248,17 +276,19 @@ class Attempt:
             }
             ranks = node_processes.start(container.with_node_disk(self.command), log.fileno(), environment)
         progress, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
-        with suspension.SuspensionWatch() as suspended:  # a thread, and so after the start of the ranks
+        with suspension.SuspensionWatch() as suspended:  # starts a thread, so it must come after the start (fork) of the ranks
             while (code := ranks.poll()) is None:
                 if suspended_s := suspended.take_s():
-                    deadline += suspended_s  # as Slurm does with the limit of a job that was suspended
+                    deadline += suspended_s  # Slurm too extends the limit of a job by the time of its suspension
                     self._event(suspension.EVENT, seconds=round(suspended_s, 3))
                 if self.sampler is not None:
                     self.sampler.look()
                 if self.tracker is not None:
                     self.tracker.look()
                 if (reason := self._reason_to_end(deadline, progress)) is not None:
-                    self.why = self._why(reason, progress)  # before the end of the ranks, which may write more
+                    self.why = self._why(
+                        reason, progress
+                    )  # set before the ranks are ended: while they end, they may write more
                     grace_s = step.END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
                     code = node_processes.end(ranks, signal.SIGTERM, grace_s)
                     break
@@ -279,7 +309,8 @@ class Attempt:
         return "hung" if progress.is_over() and not self._waits_for_controller() else None
 
     def _waits_for_controller(self) -> bool:
-        """Whether the job step may have no more to do than to wait until Slurm's controller is back."""
+        """Whether Slurm's controller is away. The ranks may then have ended already, while their job step waits for the
+        controller (jobs.slurm.outage)."""
         return self.in_slurm and self.outage.is_away()
 
     def _asked_to_end(self) -> bool:
@@ -287,8 +318,11 @@ class Attempt:
         return any(event.event == "cancel_requested" and event.wall_s > self.begun for event in self.folder.events())
 
     def _goes_on(self, saved: int) -> bool:
-        """Whether Slurm should start the run again: it was preempted, or it reached its time limit and saved a later checkpoint
-        than the one that it started from."""
+        """Whether Slurm should start the run again: the run was preempted, or reached its time limit with a newer checkpoint.
+
+        saved: the step of the newest checkpoint when this start began. Without a newer checkpoint, another start would only
+        repeat the same steps.
+        """
         ended = self.folder.judge().state
         return (
             self.in_slurm
@@ -299,7 +333,10 @@ class Attempt:
         )
 
     def _counted(self, code: int, reason: str | None) -> int | None:
-        """The number of steps that all ranks recorded, counted here once, so that no reader has to count them again."""
+        """The number of timed steps that all ranks recorded; None if the run did not complete or its records cannot be read.
+
+        Counted once here, so that no reader has to count the steps again.
+        """
         if code != 0 or reason is not None:
             return None
         with contextlib.suppress(WorkspaceError):
@@ -314,13 +351,17 @@ class Attempt:
 
 
 def _saved_step(folder: RunDir) -> int:
-    """The step of its newest checkpoint, 0 without one."""
+    """The step of the newest complete checkpoint of a run; 0 if the run has no checkpoint."""
     return max((checkpoint.step_of(path) for path in checkpoint.whole(folder.path)), default=0)
 
 
 def _save_at(limit_s: int | None, deadline: float) -> dict[str, str]:
-    """A variable with the time at which ranks save and end by themselves. It is a time and no signal, because not every
-    launcher forwards signals to its ranks. deadline: when the limit is over, by the monotonic clock."""
+    """The variable that tells ranks at which time (seconds since the epoch) they save a checkpoint and end; empty without a
+    time limit.
+
+    Ranks get a time instead of a signal, because not every launcher forwards signals to its ranks. limit_s: the time limit in
+    seconds. deadline: the end of the time limit, by the monotonic clock.
+    """
     if not limit_s:
         return {}
     left_s = deadline - time.monotonic()

@@ -1,4 +1,7 @@
-"""Submits the runs that a full scheduler did not accept, when it has room. After each failed try it waits twice as long."""
+"""Submits the runs that a full scheduler did not accept, as soon as the scheduler has room (`jobs submit --wait`).
+
+After each failed try, the wait before the next try doubles.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +19,45 @@ from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
-MOST_S = 600.0  # the longest wait after a failed try
+MOST_S = 600.0  # the longest wait after a failed try, in seconds
 
 
 class Backlog:
-    """The runs that a waiting command still has to submit. problem: why the last try did not submit all of them."""
+    """The runs that a waiting command still has to submit.
+
+    folders: the folders of these runs. problem: why the last try did not submit all of them. unanswered: the error of a
+    submission of which nobody knows whether Slurm accepted the job; None if there is no such submission.
+    """
 
     def __init__(self, workspace: Workspace, name: str, how: SubmitOptions, full: Full, *, ignore_lease: bool = False) -> None:
-        """name: the name of the scheduler, which has just raised `full`. ignore_lease: also submit runs that would not end
-        before the lease; else they are held back."""
+        """Take over the runs that a scheduler did not accept.
+
+        name: the name of the scheduler. how: the options with which the runs are submitted. full: the exception that the
+        scheduler raised, with the runs that it did not accept. ignore_lease: also submit runs that would not end before the
+        lease of the nodes; without it, they are held back.
+        """
         self.folders = full.unsubmitted
         self.problem = full.why
         self._workspace = workspace
         self._scheduler = scheduler(name)
         self._how = how
         self._ignore_lease = ignore_lease
-        self.unanswered: ControllerUnreachable | None = None  # what to say of a submission whose outcome is not known
+        self.unanswered: ControllerUnreachable | None = None
         self._given_up = False
-        self._ended: int | None = None  # how many runs of this command had ended at the last call of `attend`
-        self._room = 0  # how many of our own runs have ended since and left room
-        self._guess = 1  # for how many runs jobs of others may have left room
+        self._ended: int | None = None  # number of runs of this command that had ended at the last call of `attend`
+        self._room = 0  # number of places that our own runs left when they ended, and that are not used yet
+        self._guess = 1  # number of places that the jobs of other users may have left; doubles after each successful try
         self._in_room, self._in_guess = _Pause(self._scheduler.POLL_S), _Pause(self._scheduler.POLL_S)
 
     def __bool__(self) -> bool:
         return (bool(self.folders) or self.unanswered is not None) and not self._given_up
 
     def attend(self, runs: Sequence[Status]) -> None:
-        """Submit as many runs as have ended since the last call, and from time to time more: others may have left room. With
-        `at_once`, never more than may run at a time. runs: the status of all runs of this command."""
+        """Submit as many runs as have ended since the last call. From time to time, try to submit more runs than that, because
+        jobs of other users may have ended too. At most `at_once` runs are submitted and unfinished at a time.
+
+        runs: the status of all runs of this command.
+        """
         planned = {run.id for run in runs if run.state == "planned"}  # another command may have sent or cancelled the rest
         self.folders = [folder for folder in self.folders if folder.run_id in planned]
         ended = sum(run.state in FINAL for run in runs)
@@ -51,7 +65,7 @@ class Backlog:
         self._ended = ended
         free = len(self.folders)
         if self._how.pack:
-            self._room, self._guess = 0, free  # one job, whatever their number
+            self._room, self._guess = 0, free  # all runs together need only one job
         elif self._how.at_once is not None:
             at_work = sum(run.state in ("pending", "running") for run in runs)
             free = max(0, min(free, self._how.at_once - at_work))
@@ -97,7 +111,7 @@ class Backlog:
 
 
 class _Pause:
-    """The wait between two tries: least_s after a successful try, twice the last wait after a failed try."""
+    """The wait between two tries: least_s seconds after a successful try, twice the previous wait after a failed try."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = self._s = least_s

@@ -1,4 +1,4 @@
-"""The keys in which the cells of a plan differ, beside those that have a column of their own."""
+"""Lists the keys in which the cells of a plan differ, for the column `differs in` of `jobs plan`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shardlab.cell import Cell
 from shardlab.cell_names import names
 from trainers import menu
 
-COLUMNS = {  # keys that a plan shows of every cell, and those that follow from them
+COLUMNS = {  # not compared: keys that have their own column in a plan, and keys that follow from these keys
     "workload", "strategy", "launcher", "gpus", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps",
     "gpu_batch_size", "steps", "epochs", "warmup_steps", "dp", "workload_code", "strategy_code",
 }  # fmt: skip
-CLOCKS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}  # as matrix files spell them
+CLOCKS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}  # keys in seconds -> their names in matrix files
 
 
 def of(cells: Sequence[Cell]) -> list[str]:
-    """For each cell its `key=value` of every key in which two cells differ; '' for a cell that has none of these keys.
+    """For each cell, a text with `key=value` for every key in which two cells differ; '' if the cell has none of these keys.
 
-    An option that only some strategies or workloads have is compared among the cells that have it. Defaults that differ from
-    strategy to strategy, or from workload to workload, follow from the columns of these two.
+    An option that only some strategies or workloads have is compared among the cells that have the option. A key is left out
+    if every cell has the default value of its strategy and workload: the columns of these two tell that value already.
     """
     flat = [_flat(cell) for cell in cells]
     defaults = [_defaults(cell) for cell in cells]
@@ -50,7 +50,7 @@ def _flat(cell: Cell) -> dict[str, Any]:
 
 
 def _defaults(cell: Cell) -> dict[str, Any]:
-    """The defaults of the strategy and the workload: the values of keys that a matrix does not set."""
+    """The default values that the strategy and the workload of a cell give to keys that a matrix does not set."""
     workload = menu.workload_of(cell)
     options = (*menu.strategy_of(cell).options, *workload.options)
     of_options = {f"options.{option.name}": option.default for option in options}
@@ -66,7 +66,7 @@ def _clock(seconds: int | None) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """A value as one word, or as words in brackets without the members that say nothing."""
+    """A value as text: one word, or a list in brackets. Members of a dictionary that are None or False are left out."""
     if value is None or value == []:
         return "none"
     if isinstance(value, bool):

@@ -1,4 +1,8 @@
-"""The claim of a run: one start of one job has the run, after a requeue the next start of the same job, never two at a time."""
+"""The claim of a run: makes sure that at most one start of one job runs it at a time.
+
+The claim is a folder in the run's folder: only one process can create it. After a requeue, the next start of the same job takes
+over the claim.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +14,34 @@ from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.rundir import RunDir
 
 OWNER = "job"
-# Records of an earlier start, which must not be mixed with the records of this start.
+# The names of a run's records. The records of an earlier start must not be mixed with the records of this start.
 RECORDS = ("steps", "samples", "trace", "memory", "validation.jsonl", "result.json")
 
 
 def job() -> str:
-    """Slurm's number of the job that this process is in; '' outside of Slurm."""
+    """Slurm's number of the job in which this process runs; '' outside of a Slurm job."""
     return os.environ.get("SLURM_JOB_ID", "")
 
 
 def token() -> dict[str, str]:
-    """The token of the submission of which this process is a part, as data of an event; nothing outside of Slurm.
+    """The token of the submission to which the job of this process belongs, as data for an event; empty outside of Slurm.
 
-    The token is the job's name (jobs.slurm.submission).
+    The token is the name of the job (jobs.slurm.submission).
     """
     return {"token": os.environ["SLURM_JOB_NAME"]} if job() and "SLURM_JOB_NAME" in os.environ else {}
 
 
 def restarts() -> int:
-    """How often Slurm has started this job again."""
+    """How often Slurm has started the job of this process again; 0 at its first start."""
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def take(folder: RunDir) -> Literal["first", "again"] | None:
-    """Claim the run for this start of the job; None if the run belongs to another start. Raises WorkspaceError."""
+    """Claim the run for this start of the job. Raises WorkspaceError.
+
+    Returns `first` if no start had claimed the run before, `again` if an earlier start of the same job had claimed it, and None
+    if this start must not run it, because the run belongs to another start or has ended for good.
+    """
     try:
         folder.claim.mkdir()
     except FileExistsError:
@@ -45,7 +53,8 @@ def take(folder: RunDir) -> Literal["first", "again"] | None:
 
 
 def claim_as_cancelled(folder: RunDir) -> bool:
-    """Claim a run so that nothing starts it, and record that it was cancelled; False if it is claimed already."""
+    """Claim a run that is cancelled, so that nothing starts it, and record the event. Returns False if the run was claimed
+    already."""
     try:
         folder.claim.mkdir()
     except FileExistsError:
@@ -55,22 +64,24 @@ def claim_as_cancelled(folder: RunDir) -> bool:
 
 
 def is_of_job(folder: RunDir) -> bool:
-    """Whether a job has taken the run. The claim of `jobs cancel` is not one: it names no job, and the run did not start."""
+    """Whether a job has claimed the run. False for a run that only `jobs cancel` claimed: its claim names no job."""
     if (folder.claim / OWNER).exists():
         return True
     try:
         return any(event.event in ("started", "exited") for event in folder.events())
-    except ShardlabError:  # the run is set aside by itself
+    except ShardlabError:  # the records cannot be read, so every command sets this run aside anyway
         return False
 
 
 def lost(folder: RunDir) -> bool:
-    """Whether a later start of the job has the run: Slurm may have given up this node, although it still runs the ranks."""
+    """Whether a later start of the job has taken over the run. This happens if Slurm gave up this node as lost and requeued the
+    job, although the node still runs the ranks."""
     return (folder.claim / _start(restarts() + 1)).exists()
 
 
 def set_aside(folder: RunDir) -> None:
-    """Move the records of an earlier start away, unless it left a checkpoint to resume from. Raises WorkspaceError."""
+    """Move the records of an earlier start into the folder before-restart-N, unless the earlier start left a checkpoint: then
+    this start resumes from the checkpoint and continues the records. Raises WorkspaceError."""
     if checkpoint.whole(folder.path):
         return
     aside = folder.path / f"before-{_start(restarts())}"
@@ -85,11 +96,14 @@ def _is_ours(folder: RunDir) -> bool:
     try:
         return (folder.claim / OWNER).read_text().strip() == job()
     except FileNotFoundError:
-        return True  # whoever took it was killed before the next line, and we are a job that was started before
+        return True  # the process that made the claim was killed before it wrote its job number; our job has started before
 
 
 def _may_start_again(folder: RunDir) -> bool:
-    """A job may hold several runs (--pack). Its runs that completed, or that a person cancelled, do not change."""
+    """Whether this start of a requeued job may run the run; if so, this start is recorded in the claim.
+
+    A job may contain several runs (--pack). Runs of the job that completed, or that a person cancelled, must not run again.
+    """
     if folder.judge().state in ("completed", "cancelled"):
         return False
     try:

@@ -43,7 +43,7 @@ RETRIED = "failed,node_fail,preempted,hung"
 
 
 def parser() -> console.Parser:
-    """The command line, with all verbs."""
+    """The parser of the command line of `jobs`, with all verbs."""
     common = console.common_options()
     top = console.Parser(
         prog="jobs",
@@ -298,7 +298,7 @@ def _slurm_must_accept(steps: Sequence[submit.RunDecision], source: render.Rende
 
 
 def _finish_interrupted(out: Output, workspace: Workspace, source: render.RenderContext) -> bool:
-    """Finish interrupted submissions of earlier commands and print what was done.
+    """Finish submissions of earlier commands that were interrupted, and print what was done.
 
     Returns whether every record of the scheduler can be read.
     """
@@ -311,9 +311,10 @@ def _finish_interrupted(out: Output, workspace: Workspace, source: render.Render
 
 
 def _tidy(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_scheduler: bool = True) -> bool:
-    """Cancel leftover jobs and name every record that is set aside; return whether no damaged record remains.
+    """Cancel jobs that are still queued although their runs have ended, and print every record that cannot be read.
 
-    of_scheduler: whether to check the schedulers' own records as well.
+    of_scheduler: whether to check the schedulers' own records as well. Returns whether all such jobs were cancelled and every
+    record can be read.
     """
     cancelled = stale_jobs.cancel(runs)
     for sentence in cancelled.sentences:
@@ -327,7 +328,7 @@ def _tidy(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_sched
 
 
 def _name_set_aside(out: Output, runs: Sequence[Status]) -> int:
-    """Name every run that is set aside, with the reason; return their number."""
+    """Print every run that is set aside because its records cannot be read, with the reason; return how many there are."""
     set_aside = [run for run in runs if run.set_aside]
     for run in set_aside:
         out.remark(f"{run.id}: {run.why}", style="red")
@@ -337,7 +338,7 @@ def _name_set_aside(out: Output, runs: Sequence[Status]) -> int:
 def _send(
     invocation: Invocation, steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions
 ) -> Backlog | None:
-    """Submit the runs. If the scheduler is full and the command waits, return the other runs. Raises ShardlabError."""
+    """Submit the runs. With --wait, return the runs that a full scheduler did not accept, else None. Raises ShardlabError."""
     try:
         submit.send(invocation.workspace, steps, source, how)
     except Full as full:
@@ -354,7 +355,7 @@ def _sent(
     lease: LeaseReport | None,
     remarks: Sequence[str] = (),
 ) -> int:
-    """Print what was submitted, and wait for the runs if --wait is given; return the exit code."""
+    """Print what was submitted and the remarks, wait for the runs if --wait is given, and return the exit code."""
     out, workspace, wait = invocation.out, invocation.workspace, invocation.arguments.wait
     views.steps(out, steps, sent=True, waiting={folder.run_id for folder in backlog.folders} if backlog else ())
     views.lease_lines(out, lease)

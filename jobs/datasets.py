@@ -1,8 +1,9 @@
-"""Checks, before anything is queued, that the data sets of the cells are where their runs will read them.
+"""Checks, before anything is queued, that the data sets of the cells are in the place from which their runs will read them.
 
     python -m jobs.datasets --json --workspace DIR
 
-`jobs plan` runs this command on a cluster's controller. It reads a Question from standard input and prints what is missing.
+`jobs plan` runs this command on the controller of a remote cluster. The command reads a DataSetQuestion (JSON) from standard
+input and prints a MissingData.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ from trainers.data import data_sets
 
 
 class MissingData(msgspec.Struct, frozen=True):
-    """missing: a sentence for each missing data set. unknown: why it is not known which data sets are missing, or ''."""
+    """Which data sets are missing.
+
+    missing: a sentence for each missing data set. unknown: why it is not known which data sets are missing, or ''.
+    """
 
     missing: list[str] = []
     unknown: str = ""
 
 
 class DataSetQuestion(msgspec.Struct, frozen=True):
-    """Asks for data sets. shared, data_path: as in the cluster file. options: the options of each cell."""
+    """The question to a cluster's controller which data sets are missing.
+
+    shared, data_path: `storage.shared` and `data.path` of the cluster file. options: the options of each cell.
+    """
 
     shared: str | None
     data_path: str | None
@@ -40,7 +47,11 @@ class DataSetQuestion(msgspec.Struct, frozen=True):
 
 
 def look(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> MissingData:
-    """Which data sets of these cells are missing. Files of another machine say nothing about the nodes of a cluster."""
+    """Find out which data sets of these cells are missing.
+
+    Runs on this machine read the disk of this machine, so the disk is checked directly. For a cluster, its controller is asked:
+    the files of this machine say nothing about the nodes of the cluster.
+    """
     where, options = source.where, [cell.options for cell in cells]
     if where.data.stage == "node" and (refused := [why for one in options if (why := data_sets.not_copied(one))]):
         return MissingData(list(dict.fromkeys(refused)))
@@ -63,7 +74,8 @@ def look(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> 
 
 
 def answer(question: DataSetQuestion, workspace: Workspace) -> MissingData:
-    """Answer on a cluster's controller, which sees the storage that all nodes share, but not the nodes' own disks."""
+    """Answer the question on the cluster's controller, which can see the storage that all nodes share, but not the own disks of
+    the nodes."""
     data_path, shared = workspace.data(question.data_path), question.shared
     if shared is not None and data_path.resolve().is_relative_to(Path(shared).resolve()):
         return MissingData(_missing(question.options, data_path))
@@ -80,19 +92,19 @@ def must_be_there(data_sets: MissingData) -> None:
 
 
 def _missing(options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
-    """A sentence for each data set that is not on this machine's disk, for cells with these options."""
+    """A sentence for each data set that cells with these options read and that is not on the disk of this machine."""
     wanted = Counter(place for one in options if (place := data_sets.of(one, data_path)) is not None)
     absent = [(place, count) for place, count in wanted.items() if not place.path.exists()]
     return [f"{count} of {len(options)} cell(s) read {place.name}: {place.refusal}" for place, count in absent]
 
 
 def _names(options: Sequence[dict[str, Any]]) -> str:
-    """The data sets that cells with these options read from files, in one list for a sentence."""
+    """The names of the data sets that cells with these options read from files, separated by commas."""
     return ", ".join(sorted({place.name for one in options if (place := data_sets.of(one, Path())) is not None}))
 
 
 def main() -> int:
-    """Answer a question from another machine."""
+    """Read a question of another machine from standard input, and print the answer; return the exit code."""
     arguments = console.Parser(prog="python -m jobs.datasets", parents=[console.common_options()]).parse_args()
     try:
         question = msgspec.json.decode(sys.stdin.buffer.read(), type=DataSetQuestion)

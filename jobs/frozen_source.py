@@ -1,6 +1,7 @@
-"""Copies our source into the workspace when runs are rendered, so that they do not depend on later changes of shardlab.
+"""Copies shardlab's own source into the workspace when runs are rendered.
 
-A copy is named by the digest of its files and never changes. Python may add bytecode to it.
+Runs use the copy, so later changes of shardlab do not affect them.
+The folder of a copy is named by the digest of the files in the copy. A copy never changes, except that Python may add bytecode.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from shardlab.errors import ShardlabError
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
-SYNCING = 32  # files that are synced at the same time: one after another, they would take seconds on a disk
+SYNCING = 32  # files that are synced to the disk at the same time: to sync them one after another would take seconds
 
 
 def folder(workspace: Workspace) -> Path:
-    """The folder that contains the copies."""
+    """The folder of the workspace that contains all copies of the source."""
     return workspace.own / workspace_trust.SOURCE
 
 
 def freeze(copy: Path, *, reuse: bool = True) -> None:
-    """Copy the source that this process uses to the folder `copy`, unless an undamaged copy is there.
+    """Copy the source that this process uses to the folder `copy`, unless the folder already contains an undamaged copy.
 
-    The name of the folder is the digest of the source. reuse: false if somebody else may have made a copy that is there: the
-    digest does not cover the bytecode beside the source, which Python executes. Raises ShardlabError, also if the source
-    changes meanwhile.
+    copy: the folder, whose name is the digest of the source. reuse: whether an existing copy may be used. It must be false if
+    another person may have made that copy: Python executes the bytecode beside the source, and the digest does not cover the
+    bytecode. Raises ShardlabError, also if a source file changes while it is copied.
     """
     if reuse and copy.is_dir() and source_digest.source(copy) == copy.name:
         return
@@ -42,7 +43,7 @@ def freeze(copy: Path, *, reuse: bool = True) -> None:
             _copy(new)
             if source_digest.source(new) != copy.name:
                 raise ShardlabError(f"{source_digest.ROOT}: a file changed while this command read it; run the command again.")
-            if copy.exists():  # damaged, or of somebody else
+            if copy.exists():  # the existing copy is damaged, or another person may have made it
                 copy.rename(damaged := new.with_suffix(".damaged"))
                 shutil.rmtree(damaged)
             new.rename(copy)
@@ -52,7 +53,8 @@ def freeze(copy: Path, *, reuse: bool = True) -> None:
 
 
 def remove_unused(workspace: Workspace, current: Path) -> None:
-    """Remove the copies that no unfinished run names, except the current copy; none if a run cannot be read."""
+    """Remove the copies that no unfinished run uses, but never the copy `current`. If the records of a run cannot be read, no
+    copy is removed."""
     copies = {name: folder(workspace) / name for name in files.names(folder(workspace)) if name != current.name}
     named = []
     for run_dir in workspace.all_runs() if copies else []:
@@ -70,7 +72,10 @@ def remove_unused(workspace: Workspace, current: Path) -> None:
 
 
 def _copy(new: Path) -> None:
-    """Copy the files with their times: Python then uses the bytecode that is copied beside them."""
+    """Copy the source files and their bytecode to the folder `new`, and sync the source files to the disk.
+
+    The modification times are copied too: Python uses bytecode only if it matches the time of the source file.
+    """
     copied = []
     for path in source_digest.sources(source_digest.PACKAGES):
         target = new / path.relative_to(source_digest.ROOT)
@@ -80,7 +85,7 @@ def _copy(new: Path) -> None:
         copied.append(target)
         if path.suffix == ".py":
             bytecode = Path(importlib.util.cache_from_source(str(target)))
-            with contextlib.suppress(OSError):  # there is none, or it cannot be read: Python compiles the file again
+            with contextlib.suppress(OSError):  # without readable bytecode, Python compiles the file again
                 bytecode.parent.mkdir(exist_ok=True)
                 shutil.copy2(importlib.util.cache_from_source(str(path)), bytecode)
     with ThreadPoolExecutor(SYNCING) as pool:

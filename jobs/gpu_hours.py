@@ -1,4 +1,4 @@
-"""The GPU hours of runs: by recorded times where this workspace has them, else by time limits."""
+"""Estimates the GPU hours of runs: from recorded times if the cell has completed in this workspace, else from time limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class GpuHours(msgspec.Struct, frozen=True):
 
 
 def of(cells: Sequence[Cell], runs: Mapping[str, int], recorded: Mapping[str, float], where: Cluster) -> list[CellHours]:
-    """The GPU hours of each cell. runs: the number of its runs; recorded: the mean seconds of a run; both by its name."""
+    """The GPU hours of each cell.
+
+    runs: the number of runs of a cell, by the name of the cell. recorded: the mean seconds of a run, by the name of the cell.
+    where: the cluster, whose time limit is used for cells without an own limit.
+    """
     hours = []
     for cell in cells:
         limit_s = cell.time_limit_s or (where.slurm.time_s if where.slurm is not None else None)
@@ -45,7 +49,8 @@ def of(cells: Sequence[Cell], runs: Mapping[str, int], recorded: Mapping[str, fl
 
 
 def occupied(cell: Cell, where: Cluster) -> int:
-    """The GPUs that a run keeps from others: all GPUs of its nodes, unless the nodes are shared (`exclusive: false`)."""
+    """The number of GPUs that nobody else can use during a run: all GPUs of the run's nodes, unless other jobs may share the
+    nodes (`exclusive: false`)."""
     if cell.launcher == "fork":
         return 0
     if where.provider == "local":
@@ -58,7 +63,7 @@ def occupied(cell: Cell, where: Cluster) -> int:
 
 
 def total(hours: Sequence[CellHours]) -> GpuHours:
-    """The sum over the cells."""
+    """The sum of the GPU hours over all cells, recorded times and time limits apart."""
     return GpuHours(
         measured=sum(entry.hours for entry in hours if entry.hours is not None and entry.measured),
         limits=sum(entry.hours for entry in hours if entry.hours is not None and not entry.measured),
@@ -67,7 +72,7 @@ def total(hours: Sequence[CellHours]) -> GpuHours:
 
 
 def must_be_within(bound: float, hours: Sequence[CellHours]) -> None:
-    """Raises InputError if the cells may take more GPU hours than `bound`, or if this is not known."""
+    """Raises InputError if the cells may take more GPU hours than `bound`, or if the time of a cell is not known."""
     asked = total(hours)
     if asked.unknown:
         raise InputError(
@@ -87,7 +92,7 @@ def must_be_within(bound: float, hours: Sequence[CellHours]) -> None:
 
 
 def in_words(hours: GpuHours) -> str:
-    """`12.5 GPU hours (2.5 by recorded times, 10 by time limits)`."""
+    """The GPU hours as text, such as `12.5 GPU hours (2.5 by recorded times, 10 by time limits)`."""
     parts = {"by recorded times": hours.measured, "by time limits": hours.limits}
     split = ", ".join(f"{value:.3g} {name}" for name, value in parts.items() if value)
     unknown = f"; {hours.unknown} cell(s) have no known time" if hours.unknown else ""

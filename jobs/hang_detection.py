@@ -1,4 +1,7 @@
-"""Detects that the ranks of a run hang: for the hang limit, no file of the run has changed except logs and telemetry."""
+"""Detects that the ranks of a run hang.
+
+A run hangs if none of its files, except logs and telemetry, has changed for the time of its hang limit.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,23 @@ from pathlib import Path
 from shardlab.record import StepRecord
 from shardlab.rundir import RunDir
 
-# Files that change without progress: logs, which get the stacks of ranks that hang, and telemetry.
+# Folders whose files change even if ranks make no progress: logs (the stacks of hanging ranks are written there) and telemetry.
 NO_PROGRESS = ("log", "samples", "claim")
-SHARE, LEAST_S, MOST_S = 1 / 60, 1.0, 30.0  # of limit_s between two checks; each reads the attributes of every file
-SHOWN = 8  # ranks that a sentence names
+# The time between two checks: this share of the hang limit, but at least LEAST_S and at most MOST_S seconds. A check is not
+# cheap: it reads the attributes of every file of the run.
+SHARE, LEAST_S, MOST_S = 1 / 60, 1.0, 30.0
+SHOWN = 8  # the most ranks that a sentence names
 
 
 class HangWatch:
-    """Watches when a file of a run last changed. Times in which this process itself was stopped do not count."""
+    """Watches how long no file of a run has changed. Time in which this process itself was stopped does not count."""
 
     def __init__(self, folder: RunDir, limit_s: float) -> None:
-        """limit_s: how long no file may change. The time starts now: what a rank does first may take as long."""
+        """Start to watch a run.
+
+        folder: the run's folder. limit_s: the hang limit in seconds, the longest time in which no file may change. The time
+        begins to count now, so the start of the ranks may also take this long.
+        """
         self._folder, self._limit_s = folder, limit_s
         self._every_s = max(LEAST_S, min(MOST_S, SHARE * limit_s))
         self._looked = time.monotonic()
@@ -30,20 +39,21 @@ class HangWatch:
         self._still_s = 0.0
 
     def is_over(self) -> bool:
-        """Whether no file changed for limit_s. To be called often: the files are checked only when a check is due."""
+        """Whether no file has changed for limit_s seconds. May be called often: files are read only when a check is due."""
         since_s = time.monotonic() - self._looked
         if since_s < self._every_s:
             return False
         self._looked += since_s
         if self._moved(ask=False):
             return False
-        # While this process stood still itself (a job that was suspended, a machine that slept), the ranks could not move.
+        # If much more time than expected has passed, this process itself was stopped (the job was suspended, or the machine
+        # slept). The ranks were stopped too, so this time does not count.
         self._still_s += min(since_s, 2 * self._every_s)
-        # A shared disk may report old attributes of a file for a minute. Opening the file gets the current ones.
+        # A shared file system may report old attributes of a file for a minute. Opening the file fetches current attributes.
         return self._still_s >= self._limit_s and not self._moved(ask=True)
 
     def why(self) -> str:
-        """In a sentence, with the ranks that are behind."""
+        """Why the run was ended, as a sentence that names the ranks that made the fewest steps."""
         ranks = range(self._folder.read_run().cell.gpus)
         last = {rank: records[-1] for rank in ranks if (records := self._folder.steps(rank).records)}
         stacks = "the stacks of the ranks are in log/rank-*.log"
@@ -58,8 +68,12 @@ class HangWatch:
 
 
 def files_of(folder: Path, *, ask: bool) -> Iterator[tuple[str, int, int]]:
-    """(path, bytes, time of the last change in ns) of each file that is progress."""
-    # Checkpoints come and go, and a disk that fails for a moment must not end a run.
+    """Yields (path, size in bytes, time of the last change in ns) for each file in the folder that shows progress.
+
+    folder: the run's folder or a folder in it. ask: open each file before its attributes are read, because a shared file system
+    may otherwise report old attributes.
+    """
+    # Errors are ignored: a checkpoint may be removed while it is read, and a short failure of the disk must not end a run.
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
@@ -74,7 +88,10 @@ def files_of(folder: Path, *, ask: bool) -> Iterator[tuple[str, int, int]]:
 
 
 def _behind(last: dict[int, StepRecord], ranks: Sequence[int]) -> str:
-    """Which ranks made the fewest steps, and how far the others came."""
+    """A clause that names the ranks that made the fewest steps, and the step that the other ranks reached.
+
+    last: the last step record of each rank that made a step, by rank. ranks: all ranks of the run.
+    """
     if not last:
         return "no rank has made a step"
     if missing := [rank for rank in ranks if rank not in last]:

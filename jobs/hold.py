@@ -1,6 +1,7 @@
-"""Holds pending runs when the installed packages change, and releases them when a person asks; neither uses an attempt.
+"""Holds pending runs when the installed packages have changed, and releases them when a person asks for it.
 
-Every run with the same digest of packages would find the same change, so the first run that finds the change holds all of them.
+A run that is held and released stays the same attempt. Every run that was submitted with the same packages would find the same
+change when it starts, so the first run that finds the change holds all of them.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ WHY = "held, because {changed}: `jobs retry --only held` goes on with the packag
 
 
 def hold(folder: RunDir, run: Run, why: str) -> str:
-    """Hold the run that this process was started for, and all pending runs that were submitted with the same packages.
+    """Hold the run for which this process was started, and all pending runs that were submitted with the same packages.
 
-    In Slurm, the run's job is requeued, which ends this process. Returns why it could not be requeued, or ''.
+    folder, run: the run of this process. why: the reason, for the events of the runs. In Slurm, the run's job is requeued,
+    which ends this process. Returns why Slurm did not requeue the job, or ''.
     """
     folder.write_event("attempt", "held", why=why, requeued=claim.job())
     own_job, jobs = claim.job(), list[str]()
     for other in Workspace(folder.path.parent.parent).all_runs():
         if _is_alike(other, folder, run):
             job = _job(other)
-            # Runs of one packed allocation share the job, and are requeued with this run.
+            # The runs of one packed allocation share one job, so they are requeued together with this run.
             other.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
             if job and job != own_job:
                 jobs.append(job)
@@ -40,18 +42,24 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
 
 
 def requeues(folder: RunDir) -> int:
-    """How often the job of this process was requeued because its run was held: these restarts do not count as attempts."""
+    """How often the job of this process was requeued because the run was held. These restarts do not count against the number
+    of restarts that the run may have."""
     return sum(event.event == "held" and event.data.get("requeued") == claim.job() != "" for event in folder.events())
 
 
 def accepting(run: Run, packages: str, versions: dict[str, str]) -> Run:
-    """A held run as it goes on: with the packages that are installed now, and the source that it was submitted with."""
+    """The held run as it starts after its release: with the packages that are installed now, and still with the copy of
+    shardlab's source with which it was submitted.
+
+    packages: the digest of the installed packages. versions: their versions by name.
+    """
     own = {name: version for name, version in run.versions.items() if name == "shardlab"}
     return msgspec.structs.replace(run, packages=packages, versions=versions | own)
 
 
 def release(workspace: Workspace, runs: Sequence[Run]) -> None:
-    """Let held runs start. runs: from `accepting`. Raises ShardlabError if the scheduler does not release them."""
+    """Let held runs start. runs: the runs that `accepting` returned. Raises ShardlabError if the scheduler does not release
+    them."""
     for name in {run.scheduler for run in runs}:
         folders = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == name}
         for folder, run in folders.items():
@@ -63,13 +71,14 @@ def release(workspace: Workspace, runs: Sequence[Run]) -> None:
 
 
 def _job(folder: RunDir) -> str:
-    """The scheduler's number of the run's job; '' without one."""
+    """The scheduler's number for the job of the run; '' if the run has no job."""
     sent = last_sending(folder.events())
     return str(sent.data.get("job") or "") if sent is not None else ""
 
 
 def _is_alike(other: RunDir, folder: RunDir, run: Run) -> bool:
-    """Whether another run waits and was submitted with the same packages. False if its records cannot be read."""
+    """Whether the run `other` waits to start and was submitted with the same packages as `run`. False if its records cannot be
+    read."""
     if other.run_id == folder.run_id or other.claim.exists():
         return False
     try:

@@ -1,4 +1,4 @@
-"""One call of the command `jobs`: its arguments, and what they name."""
+"""One call of the command `jobs`: its arguments, and the workspace and the cluster that the arguments name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from shardlab.workspace import Workspace
 
 
 class Invocation:
-    """The arguments of one call, where it prints, its workspace, and its cluster."""
+    """One call of the command `jobs`. arguments: from the command line. out: prints results and remarks."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        """Raises InputError if the workspace is not a folder."""
+        """Find the workspace that the arguments name. Raises InputError if the workspace is not a folder."""
         self.arguments = arguments
         self.out = Output.of(arguments)
         self.workspace = Workspace.find(getattr(arguments, "workspace", None))
 
     @functools.cached_property
     def cluster(self) -> Cluster:
-        """The cluster of --cluster, else of the workspace, else this machine; its file is read once. Raises InputError."""
+        """The cluster: from the file of --cluster, else from cluster.yaml of the workspace, else this machine. The file is read
+        only once. Raises InputError."""
         file: str | None = getattr(self.arguments, "cluster", None)
         return cluster.find(Path(file) if file else None, self.workspace.path)

@@ -1,4 +1,4 @@
-"""The interface of a launcher: what it is, and the command lines that it builds for a run."""
+"""The interface of a launcher (torchrun, deepspeed, ...): its properties, and the command lines that it builds for a run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ def _nothing(_folder: RunDir, _run: Run) -> dict[str, str]:
 
 
 class Launcher(msgspec.Struct, frozen=True):
-    """A launcher on the menu.
+    """A launcher: a program that starts the ranks of a run.
 
+    name, summary: as `jobs launchers` shows them.
     rehearsal: whether its runs only test that everything works, and not the speed.
     several_nodes: whether it can start ranks on more than one node.
     command: builds the argv that starts all ranks of a run on this node, from the run and the path of the Python interpreter.
-        It is run in the run's folder.
-    task: the same for one task of a job step. Each node has one task (per_rank: each rank has one). Words may contain variables
-        that jobs.step_task replaces there, such as $SHARDLAB_ADDRESS.
+        The command is executed in the run's folder.
+    task: builds the argv of one task of a job step, from the same arguments. Its words may contain variables such as
+        $SHARDLAB_ADDRESS, which jobs.step_task replaces on the node.
+    per_rank: whether a job step has one task for each rank; otherwise it has one task for each node.
     prepare: writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables
-        for the environment of the whole start.
+        for the environment of all ranks.
     sbatch: additional options for the run's sbatch script, in long form without the dashes.
     needs: the programs that must be on the PATH of each node, besides Python and Slurm.
     """
@@ -44,10 +46,10 @@ class Launcher(msgspec.Struct, frozen=True):
     needs: tuple[str, ...] = ()
 
     def srun(self, run: Run, python: str, *, overlap: bool = False, container: Sequence[str] = ()) -> list[str]:
-        """argv that starts all ranks from within a job: a step with its tasks, which ends as a whole when one fails.
+        """The argv that starts all ranks inside a Slurm job, as one job step. If one task fails, Slurm ends the whole step.
 
-        python: the interpreter of ranks. overlap: whether the step may use what another step holds, such as the shell of an
-        allocation. container: the options of srun that start each task in a container.
+        python: the Python interpreter of the ranks. overlap: whether the step may use processors and GPUs that another step of
+        the job holds, such as the shell of an allocation. container: the options of srun that start each task in a container.
         """
         tasks = run.world.nproc_per_node if self.per_rank else 1
         step = [
@@ -57,7 +59,7 @@ class Launcher(msgspec.Struct, frozen=True):
         if overlap:
             step.append("--overlap")
         if self.per_rank:
-            step.append("--distribution=block")  # ranks that follow each other share a node, as with the other launchers
+            step.append("--distribution=block")  # neighbouring ranks share a node, as with the other launchers
         return [*step, *container, python, "-m", "jobs.step_task", ".", "--", *self.task(run, python)]
 
 
@@ -68,7 +70,7 @@ def launchers() -> dict[str, Launcher]:
 
 
 def launcher(name: str) -> Launcher:
-    """The launcher with this name. Raises UnknownName with the menu."""
+    """The launcher with this name. Raises UnknownName, which lists all launchers, if there is none."""
     menu = launchers()
     if name not in menu:
         raise UnknownName("launcher", name, menu)

@@ -1,4 +1,4 @@
-"""The state of runs whose nodes were taken back at the end of their lease: `node_fail`, with that reason."""
+"""The state of runs whose nodes were taken back at the end of their lease: `node_fail`, with the end of the lease as reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from shardlab.state import JudgedState
 
 
 def verdict(run: RunOnDisk, seen: ObservedRun, lease: Lease | None, ended: datetime | None, now: datetime) -> JudgedState:
-    """The state of a run, after the end of the lease; before it, and without a lease, the state that the scheduler observed.
+    """The state of a run, with the end of the lease taken into account.
 
-    ended: when its supervisor saw it end, if it did. A scheduler that answers is believed: the lease may have been extended.
+    Without a lease, and before the lease ends, this is the state that the scheduler observed. After the end of the lease, the
+    state of the scheduler still counts if the scheduler answers, because the lease may have been extended meanwhile.
+
+    seen: the state by the scheduler. ended: the time at which the supervisor of the run recorded its end; None if it recorded
+    none. now: the current time.
     """
     if lease is None or not lease.has_ended(now):
         return seen.verdict

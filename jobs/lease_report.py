@@ -1,4 +1,7 @@
-"""Which runs end before the lease of their nodes: what `jobs plan`, `submit` and `status` say of it, and which runs wait."""
+"""Reports which runs will end before the lease of their nodes, and holds back the runs that will not.
+
+`jobs plan`, `jobs submit` and `jobs status` print the report.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,14 @@ from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
 BASES = {"recorded": "by recorded times", "limit": "by time limits"}
-NAMED = 5  # run ids in a sentence
+NAMED = 5  # the most run ids that a sentence names
 
 
 class LeaseReport(msgspec.Struct, frozen=True):
-    """The lease, and what is known of the runs that have not ended."""
+    """The lease of the nodes, and whether the runs that have not ended will end before it.
+
+    lease: the lease. stale: whether the data of the lease may be out of date.
+    """
 
     lease: Lease
     stale: bool
@@ -52,12 +58,12 @@ class LeaseReport(msgspec.Struct, frozen=True):
     """How many runs are estimated by recorded times, by time limits, and by neither."""
 
     def document(self) -> dict[str, Any]:
-        """For JSON: the lease and what this report adds to it, in one object."""
+        """The report for JSON: the fields of the lease and the other fields of this report, in one object."""
         own = {name: getattr(self, name) for name in self.__struct_fields__ if name != "lease"}
         return {**msgspec.to_builtins(self.lease), **own}
 
     def sentences(self, now: datetime) -> list[str]:
-        """The end of the lease, and whether the runs end before it."""
+        """Sentences for people: when the lease ends, and whether the runs end before the lease."""
         urge = self.lease.urge(now)
         return [self.lease.in_words(now), *self._of_runs(), *([urge] if urge is not None else [])]
 
@@ -86,10 +92,10 @@ class LeaseReport(msgspec.Struct, frozen=True):
 
 
 class LeaseEstimate:
-    """Adds runs to the nodes in the order in which they start, and notes which of them end before the lease."""
+    """Estimates which runs end before the lease. Runs must be added in the order in which they start."""
 
     def __init__(self, known: Inventory, now: datetime) -> None:
-        """known: from `inventory.leased`."""
+        """Start with free nodes. known: the inventory with a lease, from `inventory.leased`. now: the current time."""
         assert known.lease is not None
         self.lease, self._now = known.lease, now
         self._schedule = NodeSchedule(len(known.with_role("worker") or known.nodes))
@@ -101,7 +107,11 @@ class LeaseEstimate:
         self._bases: Counter[str] = Counter()
 
     def add(self, run: RunTime, after: EstimatedEnd | None = None, *, or_hold: bool = False) -> EstimatedEnd | None:
-        """Add a run, which starts only after the end `after`. or_hold: if it would not end before the lease, return None."""
+        """Add a run, and return when it is estimated to end.
+
+        after: another run's end, before which the run does not start. or_hold: if the run would not end before the lease, note
+        it as held back, do not add it, and return None.
+        """
         end = self._schedule.end_of(run, after)
         is_late = end.end_s > self._left_s
         if is_late and or_hold:
@@ -117,7 +127,10 @@ class LeaseEstimate:
         return self._schedule.add(run, after)
 
     def add_remaining(self, runs: Sequence[Status], workspace: Workspace, recorded: Mapping[str, float]) -> None:
-        """Add the runs that are running or wait, the running ones first."""
+        """Add the runs of the workspace that are running or pending, running runs first, and note the runs that are held back.
+
+        recorded: the mean seconds of a run, by the name of its cell.
+        """
         self._held += [run.id for run in runs if run.held and run.state == "planned"]
         going = [run for run in runs if run.state in ("running", "pending") and not run.held and not run.set_aside]
         for run in sorted(going, key=lambda run: run.state != "running"):
@@ -125,7 +138,7 @@ class LeaseEstimate:
             self.add(time_of(RunDir(workspace.runs / run.id).read_run(), recorded, elapsed_s))
 
     def why_held(self, run: RunTime, after: EstimatedEnd | None = None) -> str:
-        """Why `add` left a run out."""
+        """The sentence that says why `add` held a run back. after: as for `add`."""
         end = self._schedule.end_of(run, after)
         ends = moments.in_words(self._now + timedelta(seconds=end.end_s))
         return (
@@ -135,7 +148,7 @@ class LeaseEstimate:
         )
 
     def report(self) -> LeaseReport:
-        """What was noted."""
+        """The report on all runs that were added."""
         ends = self._now + timedelta(seconds=self._last_s) if self._last_s is not None and not self._unknown else None
         return LeaseReport(
             lease=self.lease,
@@ -151,7 +164,7 @@ class LeaseEstimate:
 
 
 def recorded_s(runs: Iterable[Status]) -> dict[str, float]:
-    """The mean seconds of the runs that completed in their first attempt, by the name of the cell."""
+    """The mean duration of the runs that completed in their first attempt, in seconds, by the name of the cell."""
     times: dict[str, list[float]] = {}
     for run in runs:
         parts = parts_of(run.id)
@@ -161,9 +174,9 @@ def recorded_s(runs: Iterable[Status]) -> dict[str, float]:
 
 
 def of_workspace(workspace: Workspace, now: datetime) -> LeaseReport | None:
-    """The lease and all runs of the workspace that have not ended.
+    """The report on all runs of the workspace that have not ended.
 
-    None without a lease, or if the inventory cannot be read: the commands that submit runs say so.
+    None if the nodes have no lease, or if the inventory cannot be read (the commands that submit runs report this fault).
     """
     try:
         known = inventory.leased(workspace)
@@ -180,9 +193,10 @@ def of_workspace(workspace: Workspace, now: datetime) -> LeaseReport | None:
 def held_back(
     invocation: Invocation, steps: list[RunDecision], source: render.RenderContext, how: SubmitOptions
 ) -> tuple[list[RunDecision], LeaseReport | None]:
-    """The steps, where runs that would not end before the lease are held back, unless --ignore-lease is given; and the report.
+    """Hold back the runs that would not end before the lease, unless --ignore-lease is given.
 
-    Without a lease: the steps as they are. Raises InputError.
+    steps: the decision on each run. Returns (the decisions, in which late runs are marked as held back; the report). Without a
+    lease, returns (the decisions unchanged, None). Raises InputError.
     """
     workspace, now = invocation.workspace, datetime.now(UTC)
     known = inventory.leased(workspace, source.where.name)
@@ -210,10 +224,11 @@ def held_back(
 
 
 def hold_late(workspace: Workspace, waiting: Sequence[RunDir], number: int, *, pack: bool) -> list[RunDir]:
-    """The waiting runs without those that would not end before the lease; the first `number` of them are about to be submitted.
+    """Hold back waiting runs that would not end before the lease, and return the other waiting runs, in order.
 
-    The events of a run that is left out get the reason. Runs behind the first `number` are not judged yet. Without a lease,
-    all waiting runs are returned. pack: the runs run one after another. Raises ShardlabError.
+    waiting: the runs that wait to be submitted. number: how many of them are about to be submitted; runs behind them in the
+    list are returned unchecked. pack: whether the runs run one after another in one allocation. The reason is written into the
+    events of each run that is held back. Without a lease, all waiting runs are returned. Raises ShardlabError.
     """
     now = datetime.now(UTC)
     known = inventory.leased(workspace)
@@ -238,7 +253,7 @@ def hold_late(workspace: Workspace, waiting: Sequence[RunDir], number: int, *, p
 
 
 def of_plan(workspace: Workspace, planned: MatrixPlan, now: datetime) -> LeaseReport | None:
-    """The lease and the runs of a plan that have not ended in this workspace; None without a lease. Raises InputError."""
+    """The report on the runs of a plan that have not ended in this workspace; None without a lease. Raises InputError."""
     known = inventory.leased(workspace, planned.source.where.name)
     if known is None:
         return None
@@ -253,12 +268,12 @@ def of_plan(workspace: Workspace, planned: MatrixPlan, now: datetime) -> LeaseRe
 def _has_ended(folder: RunDir) -> bool:
     try:
         return folder.judge().state in FINAL
-    except ShardlabError:  # its records cannot be read
+    except ShardlabError:  # the records of the run cannot be read
         return False
 
 
 def _is_in_queue(step: RunDecision) -> bool:
-    """Whether the scheduler has the run already, and holds it because packages changed."""
+    """Whether the run is already in the scheduler's queue, where it is held because the installed packages changed."""
     return step.now is not None and step.now.held and step.now.state == "pending"
 
 

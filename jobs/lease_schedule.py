@@ -1,8 +1,13 @@
-"""Estimates when runs end that wait for the same nodes, to tell which of them end before the lease of the nodes.
+"""Estimates when runs that wait for the same nodes will end, to find out which of them end before the lease of the nodes.
 
-The estimate is simple, and rather too late than too early. A run takes whole nodes. It starts when enough nodes are free and
-all runs before it have started, and it keeps its nodes for its whole time: the mean of the completed runs of its cell in this
-workspace, else its time limit. Runs of other people and of other workspaces are not known.
+The estimate is simple, and is too late rather than too early:
+
+- A run takes whole nodes.
+- A run starts when enough nodes are free and all runs before it have started.
+- A run keeps its nodes for its whole duration: the mean duration of the completed runs of its cell in this workspace, or, if no
+  run of the cell has completed, its time limit.
+
+Runs of other people and of other workspaces are not known, so they are not taken into account.
 """
 
 from __future__ import annotations
@@ -16,7 +21,10 @@ from shardlab.run import Run, parts_of
 
 
 class RunTime(msgspec.Struct, frozen=True):
-    """What a run that has not ended still needs."""
+    """The nodes and the time that an unfinished run still needs.
+
+    how: from what the time was derived: recorded times, the time limit, or neither.
+    """
 
     run_id: str
     nodes: int
@@ -26,7 +34,7 @@ class RunTime(msgspec.Struct, frozen=True):
 
 
 class EstimatedEnd(msgspec.Struct, frozen=True):
-    """When a run ends, in seconds from now."""
+    """The estimated end of a run, in seconds from now."""
 
     end_s: float
     is_least: bool
@@ -34,7 +42,11 @@ class EstimatedEnd(msgspec.Struct, frozen=True):
 
 
 def time_of(run: Run, recorded: Mapping[str, float], elapsed_s: float = 0.0) -> RunTime:
-    """recorded: the mean seconds of the completed runs of a cell, by the name of the cell. elapsed_s: since the run started."""
+    """The nodes and the time that a run still needs.
+
+    recorded: the mean duration of the completed runs of a cell in seconds, by the name of the cell. elapsed_s: seconds since
+    the run started; 0 if it has not started.
+    """
     parts = parts_of(run.run_id)
     mean = recorded.get(parts.cell) if parts is not None else None
     if mean is not None and mean > elapsed_s:
@@ -45,7 +57,7 @@ def time_of(run: Run, recorded: Mapping[str, float], elapsed_s: float = 0.0) -> 
 
 
 class NodeSchedule:
-    """The nodes of a cluster, and until when the runs that were added take them."""
+    """The nodes of a cluster, and when each node becomes free again. Runs are added in the order in which they start."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = max(nodes, 1)
@@ -53,11 +65,11 @@ class NodeSchedule:
         self._last_start = EstimatedEnd(0.0, is_least=False)
 
     def end_of(self, run: RunTime, after: EstimatedEnd | None = None) -> EstimatedEnd:
-        """When the run would end if it were added now. after: it starts only then."""
+        """When the run would end if it were added next. after: the end of another run, before which the run does not start."""
         return self._placed(run, after)[1]
 
     def add(self, run: RunTime, after: EstimatedEnd | None = None) -> EstimatedEnd:
-        """Give the run the nodes that are free first; return when it ends."""
+        """Add a run on the nodes that become free first; return when the run ends. after: as for `end_of`."""
         self._last_start, end = self._placed(run, after)
         self._free = [*self._free[self._number(run) :], *[end] * self._number(run)]
         self._free.sort(key=_order)
@@ -67,7 +79,7 @@ class NodeSchedule:
         return min(run.nodes, self.nodes)
 
     def _placed(self, run: RunTime, after: EstimatedEnd | None) -> tuple[EstimatedEnd, EstimatedEnd]:
-        """(its start, its end)."""
+        """Returns (start, end) of the run if it were added next."""
         bounds = [self._last_start, *self._free[: self._number(run)], *([after] if after is not None else [])]
         start = EstimatedEnd(max(bound.end_s for bound in bounds), any(bound.is_least for bound in bounds))
         return start, EstimatedEnd(start.end_s + (run.left_s or 0.0), start.is_least or run.left_s is None)

@@ -1,4 +1,4 @@
-"""Prints the menus (strategies, workloads, launchers, matrices): one line for each name that a matrix may use."""
+"""Prints the strategies, workloads, launchers and matrices: a table with one line for each name that a user may choose."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from trainers.workload import Workload
 
 
 def strategies(out: Output, workspace: Workspace, *, trust: bool) -> int:
-    """Print the strategies, also those of the workspace, and their options. Returns the exit code: 1 if a file of the workspace
-    defines no strategies, which is said with the reason."""
+    """Print all strategies, also the workspace's own strategies, and their options.
+
+    trust: whether the user allows the workspace's code to be executed (--trust). Returns the exit code: 1 if a file in the
+    workspace's folder of strategies defines no strategy; the reason is printed.
+    """
     own = own_strategies.find(workspace, trust=trust)
     entries = [*own.menu({}).values(), *menu.strategies().values()]
     rows = [[s.name, s.summary, ", ".join(s.precisions), s.file or "ships"] for s in entries]
@@ -43,8 +46,11 @@ def strategies(out: Output, workspace: Workspace, *, trust: bool) -> int:
 
 
 def workloads(out: Output, workspace: Workspace, *, trust: bool) -> int:
-    """Print the workloads, also those of the workspace, and their options. Returns the exit code: 1 if a file of the workspace
-    defines no workload, which is said with the reason."""
+    """Print all workloads, also the workspace's own workloads, and their options.
+
+    trust: whether the user allows the workspace's code to be executed (--trust). Returns the exit code: 1 if a file in the
+    workspace's folder of workloads defines no workload; the reason is printed.
+    """
     own = own_workloads.find(workspace, trust=trust)
     entries = [*own.menu().values(), *menu.workloads().values()]
     rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, _mflop(w.flops_per_unit), w.file or "ships"] for w in entries]
@@ -115,7 +121,7 @@ def matrices(out: Output) -> None:
 
 
 def _options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
-    """Print each option once, with its defaults and the strategies or workloads that have it."""
+    """Print each option once, with each of its default values and the strategies or workloads that have this default."""
     having: dict[tuple[str, str], dict[str, list[str]]] = {}
     for entry in entries:
         for option in entry.options:
@@ -130,7 +136,10 @@ def _options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
 
 
 def _shorter(names: Sequence[str], every: Sequence[str]) -> str:
-    """The names; if all members of a family are among them, the family is shown as one pattern."""
+    """The names as text. If all names that begin with the same word are among them, a pattern such as `fsdp*` replaces them.
+
+    every: all names on the menu.
+    """
     shown: list[str] = []
     for name in names:
         families = [found[0] for pattern in ("[a-z]+", "[a-z]+[0-9](?=-|$)") if (found := re.match(pattern, name))]
@@ -141,7 +150,7 @@ def _shorter(names: Sequence[str], every: Sequence[str]) -> str:
 
 
 def _word(value: bool | int | float | str | None) -> str:
-    """A value as a matrix file spells it."""
+    """A value in the spelling of a matrix file (YAML): null, true, false, or the value itself."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

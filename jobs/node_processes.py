@@ -1,4 +1,4 @@
-"""Starts the telemetry sampler and the ranks on a node, and ends every process that a run leaves behind there."""
+"""Starts the telemetry sampler and the ranks of a run on a node, and ends every process that the run leaves behind."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import SAMPLER_ENDED, TRACKER_ENDED
 from shardlab.rundir import RunDir
 
-SAMPLER_STARTS = 4  # of the sampler on a node: what ends it so often, such as a full disk, does not pass
-TRACKER_END_S = 30.0  # for the end of a run in its tracker, which computes the metrics of the run
-GRACE_S = 10.0  # from SIGTERM to SIGKILL, so that ranks can close their records
-MARK = "SHARDLAB_RUN"  # variable of every process of a run, by which leftover processes are found
-_PR_SET_PDEATHSIG = 1
-_OF_JOB = re.compile(r".*/job_\d+(?=/|$)")  # as Slurm names it
+# The most starts of the sampler on a node. If the sampler has ended this often, the cause (such as a full disk) will not pass.
+SAMPLER_STARTS = 4
+TRACKER_END_S = 30.0  # seconds that the tracker has after the end of a run, to compute and log the metrics of the run
+GRACE_S = 10.0  # seconds from SIGTERM to SIGKILL, so that ranks can close their records
+MARK = "SHARDLAB_RUN"  # environment variable of every process of a run, by which leftover processes are found
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that the kernel sends to this process when its parent ends
+_OF_JOB = re.compile(r".*/job_\d+(?=/|$)")  # the cgroup of a job, by the name that Slurm gives it
 
 
 class CannotStart(ShardlabError):
@@ -33,7 +34,7 @@ class CannotStart(ShardlabError):
 
 
 class Sampler:
-    """The telemetry of this node, in a process of its own, which ends when this process ends. Starts it again if it dies."""
+    """The process that samples the telemetry of this node. It ends when this process ends, and is started again if it dies."""
 
     def __init__(self, folder: RunDir) -> None:
         self._folder = folder
@@ -42,9 +43,11 @@ class Sampler:
         self._process = self._start()
 
     def look(self) -> None:
-        """If the sampler died, record the event SAMPLER_ENDED and start it again, SAMPLER_STARTS times at most."""
+        """If the sampler died, record the event SAMPLER_ENDED, and start it again if it has started fewer than SAMPLER_STARTS
+        times."""
         code = self._process.poll()
-        if code and self._starts <= SAMPLER_STARTS:  # 0: a signal ended it, as Slurm sends to all processes of a job
+        # The exit code is 0 if a signal ended the sampler; Slurm sends signals to all processes of a job.
+        if code and self._starts <= SAMPLER_STARTS:
             self._folder.write_event(f"node-{gethostname()}", SAMPLER_ENDED, sync=False, code=code)
             if self._starts < SAMPLER_STARTS:
                 self._process = self._start()
@@ -52,32 +55,32 @@ class Sampler:
                 self._starts += 1
 
     def end(self) -> None:
-        """End the sampler; it gets two seconds to write its last sample."""
+        """End the sampler. It has two seconds to write its last sample, and is then killed."""
         end(self._process, signal.SIGTERM, 2.0)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._starts += 1
         out = self._folder.samples_file(gethostname())
         command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={self._hz:g}"]
-        command.append(f"--parent={os.getpid()}")  # it ends when we do, however we end
+        command.append(f"--parent={os.getpid()}")  # the sampler ends when this process ends, even if this process is killed
         with (self._folder.log / f"sampler.{gethostname()}.log").open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 class Tracker:
-    """The process that logs a run to an experiment tracker while the run goes on. If it fails, the run does not notice."""
+    """The process that logs a run to an experiment tracker while the run goes on. If this process fails, the run continues."""
 
     def __init__(self, folder: RunDir, tracker: str) -> None:
         self._folder, self._failed = folder, False
         self._process: subprocess.Popen[bytes] | None = None
         workspace = folder.path.parents[1]
         command = [sys.executable, "-m", "collect", "track", folder.run_id, f"--to={tracker}", f"--workspace={workspace}"]
-        command.append(f"--parent={os.getpid()}")  # it ends when this process ends
+        command.append(f"--parent={os.getpid()}")  # the tracker ends when this process ends
         with contextlib.suppress(OSError), (folder.log / "tracker.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def look(self) -> None:
-        """If it failed, record the event TRACKER_ENDED."""
+        """If the tracker failed, record the event TRACKER_ENDED once."""
         code = self._process.poll() if self._process is not None else 1
         if code and not self._failed:
             self._failed = True
@@ -85,7 +88,8 @@ class Tracker:
                 self._folder.write_event("tracker", TRACKER_ENDED, sync=False, code=code)
 
     def end(self, wait_s: float = TRACKER_END_S) -> None:
-        """Wait until it has logged the end of the run, which it reads from the events; kill it after wait_s seconds."""
+        """Wait until the tracker has logged the end of the run, which it reads from the run's events; kill it after wait_s
+        seconds."""
         if self._process is not None:
             try:
                 self._process.wait(wait_s)
@@ -96,8 +100,10 @@ class Tracker:
 
 
 def start(command: list[str], log: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the program that starts the ranks, in a session of its own; it ends when this process ends. log: a descriptor, or
-    None for the output that this process has. Raises CannotStart."""
+    """Start the program that starts the ranks, in a new session. The program ends when this process ends.
+
+    log: the file descriptor for its output; None: the program writes to the output of this process. Raises CannotStart.
+    """
     try:
         return subprocess.Popen(
             command,
@@ -114,7 +120,8 @@ def start(command: list[str], log: int | None, environment: dict[str, str]) -> s
 
 
 def end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float) -> int:
-    """Send the signal `first` to a process, kill it after grace_s, and return its exit code."""
+    """Send the signal `first` to a process, kill the process if it has not ended after grace_s seconds, and return its exit
+    code."""
     try:
         os.kill(process.pid, first)
         return process.wait(grace_s)
@@ -126,7 +133,8 @@ def end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float)
 
 
 def end_strays(mark: str) -> None:
-    """Kill every process with this mark, in any session: launchers give each rank a session of its own."""
+    """Kill every process whose variable MARK has this value. Processes in other sessions are found too: launchers start each
+    rank in a new session."""
     while strays := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
         for process in strays:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -135,9 +143,10 @@ def end_strays(mark: str) -> None:
 
 
 def remove_data_copies(folder: RunDir) -> None:
-    """Remove the copies of data sets on this node that no process uses: the last rank removes them, unless it was killed.
+    """Remove the copies of data sets on this node's disk that no process uses.
 
-    The fork server ends its ranks by itself, so a rank may use the copy of this run for a moment longer.
+    Normally the last rank of a run removes its copy, but not if that rank was killed. The fork server may end its ranks a
+    moment later than this call, so this function waits up to GRACE_S seconds until no rank uses the copy of this run.
     """
     ends = time.monotonic() + GRACE_S
     with contextlib.suppress(ShardlabError):  # the next run on this node removes them
@@ -148,7 +157,7 @@ def remove_data_copies(folder: RunDir) -> None:
 
 
 def is_of(pid: int, folder: RunDir) -> bool:
-    """Whether a process belongs to the run in this folder. False if its environment cannot be read."""
+    """Whether the process with this id belongs to the run in this folder. False if its environment cannot be read."""
     try:
         return psutil.Process(pid).environ().get(MARK, "").partition("#")[0] == str(folder.path)
     except (psutil.Error, OSError):
@@ -156,8 +165,11 @@ def is_of(pid: int, folder: RunDir) -> bool:
 
 
 def oom_kills() -> int:
-    """Number of processes that the kernel killed because memory ran out: in this job if the job's cgroup counts them, otherwise
-    on this machine since its boot, whoever owned them. 0 if the kernel does not count them."""
+    """The number of processes that the kernel's OOM killer has ended because memory ran out.
+
+    Counts the processes of this job if the job's cgroup has a counter; otherwise all processes of this machine since its boot,
+    of any user. 0 if the kernel does not count them.
+    """
     for line in oom_counter(Path("/proc/self/cgroup").read_text()).read_text().splitlines():
         if line.startswith("oom_kill "):
             return int(line.split()[1])
@@ -165,9 +177,10 @@ def oom_kills() -> int:
 
 
 def oom_counter(cgroups: str, tree: Path = Path("/sys/fs/cgroup")) -> Path:
-    """The file with the counter. cgroups: the text of /proc/self/cgroup.
+    """The file that counts the processes ended by the OOM killer: of the job's own cgroup if possible, else /proc/vmstat.
 
-    A job's own cgroup (version 2, which includes the cgroups below it) counts no processes of other jobs.
+    The cgroup of a job (version 2, which includes the cgroups below it) does not count processes of other jobs. cgroups: the
+    text of /proc/self/cgroup. tree: the folder in which the cgroups are mounted.
     """
     own = next((line.removeprefix("0::") for line in cgroups.splitlines() if line.startswith("0::")), "")
     if match := _OF_JOB.match(own):
@@ -184,5 +197,6 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
         return False
 
 
+# Asks the kernel to send SIGTERM to this process when its parent ends. Called in a new process before its program starts.
 def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

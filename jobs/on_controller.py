@@ -1,4 +1,4 @@
-"""Runs commands about a remote cluster on its controller, in the workspace on the cluster's shared storage."""
+"""Runs `jobs` commands for a remote cluster on the controller of the cluster, in the workspace on its shared storage."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from shardlab.login_node import PYTHON
 from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.workspace import Workspace
 
-SENDS = ("submit", "render")  # these name a matrix, which is uploaded
+SENDS = ("submit", "render")  # verbs with a matrix, which is uploaded before they run on the controller
 CHANGES = ("cancel", "retry")
 READS = ("status", "logs")
-OF_LEASE = ("status", "retry")  # these say which runs end before the lease, which may have been extended since the submission
+# Verbs that report which runs end before the lease. The inventory is uploaded for them: the lease may have been extended since
+# the runs were submitted.
+OF_LEASE = ("status", "retry")
 
 
 def elsewhere(invocation: Invocation) -> RemoteWorkspace | None:
-    """The remote workspace in which the command has to run, or None if it runs here. Raises InputError."""
+    """The remote workspace in which the command must run; None if the command runs on this machine. Raises InputError."""
     arguments, workspace = invocation.arguments, invocation.workspace
     if arguments.verb in CHANGES:
         return remote_workspace.of_this_workspace(workspace)
@@ -46,8 +48,11 @@ def elsewhere(invocation: Invocation) -> RemoteWorkspace | None:
 
 
 def is_here(where: Cluster) -> bool:
-    """Whether this machine starts the runs of the cluster: Slurm's commands here reach the cluster, or, without Slurm, this is
-    its first node. A node of a Slurm cluster knows that without the controller."""
+    """Whether this machine starts the runs of the cluster.
+
+    With Slurm, it does if Slurm's commands on this machine reach the cluster. Without Slurm, it does if this machine is the
+    first node of the cluster. If the cluster file lists this machine as a node, the controller need not be asked.
+    """
     if where.slurm is None:
         return first_node.is_here(where)
     if not commands.here():
@@ -60,14 +65,16 @@ def is_here(where: Cluster) -> bool:
 
 
 def is_in_environment(where: Cluster) -> bool:
-    """Whether this process runs in the environment that `provision` made at this site, so that it runs at the site."""
+    """Whether this process runs in the Python environment that `provision` installed on the cluster's shared storage. If so,
+    this machine belongs to the cluster."""
     return PurePosixPath(os.environ.get(PYTHON, "")).is_relative_to(where.storage.shared or "/")
 
 
 def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
-    """On the login node of a Slurm site, go on in the environment that `provision` made: this process becomes another one.
+    """On the login node of a Slurm site, restart the command in the Python environment that `provision` installed.
 
-    The user's own interpreter may lie where compute nodes do not see it. Raises InputError if `provision` has not run.
+    This process is replaced (execv). Compute nodes may not see the folder of the interpreter that the user started. argv: the
+    arguments of the command. Raises InputError if `provision` has not run.
     """
     if invocation.arguments.verb not in (*SENDS, *CHANGES) or getattr(invocation.arguments, "out", None):
         return
@@ -79,7 +86,10 @@ def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
 
 
 def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> int:
-    """Upload the files that the command reads, then run it on the cluster. Raises ShardlabError."""
+    """Upload the files that the command reads, then run the command on the controller; return its exit code.
+
+    there: the remote workspace. argv: the arguments of the command. Raises ShardlabError.
+    """
     arguments, workspace, where = invocation.arguments, invocation.workspace, invocation.cluster
     words = _without(argv, "--workspace", "--cluster")
     own_matrix: Path | None = None
@@ -91,7 +101,8 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         own = plugin_source.texts(workspace.path)
         workspace_trust.must_be_trusted(workspace, [workspace.path / name for name in own], trusted=arguments.trust)
         texts |= own
-        # Without Slurm, the scheduler there reads the addresses of the nodes. With a lease, it decides which runs wait.
+        # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
+        # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.
         if where.slurm is None or inventory.leased(workspace, where.name) is not None:
             texts[str(upload.INVENTORY)] = inventory.path_of(workspace).read_bytes()
         file = matrix.find(arguments.matrix)
@@ -111,8 +122,10 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
 
 
 def matrix_files(file: Path) -> dict[str, bytes]:
-    """A matrix and the configurations that it names, by their paths in the workspace on the cluster. An InputError names the
-    files here, not their copies."""
+    """The contents of a matrix file and of the model configurations that it names, by their paths in the remote workspace.
+
+    Raises InputError, which names the files on this machine, not their copies.
+    """
     paths = [model.path for model in matrix.load(file).models.values() if model.path is not None]
     return {f"matrices/{file.name}": file.read_bytes()} | {
         f"matrices/{path}": (file.parent / path).read_bytes() for path in paths
@@ -120,9 +133,11 @@ def matrix_files(file: Path) -> dict[str, bytes]:
 
 
 def after_lease(invocation: Invocation, error: ShardlabError) -> str | None:
-    """Why the status of the runs is read from their copies on this machine; None if the cluster should answer.
+    """Decide what to do if the cluster did not answer: its nodes may have been taken back at the end of their lease.
 
-    error: why the cluster did not answer. Raises it with the reason, if the lease ended and the command needs the cluster.
+    error: why the cluster did not answer. Returns None if the lease has not ended: the error stands. If the lease has ended,
+    `jobs status` uses the copies of the runs on this machine, and the remark for the user is returned; for every other command,
+    ShardlabError is raised with both reasons.
     """
     known = inventory.leased(invocation.workspace)
     if known is None or known.lease is None or not known.lease.has_ended(now := datetime.now(UTC)):
@@ -134,7 +149,7 @@ def after_lease(invocation: Invocation, error: ShardlabError) -> str | None:
 
 
 def _without(argv: Sequence[str], *names: str) -> list[str]:
-    """The words of a command line without these options and their values. Words after `--` are not options."""
+    """The words of a command line, without the options `names` and their values. Words after `--` are not options."""
     kept: list[str] = []
     words = iter(argv)
     for word in words:
@@ -148,7 +163,8 @@ def _without(argv: Sequence[str], *names: str) -> list[str]:
 
 
 def must_suit(where: Cluster, workspace: Workspace) -> None:
-    """Raises InputError if the nodes would not find the runs of this workspace, or Slurm the folders of their output."""
+    """Raises InputError if the nodes of the cluster could not find the runs of this workspace, or if Slurm could not write its
+    output into the workspace."""
     if where.slurm is not None and "\\" in str(workspace.path):
         raise InputError(f"{workspace.path}: Slurm drops backslashes from names of output files. Allowed: no backslashes.")
     if where.provider == "local":
@@ -164,7 +180,7 @@ def must_suit(where: Cluster, workspace: Workspace) -> None:
 
 
 def _must_suit_ssh(where: Cluster, workspace: Workspace) -> None:
-    """Raises InputError if runs cannot start over SSH on the nodes."""
+    """Raises InputError if runs cannot be started on the nodes over SSH."""
     if not where.ssh.between_nodes:
         raise InputError(f"the cluster {where.name}: without Slurm, its nodes start runs over SSH. {BETWEEN_NODES}.")
     inventory.read(workspace, where.name)

@@ -1,4 +1,7 @@
-"""What the plug-ins of a workspace are: found out by a process of its own, never by `jobs`, and kept by their digest."""
+"""Finds out what the plug-in files of a workspace define (workloads and strategies).
+
+A separate process executes the code of the files; `jobs` itself never does. The answers are cached by the digest of the files.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,17 @@ from shardlab.plugin_source import PluginSource
 from shardlab.workspace import Workspace
 
 ANSWER_S = 600  # importing torch from a cold network disk takes minutes
-MOST_SAID = 1 << 16  # bytes at the end of what a process printed
+MOST_SAID = 1 << 16  # the most bytes that are read from the end of a process's output
 
 D = TypeVar("D", Description, StrategyDescription)
 
 
 def described(workspace: Workspace, source: PluginSource, kind: type[D], seq_len: int | None = None) -> D:
-    """What the file defines. seq_len: of a model by its configuration. Raises InputError with the fault of the file."""
+    """What a plug-in file defines, from the cache or from a new process.
+
+    kind: the type of the answer, which decides whether the file is asked for workloads or for strategies. seq_len: the sequence
+    length of a model that is described by its configuration. Raises InputError with the fault of the file.
+    """
     key = "".join((source.digest, source_digest.source(), source_digest.packages(), str(seq_len or "")))
     head = source.name if kind is Description else f"strategies.{source.name}"
     kept = own_copies.store(workspace) / f"{head}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -41,34 +48,38 @@ def described(workspace: Workspace, source: PluginSource, kind: type[D], seq_len
     if found.fault:
         raise InputError(found.fault)
     files.make_folder(kept.parent)
-    for earlier in kept.parent.glob(f"{head}-{'?' * 16}.json"):  # of the file before it was edited
+    for earlier in kept.parent.glob(f"{head}-{'?' * 16}.json"):  # answers for earlier versions of the file
         earlier.unlink(missing_ok=True)
     files.write_json(kept, found, sync=False)
     return found
 
 
 def python() -> str:
-    """The interpreter that executes the code of users."""
+    """The path of the Python interpreter that executes the code of users."""
     return os.environ.get(PYTHON, sys.executable)
 
 
 def environment() -> dict[str, str]:
-    """The environment of a process that executes the code of users to find out what it is: without GPUs and downloads."""
+    """The environment variables of a process that executes the code of users to find out what the code defines. They hide the
+    GPUs and forbid downloads."""
     return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a session of its own, and what it started."""
+    """Kill a process that was started in a new session, together with all processes in its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _asked(source: PluginSource, kind: type[D], seq_len: int | None) -> D:
-    """What a process of its own finds out. Its output and its end are the file's matter as well as ours."""
+    """Ask a separate process what the file defines. If the process fails, the answer contains the fault.
+
+    The code of the file runs in this process too, so the file can also print text or end the process.
+    """
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
         answer, said, file = Path(folder) / "answer.json", Path(folder) / "said", source.file
-        if file.suffix == model_file.SUFFIX:  # in the spelling of the runs; the user's file may have another
+        if file.suffix == model_file.SUFFIX:  # use the normalized text that runs get, not the text of the user's file
             plugin_source.write(Path(folder) / own_workload.FOLDER, source)
             file = Path(folder) / own_workload.FOLDER / file.name
         length: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]
@@ -87,8 +98,11 @@ def _asked(source: PluginSource, kind: type[D], seq_len: int | None) -> D:
 
 
 def _run(argv: Sequence[str], folder: str, said: Path) -> int | None:
-    """The exit code of a process; None if it took too long. What it prints is in the file `said`: another process that the code
-    started may keep a pipe open for ever."""
+    """Run a process; return its exit code, or None if it took longer than ANSWER_S.
+
+    folder: its working directory. said: the file for its output. The output goes into a file because a pipe might never close:
+    the code may start another process that keeps the pipe open.
+    """
     with said.open("wb") as output:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder, env=environment(), start_new_session=True

@@ -16,18 +16,18 @@ from shardlab.errors import ShardlabError
 from shardlab.plugin_source import PluginSource
 from shardlab.workspace import Workspace
 
-LEFT_S = 24 * 3600  # a temporary folder that is older is in use by nobody
+LEFT_S = 24 * 3600  # a temporary folder that is older than this (in seconds) is no longer in use
 
 
 def store(workspace: Workspace) -> Path:
-    """The folder of the frozen copies, each in a folder named by its digest."""
+    """The folder of the workspace that contains the frozen copies. The name of each copy is the digest of its files."""
     return workspace.own / workspace_trust.ANSWERS
 
 
 def freeze(workspace: Workspace, sources: Iterable[PluginSource]) -> None:
-    """Keep a copy of the files, unless an undamaged copy is there. Raises WorkspaceError."""
+    """Copy the plug-in files into the store, unless the store has an undamaged copy already. Raises WorkspaceError."""
     with files.as_workspace_error("clean up"):
-        for left in store(workspace).glob(".*.tmp"):  # by a command that was killed
+        for left in store(workspace).glob(".*.tmp"):  # left by a command that was killed
             if time.time() - left.stat().st_mtime > LEFT_S:
                 shutil.rmtree(left, ignore_errors=True)
     for source in sources:
@@ -35,7 +35,10 @@ def freeze(workspace: Workspace, sources: Iterable[PluginSource]) -> None:
 
 
 def copy(folder: Path, file: str, code: str) -> PluginSource | None:
-    """The files of a copy in this folder, or None if they have another digest than `code`. file: the file that was copied."""
+    """Read a copy from this folder; None if its files are missing or do not have the digest `code`.
+
+    file: the path of the plug-in file that was copied, of which only the name is used.
+    """
     found = folder / Path(file).name
     return plugin_source.read(found) if _digest(found) == code else None
 

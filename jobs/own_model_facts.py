@@ -1,4 +1,4 @@
-"""What `jobs plan` says of the models that do not ship: what was derived from them, and what was not."""
+"""What `jobs plan` prints about models that do not ship with shardlab: the facts that were derived, and those that were not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from shardlab.own_workload import OwnWorkload
 
 
 def used(own: OwnWorkloads, cells: Sequence[Cell]) -> list[OwnWorkload]:
-    """The workloads of these cells that do not ship, by name."""
+    """The workloads of these cells that do not ship with shardlab, sorted by name."""
     found = {cell.workload: known for cell in cells if (known := own.of(cell)) is not None}
     return [found[name] for name in sorted(found)]
 
 
 def sentences(known: OwnWorkload) -> list[str]:
-    """Parameters, blocks and operations of a model, then what could not be derived and which strategies that excludes."""
+    """Sentences about a model: first its parameters, blocks and FLOPs; then each fact that could not be derived, and which
+    strategies are not possible for that reason."""
     kind = f" ({known.block})" if known.block else ""
     blocks = f"{known.block_count} blocks{kind}" if known.block_count else "no blocks"
     unit = known.unit.removesuffix("s")
@@ -31,7 +32,7 @@ def sentences(known: OwnWorkload) -> list[str]:
 
 
 def document(known: OwnWorkload) -> dict[str, Any]:
-    """The same for --json."""
+    """The same facts about a model as a dictionary, for --json."""
     return {
         "name": known.name,
         "summary": known.summary,

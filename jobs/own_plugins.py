@@ -1,4 +1,7 @@
-"""The workloads and strategies that a workspace defines itself: found for a matrix, frozen at submission, written into runs."""
+"""The plug-ins of a workspace: workloads and strategies that the workspace defines itself.
+
+They are found for a matrix, frozen when runs are submitted, and copied into the folders of runs.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,22 @@ from trainers.workload import Workload
 
 
 class OwnPlugins(msgspec.Struct, frozen=True):
-    """What a workspace defines itself."""
+    """The plug-ins of a workspace: its own workloads and strategies."""
 
     workloads: OwnWorkloads = OwnWorkloads()
     strategies: OwnStrategies = OwnStrategies()
 
     @property
     def sources(self) -> list[PluginSource]:
-        """The files of all of them."""
+        """The files of all these workloads and strategies."""
         return [*self.workloads.sources.values(), *self.strategies.sources.values()]
 
     def workload_menu(self) -> dict[str, Workload]:
-        """Every workload by name, those that ship as well."""
+        """Every workload by name: the shipped workloads and the workspace's own workloads."""
         return menu.workloads() | self.workloads.menu()
 
     def strategy_menu(self) -> dict[str, Strategy]:
-        """Every strategy by name, those that ship as well."""
+        """Every strategy by name: the shipped strategies and the workspace's own strategies."""
         return menu.strategies() | self.strategies.menu(self.workloads.known)
 
 
@@ -51,7 +54,11 @@ def find(
     trust: bool,
     models: Mapping[str, ModelFile],
 ) -> OwnPlugins:
-    """The plug-ins with these names. models: what a matrix describes by configuration. trust: as in `own_workloads.find`."""
+    """Find the plug-ins with these names.
+
+    workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name. trust: as in
+    `own_workloads.find`.
+    """
     return OwnPlugins(
         own_workloads.find(workspace, workloads, trust=trust, models=models),
         own_strategies.find(workspace, strategies, trust=trust),
@@ -59,9 +66,11 @@ def find(
 
 
 def of_run(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugins:
-    """The own plug-ins of a run, for a new attempt: the code that was frozen here, or with `trust` the code in its folder.
+    """The plug-ins of a run, for a new attempt at the same run.
 
-    Raises InputError if the code was not submitted from this workspace and is not trusted."""
+    Their code is the copy that was frozen in this workspace, or, if there is no copy and `trust` is given, the code in the
+    run's folder. Raises InputError if the code was not submitted from this workspace and is not trusted.
+    """
     workload, strategy = run.own_workload, run.own_strategy
     found = OwnPlugins()
     if workload is not None and run.cell.workload_code is not None:
@@ -75,8 +84,8 @@ def of_run(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugins:
 
 
 def write(store: Path, run: Run, folder: Path) -> None:
-    """Copy the code of a run's own plug-ins from the frozen copies in `store` into the new folder of the run. Raises
-    ShardlabError."""
+    """Copy the code of a run's plug-ins into the new folder of the run. store: the folder of the frozen copies. Raises
+    ShardlabError if a copy is missing or damaged."""
     for known, name in ((run.own_workload, own_workload.FOLDER), (run.own_strategy, own_strategy.FOLDER)):
         if known is None:
             continue
@@ -89,7 +98,12 @@ def write(store: Path, run: Run, folder: Path) -> None:
 def _carried(
     workspace: Workspace, run: Run, known: OwnWorkload | OwnStrategy, code: str, *, trust: bool
 ) -> dict[str, PluginSource]:
-    """The code in the folder of a run, by its digest; none if the copy that was frozen here is used. Raises InputError."""
+    """The code of a plug-in from the folder of a run, by its digest; empty if the frozen copy in this workspace is used
+    instead.
+
+    known: the plug-in. code: the digest of its code. trust: whether the user allows code from the run's folder. Raises
+    InputError.
+    """
     kind, folder = ("workload", own_workload.FOLDER) if isinstance(known, OwnWorkload) else ("strategy", own_strategy.FOLDER)
     frozen = own_copies.copy(own_copies.store(workspace) / code, known.file, code)
     if frozen is not None and (trust or workspace_trust.is_trusted(workspace)):

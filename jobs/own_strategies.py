@@ -1,7 +1,7 @@
-"""The strategies that a workspace defines itself (WORKSPACE/strategies): found, and asked which cells they refuse.
+"""The strategies that a workspace defines itself (WORKSPACE/strategies): finds them, and asks them which cells they refuse.
 
-As for workloads, their code is executed by processes of its own, never by `jobs`, and only if the workspace began on this
-account or is trusted.
+Separate processes execute their code; `jobs` itself never does. The code is executed only if the workspace was created by this
+user account or is trusted. The same holds for workloads.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from shardlab.workspace import Workspace
 from trainers import menu
 from trainers.strategy import Strategy
 
-FIRST_S, NEXT_S = 300.0, 30.0  # the first answer waits for imports
-MOST_BYTES = 1 << 16  # of an answer
+FIRST_S, NEXT_S = 300.0, 30.0  # the most seconds for the first answer, which includes imports, and for each later answer
+MOST_BYTES = 1 << 16  # the most bytes of an answer
 
 
 class RefusingProcess:
-    """A process that says which cells the strategies of a file refuse. It starts with the first question."""
+    """Asks a separate process which cells the strategies of a file refuse. The process is started at the first question."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -39,7 +39,10 @@ class RefusingProcess:
         self._alone = threading.Lock()
 
     def refuse(self, cell: Cell, workload: OwnWorkload | None) -> str | None:
-        """Why the strategy of the cell refuses it, as a sentence, or None. Raises InputError if the code fails."""
+        """Why the strategy of a cell refuses the cell, as a sentence; None if it accepts the cell.
+
+        workload: the cell's workload if the workspace defines it, else None. Raises InputError if the code fails.
+        """
         with self._alone:
             try:
                 found = self._asked(RefusalQuestion(cell.strategy, cell, workload))
@@ -87,8 +90,14 @@ class RefusingProcess:
 
 
 class OwnStrategies(msgspec.Struct, frozen=True):
-    """known: by name. sources: the files, by their digest. faults: why a file defines no strategies, by the names that were
-    asked for, or else by the first name that it may define. asked: by the digest of the files."""
+    """The workspace's own strategies.
+
+    known: the strategies, by name.
+    sources: the files that define them, by their digest.
+    faults: why a file defines no strategies, by each strategy name that was looked for in the file; if no names were given, by
+        the name of the file.
+    asked: the processes that say which cells are refused, by the digest of the file.
+    """
 
     known: dict[str, OwnStrategy] = {}
     sources: dict[str, PluginSource] = {}
@@ -96,9 +105,9 @@ class OwnStrategies(msgspec.Struct, frozen=True):
     asked: dict[str, RefusingProcess] = {}
 
     def menu(self, workloads: Mapping[str, OwnWorkload]) -> dict[str, Strategy]:
-        """The strategies as entries of the menu, by name; `menu.strategy_of` finds them from now on.
+        """Add the strategies to the menu and return them by name. From now on, `menu.strategy_of` finds them.
 
-        workloads: the workspace's own, by name.
+        workloads: the workspace's own workloads, by name.
         """
         found = {name: self._entry(known, workloads) for name, known in self.known.items()}
         for made in found.values():
@@ -106,11 +115,11 @@ class OwnStrategies(msgspec.Struct, frozen=True):
         return found
 
     def of(self, cell: Cell) -> OwnStrategy | None:
-        """What is known of the strategy of a cell; None if it ships."""
+        """The strategy of a cell if the workspace defines it; None if the strategy ships with shardlab."""
         return None if cell.strategy_code is None else self.known[cell.strategy]
 
     def close(self) -> None:
-        """End the processes that are asked."""
+        """End the processes that were asked which cells are refused."""
         for process in self.asked.values():
             process.close()
 
@@ -125,7 +134,7 @@ class OwnStrategies(msgspec.Struct, frozen=True):
             summary=known.summary,
             precisions=known.precisions,
             refuse=refuse,
-            engine="",  # known to the code of the file, which only ranks execute
+            engine="",  # only the code of the file knows the engine, and only ranks execute this code
             options=known.options,
             degrees=known.degrees,
             switches=known.switches,
@@ -140,9 +149,10 @@ class OwnStrategies(msgspec.Struct, frozen=True):
 
 
 def find(workspace: Workspace, names: Collection[str] | None = None, *, trust: bool = False) -> OwnStrategies:
-    """The strategies of the workspace, or only of the files that may define these names. Other files are not executed.
+    """Find the workspace's own strategies. Files that cannot define any of these names are not executed.
 
-    trust: as in `own_workloads.find`. Raises WorkspaceError."""
+    names: the names to look for; None: all strategies. trust: as in `own_workloads.find`. Raises WorkspaceError.
+    """
     known: dict[str, OwnStrategy] = {}
     sources: dict[str, PluginSource] = {}
     faults: dict[str, str] = {}
@@ -166,13 +176,14 @@ def find(workspace: Workspace, names: Collection[str] | None = None, *, trust: b
 
 
 def _may_define(file: Path, name: str) -> bool:
-    """Whether a file may define a strategy with this name: that of the file with `-` for `_`, or one that begins with it."""
+    """Whether a file may define a strategy with this name. The file my_way.py may define `my-way` and names that begin with
+    `my-way-`."""
     first = file.stem.replace("_", "-")
     return name == first or name.startswith(f"{first}-")
 
 
 def _must_be_new(file: Path, name: str, known: Mapping[str, OwnStrategy]) -> None:
-    """Raises InputError for a name that ships, or that another file defines."""
+    """Raises InputError if a strategy with this name ships with shardlab or is defined by another file."""
     if name in menu.strategies():
         raise InputError(f"{file}: the strategy {name} ships with shardlab and cannot be replaced. Allowed: another name.")
     if name in known:
@@ -180,8 +191,8 @@ def _must_be_new(file: Path, name: str, known: Mapping[str, OwnStrategy]) -> Non
 
 
 def _must_not_share_helpers(workspace: Workspace, source: PluginSource) -> None:
-    """Raises InputError if a helper has the name of a helper of workloads: a rank executes both, and Python would import one of
-    them for both."""
+    """Raises InputError if a helper file of strategies has the same name as a helper file of workloads. A rank executes both,
+    and Python would import only one of the two files."""
     other = {path.name for path in plugin_source.python_files(workspace.path / own_workload.FOLDER)}
     if both := sorted(name for name in source.contents if name.startswith("_") and name in other):
         raise InputError(

@@ -1,6 +1,6 @@
-"""The workloads that a workspace defines itself (WORKSPACE/workloads), and the models that a matrix describes by configuration.
+"""The workloads that a workspace defines itself (WORKSPACE/workloads), and the models that a matrix describes by a file.
 
-Only files in WORKSPACE/workloads are executed, and only if the workspace began on this account or is trusted.
+Only files in WORKSPACE/workloads are executed, and only if the workspace was created by this user account or is trusted.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ from trainers.workload import Workload
 
 
 class OwnWorkloads(msgspec.Struct, frozen=True):
-    """known: by name. sources: the files, by their digest. faults: why a file defines no workload, by the name that it would
-    have defined."""
+    """The workspace's own workloads.
+
+    known: the workloads, by name.
+    sources: the files that define them, by their digest.
+    faults: why a file defines no workload, by each workload name that the file would have defined.
+    """
 
     known: dict[str, OwnWorkload] = {}
     sources: dict[str, PluginSource] = {}
     faults: dict[str, str] = {}
 
     def menu(self) -> dict[str, Workload]:
-        """The workloads as entries of the menu, by name; `menu.workload_of` finds them from now on."""
+        """Add the workloads to the menu and return them by name. From now on, `menu.workload_of` finds them."""
         return {name: menu.add_own(known, Path(known.file)) for name, known in self.known.items()}
 
     def of(self, cell: Cell) -> OwnWorkload | None:
-        """What is known of the workload of a cell; None if it ships."""
+        """The workload of a cell if the workspace defines it; None if the workload ships with shardlab."""
         return None if cell.workload_code is None else self.known[cell.workload]
 
 
@@ -46,11 +50,12 @@ def find(
     trust: bool = False,
     models: Mapping[str, ModelFile] | None = None,
 ) -> OwnWorkloads:
-    """The workloads of the workspace, or only those with these names, and those that a matrix describes by their configuration.
-    Other files are not executed.
+    """Find the workspace's own workloads, and the models that a matrix describes by a configuration.
 
-    trust: mark the workspace as trusted if it has such files. Without a mark no file is executed, and each is a fault. Raises
-    WorkspaceError."""
+    names: the names to look for; None: all workloads. Files that cannot define one of these names are not executed. trust: mark
+    the workspace as trusted, if it has such files. If the workspace is not trusted, no file is executed, and each file is
+    reported as a fault. models: the models that a matrix describes by a configuration, by name. Raises WorkspaceError.
+    """
     known: dict[str, OwnWorkload] = {}
     sources: dict[str, PluginSource] = {}
     faults: dict[str, str] = {}
@@ -87,6 +92,6 @@ def find(
 
 
 def _described(workspace: Workspace, source: PluginSource, seq_len: int | None = None) -> list[OwnWorkload]:
-    """The workloads of a file. Raises InputError with the fault of the file."""
+    """The workloads that a file defines. seq_len: as in `own_answers.described`. Raises InputError if the file has a fault."""
     found = own_answers.described(workspace, source, Description, seq_len)
     return [msgspec.structs.replace(one, file=str(source.file)) for one in found.workloads]

@@ -1,4 +1,4 @@
-"""Plans a matrix on a cluster, before anything is written: its cells, its runs, the cells that do not fit, and remarks."""
+"""Plans a matrix on a cluster before anything is written: its cells, its runs, and the cells that do not fit the cluster."""
 
 from __future__ import annotations
 
@@ -35,12 +35,19 @@ SCALES = ("full", "tiny")
 
 
 class MatrixPlan(msgspec.Struct, frozen=True):
-    """A matrix resolved on a cluster: `cells` are the cells that --where selects, `all_cells` all cells of the matrix.
+    """A matrix that is resolved on a cluster.
 
-    repeats: the number of runs of each of `all_cells`, by its name. cost: the time of `cells`, as far as it is known.
-    misfits: the `cells` that do not fit the machines of the cluster, each with its place in the file. advice: sentences that
-    name the options with which all cells fit. recorded: the mean seconds of a run, by the name of its cell. predicted: what the
-    planner predicts of `cells`, by name.
+    matrix: the matrix file.
+    all_cells: all cells of the matrix.
+    cells: the cells that --where selects; all cells without --where.
+    repeats: the number of runs of each cell of `all_cells`, by the name of the cell.
+    recorded: the mean duration of completed runs in seconds, by the name of the cell.
+    cost: the estimated time of the runs of `cells`, as far as it is known.
+    source: what all runs of the plan have in common.
+    remarks: notes for the user.
+    misfits: the `cells` that do not fit the machines of the cluster, each with its place in the matrix file.
+    advice: sentences that name the options with which all selected cells fit.
+    predicted: the planner's prediction for each cell of `cells`, by the name of the cell.
     """
 
     matrix: Matrix
@@ -69,12 +76,12 @@ def of(
     track: str | None = None,
     trust: bool = False,
 ) -> MatrixPlan:
-    """Read, check and resolve a matrix. --where tests the cells of the file, even if their tiny twins run.
+    """Read, check and resolve a matrix on a cluster. No run folder is written. Raises InputError.
 
-    wait_gpus_s, track: as in `Run`. in_allocation: the cells run in the allocation of this process. trust: trust the code of
-    the workspace from now on.
-
-    Raises InputError; nothing is written.
+    name: the name of a shipped matrix, or the path of a matrix file. target: the cluster. where: the expression of --where; it
+    is always evaluated for the cells of the file, also with scale `tiny`. repeats: the number of runs of each cell; None: as
+    the matrix says. scale: `full` or `tiny`. wait_gpus_s, track: as in `Run`. in_allocation: whether the runs start in the
+    Slurm allocation of this process. trust: whether to trust the code of the workspace from now on.
     """
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
@@ -130,7 +137,10 @@ def _machine(where: Cluster) -> Capacity:
 
 
 def _allocated(where: Cluster) -> Capacity:
-    """The allocation of this process. Its GPUs are of one type, which cells may name if the cluster file names it."""
+    """The capacity of the Slurm allocation in which this process runs.
+
+    The type of its GPUs is not checked: cells may name any GPU type of the cluster file.
+    """
     has = allocation.here()
     room = Capacity(nodes=has.nodes, gpus=has.gpus_per_node if where.gpus is not None and where.gpus.per_node else None)
     return msgspec.structs.replace(room, types=dict.fromkeys(where.gpu_types, room))
@@ -148,9 +158,9 @@ def _of_type(where: Cluster) -> Capacity:
 
 
 def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
-    """The GPU hours of the selected cells; none if ranks are processes on the CPU.
+    """The GPU hours of each selected cell; empty if ranks are processes on the CPU.
 
-    runs: the number of runs of each cell, by its name.
+    runs: the number of runs of each cell, by the name of the cell.
     """
     where = plan.source.where
     if where.provider == "local" and not host.observe().gpus:
@@ -159,7 +169,8 @@ def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
 
 
 def account_share(plan: MatrixPlan, workspace: Workspace) -> Share | None:
-    """What Slurm says is left of the account's GPU hours; None if it does not say so, or would first ask for a login."""
+    """The GPU hours that the user's Slurm account has left; None if Slurm does not tell, or if a login would be needed
+    first."""
     where = plan.source.where
     if where.slurm is None:
         return None
@@ -172,14 +183,18 @@ def account_share(plan: MatrixPlan, workspace: Workspace) -> Share | None:
 
 
 def without_misfits_of_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]]:
-    """(the plan without the cells whose prediction says that they certainly do not fit the memory of a GPU, their names)."""
+    """Leave out the cells that, by their prediction, certainly do not fit the memory of a GPU.
+
+    Returns (the plan without these cells, the names of these cells).
+    """
     names = predict.that_do_not_fit({cell.name(): cell for cell in plan.cells}, plan.predicted)
     left = [cell for cell in plan.cells if cell.name() not in names]
     return msgspec.structs.replace(plan, cells=left, cost=number_of_runs.cost(left, plan.repeats, plan.recorded)), names
 
 
 def must_fit(plan: MatrixPlan) -> None:
-    """Raises InputError that lists every selected cell that does not fit the cluster, and the options that leave them out."""
+    """Raises InputError if a selected cell does not fit the cluster. The error lists all these cells, and the options that
+    leave them out."""
     if plan.misfits:
         problems = plan.matrix.document.errors([misfit.problem for misfit in plan.misfits])
         raise InputError("\n".join([str(problems), *plan.advice]))
@@ -193,9 +208,11 @@ def advice(
     where: str | None,
     own: OwnPlugins | None = None,
 ) -> list[str]:
-    """Options with which all cells fit: an expression for --where that selects exactly the cells that fit, and --scale tiny.
+    """Sentences with options under which all cells fit: an expression for --where that selects exactly the cells that fit, and
+    --scale tiny.
 
-    cells: all cells of the matrix. chosen: the cells that `where` selects.
+    asked: the matrix. cells: all cells of the matrix. chosen: the cells that `where` selects. machine: the capacity of the
+    cluster. where: the expression of --where. own: the plug-ins of the workspace.
     """
     unheld = {one.cell for one in misfits(asked, cells, machine, chosen)}
     fitting = [cell for cell in chosen if cell.name() not in unheld]
@@ -215,7 +232,7 @@ def advice(
 
 
 def _limits(machine: Capacity) -> list[str]:
-    """Expressions that are true for cells that fit the machines, the simplest first."""
+    """Expressions for --where that may select exactly the cells that fit the machines, the simplest expression first."""
     nodes = "nnodes >= 1" if machine.nodes is None else "nnodes == 1" if machine.nodes == 1 else f"nnodes <= {machine.nodes}"
     limits = [nodes]
     if machine.gpus is not None:
@@ -227,9 +244,10 @@ def _limits(machine: Capacity) -> list[str]:
 
 
 def must_train_here(source: render.RenderContext, *, here: bool) -> None:
-    """Checks this machine if the runs are to start on it. here: allow a login node.
+    """If the runs start on this machine, check that this machine can train.
 
-    Raises InputError if it is a login node, and MissingExtra if torch is not installed on it.
+    here: whether --here is given, which allows a login node. Raises InputError if this machine is a login node of a Slurm
+    cluster, and MissingExtra if torch is not installed.
     """
     if source.scheduler == "local":
         login_node.must_not_be(here=here)
@@ -238,21 +256,25 @@ def must_train_here(source: render.RenderContext, *, here: bool) -> None:
 
 
 class Rendering(msgspec.Struct, frozen=True):
-    """What `jobs render` did. folders: those that were written. set_aside: runs whose folders were left as they are, because
-    their records do not tell whether they were sent."""
+    """The result of `jobs render`.
+
+    folders: the run folders that were written. set_aside: runs whose folders were not changed, because their records do not
+    tell whether the runs were submitted.
+    """
 
     folders: list[RunDir]
     set_aside: list[Status]
 
 
 def with_source_in(plan: MatrixPlan, folder: Path) -> MatrixPlan:
-    """The plan with its copy of our source in this folder instead of the workspace."""
+    """The plan, changed so that the copy of shardlab's source is stored in `folder` instead of the workspace."""
     source = msgspec.structs.replace(plan.source, source=str(folder / Path(plan.source.source).name))
     return msgspec.structs.replace(plan, source=source)
 
 
 def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
-    """Write the run folders of every repeat of every cell, below `runs`. The folder of a run that was sent stays as it is."""
+    """Write a run folder for every repeat of every selected cell into the folder `runs`. The folder of a run that was submitted
+    already is not changed."""
     folders, set_aside = [], []
     frozen_source.freeze(Path(plan.source.source), reuse=workspace_trust.is_trusted(workspace))
     own_copies.freeze(workspace, plan.source.own.sources)

@@ -1,4 +1,4 @@
-"""Predictions for the cells of a plan: of their machines, and calibrated by the runs that completed in the workspace."""
+"""Predicts memory and time of the cells of a plan on their machines, calibrated by the runs that completed in the workspace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from shardlab.workspace import Workspace
 
 
 def of(workspace: Workspace, where: Cluster, cells: Sequence[Cell], recorded: Mapping[str, float]) -> dict[str, Prediction]:
-    """The prediction of a run of each cell, by name. recorded: the mean seconds of earlier runs, by the name of the cell."""
+    """The prediction of a run of each cell, by the name of the cell.
+
+    recorded: the mean duration of earlier runs in seconds, by the name of the cell.
+    """
     machines = {name: planned_machine.of_cluster(where, name) for name in {cell.gpu_type for cell in cells}}
     earlier = (
         calibration.of(measured(workspace)) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
@@ -36,17 +39,19 @@ def of(workspace: Workspace, where: Cluster, cells: Sequence[Cell], recorded: Ma
 
 
 def measured(workspace: Workspace) -> Iterator[MeasuredRatio]:
-    """The completed runs of the workspace that trained on a GPU of which a peak is known."""
+    """The ratios of measured to predicted time and memory, for each completed run of the workspace that trained on a GPU and
+    had a prediction."""
     for folder in workspace.all_runs():
         try:
             if (found := _ratio(folder)) is not None:
                 yield found
         except ShardlabError:
-            continue  # a damaged run is named by `collect`; no prediction depends on it
+            continue  # `collect` reports a damaged run; predictions are made without the run
 
 
 def _ratio(folder: RunDir) -> MeasuredRatio | None:
-    """The ratios of a run; None if it is no such run, or if nothing was predicted before it was submitted."""
+    """The ratios of one run; None if the run did not complete, is a rehearsal, or has no prediction for a GPU from before its
+    submission."""
     predicted = prediction.read(folder.path)
     if predicted is None or predicted.gpu is None or (result := folder.read_result()) is None:
         return None

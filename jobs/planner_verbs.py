@@ -1,4 +1,4 @@
-"""What the planner adds to the command `jobs`: the verb advise, and the options --scale-out and --no-fit-check."""
+"""The part of the command `jobs` that uses the planner: the verb advise, and the options --scale-out and --no-fit-check."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MOST_GPUS = 1_000_000
 
 
 def add_fit_check(verb: console.Parser) -> None:
-    """The option --no-fit-check."""
+    """Add the option --no-fit-check to a verb."""
     fit_help = "also submit cells that the planner predicts not to fit the memory of a GPU: out of memory is a result"
     verb.add_argument("--no-fit-check", action="store_true", help=fit_help)
 
 
 def add_scale_out(verb: console.Parser) -> None:
-    """The option --scale-out."""
+    """Add the option --scale-out to a verb."""
     scale_help = "also predict each cell on these numbers of GPUs, with the same batch per GPU, and how far to trust it"
     verb.add_argument("--scale-out", metavar="N,...", help=scale_help)
 
 
 def add_advise(verbs: console.Verbs) -> None:
-    """The verb advise."""
+    """Add the verb advise, with its options."""
     verb = verbs.add("advise", _advise, "rank the strategies for a workload on given GPUs by predicted speed and memory")
     verb.add_argument("--workload", required=True, metavar="NAME", help="a workload that ships (jobs workloads)")
     verb.add_argument("--gpus", required=True, type=int, metavar="N", help="number of GPUs in all")
@@ -69,7 +69,8 @@ def _advise(invocation: Invocation) -> int:
 
 
 def that_fit_memory(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
-    """The plan without cells that certainly do not fit the memory of a GPU, each of which is named; all with --no-fit-check."""
+    """The plan without the cells that certainly do not fit the memory of a GPU. The name of each cell that is left out is
+    printed. With --no-fit-check, the plan is returned unchanged."""
     if invocation.arguments.no_fit_check:
         return planned
     fitting, names = without_misfits_of_memory(planned)
@@ -86,7 +87,8 @@ def that_fit_memory(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
 
 
 def scaled(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
-    """The cells of a plan on the numbers of GPUs of --scale-out, by name; None without it. Raises InputError."""
+    """The predictions for each cell of a plan on the numbers of GPUs given by --scale-out, by the name of the cell; None if the
+    option is not given. Raises InputError."""
     text: str | None = invocation.arguments.scale_out
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Combines each run's own records with the scheduler's state into one status."""
+"""Combines the records in a run's folder with the scheduler's state of the run into one status."""
 
 from __future__ import annotations
 
@@ -23,11 +23,20 @@ from shardlab.workspace import Workspace
 
 
 class Status(msgspec.Struct, kw_only=True):
-    """One run as `jobs status` shows it.
+    """The status of one run, as `jobs status` shows it.
 
-    throughput: units per second over the timed steps so far, from rank 0; None for a completed run that was suspended on the
-    way. started: when its supervisor first started it; ended: when its supervisor saw the ranks end, None if no supervisor
-    did; duration_s: from the start to the end, or so far, including waits after a requeue or while suspended.
+    id: the run id.
+    cell: the cell; None if the records of the run cannot be read.
+    state, why: the state of the run, and the reason for it.
+    scheduler: the name of the scheduler, its number of the run's job, and its own words for the state of the job.
+    step, steps: the number of timed steps that are done, and in all.
+    throughput: units per second over the timed steps so far, from rank 0; None for a completed run that was suspended.
+    unit: what the throughput counts, such as tokens.
+    eta_s: the estimated time to the end of the training, in seconds.
+    started: when the supervisor first started the run.
+    ended: when the supervisor saw the ranks end; None if no supervisor saw it.
+    duration_s: seconds from the start to the end or to now, including waits after a requeue and suspensions.
+    hosts: the machines on which the run ran.
     """
 
     id: str
@@ -47,19 +56,22 @@ class Status(msgspec.Struct, kw_only=True):
     attempt: int | None
     repeat: int | None
     rehearsal: bool | None
-    resumed_from_step: int | None = None  # timed steps that a checkpoint brought along
-    expected: bool  # completed, or an end that the cell says is proper
-    held: bool = False  # pending or planned, and starts only after `jobs retry --only held`
-    leftover: bool = False  # the scheduler still has its job to start, although the run has ended
+    resumed_from_step: int | None = None  # the timed step of the checkpoint from which the run resumed
+    expected: bool  # whether the run completed, or ended in a state that the cell lists in `expect`
+    held: bool = False  # whether the run is pending or planned and starts only after `jobs retry --only held`
+    leftover: bool = False  # whether the run's job is still in the scheduler's queue, although the run has ended
 
     @property
     def set_aside(self) -> bool:
-        """Whether its records cannot be read, so that no command touches it; `why` names the file and the way out."""
+        """Whether the records of the run cannot be read. No command changes such a run; `why` names the file and what to do."""
         return self.cell is None
 
 
 def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
-    """The status of each run, with one query per scheduler; a folder that cannot be read is `unknown`, with the reason."""
+    """The status of each run, in the order of `folders`. Each scheduler is asked only once for all its runs.
+
+    A run whose records cannot be read has the state `unknown`, with the reason.
+    """
     with gc_pause.not_searched():
         return _statuses(workspace, folders)
 
@@ -77,7 +89,8 @@ def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
 
 
 def own(folder: RunDir) -> RunOnDisk:
-    """A run by its own records alone. Raises InputError or WorkspaceError, which name the file, if they cannot be read."""
+    """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError with the name of the file
+    if a record cannot be read."""
     run, events = folder.read_run(), folder.events(strict=True)
     verdict, result = folder.told(events, run)
     return RunOnDisk(folder, run, events, verdict, result)
@@ -127,7 +140,8 @@ def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Statu
         scheduler={"name": run.scheduler, "id": seen.id, "raw": seen.raw},
         step=result.steps if result else progress.step,
         steps=result.steps if result else run.cell.steps,
-        throughput=rate if result is None else None if paused else result.throughput_per_s,  # which would include the pauses
+        # The throughput in the result of a run that was suspended would include the time of the suspension, so it is left out.
+        throughput=rate if result is None else None if paused else result.throughput_per_s,
         unit=result.unit if result else None,
         eta_s=eta_s if verdict.state == "running" else None,
         started=started,
@@ -145,8 +159,11 @@ def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Statu
 
 
 def span(events: Sequence[Event], state: str) -> tuple[datetime | None, datetime | None]:
-    """(when it was first started, when it ended), by the clock of its supervisor. A run that waits for another start after a
-    requeue, or whose supervisor was lost, has no end."""
+    """When a run first started and when it ended, by the clock of its supervisor: (start, end).
+
+    events: the events of the run. state: its state. The end is None if the run waits for another start after a requeue, or if
+    its supervisor was lost.
+    """
     moments = sorted((event.wall_s, event.event) for event in events if event.writer == "attempt")
     started = [wall_s for wall_s, name in moments if name == "started"]
     ended = [wall_s for wall_s, name in moments if name == "exited"]
@@ -159,14 +176,15 @@ def _moment(wall_s: float | None) -> datetime | None:
 
 
 def _hosts(records: RunOnDisk) -> list[str]:
-    """The machines of its ranks, and of its supervisor unless that may run on another machine than the ranks."""
+    """The machines on which the ranks run. The machine of the supervisor is included, unless the scheduler may start the
+    supervisor on another machine than the ranks."""
     apart = records.run.scheduler in ("ssh", "allocation")
     supervisor = {event.host for event in records.events if event.writer == "attempt" and not apart}
     return sorted(supervisor | set(records.folder.hosts()))
 
 
 def latest(folders: Iterable[RunDir]) -> list[RunDir]:
-    """The last attempt of each repeat only, in the order of the first attempts."""
+    """For each repeat of each cell, only the folder of the last attempt, in the order of the first attempts."""
     last: dict[str, RunDir] = {}
     for folder in folders:
         first, attempt = attempt_of(folder.run_id)
@@ -176,7 +194,7 @@ def latest(folders: Iterable[RunDir]) -> list[RunDir]:
 
 
 def _job_of(folder: RunDir) -> str | None:
-    """The scheduler's number of the job of a run whose records are damaged, as far as they tell."""
+    """The scheduler's number for the job of a run whose records are damaged; None if its events do not tell."""
     try:
         jobs = [event.data.get("job") for event in folder.events() if event.event == "submitted"]
     except ShardlabError:

@@ -1,4 +1,4 @@
-"""Writes the run folders of a matrix: run.json, which never changes, and the script that the scheduler runs."""
+"""Writes the run folders of a matrix. A run folder contains run.json and the script that the scheduler starts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,18 @@ from shardlab.workspace import Workspace
 
 
 class RenderContext(msgspec.Struct, frozen=True):
-    """What all runs that are rendered together have in common.
+    """The values that all runs have in common that are rendered together.
 
-    own_templates: the workspace's folder of templates, which take precedence over the shipped ones. digests: SHA-256 of every
-    template from which the scheduler's scripts may be rendered, and of the files that these templates include, by name.
-    source, packages, wait_gpus_s, track: as in `Run`. own: the workspace's own plug-ins. own_code: the folder of their frozen
-    copies. predicted: what the planner predicts of a run, by the name of its cell.
+    matrix: the name of the matrix.
+    where: the cluster.
+    scheduler: the name of the scheduler.
+    own_templates: the workspace's folder of templates, which replace shipped templates of the same name.
+    digests: the SHA-256 of every template from which the scheduler's scripts may be rendered, and of the files that these
+        templates include, by name.
+    source, packages, data_path, proofs_path, versions, git_commit, created, wait_gpus_s, track: as in `Run`.
+    own_code: the folder of the frozen copies of plug-ins.
+    own: the plug-ins of the workspace.
+    predicted: the planner's prediction for a run, by the name of its cell.
     """
 
     matrix: str
@@ -70,7 +76,11 @@ def source(
     track: str | None = None,
     own: OwnPlugins | None = None,
 ) -> RenderContext:
-    """Collect the Source, once for a whole matrix. in_allocation: runs start in the allocation of this process."""
+    """Collect the values that all runs of a matrix have in common.
+
+    matrix: the name of the matrix. in_allocation: whether the runs start in the Slurm allocation of this process. wait_gpus_s,
+    track: as in `Run`. own: the plug-ins of the workspace.
+    """
     name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
     name = "allocation" if in_allocation else name
     names = dict.fromkeys(
@@ -97,7 +107,8 @@ def source(
 
 
 def remarks(source: RenderContext) -> list[str]:
-    """A remark for each template and each plug-in of the workspace itself, which somebody else may have written."""
+    """A remark for each template and each plug-in file of the workspace that the runs use: another person may have written
+    them."""
     own = [source.own_templates / name for name in source.digests if (source.own_templates / name).exists()]
     workloads = [one.file for one in source.own.workloads.known.values() if not one.is_data and not one.name.endswith("-tiny")]
     strategies = dict.fromkeys(one.file for one in source.own.strategies.known.values())
@@ -109,14 +120,18 @@ def remarks(source: RenderContext) -> list[str]:
 
 
 def cluster_of(source: RenderContext) -> dict[str, str]:
-    """The cluster as run.json names it."""
+    """The name and the provider of the cluster, as run.json records them."""
     return {"name": source.where.name, "provider": source.where.provider}
 
 
 def run_of(
     cell: Cell, repeat: int, attempt: int, source: RenderContext, resume: Sequence[str] = (), avoid: Sequence[str] = ()
 ) -> Run:
-    """The frozen run of one attempt at one repeat of a cell. resume: runs to resume from, in order; avoid: nodes not to use."""
+    """The content of run.json for one attempt at one repeat of a cell.
+
+    resume: the ids of the runs from whose checkpoints the run may resume, the preferred run first. avoid: the names of nodes
+    that the run must not use.
+    """
     slurm = source.where.slurm
     return Run(
         schema=1,
@@ -155,7 +170,10 @@ def run_of(
 
 
 def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -> str:
-    """The run's script. A dry run shows the same text that `write` writes."""
+    """The text of the run's script, which `write` writes and a dry run shows.
+
+    folder: the run's folder. where: the cluster. own_templates: the workspace's folder of templates.
+    """
     python, started = os.environ.get(PYTHON, sys.executable), launcher(run.launcher)
     values = {"run": run, "folder": folder, "python": python, "caches": _caches(where)}
     of_ranks = container.rank_python(where, python)
@@ -172,13 +190,17 @@ def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -
 
 
 def _caches(where: Cluster) -> list[tuple[str, str]]:
-    """Variables of the ranks' tools. On CloudLab, home folders are NFS over the control network, which is only for logins."""
+    """Variables that move the caches of the ranks' tools, as (name, value). On CloudLab the caches are moved out of the home
+    folder: home folders are on NFS over the control network, which is meant only for logins."""
     return tool_caches.variables(where.workspaces / ".cache") if where.provider == "cloudlab" else []
 
 
 def write(run: Run, runs: Path, source: RenderContext) -> RunDir:
-    """Create the complete run folder, or nothing. Raises ShardlabError if the folder exists and its run was or may have been
-    submitted. It is not an InputError, because the command may have rendered other runs by then."""
+    """Create the complete folder of a run, or nothing.
+
+    runs: the folder of all runs. Raises ShardlabError if the folder exists and its run was, or may have been, submitted. The
+    error is not an InputError, because the command may have rendered other runs before.
+    """
     final = RunDir(runs / run.run_id)
     if final.path.exists():
         if (kept := not_replaceable(final)) is not None:
@@ -194,7 +216,7 @@ def write(run: Run, runs: Path, source: RenderContext) -> RunDir:
         own_plugins.write(source.own_code, run, folder.path)
         if (predicted := source.predicted.get(run.cell.name())) is not None:
             files.write_new(prediction.path_in(folder.path), files.as_json(predicted))
-        folder.log.mkdir()  # Slurm ends a job without a message if it cannot open its output
+        folder.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
         rendered = script(run, final.path, source.where, source.own_templates).encode()
         files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
         folder.write_event("controller", "rendered", sync=False)
@@ -212,7 +234,10 @@ def write(run: Run, runs: Path, source: RenderContext) -> RunDir:
 def keep(
     workspace: Workspace, source: RenderContext, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]
 ) -> None:
-    """Save the expanded matrix in the workspace, for commands that only read runs. repeats: by the name of the cell."""
+    """Save the expanded matrix in the workspace, for commands that only read runs.
+
+    cells: all cells of the matrix. repeats: the number of runs of each cell, by the name of the cell.
+    """
     tiny = any(cell.rehearses for cell in cells)
     workspace.keep_expansion(
         Expansion(

@@ -1,4 +1,7 @@
-"""The rendezvous of a job's ranks: its address, and the interface to it (between nodes never a loopback)."""
+"""The rendezvous of the ranks of a run: chooses its address, and finds the network interface through which a node reaches it.
+
+If a run has several nodes, neither the address nor the interface is ever a loopback.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,30 @@ from shardlab.errors import ShardlabError
 
 RENDEZVOUS, MEETING = "SHARDLAB_RENDEZVOUS", "SHARDLAB_MEETING"
 PORTS = range(20_000, 30_000)  # below the ports that Linux gives to outgoing connections
-# The number of this node in its run, from 0 (without Slurm), and the names or addresses of all nodes of the run.
+# Environment variables. NODE: the number of this node in its run, from 0 (set only without Slurm). NODES: the names or
+# addresses of all nodes of the run, separated by commas.
 NODE, NODES = "SHARDLAB_NODE", "SHARDLAB_NODES"
 
 
 class NoMeeting(ShardlabError):
-    """The nodes of a job have no address under which the others could reach them."""
+    """A node of a run has no address at which the other nodes can reach it."""
 
 
 class RendezvousInterface(msgspec.Struct, frozen=True):
-    """This node's interface towards the others, and its address there."""
+    """The network interface through which this node reaches the other nodes, and the address of this node on the interface."""
 
     interface: str
     address: str
 
 
 def call_together(nnodes: int) -> dict[str, str]:
-    """Choose the rendezvous, on the job's first node. Returns its address, its name and the job's nodes as variables for the
-    ranks, which cannot ask Slurm in a container.
+    """Choose the address and the name of the rendezvous, on the first node of the job.
 
-    The port is free now. If another program takes it before the ranks start, the run fails with that reason. Raises NoMeeting.
+    nnodes: the number of nodes of the run. Returns environment variables for the ranks: the address, the name, and the names of
+    the nodes, because ranks in a container cannot ask Slurm. The port is free at this moment; if another program takes the port
+    before the ranks start, the run fails with this reason. Raises NoMeeting.
     """
-    names = _nodes_of_job()  # if `salloc` started this process on the login node, only the list says which node is the first
+    names = _nodes_of_job()  # if this process runs on the login node (`salloc`), only this list tells the first node of the job
     node = os.environ.get("SLURMD_NODENAME") or next(iter(names), socket.gethostname())
     address = "127.0.0.1" if nnodes == 1 else _address(node)
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
@@ -48,7 +53,7 @@ def call_together(nnodes: int) -> dict[str, str]:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-            port = secrets.choice(PORTS)  # the address is of another node: this process runs where `salloc` was called
+            port = secrets.choice(PORTS)  # the address belongs to another node: this process runs where `salloc` was called
     host = f"[{address}]" if ":" in address else address
     name = f"{os.environ.get('SLURM_JOB_ID', 'local')}-{os.environ.get('SLURM_RESTART_COUNT', '0')}-{port}"
     return {RENDEZVOUS: f"{host}:{port}", MEETING: name, NODES: ",".join(names)}
@@ -60,13 +65,16 @@ def node_number(environment: Mapping[str, str]) -> int:
 
 
 def master() -> dict[str, str]:
-    """The rendezvous as variables for torch's env://, for ranks whose launcher does not set them."""
+    """The rendezvous as the variables of torch's `env://` method, for launchers that do not set these variables themselves."""
     host, _, port = os.environ[RENDEZVOUS].rpartition(":")
     return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
 
 
 def way_to(rendezvous: str, others: Sequence[str]) -> RendezvousInterface:
-    """How this node reaches the rendezvous or, on the rendezvous' own node, another node. Raises NoMeeting."""
+    """The interface through which this node reaches the rendezvous, or, on the node of the rendezvous itself, another node.
+
+    rendezvous: its address, as HOST:PORT. others: the names or addresses of all nodes of the run. Raises NoMeeting.
+    """
     host = rendezvous.rpartition(":")[0].strip("[]")
     if ipaddress.ip_address(host).is_loopback:
         return RendezvousInterface("lo", host)
@@ -75,7 +83,7 @@ def way_to(rendezvous: str, others: Sequence[str]) -> RendezvousInterface:
     if host in here:
         far = next((address for name in others if (address := _resolved(name)) and address not in here), host)
     with socket.socket(socket.AF_INET6 if ":" in far else socket.AF_INET, socket.SOCK_DGRAM) as looking:
-        looking.connect((far, 9))  # sends nothing: it asks the kernel for the route
+        looking.connect((far, 9))  # for a UDP socket, connect sends nothing: it only asks the kernel for the route
         own = looking.getsockname()[0]
     if own not in here or ipaddress.ip_address(own).is_loopback:
         raise NoMeeting(f"{socket.gethostname()}: the route to {far} uses the address {own}, which no other node can reach.")
@@ -83,7 +91,8 @@ def way_to(rendezvous: str, others: Sequence[str]) -> RendezvousInterface:
 
 
 def _nodes_of_job() -> list[str]:
-    """The names of the job's nodes; [] outside of a job. Only Slurm can expand a list; one name needs no command."""
+    """The names of the nodes of this Slurm job; empty outside of a job. A list such as node[1-4] is expanded by Slurm's
+    scontrol; a single name needs no command."""
     listed = os.environ.get("SLURM_JOB_NODELIST", "")
     if not any(sign in listed for sign in "[,"):
         return [listed] if listed else []
@@ -91,7 +100,8 @@ def _nodes_of_job() -> list[str]:
 
 
 def _address(node: str) -> str:
-    """The first node's address for the other nodes: by its name, or Slurm's NodeAddr if the name resolves to a loopback."""
+    """The address at which the other nodes reach the first node: resolved from its name, or from Slurm's NodeAddr if its name
+    resolves to a loopback or to nothing. Raises NoMeeting."""
     address = _resolved(node)
     if address is None or ipaddress.ip_address(address).is_loopback:
         said = call(["scontrol", "show", "node", node]).stdout.split()

@@ -1,4 +1,4 @@
-"""The number of runs of each cell of a matrix, and the estimated time of all runs."""
+"""The number of runs (repeats) of each cell of a matrix, and the estimated time of all runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from shardlab.workspace import Workspace
 class Cost(msgspec.Struct, frozen=True):
     """The estimated time of the runs of a plan, from earlier runs of the same cells in this workspace.
 
-    cells: how many of the planned cells completed here before; hours: of all planned runs of those cells, one after another;
-    rank_hours: hours times the ranks (on GPUs: GPU-hours) that a run occupies.
+    cells: the number of planned cells that have completed in this workspace before.
+    hours: the time of all planned runs of these cells, one after another.
+    rank_hours: the sum over these runs of hours times the number of ranks (with GPUs, these are GPU hours).
     """
 
     cells: int
@@ -30,7 +31,10 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 def of(file: MatrixFile, cells: Sequence[Cell], asked: int | None) -> dict[str, int]:
-    """The number of runs of each cell, by the name of the cell. asked: --repeats, which overrides the file."""
+    """The number of runs of each cell, by the name of the cell.
+
+    file: the matrix file. asked: the value of --repeats, which overrides the file; None if the option is not given.
+    """
     if asked is not None or isinstance(file.repeats, int):
         number = asked or file.repeats
         assert isinstance(number, int)
@@ -40,21 +44,25 @@ def of(file: MatrixFile, cells: Sequence[Cell], asked: int | None) -> dict[str, 
 
 
 def named_by_claims(file: MatrixFile, cells: Iterable[Cell]) -> set[str]:
-    """The names of the cells that the tests of the claims name."""
+    """The names of the cells that the tests of the matrix's claims use."""
     calls = (call for claim in file.claims for _, call in Expression(claim.test).filters)
     filters = [{key: value for key, value in call.items() if key not in ARGUMENTS} for call in calls]
     return {cell.name() for cell in cells if any(matches(msgspec.to_builtins(cell), wanted) for wanted in filters)}
 
 
 def rounds(cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[tuple[Cell, int]]:
-    """Every (cell, repeat): all first repeats, then all second ones. So drift of the machine hits all cells alike."""
+    """Every (cell, repeat), in the order in which they run: all first repeats, then all second repeats, and so on. In this
+    order, a slow change of the machine's speed affects all cells in the same way."""
     counts = [(cell, repeats[cell.name()]) for cell in cells]
     last = max((count for _, count in counts), default=0)
     return [(cell, repeat) for repeat in range(1, last + 1) for cell, count in counts if repeat <= count]
 
 
 def in_words(repeats: Mapping[str, int], split: int | Repeats) -> str:
-    """`13 cell(s) that claims name x 3 repeat(s) + 46 other(s) x 1 = 85 run(s)`."""
+    """The number of runs as text, such as `13 cell(s) that claims name x 3 repeat(s) + 46 other(s) x 1 = 85 run(s)`.
+
+    repeats: the number of runs of each cell, by name. split: the key `repeats` of the matrix.
+    """
     total, kinds = sum(repeats.values()), set(repeats.values())
     if isinstance(split, int) or len(kinds) == 1:
         return f"{len(repeats)} cell(s) x {max(kinds)} repeat(s) = {total} run(s)"
@@ -65,7 +73,8 @@ def in_words(repeats: Mapping[str, int], split: int | Repeats) -> str:
 
 
 def recorded_s(workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int]) -> dict[str, float]:
-    """The mean seconds of a run of each of these cells that completed in this workspace, by the name of the cell."""
+    """The mean duration in seconds of the completed runs of each cell, by the name of the cell. Cells without a completed run
+    in this workspace are left out."""
     means = {}
     for cell in cells:
         folders = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, repeats[cell.name()] + 1))
@@ -76,7 +85,8 @@ def recorded_s(workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str
 
 
 def cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded: Mapping[str, float]) -> Cost:
-    """The estimated time of these runs. recorded: the answer of `recorded_s`."""
+    """The estimated time of the runs of these cells. repeats: the number of runs, by the name of the cell. recorded: the result
+    of `recorded_s`."""
     known, hours, rank_hours = 0, 0.0, 0.0
     for cell in cells:
         if (seconds := recorded.get(cell.name())) is not None:
@@ -87,7 +97,7 @@ def cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded: Mapping[st
 
 
 def _seconds(run: RunDir) -> float | None:
-    """From the start of a run to its end, if it completed in its first attempt; None if its events cannot be read."""
+    """The seconds from the start of a run to its end; None if the run has no result or its events cannot be read."""
     if not run.result.exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Resolves the points of a matrix into cells. A point that is not possible is reported as file:line:column with the reason."""
+"""Resolves the points of a matrix into cells. A point that is not possible is reported with its reason and file:line:column."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ AddProblem = Callable[[str, str], None]  # adds the problem of a cell: its key, 
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What the scheduler has to offer."""
+    """The machines that the scheduler can give to a run."""
 
-    nodes: int | None  # that a run may have; None: not known
-    gpus: int | None  # of a node; None if ranks are processes on a CPU
-    here: bool = False  # whether runs start on this machine, so that the programs of their launchers can be looked for
-    per_rank: bool = True  # whether it can start a task for each rank, and not only for each node
+    nodes: int | None  # the largest number of nodes of a run; None: not known
+    gpus: int | None  # the number of GPUs of a node; None if ranks are processes on a CPU
+    here: bool = False  # whether runs start on this machine: then the programs of the launchers are looked for on this machine
+    per_rank: bool = True  # whether the scheduler can start a task for each rank, and not only for each node
     longest_s: int | None = None  # the largest time limit of a run, in seconds; None: not known
-    types: dict[str, Capacity] = {}  # by each GPU type that a cell may name: what a cell with this type has to offer
+    types: dict[str, Capacity] = {}  # for each GPU type that a cell may name: the capacity for cells with this type
 
     def of(self, gpu_type: str | None) -> Capacity | None:
         """The capacity for cells with this GPU type; None if there is no such type."""
@@ -41,7 +41,8 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """A cell that does not fit the machine: its name, the reason, and the place of the cell in the file."""
+    """A cell that does not fit the machines. cell: its name. why: the reason. problem: the reason with the cell's place in the
+    matrix file."""
 
     cell: str
     why: str
@@ -49,23 +50,24 @@ class Misfit(msgspec.Struct, frozen=True):
 
 
 class Menus(msgspec.Struct, frozen=True):
-    """Every name that a cell may mention."""
+    """The strategies, workloads and launchers that a cell may name, by name."""
 
     strategies: dict[str, Strategy]
     workloads: dict[str, Workload]
     launchers: dict[str, Launcher]
-    faults: dict[str, dict[str, str]] = {}  # by key and name: why a file of the workspace does not define it
+    # Why a file of the workspace does not define the name: by key (workload or strategy), then by name.
+    faults: dict[str, dict[str, str]] = {}
 
 
 def resolve(
     matrix: Matrix, machine: Capacity | None = None, cluster: Capacity | None = None, own: OwnPlugins | None = None
 ) -> list[Cell]:
-    """The cells of a matrix in its order, one for each point.
+    """The cells of a matrix, one for each point, in the order of the points.
 
-    machine: if given, all cells must fit on it. cluster: if given, a cell without nnodes gets the fewest of its nodes that hold
-    the GPUs of the cell. own: the plug-ins of the workspace itself.
+    machine: if given, all cells must fit this capacity. cluster: if given, a cell without the key nnodes gets the smallest
+    number of the cluster's nodes that have enough GPUs for the cell. own: the plug-ins of the workspace.
 
-    Raises InputError that lists every problem with its place.
+    Raises InputError, which lists every problem with its place in the file.
     """
     own = own or OwnPlugins()
     faults = {"workload": own.workloads.faults, "strategy": own.strategies.faults}
@@ -97,7 +99,7 @@ def resolve(
 
 
 def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, chosen: Sequence[Cell]) -> list[Misfit]:
-    """The cells of `chosen` that do not fit the machine. cells: all cells of the matrix, in its order."""
+    """The cells of `chosen` that do not fit the machines. cells: all cells of the matrix, in the order of its points."""
     unfit = []
     names = {cell.name() for cell in chosen}
     for point, cell in zip(matrix.points, cells, strict=True):
@@ -110,7 +112,7 @@ def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, chosen: Se
 
 
 def _whys(cell: Cell, machine: Capacity) -> dict[str, str | None]:
-    """Why the cell does not fit, by the key that decides it."""
+    """The reasons why a cell does not fit the machines, by the key of the matrix that decides it; None for keys that fit."""
     return {
         "nnodes": _nodes(cell, machine),
         "gpus": _gpus(cell, machine),
@@ -120,7 +122,10 @@ def _whys(cell: Cell, machine: Capacity) -> dict[str, str | None]:
 
 
 def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], cluster: Capacity | None) -> Cell | None:
-    """One resolved cell, or None after its problems were appended."""
+    """Resolve one point into a cell. If the cell is not possible, append the reasons to `problems` and return None.
+
+    cluster: as for `resolve`.
+    """
     before = len(problems)
 
     def problem(key: str, sentence: str) -> None:
@@ -145,7 +150,7 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], c
 
 
 def _draft(point: Point, menus: Menus, problem: AddProblem) -> Draft | None:
-    """The point with its types checked, or None if it is not complete or a name is not on its menu."""
+    """The point with its types checked; None, after the problem was added, if a key is missing or a name is unknown."""
     try:
         draft = point.draft()
     except msgspec.ValidationError as error:
@@ -177,7 +182,11 @@ def _assembled(
     limits: tuple[int | None, int],
     options: dict[str, Any],
 ) -> Cell:
-    """The cell of a draft that was checked."""
+    """The cell of a draft whose keys were all checked.
+
+    degrees: dp, tp and pp. sizes: global_batch_size, micro_batch_size and gradient_accumulation_steps. limits: the time limit
+    and the hang limit in seconds. options: the options of the strategy and the workload.
+    """
     return Cell(
         workload=draft.workload,
         strategy=draft.strategy,
@@ -218,7 +227,8 @@ def _assembled(
 def _refusals(
     cell: Cell, strategy: Strategy, workload: Workload, launcher: Launcher, draft: Draft, problem: AddProblem
 ) -> None:
-    """The reasons why this cell cannot run, each at the option that it names first, if the file sets this option."""
+    """Add a problem for each reason why this cell cannot run. If the reason names an option that the file sets, the problem is
+    reported at the place of this option."""
     for key, why in (
         ("workload", workload.refuse(cell)),
         ("strategy", strategy.refuse(cell)),
@@ -231,7 +241,7 @@ def _refusals(
 
 
 def _options(draft: Draft, strategy: Strategy, workload: Workload, menus: Menus, problem: AddProblem) -> dict[str, Any]:
-    """The options of strategy and workload with every default written out."""
+    """The options of the strategy and the workload, with the default value for each option that the draft does not set."""
     known = {option.name: option for option in (*strategy.options, *workload.options)}
     for name, value in draft.options.items():
         if name not in known:
@@ -243,7 +253,8 @@ def _options(draft: Draft, strategy: Strategy, workload: Workload, menus: Menus,
 
 
 def _belongs_to_another(option: str, menus: Menus) -> str:
-    """A sentence that shows how to give an option only to the cells of the strategy or workload that has it; else empty."""
+    """A sentence that shows how to set an option only for the cells whose strategy or workload has this option; '' if no
+    strategy or workload has it."""
     for key, variants in (("strategy", menus.strategies), ("workload", menus.workloads)):
         if owners := [name for name, variant in variants.items() if option in {known.name for known in variant.options}]:
             only = f"include: [{{when: \"{key} == '{owners[0]}'\", options: {{{option}: ...}}}}]"
@@ -252,7 +263,8 @@ def _belongs_to_another(option: str, menus: Menus) -> str:
 
 
 def _degrees(draft: Draft, strategy: Strategy, problem: AddProblem) -> dict[str, int]:
-    """dp, tp and pp: the given values, the missing one by division, and 1 for a dimension that the strategy does not have."""
+    """The values of dp, tp and pp. If one value is missing, it is computed by division from the number of GPUs. A dimension
+    that the strategy does not have gets 1."""
     given = {"dp": draft.dp, "tp": draft.tp, "pp": draft.pp}
     for name, size in given.items():
         if name not in strategy.degrees and size not in (None, 1):
@@ -272,7 +284,8 @@ def _degrees(draft: Draft, strategy: Strategy, problem: AddProblem) -> dict[str,
 
 
 def _switches(draft: Draft, strategy: Strategy, problem: AddProblem) -> None:
-    """Refuse switches that the strategy does not support: a switch that is ignored would make a comparison unequal."""
+    """Add a problem for each switch that the strategy does not support. If such a switch were ignored, the cells that are
+    compared would not do the same work."""
     asked = {
         "activation_checkpointing": draft.activation_checkpointing != "none",
         "compile": draft.compile,
@@ -295,7 +308,11 @@ def _switches(draft: Draft, strategy: Strategy, problem: AddProblem) -> None:
 def _sizes(
     draft: Draft, workload: Workload, strategy: Strategy, degrees: dict[str, int], problem: AddProblem
 ) -> tuple[int, int, int] | None:
-    """The batch sizes, after the checks that need no more than the draft."""
+    """Check the lengths, the instruments and the precision of a draft, then compute its batch sizes.
+
+    Returns (global_batch_size, micro_batch_size, gradient_accumulation_steps); None, after the problem was added, if the sizes
+    are not possible.
+    """
     if (draft.steps is None) == (draft.epochs is None):
         given = "neither" if draft.steps is None else "both"
         problem("steps", f"exactly one of steps and epochs is needed, found {given}.")
@@ -315,14 +332,15 @@ def _sizes(
 
 
 def _limits(draft: Draft, problem: AddProblem) -> tuple[int | None, int]:
-    """The time limit and the hang limit, in seconds."""
+    """The time limit (None if the draft has none) and the hang limit, in seconds."""
     limits: dict[str, int] = {}
     for key, text in (("time_limit", draft.time_limit), ("hang_limit", draft.hang_limit)):
         try:
             limits |= {} if text is None else {key: cell_sizes.seconds(text)}
         except ValueError as error:
             problem(key, str(error))
-    return limits.get("time_limit"), limits.get("hang_limit", 0)  # 0 beside a problem, which keeps the cell from being made
+    # The hang limit is 0 only if a problem was added; then no cell is made.
+    return limits.get("time_limit"), limits.get("hang_limit", 0)
 
 
 def _fewest(draft: Draft, launcher: Launcher, per_node: int | None) -> int:

@@ -1,8 +1,8 @@
-"""The queue of a scheduler that starts runs itself: runs that were submitted wait in their folders until a runner starts them.
+"""The queue of runs for schedulers that start runs themselves (local, ssh, allocation).
 
-The queue is the run folders themselves: a run that was submitted and has not started waits. A runner process, detached from
-the terminal, starts the runs. If it is killed, the next `jobs submit` starts another runner, which sees the runs that are still
-running and continues.
+There is no queue file: a run is in the queue if the events in its folder say that it was submitted and has not started. A
+runner process, detached from the terminal, starts the runs. If the runner is killed, the next `jobs submit` starts another
+runner, which finds the runs that are still running and continues with the queue.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ from shardlab.state import FINAL, HOLDING, JudgedState
 from shardlab.workspace import Workspace
 
 SCRIPT = "job.sh"
-TURN_S = 0.2  # how often a runner looks whether it is the next one's turn
-PROCESS = {"pid", "created", "boot_id"}  # data of the event `started` that identify a process
+TURN_S = 0.2  # seconds between two checks of a runner whether the next run may start
+PROCESS = {"pid", "created", "boot_id"}  # the data of the event `started` that identify a process
 ELSEWHERE = ", which this machine cannot check"
-CLAIM_TO_START_S = 10.0  # a supervisor that lives writes its first event within milliseconds of its claim
+# If a claimed run has no event after this time, its supervisor is dead: normally the first event follows within milliseconds.
+CLAIM_TO_START_S = 10.0
 
 
 class Runner(msgspec.Struct, frozen=True):
-    """.shardlab/SCHEDULER/runner.json: which process starts the runs."""
+    """The file .shardlab/SCHEDULER/runner.json: identifies the process that starts the runs of the workspace.
+
+    schema: the version of the file. pid: the process id. created: when the process started, in seconds since the epoch.
+    boot_id: the boot id of the machine on which the process runs.
+    """
 
     schema: int
     pid: int
@@ -47,30 +52,33 @@ class Runner(msgspec.Struct, frozen=True):
 
 
 class AnotherRunner(Exception):
-    """Another process starts the runs of this workspace."""
+    """Another process holds the runner's lock: it starts the runs of this workspace already."""
 
 
 def scripts_must_be_trusted(workspace: Workspace, *, trusted: bool) -> None:
-    """Raises InputError if a runner would start scripts that came with the workspace. trusted: mark it as trusted."""
+    """Raises InputError if a runner would start scripts that another person may have put into the workspace.
+
+    trusted: whether to mark the workspace as trusted instead.
+    """
     waiting = [folder for name in ("local", "ssh") for folder in RunQueue(name, workspace).waiting()]
     workspace_trust.must_be_trusted(workspace, [folder.path / SCRIPT for folder in waiting], trusted=trusted)
 
 
 class RunQueue:
-    """The runs of a workspace that one scheduler starts. Its runner is the process `python -m jobs.schedulers.SCHEDULER`."""
+    """The queue of one scheduler in a workspace. Its runner is the process `python -m jobs.schedulers.SCHEDULER WORKSPACE`."""
 
     def __init__(self, scheduler: str, workspace: Workspace) -> None:
         self._scheduler, self._workspace = scheduler, workspace
         self._own = workspace.own / scheduler
 
     def submit(self, folders: Sequence[RunDir]) -> None:
-        """Submit runs, in order, and start a runner if none is alive."""
+        """Submit runs, in this order, and start a runner if no runner is alive."""
         for folder in folders:
             folder.write_event("controller", "submitted", scheduler=self._scheduler)
         self._ensure_runner()
 
     def _ensure_runner(self) -> None:
-        """Start a runner; it ends by itself if another runner is alive or no run waits."""
+        """Start a runner. The new runner ends by itself if another runner is alive or if no run waits."""
         files.make_folder(self._own)
         with files.as_workspace_error("write"), (self._own / "runner.log").open("ab") as log:
             subprocess.Popen(
@@ -78,7 +86,7 @@ class RunQueue:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C and the closing of the terminal end this command, not the runs
+                start_new_session=True,  # Ctrl-C, or closing the terminal, must end this command but not the runs
             )
 
     def runner_alive(self) -> bool:
@@ -86,7 +94,8 @@ class RunQueue:
         return self._runner() is not None
 
     def runner_variable(self, name: str) -> str | None:
-        """A variable of the runner's environment, '' if it is not set; None if no runner is alive, or it is another user's."""
+        """The value of an environment variable of the runner; '' if the variable is not set. None if no runner is alive, or if
+        the runner belongs to another user."""
         if (runner := self._runner()) is None:
             return None
         try:
@@ -102,12 +111,13 @@ class RunQueue:
         return runner if _alive(runner.pid, runner.created, runner.boot_id) else None
 
     def attend(self) -> None:
-        """Start a runner if runs wait and no runner is alive: somebody may have killed it."""
+        """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing in a
+        workspace that is not trusted."""
         if workspace_trust.is_trusted(self._workspace) and not self.runner_alive() and next(self.waiting(), None) is not None:
             self._ensure_runner()
 
     def observe(self, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-        """From the runs' events and the processes of this machine."""
+        """The state of each run, from its events and from the processes of this machine."""
         return [self._observe(run.folder, run.verdict) for run in runs]
 
     def _observe(self, folder: RunDir, verdict: JudgedState) -> ObservedRun:
@@ -115,7 +125,10 @@ class RunQueue:
         return ObservedRun(verdict, folder.run_id, raw, unanswered=raw.endswith(ELSEWHERE))
 
     def _true(self, folder: RunDir, verdict: JudgedState) -> tuple[JudgedState, str]:
-        """(the verdict on a run, this scheduler's words for its state)."""
+        """Correct the state of a run by what this machine can check. Returns (the state, the scheduler's words for the state).
+
+        verdict: the state by the events of the run.
+        """
         if verdict.held:
             return verdict, "held"
         if verdict.state == "pending":
@@ -132,13 +145,16 @@ class RunQueue:
             return verdict, f"process {started.data['pid']} on {started.host}{ELSEWHERE}"
         if _alive_event(started):
             return verdict, f"process {started.data['pid']}"
-        verdict = folder.judge()  # it may have ended between the two looks
+        verdict = folder.judge()  # read the events again: the run may have ended before its process was checked
         if verdict.state != "running":
             return verdict, "ended"
         return _vanished(started), "process gone"
 
     def work_off(self, start_runs: Callable[[], None]) -> int:
-        """The runner: until no run waits, call `start_runs`. There is one runner per workspace."""
+        """The main loop of a runner: call `start_runs` until no run waits; return the exit code.
+
+        start_runs: starts the waiting runs. A lock makes sure that the queue of a workspace has only one runner.
+        """
         files.make_folder(self._own)
         while next(self.waiting(), None) is not None:
             try:
@@ -147,12 +163,13 @@ class RunQueue:
                     record = Runner(schema=1, pid=me.pid, created=me.create_time(), boot_id=host.boot_id())
                     files.write_json(self._own / "runner.json", record)
                     start_runs()
-            except AnotherRunner:  # it looks for waiting runs once more after it has released the lock
+            except AnotherRunner:  # the other runner looks for waiting runs once more after it has released the lock
                 break
         return 0
 
     def waiting(self) -> Iterator[RunDir]:
-        """The runs that were submitted and wait, first submitted first. A run whose records are damaged is set aside."""
+        """The runs that were submitted and wait, in the order of their submission. Runs whose records are damaged are left
+        out."""
         waiting = []
         for folder in self._workspace.all_runs():
             if folder.claim.exists():
@@ -167,9 +184,11 @@ class RunQueue:
                     yield folder
 
     def start_one_after_another(self, may_start: Callable[[RunDir], bool] = lambda _folder: True) -> None:
-        """Start each waiting run when no other run of this machine is running, until none waits.
+        """Start the waiting runs one after another, until no run waits. A run starts only when no other run of the workspace is
+        running on this machine.
 
-        may_start: called with each run before its start. If it returns False, it has recorded why the run no longer waits.
+        may_start: called with each run before its start. If may_start returns False, the run is not started; may_start must
+        then record an event after which the run no longer waits.
         """
         while (folder := next(self.waiting(), None)) is not None:
             self.wait_for_running()
@@ -177,28 +196,29 @@ class RunQueue:
                 self.after_end(folder, start(folder).wait())
 
     def after_end(self, folder: RunDir, code: int) -> None:
-        """Record a failure if the script of a run ended before it started anything."""
+        """Record a failure if the script of a run ended before the supervisor started. code: the exit code of the script."""
         verdict = folder.judge()
         if verdict.state == "pending" and not verdict.held:
-            # The script itself did not get as far as its supervisor: without this it would wait, and be started, for ever.
+            # The supervisor has not recorded anything, so without this record the run would wait and be started again for ever.
             why = f"the script ended with exit code {code} before it started anything; see log/script.log"
             record_failure(folder, why, code)
 
     def wait_for_running(self) -> None:
-        """Wait for runs that an earlier runner started; record the end of a run whose supervisor is gone."""
+        """Wait until the runs that an earlier runner started have ended. If the supervisor of a run is gone, record the end of
+        the run."""
         for folder in self._workspace.all_runs():
             with contextlib.suppress(ShardlabError):  # a run whose records cannot be read is set aside
                 while is_running(folder):
                     time.sleep(TURN_S)
 
     def record_lost(self) -> None:
-        """Record the end of each run whose supervisor is gone, without waiting for those that run."""
+        """Record the end of each run whose supervisor is gone, without waiting for the runs that are still running."""
         for folder in self._workspace.all_runs():
             with contextlib.suppress(ShardlabError):
                 is_running(folder)
 
 
-# What every scheduler with such a queue does alike; jobs/scheduler.py has their interface.
+# Functions of the interface in jobs/scheduler.py that are the same for every scheduler with such a queue.
 
 
 def resolve(_workspace: Workspace) -> list[str]:
@@ -207,34 +227,38 @@ def resolve(_workspace: Workspace) -> list[str]:
 
 
 def cancel(_workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
-    """Cancel waiting runs first, so that none of them starts meanwhile. Supervisors see the request, wherever they are."""
+    """Cancel runs. Waiting runs are cancelled first, so that none of them starts when a running run ends. A running run has an
+    event with the request, which its supervisor reads, also on another machine."""
     for run in sorted(runs, key=lambda run: run.verdict.state == "running"):
         _cancel(run.folder, run.folder.judge())
 
 
 def cancel_jobs(_jobs: Sequence[str]) -> str:
-    """Does nothing: a run has no job of its own."""
+    """Does nothing: these schedulers have no jobs with numbers."""
     return ""
 
 
 def hold(_jobs: Sequence[str]) -> str:
-    """Does nothing: the runner starts no run whose events say that it is held."""
+    """Does nothing: the runner does not start a run whose events say that the run is held."""
     return ""
 
 
 def release(_jobs: Sequence[str]) -> None:
-    """Does nothing: the queue is the events of the runs."""
+    """Does nothing: the queue consists of the events of the runs, and the caller records the event."""
 
 
 def damaged(_workspace: Workspace) -> list[str]:
-    """The queue is the run folders: no other record can be damaged."""
+    """Returns an empty list: the queue consists of the run folders, so there is no other record that could be damaged."""
     return []
 
 
 def start(
     folder: RunDir, environment: Mapping[str, str] | None = None, descriptors: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start the script of a run in a session of its own, so that it outlives this process. descriptors: what it inherits."""
+    """Start the script of a run in a new session, so that the script continues if this process ends.
+
+    environment: additional variables. descriptors: the file descriptors that the script inherits, such as locks.
+    """
     folder.log.mkdir(exist_ok=True)
     own = {name: value for name, value in os.environ.items() if name != cloudlab_keys.TOKEN_VARIABLE}
     with (folder.log / "script.log").open("ab") as log:
@@ -250,14 +274,15 @@ def start(
 
 
 def record_failure(folder: RunDir, why: str, code: int | None = None) -> None:
-    """Claim a run that did not start, so that nothing starts it, and record why."""
+    """Record that a run failed before its start, and claim the run so that nothing starts it. code: its script's exit code."""
     with contextlib.suppress(FileExistsError):
         folder.claim.mkdir()
     folder.write_event("queue", "exited", code=code, reason="failed", why=why)
 
 
 def is_running(folder: RunDir) -> bool:
-    """Whether the run has a supervisor on this machine that has to end first. Records the end of a run that has lost it."""
+    """Whether the run has a supervisor on this machine that is still alive. If its supervisor on this machine is gone, the end
+    of the run is recorded first."""
     if not folder.claim.exists() or (state := folder.judge().state) not in ("pending", "running"):
         return False
     started = _started(folder)
@@ -274,7 +299,8 @@ def is_running(folder: RunDir) -> bool:
 
 
 def run_as_runner(work: Callable[[Workspace], int]) -> None:
-    """The main program of a runner: WORKSPACE is its only argument."""
+    """The main program of a runner, whose only argument is the workspace. Ends this process. work: the work of the
+    scheduler."""
     try:
         sys.exit(work(Workspace(Path(sys.argv[1]))))
     except (WorkspaceError, FileNotFoundError) as error:
@@ -286,14 +312,15 @@ def _leave(_lock: int) -> None:
 
 
 def _cancel(folder: RunDir, verdict: JudgedState) -> None:
-    """End a run that waits or runs. A run that has ended does not change."""
+    """Cancel a run that waits or runs. A run that has ended does not change. verdict: the state of the run."""
     if verdict.state in ("planned", "pending"):
         if claim.claim_as_cancelled(folder):
             return
         verdict = folder.judge()
     if verdict.state in FINAL:
         return
-    folder.write_event("controller", "cancel_requested")  # its supervisor may have claimed it without an event so far
+    # A supervisor that has claimed the run but not yet written an event sees this request when it begins to watch the run.
+    folder.write_event("controller", "cancel_requested")
     started = _started(folder)
     if started is not None and _alive_event(started):
         with contextlib.suppress(ProcessLookupError):
@@ -316,7 +343,8 @@ def _alive_event(started: Event) -> bool:
 
 
 def _alive(pid: int, created: float, boot_id: str) -> bool:
-    """Whether this very process lives: a process id alone may have been given to another."""
+    """Whether the process is alive. Its start time and the boot id are compared too, because the system may have given the
+    process id to another process."""
     if boot_id != host.boot_id():
         return False
     try:

@@ -17,7 +17,10 @@ from shardlab.workspace import Workspace
 
 
 class RunOnDisk(msgspec.Struct, frozen=True):
-    """A run as read from its own folder. result: the result of a run that has ended."""
+    """A run as read from its folder, without asking its scheduler.
+
+    verdict: the state by the records in the folder. result: the result of a run that has ended.
+    """
 
     folder: RunDir
     run: Run
@@ -27,10 +30,13 @@ class RunOnDisk(msgspec.Struct, frozen=True):
 
 
 class ObservedRun(msgspec.Struct, frozen=True):
-    """The state of a run, from its folder and its scheduler together.
+    """The state of a run, from the records in its folder and from its scheduler.
 
-    id, raw: the scheduler's own number and words for the run's job. leftover: whether the scheduler still has the job to
-    start although the run has ended. unanswered: the scheduler could not be asked, so the verdict is from the folder alone.
+    verdict: the state.
+    id: the scheduler's number of the run's job.
+    raw: the scheduler's own words for the state of the job.
+    leftover: whether the job is still in the scheduler's queue although the run has ended.
+    unanswered: whether the scheduler could not be asked; the verdict then comes from the folder alone.
     """
 
     verdict: JudgedState
@@ -41,10 +47,11 @@ class ObservedRun(msgspec.Struct, frozen=True):
 
 
 class SubmitOptions(msgspec.Struct, frozen=True):
-    """How runs are submitted.
+    """The options with which runs are submitted.
 
-    at_once: the largest number of runs at a time. pack: one allocation for all runs with the same sbatch options. after: runs
-    that must have ended before, in any state.
+    at_once: the largest number of runs at a time; None: no limit.
+    pack: whether all runs with the same sbatch options share one allocation.
+    after: the ids of the runs that must have ended, in any state, before these runs start.
     """
 
     at_once: int | None = None
@@ -53,7 +60,10 @@ class SubmitOptions(msgspec.Struct, frozen=True):
 
 
 class Full(ShardlabError):
-    """A scheduler accepts no more jobs for now. unsubmitted: the runs that it did not accept, in order. why: its words."""
+    """A scheduler accepts no more jobs for now.
+
+    unsubmitted: the runs that the scheduler did not accept, in order. why: the scheduler's words.
+    """
 
     def __init__(self, scheduler: str, why: str, unsubmitted: Sequence[RunDir]) -> None:
         super().__init__(
@@ -65,10 +75,13 @@ class Full(ShardlabError):
 
 
 class Scheduler(Protocol):
-    """A file of jobs/schedulers.
+    """The interface that each module in jobs/schedulers implements.
 
-    TEMPLATE: the template of the script of one run. TEMPLATES: TEMPLATE, and those of every other script that is sent to this
-    scheduler. SCRIPT: the name of the script in the run's folder. POLL_S: the seconds between two questions to the scheduler.
+    NAME: the name of the scheduler.
+    TEMPLATE: the template of the script of one run.
+    TEMPLATES: TEMPLATE, and the templates of all other scripts that are sent to this scheduler.
+    SCRIPT: the name of the script in the run's folder.
+    POLL_S: the seconds between two questions to the scheduler.
     """
 
     NAME: str
@@ -78,43 +91,43 @@ class Scheduler(Protocol):
     POLL_S: float
 
     def submit(self, workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
-        """Submit rendered runs, in order. Raises Full if the scheduler accepts only some of them for now, ShardlabError if it
-        rejects a run."""
+        """Submit rendered runs, in this order. Raises Full if the scheduler accepts only some of the runs for now,
+        ShardlabError if the scheduler rejects a run."""
 
     def resolve(self, workspace: Workspace) -> list[str]:
-        """Finish interrupted submissions of earlier commands; return a sentence on each. Raises ShardlabError."""
+        """Finish submissions of earlier commands that were interrupted; return a sentence about each. Raises ShardlabError."""
 
     def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-        """The state of each run; asks the scheduler once for all runs."""
+        """The state of each run, in the order of `runs`. The scheduler is asked only once for all runs."""
 
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
-        """Cancel runs that wait or run; runs that have ended stay as they are."""
+        """Cancel runs that wait or run. Runs that have ended are not changed."""
 
     def cancel_jobs(self, jobs: Sequence[str]) -> str:
-        """Cancel jobs by the scheduler's numbers; the scheduler's words if it did not, or ''."""
+        """Cancel jobs by the scheduler's numbers. Returns '', or the scheduler's words if it did not cancel them."""
 
     def hold(self, jobs: Sequence[str]) -> str:
-        """Keep jobs from starting, and requeue the job of this process, held too: in Slurm, this ends the process.
+        """Hold pending jobs, so that they do not start, and requeue the job of this process as a held job.
 
-        Returns the scheduler's words if it did not requeue the job, or ''."""
+        In Slurm, the requeue ends this process. Returns '', or the scheduler's words if it did not requeue the job."""
 
     def release(self, jobs: Sequence[str]) -> None:
         """Let held jobs start. Raises ShardlabError."""
 
     def damaged(self, workspace: Workspace) -> list[str]:
-        """A sentence for each record of this scheduler that cannot be read, with the runs that it sets aside."""
+        """A sentence for each record of this scheduler that cannot be read, with the runs that are set aside for it."""
 
     def attend(self, workspace: Workspace) -> None:
-        """Called from time to time while a command waits for runs."""
+        """Called from time to time while a command waits for runs: starts a new runner if the runner of the queue is gone."""
 
 
 def scheduler(name: str) -> Scheduler:
-    """The scheduler of this name. Raises UnknownName."""
+    """The scheduler with this name. Raises UnknownName."""
     return cast(Scheduler, registry.load("jobs.schedulers", name, "scheduler"))
 
 
 def apart(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:
-    """Runs by the name of their scheduler."""
+    """Groups runs by the name of their scheduler."""
     by_scheduler: dict[str, list[RunOnDisk]] = {}
     for run in runs:
         by_scheduler.setdefault(run.run.scheduler, []).append(run)

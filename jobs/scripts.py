@@ -1,4 +1,4 @@
-"""Scripts of jobs, rendered from the shipped templates or from those of the workspace, which stand before them."""
+"""Renders the scripts of jobs from templates. A template of the workspace replaces the shipped template of the same name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from shardlab.errors import InputError
 
 
 def render(template: str, own: Path | None, **values: Any) -> str:
-    """The template filled in. own: the workspace's folder of templates. Raises InputError if the workspace's is faulty."""
+    """The text of a template with its values filled in.
+
+    template: the name of the template. own: the workspace's folder of templates. values: the values, by name. Raises InputError
+    if the workspace's own template is faulty.
+    """
     try:
         return templates.render(template, own, **values)
     except templates.TemplateFault as fault:

@@ -1,4 +1,4 @@
-"""Selects runs or cells by ids, shell patterns, a matrix, or an expression over cell keys and state."""
+"""Selects runs by ids, shell patterns, a matrix, or an expression (--where), and cells by an expression."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from shardlab.workspace import Workspace, chosen
 
 
 def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, where: str | None) -> list[Status]:
-    """The status of the last attempt of each selected run; earlier attempts only if a pattern names them.
+    """The status of the last attempt of each selected run. Earlier attempts are included only if a pattern names them.
 
-    A run that is set aside is always included, because `where` cannot be evaluated for it.
+    patterns: run ids or shell patterns; empty: all runs. matrix: only runs of this matrix. where: only runs for which this
+    expression is true. A run whose records cannot be read is always included, because `where` cannot be evaluated for this run.
     """
     ids = workspace.run_ids()
     if matrix is not None:
@@ -42,7 +43,7 @@ def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, wh
 
 
 def condition(where: str) -> Expression:
-    """The expression of a --where. Raises InputError."""
+    """Parse the expression of --where. Raises InputError."""
     try:
         return Expression(where)
     except ExpressionError as error:
@@ -50,9 +51,9 @@ def condition(where: str) -> Expression:
 
 
 def holds(expression: Expression, cell: Cell) -> bool:
-    """Whether an expression over cell keys is true of a cell, or of the cell that it stands for.
+    """Whether an expression over cell keys is true for a cell; for a tiny twin, the cell that the twin rehearses is tested.
 
-    Raises InputError for a name that no cell has.
+    Raises InputError if the expression has a name that no cell has.
     """
     return _true(expression, names(msgspec.to_builtins(cell.rehearses or cell)))
 

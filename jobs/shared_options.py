@@ -1,4 +1,4 @@
-"""Options that several verbs of `jobs` share, and the values that they stand for."""
+"""Command-line options that several verbs of `jobs` share, and functions that check and return their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_WAIT_S = 7 * 24 * 3600
 
 
 def add_matrix_options(verb: console.Parser) -> None:
-    """The options that name the cells of a matrix."""
+    """Add the options that select cells of a matrix."""
     matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
     verb.add_argument("--matrix", required=True, metavar="NAME|FILE", help=matrix_help)
     cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
@@ -29,13 +29,13 @@ def add_matrix_options(verb: console.Parser) -> None:
 
 
 def add_trust(verb: console.Parser) -> None:
-    """The option --trust."""
+    """Add the option --trust to a verb."""
     trust_help = "execute the code that came with this workspace or its runs (docs/own-models.md); read all of it first"
     verb.add_argument("--trust", action="store_true", help=trust_help)
 
 
 def add_run_selection(verb: console.Parser) -> None:
-    """The options that select runs of the workspace."""
+    """Add the arguments that select runs of the workspace."""
     verb.add_argument("runs", nargs="*", metavar="RUN", help="run ids or shell patterns (quote them)")
     verb.add_argument("--matrix", metavar="NAME", help="only runs of this matrix")
     where_help = "only runs for which this expression is true, such as \"state == 'failed'\""
@@ -43,20 +43,20 @@ def add_run_selection(verb: console.Parser) -> None:
 
 
 def add_wait(verb: console.Parser) -> None:
-    """The option --wait."""
+    """Add the option --wait to a verb."""
     wait_help = "wait until all runs have ended; exit code 1 if a run did not end as expected"
     verb.add_argument("--wait", action="store_true", help=wait_help)
 
 
 def add_track(verb: console.Parser) -> None:
-    """The option --track."""
+    """Add the option --track to a verb."""
     names = ", ".join(trackers.TRACKERS)
     track_help = f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {names} (docs/exports.md)"
     verb.add_argument("--track", metavar="TRACKER", help=track_help)
 
 
 def add_sharing_options(verb: console.Parser) -> None:
-    """The options that say how runs share the machines, with each other and with other users."""
+    """Add the options that decide how runs share the machines with each other and with other users."""
     gpus_help = "how long a run waits if other processes use its GPUs, before it fails (default: 0)"
     verb.add_argument("--wait-gpus", type=int, default=0, metavar="SECONDS", help=gpus_help)
     here_help = "train on this machine although it is a login node of a Slurm cluster"
@@ -69,7 +69,8 @@ def add_sharing_options(verb: console.Parser) -> None:
 
 
 def submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptions:
-    """How to submit. Raises InputError for an option of Slurm if the cluster has no Slurm."""
+    """The options with which runs are submitted. Raises InputError if an option for Slurm is given for a cluster without
+    Slurm."""
     arguments, after = invocation.arguments, getattr(invocation.arguments, "after", None)
     if arguments.max_parallel is not None and not 1 <= arguments.max_parallel <= 100_000:
         raise InputError(f"--max-parallel: found {arguments.max_parallel}. Allowed: 1 to 100000.")
@@ -88,9 +89,10 @@ def submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptio
 
 
 def tracker(invocation: Invocation) -> str | None:
-    """The value of --track; None if the command has no such option, or it is not given.
+    """The value of --track; None if the option is not given, or if the command does not have the option.
 
-    Raises InputError for an unknown tracker and for nodes that share no folder, MissingExtra if its package is not installed.
+    Raises InputError if the tracker is unknown or the nodes of the cluster share no folder, MissingExtra if the package of the
+    tracker is not installed.
     """
     name: str | None = getattr(invocation.arguments, "track", None)
     if name is None:
@@ -106,7 +108,7 @@ def tracker(invocation: Invocation) -> str | None:
 
 
 def wait_gpus_s(arguments: argparse.Namespace) -> int:
-    """The value of --wait-gpus; 0 if the command has no such option. Raises InputError."""
+    """The value of --wait-gpus in seconds; 0 if the command does not have the option. Raises InputError."""
     seconds: int = getattr(arguments, "wait_gpus", 0)
     if not 0 <= seconds <= LONGEST_WAIT_S:
         raise InputError(f"--wait-gpus: found {seconds}. Allowed: 0 to {LONGEST_WAIT_S} seconds.")

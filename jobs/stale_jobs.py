@@ -1,4 +1,4 @@
-"""Cancels jobs that wait in a scheduler's queue although their runs have ended: they might wait there for ever."""
+"""Cancels jobs that wait in a scheduler's queue although their runs have ended. Otherwise these jobs might wait for ever."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from jobs.scheduler import scheduler
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """sentences: one for each job. all_gone: whether the scheduler cancelled every one of them."""
+    """What was done about stale jobs.
+
+    sentences: a sentence for each job. all_gone: whether the scheduler cancelled all these jobs.
+    """
 
     sentences: list[str]
     all_gone: bool
 
 
 def cancel(runs: Sequence[Status]) -> Cancelled:
-    """Cancel the leftover job of each of these runs."""
+    """Cancel the job of each of these runs that has ended while its job is still queued (`Status.leftover`)."""
     sentences, all_gone = [], True
     for run in runs:
         if not run.leftover:

@@ -1,4 +1,4 @@
-"""Runs as rows of `jobs status`: what each column says, and which columns and rows a terminal has room for."""
+"""The table of `jobs status`: the text of each column, and which columns and rows fit the size of the terminal."""
 
 from __future__ import annotations
 
@@ -21,12 +21,19 @@ COLUMNS = (RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY)
 WHILE_RUNNING = (SCHEDULER, ENDED, RATE, STARTED, TO_GO, STEP, TOOK)
 WHEN_ENDED = (SCHEDULER, RATE, TO_GO, STEP, ENDED, STARTED, TOOK)
 GAP = 2  # spaces between two columns
-LEAST_WHY = 36  # columns that a reason needs in the table; a narrower table has the reasons below it
-AROUND = 6  # lines of a live table that are no row: heading, rule, edges, summary
+LEAST_WHY = 36  # the least width of the column of reasons, in characters; if there is less room, reasons stand below the table
+AROUND = 6  # lines of a live table besides its rows: heading, rule, edges, summary
 
 
 class StatusTable(msgspec.Struct, frozen=True):
-    """What is shown. below: the reasons that the table has no room for, a line each. left_out: how many runs are not shown."""
+    """The part of the runs that is shown.
+
+    columns: the names of the columns.
+    rows: the texts of the cells, row by row.
+    runs: the run of each row.
+    below: lines below the table: the reasons of runs, if the table has no room for them.
+    left_out: the number of runs that are not shown.
+    """
 
     columns: list[str]
     rows: list[list[str]]
@@ -36,7 +43,7 @@ class StatusTable(msgspec.Struct, frozen=True):
 
 
 def table(runs: Sequence[Status], width: int | None = None, height: int | None = None) -> StatusTable:
-    """The runs as a table. width, height: the size of the terminal, which limits what is shown; None: no limit."""
+    """The runs as a table. width, height: the size of the terminal in characters and lines; None: no limit."""
     listed = list(runs) if height is None else _most_telling(runs, max(height - AROUND, 1))
     zone = datetime.now().astimezone().tzinfo
     rows = [_row(run, zone) for run in listed]
@@ -50,7 +57,7 @@ def table(runs: Sequence[Status], width: int | None = None, height: int | None =
 
 
 def summary(runs: Sequence[Status]) -> str:
-    """How many runs are in which state, and the zone of their times."""
+    """A line that says how many runs are in each state, how many are rehearsals, and in which time zone the times are."""
     counts = sorted(Counter(status.state for status in runs).items(), key=lambda item: (item[0] in FINAL, item[0]))
     rehearsed = sum(bool(status.rehearsal) for status in runs)
     note = f" {rehearsed} of them a rehearsal (on CPU: it tests that everything works, not the speed)." if rehearsed else ""
@@ -76,14 +83,16 @@ def _row(run: Status, zone: tzinfo | None) -> dict[str, str]:
 
 
 def _moment(moment: datetime, beside: datetime) -> str:
-    """A time of day, with the date if that is not the date of `beside`, and with the year if that is another."""
+    """A time as text: only the time of day if `moment` is on the date of `beside`; else with the date, and with the year if the
+    years differ too."""
     if moment.date() == beside.date():
         return f"{moment:%H:%M:%S}"
     return f"{moment:%b %d %H:%M:%S}" if moment.year == beside.year else f"{moment:%Y-%m-%d %H:%M}"
 
 
 def _fitting(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int) -> list[str]:
-    """The columns that are not empty and fit into one line without folding. `why` may be folded, or is left out."""
+    """The names of the columns that are shown: columns with text, as many as fit into one line. Only the column `why` may be
+    folded into several lines; if even then it has no room, it is left out."""
     wide = {name: max([cell_len(name), *(cell_len(row[name]) for row in rows)]) for name in COLUMNS}
     shown = [name for name in COLUMNS if name in (RUN, STATE) or any(row[name] for row in rows)]
     for dropped in ("", *(WHILE_RUNNING if any(run.state == "running" for run in runs) else WHEN_ENDED)):
@@ -97,7 +106,8 @@ def _fitting(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int)
 
 
 def _most_telling(runs: Sequence[Status], most: int) -> list[Status]:
-    """At most `most` runs: first running runs, then unexpected ends, waiting runs, expected ends; in their original order."""
+    """Choose at most `most` runs: running runs are preferred, then runs that ended unexpectedly, then waiting runs, then runs
+    that ended as expected. The chosen runs keep their order."""
 
     def rank(run: Status) -> int:
         if run.state == "running":

@@ -1,9 +1,10 @@
-"""One task of a run's job step: starts the telemetry sampler on its node, and the launcher's command.
+"""One task of a run's job step: starts the telemetry sampler on its node, and the command of the launcher.
 
     python -m jobs.step_task RUN_DIR -- COMMAND...
 
-Words of COMMAND may hold $SHARDLAB_RENDEZVOUS, $SHARDLAB_MEETING, $SHARDLAB_ADDRESS, $SHARDLAB_INTERFACE, $SHARDLAB_IS_FIRST
-and variables that Slurm sets; they are replaced here, because no shell reads COMMAND. The exit code is that of COMMAND.
+Words of COMMAND may contain the variables $SHARDLAB_RENDEZVOUS, $SHARDLAB_MEETING, $SHARDLAB_ADDRESS, $SHARDLAB_INTERFACE and
+$SHARDLAB_IS_FIRST, and the variables that Slurm sets. This program replaces them, because no shell reads COMMAND. The exit code
+is the exit code of COMMAND.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
         **os.environ,
         node_processes.MARK: mark,
         "GLOO_SOCKET_IFNAME": way.interface,
-        "NCCL_SOCKET_IFNAME": f"={way.interface}",  # without the sign it is a prefix
+        "NCCL_SOCKET_IFNAME": f"={way.interface}",  # "=" means exactly this name; without "=", NCCL takes the name as a prefix
         "SHARDLAB_ADDRESS": way.address,
         "SHARDLAB_INTERFACE": way.interface,
         "SHARDLAB_IS_FIRST": "true" if node == 0 else "false",
@@ -48,7 +49,8 @@ def main(argv: list[str]) -> int:
     command = [Template(word).safe_substitute(environment) for word in argv[2:]]
     folder.log.mkdir(exist_ok=True)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # Slurm sends these signals to every process of the step. All that is started here ignores them, except ranks that save.
+        # Slurm sends these signals to every process of the step. The processes that are started below ignore them too, except
+        # ranks that handle them to save a checkpoint.
         signal.signal(number, signal.SIG_IGN)
     if first_here:
         _wait_for_gpus(folder)
@@ -86,7 +88,10 @@ def _wait_for_gpus(folder: RunDir) -> None:
 
 
 def _forward(ranks: subprocess.Popen[bytes]) -> list[float]:
-    """Forward SIGTERM and SIGUSR1 to the ranks. Returns a list, which gets the time of the first SIGTERM."""
+    """From now on, forward SIGTERM and SIGUSR1 to the ranks.
+
+    Returns a list that is empty until the first SIGTERM arrives; then the list contains its time, by the monotonic clock.
+    """
     asked: list[float] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Decides for every run of a matrix whether to submit it, and submits it. A dry run only decides."""
+"""Decides for every run of a matrix whether the run is submitted, and submits runs. A dry run only decides."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 from trainers import menu
 
-HELD = "held"  # a word of `jobs retry --only`: no state, because a held run is pending
-SILENT_S = 10.0  # telemetry is sampled twice a second; at the end of a run it stops on all nodes within seconds
+HELD = "held"  # a word that `jobs retry --only` accepts besides states; the state of a held run is pending or planned
+# A node whose last telemetry sample is this many seconds older than the newest sample of the other nodes is lost. At a normal
+# end of a run, telemetry stops on all nodes within a few seconds.
+SILENT_S = 10.0
 
 
 class RunDecision(msgspec.Struct, frozen=True):
-    """Whether to submit a run, and why. now: the status of its last attempt, if it has a folder. held_back: it is rendered, but
-    not submitted, because it would not end before the lease of the nodes."""
+    """The decision on one run.
+
+    send: whether the run is submitted. why: the reason for the decision. now: the status of the last attempt at the run; None
+    if the run has no folder. held_back: whether the run is rendered but not submitted, because it would not end before the
+    lease of the nodes.
+    """
 
     run: Run
     send: bool
@@ -44,8 +50,11 @@ def check(
     source: render.RenderContext,
     resume_from: str | None = None,
 ) -> None:
-    """Before anything is changed: raises InputError if the workspace holds runs of another cluster, or if the cells cannot
-    resume from the checkpoint of the run `resume_from`."""
+    """Check the runs of the workspace before anything is changed.
+
+    Raises InputError if one of these runs was submitted to another cluster, or if the cells cannot resume from the checkpoint
+    of the run `resume_from`. repeats: the number of runs of each cell, by the name of the cell.
+    """
     if resume_from:
         _can_go_on(workspace.run(resume_from), cells)
     for folder in _there(workspace, cells, repeats).values():
@@ -59,9 +68,10 @@ def decide(
     source: render.RenderContext,
     resume_from: str | None = None,
 ) -> list[RunDecision]:
-    """A step for every repeat of every cell. repeats: the number of runs of each cell, by its name.
+    """The decision on every repeat of every cell, in the order in which the runs are submitted.
 
-    resume_from: a run of another cell, from whose checkpoint new runs resume.
+    repeats: the number of runs of each cell, by the name of the cell. resume_from: the id of the run from whose checkpoint new
+    runs resume; None: they start from step 0.
     """
     resume = [resume_from] if resume_from else []
     last = _there(workspace, cells, repeats)
@@ -82,17 +92,17 @@ def decide(
 
 
 def _there(workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, int]) -> dict[str, RunDir]:
-    """The last attempt of each of these runs that has a folder, by the id of its first attempt."""
+    """The folder of the last attempt at each of these runs that has a folder, by the id of the first attempt."""
     wanted = {run_id(cell, repeat) for cell, repeat in rounds(cells, repeats)}
     last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
     return {name: folder for name, folder in last.items() if name in wanted}
 
 
 def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.RenderContext, how: SubmitOptions) -> list[RunDir]:
-    """Release the runs that are held; render the other runs that are to be sent, then send them in order.
+    """Carry out decisions: release held runs, then render and submit the other runs with `send`, in order.
 
-    Runs that are held back are rendered, and their events get the reason. Raises ShardlabError if the scheduler rejects a run.
-    Returns the folders of the runs that were sent.
+    Runs that are held back are rendered, and the reason is written into their events. how: the options of the submission.
+    Returns the folders of the runs that were submitted. Raises ShardlabError if the scheduler rejects a run.
     """
     steps = list(steps)
     sent = [step for step in steps if step.send]
@@ -115,12 +125,15 @@ def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.Rend
 def retry(
     workspace: Workspace, selected: Sequence[Status], only: set[str], source: render.RenderContext, *, trust: bool = False
 ) -> list[RunDecision]:
-    """A new attempt for each run whose last attempt among the selected runs ended in one of the states `only`.
+    """Decide on a new attempt for each run whose last attempt, among the selected runs, ended in one of the states `only`.
 
-    It resumes from the newest checkpoint of the earlier attempts, if there is one; the ranks check whether it is intact. A run
-    that is rendered but not sent, because an earlier retry or a queue returned it, is sent as it is. With HELD in `only`, held
-    runs go on as the same attempt. trust: also execute code that came with a fetched run. Changes nothing. Raises InputError if
-    one of these runs is of another cluster, or its code must not be executed.
+    - The new attempt resumes from the newest checkpoint of the earlier attempts, if there is a checkpoint. The ranks check
+      whether the checkpoint is intact.
+    - A run that is rendered but not submitted, because an earlier retry or a queue gave it back, is submitted as it is.
+    - If `only` contains HELD, held runs are released; they stay the same attempt.
+
+    trust: whether code that came with a fetched run may be executed. Nothing is changed. Raises InputError if one of these runs
+    was submitted to another cluster, or if its code must not be executed.
     """
     steps = []
     last_ones = {folder.run_id for folder in latest(RunDir(workspace.runs / status.id) for status in selected)}
@@ -157,18 +170,21 @@ def retry(
 
 
 def freeze_trusted(workspace: Workspace, steps: Sequence[RunDecision], *, trust: bool) -> None:
-    """Keep the code of the runs that get a new attempt, as if it had been submitted from this workspace: the user trusts it, or
-    it is the configuration of a model, which is data."""
+    """Store frozen copies of the code of the runs that get a new attempt, as if the code had been submitted from this
+    workspace.
+
+    This is done if the user trusts the code, or if the code is only the configuration of a model, which is data.
+    """
     for old in (workspace.run(step.now.id).read_run() for step in steps if step.send and step.now is not None):
         if trust or (old.own_workload is not None and old.own_workload.is_data):
             own_copies.freeze(workspace, own_plugins.of_run(workspace, old, trust=trust).sources)
 
 
 def lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
-    """The nodes that a run lost: their telemetry stopped while the telemetry of its other nodes continued.
+    """The names of the nodes that a run lost; empty if they are not known.
 
-    hosts: the nodes on which the run was running. A run on one node lost this node. Empty if not known. Without Slurm, an event
-    names the node.
+    Without Slurm, an event names the lost node. With Slurm, a node is lost if its telemetry stopped while the telemetry of the
+    other nodes continued; a run on a single node has lost this node. hosts: the nodes on which the run was running.
     """
     if named := [str(event.data["node"]) for event in folder.events() if event.event == LOST]:
         return named
@@ -182,7 +198,10 @@ def lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
 
 
 def _anew(folder: RunDir, run: Run, source: render.RenderContext) -> Run:
-    """A run that is rendered but not sent, as it is sent now. A later attempt keeps the runs that it resumes from."""
+    """Render a run again that was rendered but not submitted. A later attempt keeps the runs from which it resumes.
+
+    run: the first attempt as it would be rendered now.
+    """
     attempt = attempt_of(folder.run_id)[1]
     if attempt == 1:
         return run
@@ -217,7 +236,7 @@ def _why_not(now: Status) -> str:
 
 
 def must_be_of_cluster(folder: RunDir, source: render.RenderContext) -> None:
-    """Raises InputError for a run of another cluster; a run that cannot be read is set aside later."""
+    """Raises InputError if a run was rendered for another cluster. A run whose records cannot be read is set aside later."""
     try:
         theirs = folder.read_run().cluster
     except ShardlabError:

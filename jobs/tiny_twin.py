@@ -1,20 +1,24 @@
-"""Makes of every cell of a matrix a small version, its tiny twin, so that the whole matrix can be rehearsed in minutes.
+"""Makes a small version of every cell of a matrix, its tiny twin, so that the whole matrix can be rehearsed in minutes.
 
-The rule (`--scale tiny`), the same for every cell of a matrix:
+The rules of `--scale tiny` are the same for every cell of a matrix:
 
-- workload: NAME becomes NAME-tiny at the twin's own sizes, with at least as many blocks and heads as pp and tp need; data
-  is synthetic; sequences have at most 32 tokens. A workload that is tiny already stays.
-- ranks: strategy, gpus, dp, tp, pp, servers and the strategy's options stay. nnodes is 1: all ranks share this machine.
-- batch: passes a step (accumulation, a pipeline's microbatches) stay. The micro-batches of all cells with one workload are
-  divided by one number, the largest that leaves them whole and, if possible, not below 2. So a strong or weak scaling, or
-  a sweep, stays one.
-- length: steps are at most 6, epochs at most 2. An epoch is 4 batches of the largest global batch of the workload's cells,
-  so that every cell has epochs of the same images; if the data has no epochs, the twin has steps instead. One warm-up step.
+- workload: NAME becomes NAME-tiny with the sizes of NAME-tiny, but with at least as many blocks and heads as pp and tp need.
+  The data is synthetic. Sequences have at most 32 tokens. A workload that is tiny already is kept.
+- ranks: strategy, gpus, dp, tp, pp, servers and the options of the strategy are kept. nnodes is 1: all ranks share this
+  machine.
+- batch: the number of passes per step (gradient accumulation, micro-batches of a pipeline) is kept. The micro-batch sizes of
+  all cells with the same workload are divided by the same number: the largest number that divides all of them and, if
+  possible, leaves none below 2. So a study of strong or weak scaling, or a sweep over batch sizes, keeps its form.
+- length: at most 6 steps or 2 epochs, with one warm-up step. An epoch has 4 batches of the largest global batch size of the
+  workload's cells, so that the epochs of all cells have the same images. If the data has no epochs, the twin has steps
+  instead.
 - launcher: fork. One cell uses torchrun: the last of the cells with the fewest ranks above one.
-- precision, optimizer, schedule, checkpointing, clipping, seed and expected ends stay. A run may take 5 minutes.
-- instruments stay, on windows that fit; a validation looks at as many items as an epoch has, at most 64 where that
-  is a batch of every cell: on small batches it would take many times as long as the training.
-- settings that need a GPU, and those that take longer than all the rest, are dropped (see `dropped`).
+- precision, optimizer, schedule, activation checkpointing, gradient clipping, seed and expected ends are kept. The time limit
+  of a run is 5 minutes.
+- instruments: kept, but their windows are made to fit the few steps. A validation reads one batch of the largest global batch
+  size, or 64 items if that is more, but never more items than an epoch has. A validation of the usual size would take many
+  times as long as the training.
+- settings that need a GPU, or that take longer than everything else together, are dropped (see `dropped`).
 """
 
 from __future__ import annotations
@@ -32,14 +36,17 @@ from trainers.workload import Workload
 
 STEPS, EPOCHS, BATCHES_AN_EPOCH, WARMUP_STEPS = 6, 2, 4, 1
 SEQ_LEN = 32
-LEAST_MICRO_BATCH = 2  # a mean over one image shows little
-LIMIT_S = 300
-VALIDATED = 64  # items
+LEAST_MICRO_BATCH = 2  # a rehearsal with micro-batches of one item would not test the mean over a batch
+LIMIT_S = 300  # time limit of a twin, in seconds
+VALIDATED = 64  # items that a validation reads, unless a batch is larger or an epoch is smaller
 FORK, TORCHRUN = "fork", "torchrun"
 
 
 def twins(cells: Sequence[Cell], workloads: Mapping[str, Workload]) -> list[Cell]:
-    """The tiny twin of each cell, in their order, all of them different. Raises InputError for a workload without one."""
+    """The tiny twin of each cell, in the order of the cells; no two twins are equal.
+
+    workloads: all workloads by name. Raises InputError if a workload has no tiny version.
+    """
     groups: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[cell.workload].append(cell)
@@ -66,7 +73,8 @@ def twins(cells: Sequence[Cell], workloads: Mapping[str, Workload]) -> list[Cell
 
 
 def must_train(twins: Sequence[Cell]) -> None:
-    """Raises InputError for a twin that cannot be trained although its cell can: the sizes of a twin are its own."""
+    """Raises InputError if a twin cannot be trained. This can happen although the original cell can be trained, because the
+    twin has other sizes."""
     for twin in twins:
         if (why := menu.refuse(twin)) is not None:
             of = twin.rehearses.name() if twin.rehearses else twin.name()
@@ -74,7 +82,8 @@ def must_train(twins: Sequence[Cell]) -> None:
 
 
 def dropped(cells: Sequence[Cell]) -> list[str]:
-    """What the twins of these cells leave out, with the reason and how many cells had it."""
+    """A sentence for each setting that the twins of these cells leave out, with the reason and the number of cells that have
+    this setting."""
     reasons = (
         ("memory: snapshot", "it records the CUDA allocator, which a CPU lacks", lambda c: c.instruments.memory == "snapshot"),
         ("compile", "compiling a model takes longer on two processors than all its tiny steps", lambda c: c.compile),
@@ -95,7 +104,7 @@ def _workload(name: str, workloads: Mapping[str, Workload]) -> Workload:
 
 
 def _divisor(sizes: Sequence[int]) -> int:
-    """The largest number that divides all sizes and leaves none below LEAST_MICRO_BATCH, or below 1 where that cannot be."""
+    """The largest number that divides all sizes and leaves none below LEAST_MICRO_BATCH; 1 if there is no such number."""
     common = math.gcd(*sizes)
     able = [d for d in range(1, common + 1) if common % d == 0 and min(sizes) // d >= LEAST_MICRO_BATCH]
     return max(able, default=1)
@@ -147,8 +156,10 @@ def _schedule(schedule: Schedule) -> Schedule:
 
 
 def _instruments(asked: Instruments, validated: int) -> Instruments:
-    """The same on windows that fit into a twin's steps; a checkpoint or a validation, of `validated` items, every 2 steps or
-    each epoch."""
+    """The instruments of a twin: the same instruments, with windows that fit into the twin's steps.
+
+    Checkpoints and validations happen every 2 steps or every epoch. validated: the number of items that a validation reads.
+    """
     profile, validation, checkpoints = asked.profile, asked.validation, asked.checkpoints
     if profile is not None:
         profile = msgspec.structs.replace(profile, first_step=min(profile.first_step, 3), steps=min(profile.steps, 2))

@@ -39,8 +39,11 @@ def plan(
 ) -> None:
     """Print a plan.
 
-    data: what is known of the data sets that the cells read. hours: the GPU hours of each cell; none without GPUs. share: what
-    Slurm says is left of them. lease: of the nodes. scaled: the cells on other numbers of GPUs, by name; None: not asked for.
+    data: which data sets of the cells are missing.
+    hours: the GPU hours of each cell; empty without GPUs.
+    share: the GPU hours that the user's Slurm account has left; None if not known.
+    lease: the report on the lease of the nodes; None without a lease.
+    scaled: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
     """
     rows = [[cell.name(), *_cell(cell)] for cell in planned.cells]
     columns = PLAN_COLUMNS
@@ -110,7 +113,7 @@ def plan(
 
 
 def _predictions(out: Output, planned: MatrixPlan) -> None:
-    """A table of what is predicted of a run of each cell; nothing if nothing is known."""
+    """Print a table with the predictions for each cell; nothing is printed if nothing could be predicted."""
     foreseen = planner_table.columns([planned.predicted[cell.name()] for cell in planned.cells])
     if foreseen:
         names = [cell.name() for cell in planned.cells]
@@ -121,11 +124,15 @@ def _predictions(out: Output, planned: MatrixPlan) -> None:
 
 
 def steps(out: Output, decided: Sequence[RunDecision], *, sent: bool, waiting: Collection[str] = ()) -> None:
-    """One line per run: what is done with it and why. waiting: ids of runs that the scheduler has no room for."""
+    """Print a line for each run that says what is done with the run and why.
+
+    sent: whether the runs were submitted; false in a dry run. waiting: the ids of the runs that the full scheduler did not
+    accept.
+    """
     verb = "submitted" if sent else "would be submitted"
     for step in decided:
         if step.now is not None and step.now.set_aside:
-            continue  # which is said apart, with its reason
+            continue  # the caller prints runs that are set aside, with the reason
         what = step.why if step.held_back else f"skipped: {step.why}"
         if step.send:
             what = f"{'waits to be submitted' if step.run.run_id in waiting else verb} ({step.why})"
@@ -137,7 +144,7 @@ def steps(out: Output, decided: Sequence[RunDecision], *, sent: bool, waiting: C
 
 
 def scripts(out: Output, decided: Sequence[RunDecision], workspace: Workspace, source: render.RenderContext) -> None:
-    """With --verbose the very scripts that sending would write."""
+    """With --verbose, print the scripts of the runs that would be submitted, exactly as they would be written."""
     for step in decided:
         folder = workspace.runs / step.run.run_id
         if step.send and out.verbose:
@@ -146,7 +153,7 @@ def scripts(out: Output, decided: Sequence[RunDecision], workspace: Workspace, s
 
 
 def lease_lines(out: Output, lease: LeaseReport | None) -> None:
-    """Print when the lease of the nodes ends and what that means for the runs; nothing without a lease."""
+    """Print when the lease of the nodes ends, and which runs would not end before. Without a lease, nothing is printed."""
     if lease is not None:
         for sentence in lease.sentences(datetime.now(UTC)):
             out.line(sentence)
@@ -167,7 +174,7 @@ def status(out: Output, runs: Sequence[Status], workspace: Workspace, lease: Lea
 
 
 def live(runs: Sequence[Status], width: int, height: int) -> Group:
-    """The table that --watch and --wait keep up to date, on a terminal of this size."""
+    """The live table of --watch and --wait, drawn for a terminal of this size (in characters and lines)."""
     shown = status_table.table(runs, width, height)
     table = drawn_table(shown.columns, shown.rows, [STYLES.get(run.state, "yellow") for run in shown.runs])
     more = f" {shown.left_out} of them not shown." if shown.left_out else ""
@@ -183,7 +190,10 @@ def _cell(cell: Cell) -> list[str]:
 
 
 def _hours(cost: repeats.Cost, cells: int) -> str:
-    """What all runs of a plan take, or those of the cells of which an earlier run tells it."""
+    """The estimated time of all runs of a plan as text. If only some cells have a recorded time, the text says how many.
+
+    cells: the number of cells of the plan.
+    """
     of = "" if cost.cells == cells else f" for {cost.cells} of {cells} cells"
     told = ", estimated from the runs that completed in this workspace"
     all_runs, all_ranks = (moments.duration(3600 * hours) for hours in (cost.hours, cost.rank_hours))

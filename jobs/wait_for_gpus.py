@@ -1,4 +1,4 @@
-"""Waits until no other process computes on the GPUs of a run. On shared GPUs, the measured times would be wrong."""
+"""Waits until no other process uses the GPUs of a run. If other processes used them too, the measured times would be wrong."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from shardlab.rundir import RunDir
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 POLL_S = 2.0
 EVENT_S = 60.0
-MPS_SERVER = "nvidia-cuda-mps-server"  # holds a context for all who share a GPU by MPS, and computes nothing itself
-LEAVING_S = 5.0  # the driver may still list a process for this long after its end, for example a rank of the previous run
+# The server process of NVIDIA MPS. It holds a CUDA context for the processes that share a GPU, but computes nothing itself.
+MPS_SERVER = "nvidia-cuda-mps-server"
+LEAVING_S = 5.0  # seconds for which the driver may still list a process after its end, such as a rank of the previous run
 
 
 def wait(folder: RunDir, run: Run, environment: Mapping[str, str], is_told_to_end: Callable[[], bool]) -> None:
-    """Return when the GPUs of the run on this node are free, or when somebody asks the run to end.
+    """Wait until the GPUs of the run on this node are free, or until the run is told to end.
 
-    Raises ShardlabError, which names the GPUs and the processes, after the time that `jobs submit --wait-gpus` allows.
+    environment: the environment of the ranks. is_told_to_end: whether the run is told to end. Raises ShardlabError, which names
+    the GPUs and the processes, if the GPUs are still in use after the time that `jobs submit --wait-gpus` allows.
     """
     if launcher(run.launcher).rehearsal:  # its ranks compute on the CPU
         return
@@ -40,7 +42,7 @@ def wait(folder: RunDir, run: Run, environment: Mapping[str, str], is_told_to_en
                 "processes, or let the run wait until they end: `jobs submit --wait-gpus SECONDS`."
             )
         if run.wait_gpus_s and time.monotonic() >= next_event:
-            # Repeated, because the supervisor ends a run that writes nothing during its hang limit.
+            # The event is written again and again, because the supervisor ends a run that writes nothing during its hang limit.
             folder.write_event(f"gpus-{gethostname()}", "waiting", why=what)
             next_event = time.monotonic() + min(EVENT_S, run.cell.hang_limit_s / 4)
         if is_told_to_end():
@@ -49,13 +51,14 @@ def wait(folder: RunDir, run: Run, environment: Mapping[str, str], is_told_to_en
 
 
 def _gpus(run: Run, node: int) -> int:
-    """Number of GPUs that the ranks of node number `node` use. The last ranks are parameter servers and use no GPU."""
+    """The number of GPUs that the ranks on node number `node` use. The last ranks of a run may be parameter servers, which use
+    no GPU."""
     per_node = run.world.nproc_per_node
     return min(max(run.cell.gpus - node * per_node, 0), per_node)
 
 
 def _others(folder: RunDir) -> dict[str, list[Process]]:
-    """The processes on each GPU of this node that are not of this run."""
+    """The processes on each GPU of this node that do not belong to this run, by the UUID of the GPU."""
     users = nvml.users() or {}
     return {
         uuid: [process for process in processes if process.name != MPS_SERVER and not node_processes.is_of(process.pid, folder)]
@@ -72,12 +75,12 @@ def in_use(users: Mapping[str, list[Process]], visible: str | None, count: int) 
     uuids = list(users)
     if visible is not None:
         named = (_named(word.strip(), uuids) for word in visible.split(","))
-        uuids = list(itertools.takewhile(bool, named))  # as in CUDA: entries after an invalid entry are ignored
+        uuids = list(itertools.takewhile(bool, named))  # CUDA ignores all entries after an invalid entry, and so do we
     return {uuid: users[uuid] for uuid in uuids[:count] if users[uuid]}
 
 
 def _named(word: str, uuids: list[str]) -> str:
-    """The UUID that a word of CUDA_VISIBLE_DEVICES names; '' if it names no whole GPU."""
+    """The UUID of the GPU that a word of CUDA_VISIBLE_DEVICES names; '' if the word names no GPU, or only a part of a GPU."""
     if word.isdecimal():
         return uuids[int(word)] if int(word) < len(uuids) else ""
     return next((uuid for uuid in uuids if word and uuid.startswith(word)), "")

@@ -1,4 +1,4 @@
-"""Follows runs: waits for their end (submit --wait, cancel), shows a live table (status --watch), prints their logs."""
+"""Follows runs: waits until they end (submit --wait, cancel), shows a live table (status --watch), and prints their logs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from shardlab.state import FINAL
 from shardlab.workspace import Workspace, chosen
 
 LOGS_S = 0.5
-LOG_PART = 2**20  # bytes that are read of a log at a time
-CANCEL_S = 60.0  # longer than a supervisor's grace before it kills, and Slurm's before it does
+LOG_PART = 2**20  # bytes of a log that are read at a time
+CANCEL_S = 60.0  # the most seconds to wait for cancelled runs; supervisors and Slurm kill processes earlier than this
 
 
 def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: bool, backlog: Backlog | None = None) -> int:
-    """The last part of submit and retry; returns the exit code, which is 1 if a run did not end as expected.
+    """The last part of `jobs submit` and `jobs retry`: wait for the runs if asked to, and print how they ended.
 
-    wait: wait until all runs have ended.
-    backlog: runs that the scheduler had no room for, which are submitted when it has room.
+    run_ids: the runs. wait: whether to wait until all runs have ended. backlog: the runs that the full scheduler did not
+    accept; they are submitted while the command waits. Returns the exit code: 1 if a run did not end as expected.
     """
 
     if not wait and not out.json:
@@ -59,7 +59,7 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
     for run in ended:
         if (run.state == "planned" or run.held) and run.why:
             given_back.setdefault(run.why, []).append(run.id)
-        elif not run.expected and not run.set_aside:  # which its command has said
+        elif not run.expected and not run.set_aside:  # the command has already printed the runs that are set aside
             out.line(f"{run.id}: {run.state}: {run.why}", style="red")
     for why, runs in given_back.items():
         names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
@@ -72,14 +72,17 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
 
 
 def status(out: Output, workspace: Workspace, look: Callable[[], list[Status]]) -> list[Status]:
-    """`jobs status --watch`: until all have ended or Ctrl-C; it starts nothing."""
+    """Carry out `jobs status --watch`: show a live table until all runs have ended or the user presses Ctrl-C.
+
+    look: reads the statuses of the runs. No runner is started. Returns the last statuses.
+    """
     runs = _until_ended(out, workspace, look, restart=False)
     views.status(out, runs, workspace, lease_report.of_workspace(workspace, datetime.now(UTC)))
     return runs
 
 
 def cancel(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
-    """Cancel runs and wait until they have ended, at most CANCEL_S; return their statuses."""
+    """Cancel runs, wait until they have ended (at most CANCEL_S seconds), and return their statuses."""
     folders = [RunDir(workspace.runs / run.id) for run in runs]
     for name, known in apart(own(folder) for folder in folders).items():
         scheduler(name).cancel(workspace, known)
@@ -92,8 +95,12 @@ def cancel(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
 
 
 def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, follow: bool) -> int:
-    """Print the log of one run: of a rank, or the launcher's and then rank 0's. The logs of a run that is set aside are printed
-    as they are, and the exit code is 1."""
+    """Print the log of one run; return the exit code.
+
+    pattern: a run id or a shell pattern that matches one run. rank: the rank whose log is printed; None: the log of the
+    launcher, then the log of rank 0. follow: whether to print new output until the run has ended. If the records of the run
+    cannot be read, its logs are printed all the same, and the exit code is 1.
+    """
     matches = chosen(workspace.run_ids(), [pattern])
     if len(matches) > 1:
         raise InputError(f"{pattern!r} matches {len(matches)} runs: {', '.join(matches[:5])}. Allowed: one run.")
@@ -118,7 +125,11 @@ def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, f
 def _until_ended(
     out: Output, workspace: Workspace, look: Callable[[], list[Status]], *, restart: bool = True, backlog: Backlog | None = None
 ) -> list[Status]:
-    """Poll until all runs have ended or are held. Show a live table on a terminal, elsewhere print a line for each change."""
+    """Poll until all runs have ended or are held. On a terminal, show a live table; otherwise print a line for each change.
+
+    look: reads the statuses of the runs. restart: whether to start a new runner if the runner of a queue is gone. backlog: runs
+    that are submitted while the command waits. Returns the last statuses.
+    """
     runs, sent = look(), False
     if out.results.is_terminal and not out.json:
 
@@ -134,7 +145,7 @@ def _until_ended(
     before: dict[str, str] = {}
     while True:
         for run in runs:
-            # What a queue gave back is said in one sentence at the end.
+            # Runs that a queue gave back (`planned` again) are printed together, in one sentence at the end.
             if before.get(run.id) != run.state and not (run.state == "planned" and run.id in before):
                 out.line(f"{run.id}: {run.state}" + (f": {run.why}" if run.why else ""))
             before[run.id] = run.state
@@ -145,7 +156,8 @@ def _until_ended(
 
 
 def _looked(look: Callable[[], list[Status]], backlog: Backlog | None) -> tuple[list[Status], bool]:
-    """The statuses, and whether runs were submitted after the statuses were read: then these are not final."""
+    """Read the statuses, then submit runs of the backlog. Returns (the statuses, whether runs were submitted); if runs were
+    submitted, the statuses are out of date."""
     runs = look()
     if not backlog:
         return runs, False
@@ -166,13 +178,16 @@ def _rest(workspace: Workspace, runs: Sequence[Status], *, restart: bool) -> Non
 
 
 def _poll_s(runs: Sequence[Status]) -> float:
-    """As often as the most patient of their schedulers may be asked."""
+    """The seconds between two questions about these runs: the longest interval (POLL_S) of their schedulers."""
     names = {run.scheduler["name"] for run in runs} - {"-"}
     return max((scheduler(name).POLL_S for name in names), default=LOGS_S)
 
 
 def _print_from(out: Output, file: Path, place: int, log: LogText) -> int:
-    """Print what a log holds from byte `place` on; the byte after the last printed byte."""
+    """Print the log from byte `place` to its end; return the place of the byte after the last printed byte.
+
+    log: decodes the bytes of this log.
+    """
     if not file.exists():
         return place
     with file.open("rb") as handle:

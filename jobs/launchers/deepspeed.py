@@ -1,9 +1,10 @@
-"""The launcher `deepspeed`: on each node, starts the process that `deepspeed` itself would start there; it starts the ranks.
+"""The launcher `deepspeed`: starts, on each node, the process deepspeed.launcher.launch, which starts the ranks of the node.
 
     python -m jobs.launchers.deepspeed RUN_DIR
 
-The command `deepspeed` reaches the nodes over SSH or, with --no_ssh, becomes this process on its own node. srun has started us
-on every node already, and `deepspeed` as a parent would neither forward SIGTERM nor report a launcher that a signal ended.
+The command `deepspeed` is not used. It would start deepspeed.launcher.launch over SSH or, with --no_ssh, on its own node. But
+srun or jobs.ssh.step has started this program on every node already. And if `deepspeed` were the parent process, it would not
+forward SIGTERM, and it would not report that a signal ended deepspeed.launcher.launch.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def command(run: Run, python: str) -> list[str]:
-    """The words that start all ranks of a run on this node: this file, which becomes the launcher of DeepSpeed."""
+    """The argv that starts all ranks of a run on this node: this module, which replaces itself by DeepSpeed's launcher."""
     return [python, "-m", "jobs.launchers.deepspeed", "."]
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Replace this process by the launcher of DeepSpeed. argv: RUN_DIR. Raises InputError."""
+    """Replace this process (execve) by DeepSpeed's launcher. argv: RUN_DIR. Raises InputError."""
     if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.deepspeed RUN_DIR")
     world = RunDir(Path(argv[0]).absolute()).read_run().world
     slots = {str(node): list(range(world.nproc_per_node)) for node in range(world.nnodes)}
     meeting = master()
-    # It shows the ranks the GPUs 0 to n - 1, whatever Slurm or the user set. `env` restores the original value for the ranks.
+    # DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES to 0 to n - 1 for the ranks, whatever value Slurm or the user set. The
+    # command `env` restores the original value for each rank.
     given = f"{GPUS}={os.environ[GPUS]}" if GPUS in os.environ else f"--unset={GPUS}"
     words = [
         sys.executable, "-m", "deepspeed.launcher.launch",
@@ -47,7 +49,7 @@ def main(argv: list[str]) -> NoReturn:
         f"--master_addr={meeting['MASTER_ADDR']}",
         f"--master_port={meeting['MASTER_PORT']}",
         "--log_level=warning",
-        "--no_local_rank",  # ranks read it in their environment
+        "--no_local_rank",  # no argument --local_rank: ranks read their local rank from the environment
         "--no_python",
         "env", given, sys.executable, "-m", "trainers", "run", ".",
     ]  # fmt: skip

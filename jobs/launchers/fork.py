@@ -1,4 +1,5 @@
-"""The launcher `fork`, a rehearsal on CPU: forks the ranks from a process that has imported everything; a run takes seconds."""
+"""The launcher `fork`, for rehearsals on a CPU: forks the ranks from a process that has already imported torch, which saves the
+time of the imports. A run takes seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from shardlab.run import Run
 
 
 def command(run: Run, python: str) -> list[str]:
-    """The words that start all ranks of a run on one node."""
+    """The argv that starts all ranks of a run on this node."""
     return [python, "-m", "trainers", "fork", "."]
 
 

@@ -1,9 +1,10 @@
-"""The launcher `submitit`: one of submitit's processes for every rank, as a task of the job step on Slurm, else started by us.
+"""The launcher `submitit`: starts one process of submitit for every rank.
 
-    python -m jobs.launchers.submitit RUN_DIR       all ranks on this machine
+    python -m jobs.launchers.submitit RUN_DIR       start all ranks on this machine
 
-submitit's processes read a pickle that holds the path of the run's folder. Nobody reads the result pickles that they write.
-Jobs are submitted as for every launcher, and the run's own records say how they ended.
+On Slurm, the processes are the tasks of the run's job step. Without Slurm, this program starts them. submitit's processes read
+a pickle file with the path of the run's folder. The pickle files with results that they write are not used: the run's own
+records say how the run ended. Jobs are submitted in the same way as for every other launcher, not by submitit.
 """
 
 from __future__ import annotations
@@ -28,24 +29,26 @@ from shardlab.run import Run
 from shardlab.rundir import RunDir
 
 FOLDER = "log/submitit"
-LOCAL = "SUBMITIT_LOCAL_"  # prefix of the variables in which its local executor gives a process its rank
-PLACEHOLDERS = ("%j", "%t", "%a", "%A")  # submitit replaces them in paths, even if they are there by chance
-SIGNAL_S = 60  # seconds before a preemption at which Slurm sends submitit's signal, if Slurm is configured to
-TELL_S = 0.5
+LOCAL = "SUBMITIT_LOCAL_"  # prefix of the variables in which submitit's local executor gives a process its rank
+PLACEHOLDERS = ("%j", "%t", "%a", "%A")  # submitit replaces these in paths, even if they are part of a folder's name by chance
+SIGNAL_S = 60  # seconds before a preemption at which Slurm sends submitit's signal, if Slurm is configured to send it
+TELL_S = 0.5  # seconds between two signals that ask a rank to save a checkpoint
 
 
 def command(run: Run, python: str) -> list[str]:
-    """The words that start all ranks of a run on this node: this file, which starts each of them as submitit does."""
+    """The argv that starts all ranks of a run on this machine: this module, which starts them as submitit's local executor
+    does."""
     return [python, "-m", "jobs.launchers.submitit", "."]
 
 
 def task(run: Run, python: str) -> list[str]:
-    """The words of one rank in a job step of Slurm."""
+    """The argv of the task of one rank in a Slurm job step."""
     return [python, "-u", "-m", "submitit.core._submit", FOLDER]
 
 
 def prepare(folder: RunDir, run: Run) -> dict[str, str]:
-    """Write what submitit's processes read. Raises InputError, WorkspaceError."""
+    """Write the pickle file that submitit's processes read. Returns the variables that they need. Raises InputError and
+    WorkspaceError."""
     from submitit.core.utils import DelayedSubmission, JobPaths
     from submitit.slurm.slurm import SlurmJobEnvironment
 
@@ -66,8 +69,8 @@ def prepare(folder: RunDir, run: Run) -> dict[str, str]:
 
 
 class RankTask:
-    """Called in each of submitit's processes. It starts the rank as another process, because a signal has to be handled while
-    the rank is in the middle of a step."""
+    """The function object that submitit calls in each of its processes. It starts the rank as a child process, so that this
+    process can handle signals while the rank is in the middle of a step."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -84,8 +87,8 @@ class RankTask:
             "WORLD_SIZE": str(place.num_tasks),
             "LOCAL_WORLD_SIZE": str(place.num_tasks // place.num_nodes),
         }
-        before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to every process of the step
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the rank knows how to save
+        before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends SIGUSR2 to every process of the step
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the rank inherits this, and ignores SIGUSR1 until it can save
         rank = node_processes.start([sys.executable, "-m", "trainers", "run", self.folder], None, environment)
         self.pid = rank.pid
         for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -95,11 +98,12 @@ class RankTask:
             sys.exit(code)
 
     def checkpoint(self) -> NoReturn:
-        """Let all ranks save a checkpoint, if the cell has checkpoints, and end; then exit with the exit code of this rank.
+        """Ask the ranks to save a checkpoint, if the cell keeps checkpoints, and wait until they end; then exit with the exit
+        code of this rank.
 
-        submitit calls this in the process of rank 0 on its signal. If it returned, submitit would requeue the job at once,
-        before the records say how this start ended, and without a limit. So it does not return: the run's supervisor sees the
-        ranks end and requeues the job.
+        submitit calls this method in the process of rank 0 when submitit's signal arrives. The method never returns. If it
+        returned, submitit would requeue the job at once, before the records of the run say how this start ended, and any number
+        of times. Instead, the supervisor of the run sees that the ranks have ended, and requeues the job.
         """
         saves = RunDir(Path(self.folder)).read_run().cell.instruments.checkpoints is not None
         while (ended := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
@@ -113,13 +117,16 @@ class RankTask:
 
 
 def _code(ended: os.waitid_result | None) -> int:
-    """An exit code; a signal's number comes as 128 + number, as in a shell."""
+    """The exit code of a process that has ended; 128 + N if signal N ended the process, as in a shell."""
     assert ended is not None
     return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
 
 
 def main(argv: list[str]) -> int:
-    """Start all ranks here like submitit's local executor, but end the other ranks and report it if a rank fails."""
+    """Start all ranks on this machine, as submitit's local executor does, and wait for their end; return the exit code.
+
+    Unlike submitit's local executor, this ends the other ranks if a rank fails, and returns its exit code. argv: RUN_DIR.
+    """
     if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.submitit RUN_DIR")
     run = RunDir(Path(argv[0]).absolute()).read_run()

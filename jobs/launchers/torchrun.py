@@ -1,4 +1,4 @@
-"""PyTorch's own launcher: a new process for every rank, rendezvous by c10d."""
+"""The launcher `torchrun`, PyTorch's own: it starts a new process for every rank. Its rendezvous backend is c10d."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ JOIN_S = 600  # torchrun's own limit for all nodes to come to the rendezvous
 
 
 def command(run: Run, python: str) -> list[str]:
-    """The words that start all ranks of a run on one node."""
+    """The argv that starts all ranks of a run on this node."""
     return [
         *_torchrun(run, python),
-        "--rdzv-endpoint=127.0.0.1:0",  # port 0: a free one, so that runs cannot meet each other
-        "--local-addr=127.0.0.1",  # the machine's own name need not resolve
+        "--rdzv-endpoint=127.0.0.1:0",  # port 0: torchrun takes a free port, so that two runs never use the same rendezvous
+        "--local-addr=127.0.0.1",  # so that it does not matter whether the name of this machine can be resolved
         f"--rdzv-id={run.run_id}",
         *_RANK,
     ]
 
 
 def task(run: Run, python: str) -> list[str]:
-    """The words that start the ranks of one node in a job step over several nodes."""
+    """The argv that starts the ranks of one node in a job step over several nodes."""
     return [
         *_torchrun(run, python),
         "--rdzv-endpoint=$SHARDLAB_RENDEZVOUS",  # on the job's first node, at a port that was free there
         # Without is_host, torchrun compares host names to find the first node, which can go wrong.
         f"--rdzv-conf=is_host=$SHARDLAB_IS_FIRST{_patience(run)}",
-        "--local-addr=$SHARDLAB_ADDRESS",  # on the network between the nodes; a node's own name may lead to another
-        "--rdzv-id=$SHARDLAB_MEETING",  # the job's and this start's own: late ranks of an earlier start are not let in
+        "--local-addr=$SHARDLAB_ADDRESS",  # on the network between the nodes; the node's name may resolve to another network
+        "--rdzv-id=$SHARDLAB_MEETING",  # differs for each start of each job, so late ranks of an earlier start cannot join
         *_RANK,
     ]
 
 
 def _patience(run: Run) -> str:
-    """The timeouts of a rendezvous whose nodes may wait for their GPUs, each for its own."""
+    """The timeouts of the rendezvous, long enough for nodes that first wait for free GPUs (--wait-gpus); '' for the
+    defaults."""
     if not run.wait_gpus_s:
         return ""
     limit = run.wait_gpus_s + JOIN_S
@@ -47,8 +48,8 @@ def _torchrun(run: Run, python: str) -> list[str]:
         f"--nnodes={run.world.nnodes}",
         f"--nproc-per-node={run.world.nproc_per_node}",
         "--rdzv-backend=c10d",
-        "--log-dir=log",  # else each run leaves a folder in /tmp; the ranks' own logs lie beside it
-        "--max-restarts=0",  # a restarted rank would be timed as if nothing had happened
+        "--log-dir=log",  # without this, each run would leave a folder in /tmp; the logs of the ranks are in log/ too
+        "--max-restarts=0",  # the time of a step with a restarted rank would be recorded as if nothing had happened
     ]  # fmt: skip
 
 

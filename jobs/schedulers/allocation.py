@@ -1,6 +1,7 @@
-"""The scheduler `allocation`: runs start one after another inside an allocation of Slurm that a person already has.
+"""The scheduler `allocation`: runs start one after another inside a Slurm allocation that the user already has.
 
-The queue is that of the scheduler local, with a runner inside the allocation; the ranks of a run are a job step.
+The queue works like the queue of the scheduler `local`, but the runner is inside the allocation, and the ranks of a run are
+started as a job step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ ENDED = (
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
-    """Submit runs, in order, and start a runner in this allocation. Raises ShardlabError if another one has a runner."""
+    """Submit runs, in this order, and start a runner in this allocation. Raises ShardlabError if the workspace has a runner in
+    another allocation."""
     queue = RunQueue(NAME, workspace)
     other = queue.runner_variable("SLURM_JOB_ID")
     if other is not None and other != claim.job():
@@ -42,24 +44,26 @@ def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) 
 
 
 def attend(workspace: Workspace) -> None:
-    """Start a runner if runs wait, no runner is alive and this process is in an allocation."""
+    """Start a runner if runs wait, no runner is alive and this process runs in an allocation."""
     if claim.job():
         RunQueue(NAME, workspace).attend()
 
 
 def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-    """From the runs' events and the supervisors on this machine."""
+    """The state of each run, from its events and from the supervisors on this machine."""
     return RunQueue(NAME, workspace).observe(runs)
 
 
 def work(workspace: Workspace) -> int:
-    """The runner: until no run waits, wait for the running run, then start the next. There is one runner per workspace."""
+    """The work of the runner: start the waiting runs one after another until no run waits; return the exit code. A workspace
+    has only one runner at a time."""
     queue = RunQueue(NAME, workspace)
     return queue.work_off(lambda: queue.start_one_after_another(_may_start))
 
 
 def _may_start(folder: RunDir) -> bool:
-    """Whether the allocation goes on. If it has ended, the run gets back the state `planned`, with the reason."""
+    """Whether the allocation of this process still exists, so that the run may start. If the allocation has ended, the state of
+    the run becomes `planned` again, with the reason."""
     if not allocation.has_ended(claim.job()):
         return True
     folder.write_event("queue", "refused", why=ENDED.format(job=claim.job()))

@@ -1,4 +1,5 @@
-"""The scheduler `local`: starts runs on this machine one at a time, in order of submission, so that none disturbs another."""
+"""The scheduler `local`: starts runs on this machine, one at a time, in the order of submission. So no run slows down
+another."""
 
 from __future__ import annotations
 
@@ -21,22 +22,23 @@ POLL_S = 0.5
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
-    """Submit runs, in order, and start a runner if none is alive. The runs start one at a time, whatever `how` says."""
+    """Submit runs, in this order, and start a runner if no runner is alive. `how` is ignored: runs start one at a time."""
     RunQueue(NAME, workspace).submit(folders)
 
 
 def attend(workspace: Workspace) -> None:
-    """Start a runner if runs wait and no runner is alive: somebody may have killed it."""
+    """Start a runner if runs wait and no runner is alive, because the runner may have been killed."""
     RunQueue(NAME, workspace).attend()
 
 
 def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-    """From the runs' events and the processes of this machine."""
+    """The state of each run, from its events and from the processes of this machine."""
     return RunQueue(NAME, workspace).observe(runs)
 
 
 def work(workspace: Workspace) -> int:
-    """The runner: until no run waits, wait for the running run, then start the next. There is one runner per workspace."""
+    """The work of the runner: start the waiting runs one after another until no run waits; return the exit code. A workspace
+    has only one runner at a time."""
     queue = RunQueue(NAME, workspace)
     return queue.work_off(queue.start_one_after_another)
 

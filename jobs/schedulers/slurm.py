@@ -1,4 +1,4 @@
-"""The scheduler `slurm`: like runs become one job array, one query returns all states, and no run is submitted twice."""
+"""The scheduler `slurm`: submits runs with the same options as one job array, and never submits a run twice."""
 
 from __future__ import annotations
 
@@ -26,28 +26,31 @@ from shardlab.workspace import Workspace
 NAME = "slurm"
 TEMPLATE = "launch/slurm.sbatch.j2"
 SCRIPT = "job.sbatch"
-POLL_S = 5.0  # other users share the controller
+POLL_S = 5.0  # not more often, because other users use the controller too
 TOGETHER = {"array": "launch/slurm_array.sbatch.j2", "pack": "launch/slurm_pack.sbatch.j2"}
 TEMPLATES = (TEMPLATE, *TOGETHER.values())
-# Limits count the tasks of an array. If an array is over a limit, an array with 1/CUT of its tasks is tried, down to one run.
+# Slurm's limits count each task of an array. If an array exceeds a limit, an array with 1/CUT of its tasks is tried, down to
+# one run.
 CUT = 4
-# The longest delay of the accounting. If it does not know a job after that, the job does not exist.
+# The longest delay of Slurm's accounting. If the accounting does not know a job after this time, the job does not exist.
 LAG_S = 120.0
-# Ends that a run's own records may show as a failure without a reason.
+# States of a job that Slurm knows and the records of its run may not: there, the run may have failed without a reason.
 TOLD_OF = ("oom", "node_fail", "preempted", "cancelled", "timeout")
-# Ends of a job that are no ends of a run that waited in it: an earlier run of a packed allocation used up the time or memory.
+# States of an ended job that say nothing about a run of the job that had not started: in a packed allocation, an earlier run
+# may have used up the time or the memory.
 NOT_OF_A_WAITING_RUN = ("completed", "failed", "timeout", "oom")
 AT_A_TIME = 500  # the most jobs that one command names
-ENDED_S = 60.0  # longer than Slurm takes to end the job that it requeues
-_ENDED = re.compile("already finished|no longer pending|Invalid job id")  # of a job that a person released or cancelled
+ENDED_S = 60.0  # longer than Slurm needs to end the job that it requeues
+_ENDED = re.compile("already finished|no longer pending|Invalid job id")  # Slurm's words for a job that is not held any more
 _OPTION = "#SBATCH "
 _TIME = re.compile(r"^--time=(\d+)$")
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
-    """Submit the runs; runs with the same options become one job.
+    """Submit runs. Runs with the same options become one job.
 
-    Raises Refused, ControllerUnreachable, and Full if a limit of Slurm leaves no room for a single run.
+    Raises Refused if Slurm rejects a job, ControllerUnreachable, and Full if, because of a limit, Slurm accepts not even a job
+    with a single run.
     """
     before = _unended(workspace, how.after)
     largest = len(folders) if how.pack or len(folders) == 1 else max(1, number("MaxArraySize", 1001))
@@ -64,11 +67,11 @@ def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) 
             continue
         groups[:1] = [rest] if (rest := alike[len(part) :]) else []
         if how.at_once is not None and job is not None:
-            before = [job]  # jobs that ask for other things wait for each other, or more would run at once
+            before = [job]  # jobs with other options wait for this job: otherwise more than `at_once` runs could run at a time
 
 
 def resolve(workspace: Workspace) -> list[str]:
-    """Finish interrupted submissions of earlier commands; return a sentence on each."""
+    """Finish submissions of earlier commands that were interrupted; return a sentence about each."""
     sentences = []
     for sent in submission.interrupted(workspace):
         try:
@@ -81,12 +84,12 @@ def resolve(workspace: Workspace) -> list[str]:
 
 
 def damaged(workspace: Workspace) -> list[str]:
-    """A sentence for each submission file that cannot be read, with the runs that it sets aside."""
+    """A sentence for each submission file that cannot be read, with the runs that are set aside for this reason."""
     return submission.damaged(workspace)
 
 
 def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-    """The state of each run, from its own records and from one question to Slurm about all jobs."""
+    """The state of each run, from its own records and from one query to Slurm for all jobs."""
     notes = [_note(run.events) for run in runs]
     masters = sorted({str(note.data["job"]).split("_")[0] for note in notes if note is not None and note.data.get("job")})
     since = min((note.wall_s for note in notes if note is not None), default=0.0)
@@ -106,9 +109,10 @@ def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun
 
 
 def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
-    """Whether Slurm still has a job to start for a run that has ended for good.
+    """Whether a job is still pending in Slurm for a run that has ended for good.
 
-    Slurm requeues the job of a completed run if it lost a node, or its own controller lost contact, before it noted the end.
+    Slurm requeues the job of a completed run if a node failed, or if the controller lost contact to a node, before Slurm
+    recorded the end of the job.
     """
     return (
         job is not None
@@ -119,14 +123,15 @@ def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
 
 
 def _packs_at_work(workspace: Workspace) -> set[str]:
-    """The jobs that hold several runs, of which some have not ended."""
+    """The numbers of the packed allocations that contain a run that has not ended."""
     return {
         sent.job for sent in submission.all_of(workspace) if sent.kind == "pack" and sent.job and _unfinished(workspace, sent)
     }
 
 
 def _at_work(runs: Sequence[RunOnDisk], notes: Sequence[Event | None]) -> set[str]:
-    """The ids of the jobs to ask Slurm for while any run waits or runs: all but those of completed and cancelled runs."""
+    """The ids of the jobs that may wait or run: the jobs of all runs that are not completed or cancelled. Empty if all runs
+    have ended."""
     if all(run.verdict.state in FINAL for run in runs):
         return set()
     return {
@@ -137,7 +142,7 @@ def _at_work(runs: Sequence[RunOnDisk], notes: Sequence[Event | None]) -> set[st
 
 
 def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
-    """Mark the runs as cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm did not receive the command."""
+    """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
     ended = {run.run.run_id for run in runs}
     packs = [sent for sent in submission.all_of(workspace) if sent.kind == "pack"]
     whole = {sent.job for sent in packs if ended >= _unfinished(workspace, sent)}
@@ -147,7 +152,8 @@ def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
             run.folder.write_event("controller", "cancel_requested")
         job = note.data.get("job") if note is not None else None
-        # The other runs of a packed allocation continue. A run that is running in it is ended by its own supervisor.
+        # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue, and
+        # the supervisor of a running run ends this run.
         if note is not None and job is not None and (note.data.get("kind") != "pack" or job in whole):
             jobs.append(str(job))
     jobs = list(dict.fromkeys(jobs))
@@ -162,26 +168,28 @@ def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
 
 
 def cancel_jobs(jobs: Sequence[str]) -> str:
-    """Cancel jobs by their numbers; return Slurm's words if it did not, or ''."""
+    """Cancel jobs by their numbers. Returns '', or Slurm's words if it did not cancel them."""
     answer = call(["scancel", *jobs])
     return "" if answer.code == 0 else answer.says
 
 
 def hold(jobs: Sequence[str]) -> str:
-    """Hold jobs, then requeue the job of this process, held too. If Slurm does that, this process ends here."""
+    """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words if
+    it did not requeue the job."""
     for begin in range(0, len(jobs), AT_A_TIME):
         call(["scontrol", "hold", ",".join(jobs[begin : begin + AT_A_TIME])])  # a run that starts meanwhile holds itself
     own = claim.job()
-    call(["scontrol", "update", f"JobId={own}", "Requeue=1"])  # Slurm requeues no other jobs, and the run counts its restarts
+    # Slurm requeues only jobs with Requeue=1. The run itself counts its restarts, so this does not allow more of them.
+    call(["scontrol", "update", f"JobId={own}", "Requeue=1"])
     answer = call(["scontrol", "requeuehold", own])
     if answer.code != 0:
         return answer.says
-    time.sleep(ENDED_S)  # else a packed allocation would start its next run
+    time.sleep(ENDED_S)  # wait for the end of this process: if it returned, a packed allocation would start its next run
     return ""
 
 
 def release(jobs: Sequence[str]) -> None:
-    """Release held jobs. Raises ShardlabError if Slurm does not."""
+    """Release held jobs. Raises ShardlabError if Slurm does not release them."""
     for begin in range(0, len(jobs), AT_A_TIME):
         answer = call(["scontrol", "release", ",".join(jobs[begin : begin + AT_A_TIME])])
         if answer.code != 0 and not _ENDED.search(answer.stderr):
@@ -189,7 +197,8 @@ def release(jobs: Sequence[str]) -> None:
 
 
 def _unfinished(workspace: Workspace, sent: Submission) -> set[str]:
-    """The runs of a submission that have not ended, by their own records. A run that cannot be read counts as not ended."""
+    """The ids of the runs of a submission that have not ended, by their own records. A run whose records cannot be read counts
+    as not ended."""
     return {run_id for run_id in sent.runs if not _has_ended(RunDir(workspace.runs / run_id))}
 
 
@@ -201,11 +210,12 @@ def _has_ended(folder: RunDir) -> bool:
 
 
 def attend(workspace: Workspace) -> None:
-    """Does nothing: Slurm starts the runs without us."""
+    """Does nothing: Slurm starts the runs, so there is no runner to start again."""
 
 
 def _unended(workspace: Workspace, runs: Sequence[str]) -> list[str]:
-    """The job numbers of runs that have not ended. Slurm would ignore a dependency on a job that it has forgotten."""
+    """The job numbers of those runs that have not ended. Ended runs are left out, because Slurm may have forgotten their
+    jobs."""
     jobs: dict[str, None] = {}
     for run in runs:
         folder = RunDir(workspace.runs / run)
@@ -224,10 +234,10 @@ def _alike(folders: Sequence[RunDir]) -> list[list[RunDir]]:
 
 
 def _asked(folder: RunDir) -> tuple[str, ...]:
-    """The sbatch options of a run, read from its script: a person's own template may add options to those of the request.
+    """The sbatch options of a run, read from its script, because the user's own template may add options.
 
-    As for sbatch, the options end at the first line that is neither a comment nor empty. The path of the run's folder is below
-    that line and may contain any text.
+    As in sbatch, the options end at the first line that is neither a comment nor empty. Lines below are not read: they contain
+    the path of the run's folder, which may contain any text.
     """
     lines = itertools.takewhile(
         lambda line: not line.strip() or line.lstrip().startswith("#"), (folder.path / SCRIPT).read_text().split("\n")
@@ -236,7 +246,7 @@ def _asked(folder: RunDir) -> tuple[str, ...]:
 
 
 def _send(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions, before: Sequence[str]) -> str | None:
-    """Submit runs with the same options as one job, which waits for the jobs `before`; return its number."""
+    """Submit runs with the same options as one job, which starts after the jobs `before` have ended; return its number."""
     first = folders[0].read_run()
     kind: Kind = "one" if len(folders) == 1 else "pack" if how.pack else "array"
     token = submission.token(folders[0].run_id if kind == "one" else first.matrix)
@@ -278,17 +288,20 @@ def _send(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions, b
 
 
 def _literal(path: Path) -> str:
-    """A path in one of Slurm's patterns of file names."""
+    """A path, escaped for Slurm's patterns of file names, in which % has a meaning."""
     return str(path).replace("%", "%%")
 
 
 def _note(events: Sequence[Event]) -> Event | None:
-    """The last event that says which job a run belongs to."""
+    """The last event of a run that names the job or the submission to which the run belongs; None if there is none."""
     return last_sending(events)
 
 
 def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Mapping[str, str]) -> ObservedRun:
-    """unreadable: why submission files cannot be read, by token. Nobody finds out whether their jobs exist."""
+    """The state of one run from its records and Slurm's answer.
+
+    note: from `_note`. unreadable: why submission files cannot be read, by token; whether their jobs exist stays unknown.
+    """
     if note is None or note.event == "refused":
         return ObservedRun(run.verdict, "-", "-")
     job_id = note.data.get("job")
@@ -300,7 +313,7 @@ def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Map
         return ObservedRun(run.verdict, "-", "not known whether Slurm accepted it: `jobs submit` finds out")
     job = answer.jobs.get(job_id)
     if job is not None and job.name != note.data.get("token"):
-        job = None  # a number that Slurm has given out again
+        job = None  # Slurm has given this number to another job
     if job is None:
         raw = f"Slurm does not answer: {answer.why_not}" if answer.why_not else "-"
         return ObservedRun(_missing(run, note, answer), job_id, raw, unanswered=bool(answer.why_not))
@@ -315,14 +328,17 @@ def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Map
 
 
 def _again(run: RunOnDisk) -> RunOnDisk:
-    """The run, read again: it may have recorded its end between the first reading and the query to Slurm."""
+    """Read the run again: it may have recorded its end after it was first read and before Slurm was asked."""
     events = run.folder.events()
     return RunOnDisk(run.folder, run.run, events, *run.folder.told(events, run.run))
 
 
 def _together(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
-    """Combine the run's records with Slurm's state. The records know best how a run ended; Slurm knows why the records stop and
-    why it ended a run. shared: whether the job belongs to other runs too."""
+    """Combine the records of a run with Slurm's state of its job.
+
+    The records tell best how a run ended. Slurm tells why the records stop, and why Slurm ended the run. shared: whether the
+    job contains other runs too.
+    """
     own, theirs = run.verdict, states.ours(job.state)
     state = states.word(job.state)
     started = any(event.event == "started" for event in run.events)
@@ -347,7 +363,7 @@ def _together(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
 
 
 def _after_an_end(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
-    """The state of a run that recorded an end. Slurm may start it again, or know better why it ended."""
+    """The state of a run whose records have an end. Slurm may start the run again, or may know the reason of the end better."""
     own, theirs = run.verdict, states.ours(job.state)
     ended = next((event for event in reversed(run.events) if event.event == "exited"), None)
     if ended is None or own.state in ("completed", "cancelled"):
@@ -358,19 +374,19 @@ def _after_an_end(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
         return JudgedState(
             "pending", f"started again by Slurm, after {'Slurm told it to end' if reason == 'told' else own.state}"
         )
-    if theirs == "running" and not shared:  # it may be started again, and Slurm has yet to say why it ended
+    if theirs == "running" and not shared:  # Slurm may start the run again, and does not yet say why the run ended
         return JudgedState("running", f"its job is ending, after {own.state}: {own.why}")
     if theirs == "cancelled" and any(event.event == "requeued" and event.wall_s >= ended.wall_s for event in run.events):
         return JudgedState("cancelled", f"cancelled while it waited to be started again, after {own.state}")
-    # What ended the job may have caused a failure without a recorded reason. A job of several runs ended after this run, unless
-    # Slurm told this run to end.
+    # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. This does not hold
+    # for a job with several runs, which ended later than this run, unless Slurm told this run to end.
     if own.state != "failed" or reason not in (None, "told") or (shared and reason is None):
         return own
     return JudgedState(theirs, states.WHY[states.word(job.state)]) if theirs in TOLD_OF else own
 
 
 def _missing(run: RunOnDisk, note: Event, answer: JobsFound) -> JudgedState:
-    """A run whose job Slurm does not show."""
+    """The state of a run whose job is not in Slurm's answer."""
     if run.verdict.state in FINAL or not answer.complete or time.time() - note.wall_s < LAG_S:
         return run.verdict
     own = _again(run).verdict

@@ -1,8 +1,8 @@
-"""The scheduler `ssh`: starts runs over SSH on nodes without Slurm, in the order of submission; two runs never share a node.
+"""The scheduler `ssh`: starts runs over SSH on nodes without Slurm, in the order of submission. Two runs never share a node.
 
-Its runner is a process on the first node of the cluster. A run starts when enough nodes are free and answer. The lock of each
-of its nodes is inherited by its supervisor, so that the kernel releases the nodes however the supervisor ends, and a later
-runner knows which nodes are in use.
+Its runner is a process on the first node of the cluster. A run starts when enough nodes are free and answer. The runner locks
+the nodes of a run (a lock file for each node), and the supervisor of the run inherits the locks. So the kernel releases the
+nodes in any case when the supervisor ends, and a later runner sees which nodes are in use.
 """
 
 from __future__ import annotations
@@ -39,32 +39,33 @@ ANSWER_S = CONNECT_S + 5
 
 
 class InUse(Exception):
-    """Another run has the lock of a node."""
+    """Another run holds the lock of a node."""
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
-    """Submit runs, in order, and start a runner if none is alive."""
+    """Submit runs, in this order, and start a runner if no runner is alive."""
     RunQueue(NAME, workspace).submit(folders)
 
 
 def attend(workspace: Workspace) -> None:
-    """Start a runner if runs wait and no runner is alive: somebody may have killed it."""
+    """Start a runner if runs wait and no runner is alive, because the runner may have been killed."""
     RunQueue(NAME, workspace).attend()
 
 
 def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-    """From the runs' events and the supervisors on this machine."""
+    """The state of each run, from its events and from the supervisors on this machine."""
     return RunQueue(NAME, workspace).observe(runs)
 
 
 def work(workspace: Workspace) -> int:
-    """The runner: until no run waits, start the first waiting run when its nodes are free. A workspace has one runner."""
+    """The work of the runner: until no run waits, start the first waiting run as soon as enough nodes are free; return the exit
+    code. A workspace has only one runner at a time."""
     queue = RunQueue(NAME, workspace)
     return queue.work_off(lambda: _start_runs(workspace, queue))
 
 
 def _start_runs(workspace: Workspace, queue: RunQueue) -> None:
-    running: dict[str, subprocess.Popen[bytes]] = {}  # the scripts of runs, by run id
+    running: dict[str, subprocess.Popen[bytes]] = {}  # the processes of the runs' scripts, by run id
     queue.record_lost()
     while True:
         for name, script in list(running.items()):
@@ -82,7 +83,10 @@ def _start_runs(workspace: Workspace, queue: RunQueue) -> None:
 
 
 def _start(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] | None:
-    """Start a run if its nodes are free and answer. None if it waits, or if it failed because it cannot start at all."""
+    """Start the script of a run if enough nodes are free and answer.
+
+    Returns None if the run has to wait, or if it can never start, which is recorded as its failure.
+    """
     run = folder.read_run()
     try:
         workers = inventory.read(workspace, run.cluster["name"]).with_role("worker")
@@ -93,7 +97,7 @@ def _start(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] | No
         why = f"the run needs {run.world.nnodes} nodes, and the inventory lists {len(workers)} nodes with the role worker"
         run_queue.record_failure(folder, why)
         return None
-    workers.sort(key=lambda node: node.name in run.avoid)  # those that failed under earlier attempts come last
+    workers.sort(key=lambda node: node.name in run.avoid)  # nodes that failed in earlier attempts come last
     with contextlib.ExitStack() as locks:
         held: dict[str, int] = {}
         chosen, why = _free(workers, run.world.nnodes, folder, held, locks)
@@ -107,7 +111,11 @@ def _start(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] | No
 def _free(
     workers: Sequence[InventoryNode], count: int, folder: RunDir, held: dict[str, int], locks: contextlib.ExitStack
 ) -> tuple[list[InventoryNode], str]:
-    """(up to `count` nodes that are free and answer, why others do not). held: gets the lock of each free node, by its name."""
+    """Find nodes for a run. Returns (up to `count` nodes that are free and answer, why there are not more).
+
+    folder: of the run, for the log of ssh. held: a dictionary into which the descriptor of each node's lock is written, by the
+    name of the node. locks: releases the locks at its end.
+    """
     chosen: list[InventoryNode] = []
     silent: list[str] = []
     free = list(_locked(workers, held, locks))
@@ -125,8 +133,8 @@ def _locked(workers: Sequence[InventoryNode], held: dict[str, int], locks: conte
         lock = LOCKS / f"shardlab-node-{node.host.replace(':', '_')}.lock"
         with contextlib.suppress(InUse):
             held[node.name] = locks.enter_context(files.locked(lock, _in_use))
-            with contextlib.suppress(PermissionError):  # the file of another user
-                os.utime(held[node.name])  # systemd removes old files from /tmp
+            with contextlib.suppress(PermissionError):  # another user owns the lock file
+                os.utime(held[node.name])  # keep the lock file new: systemd removes old files from /tmp
             yield node
 
 
@@ -135,7 +143,7 @@ def _in_use(_lock: int) -> None:
 
 
 def _answer(node: InventoryNode, folder: RunDir) -> str:
-    """'' if the node accepts a login from here, else ssh's words."""
+    """Try to log in to a node. Returns '' if the node accepts the login, otherwise the error that ssh printed."""
     folder.log.mkdir(exist_ok=True)
     log = folder.log / f"ssh.{node.name}.log"
     log.unlink(missing_ok=True)
@@ -149,7 +157,7 @@ def _answer(node: InventoryNode, folder: RunDir) -> str:
 
 
 def _note_wait(folder: RunDir, why: str) -> None:
-    """Record why a run waits, once for each reason."""
+    """Record why a run waits, unless the last such event of the run has the same reason."""
     said = next((event for event in reversed(folder.events()) if event.event == "queued"), None)
     if said is None or said.data.get("why") != why:
         folder.write_event("queue", "queued", why=why)
