@@ -1,4 +1,4 @@
-"""Computes a matrix product of small integers on every GPU. float32 adds them exactly in any order, so results must be exact."""
+"""Computes a matrix product of small integers on every GPU. In float32 such sums are exact in any order of the additions."""
 
 from __future__ import annotations
 
