@@ -1,1 +1,1 @@
-"""From a bare or managed machine to one that is ready to train, verified."""
+"""Prepares the machines of a cluster for training, and verifies them. A machine may be bare, or managed by its site."""

@@ -6,7 +6,7 @@ from shardlab.command_start import start
 
 
 def main() -> int:
-    """Run the command with the words of the command line; its exit code."""
+    """Run the command with the arguments of this process. Returns its exit code."""
     return start("provision")
 
 

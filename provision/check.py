@@ -1,4 +1,4 @@
-"""The interface of an acceptance check: it must pass, or not apply, before a node is ready to train."""
+"""The interface of an acceptance check. A node is ready to train when each check passes or does not apply to the node."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Outcome(msgspec.Struct, frozen=True):
     """The result of a check."""
 
     passed: bool | None  # None: the check does not apply
-    says: str
-    advice: str | None = None  # what to do about a failure
-    measured: dict[str, float | int | str] = {}  # units in the names
-    transcript: str = ""  # the output of a failed program
+    says: str  # the result in a sentence, for the user
+    advice: str | None = None  # what the user can do about a failure
+    measured: dict[str, float | int | str] = {}  # measured values by name; the name contains the unit
+    transcript: str = ""  # the output of the program that failed
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -28,15 +28,15 @@ class Check(msgspec.Struct, frozen=True):
 
     name: str
     run: Callable[[Site, Target], Outcome]  # raises Unanswered if a node does not answer
-    once: bool = False  # whether it checks all nodes together; then it is run with the first node
+    once: bool = False  # True: the check runs once for all nodes, and `run` gets the first node as its target
 
 
 def each(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
-    """The answers of all targets, which are asked at the same time."""
+    """Call `ask` for all targets in parallel. Returns the results in the order of the targets."""
     with ThreadPoolExecutor(max(1, len(targets))) as pool:
         return list(pool.map(ask, targets))
 
 
 def without(site: Site) -> str:
-    """The end of a sentence about all nodes: the nodes that it does not include."""
+    """The end of a sentence about all nodes: it names the nodes that are not included; empty if all nodes are."""
     return f"; without {', '.join(absent)}" if (absent := site.absent()) else ""

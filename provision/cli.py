@@ -43,7 +43,7 @@ VERBS = {
 }
 
 UNLOCKED = ("plan", "facts")  # they change nothing, and do not disturb other commands
-BY_PROVIDER = ("warm", "extend", "down")  # the provider carries them out, and no node is asked
+BY_PROVIDER = ("warm", "extend", "down")  # the provider carries out these verbs; no command runs on a node
 LOGIN_S = 30.0
 BY_ROOT = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
 AGAIN = "fix the problem that this operation reports and run the same command again; it continues from there"
@@ -63,7 +63,10 @@ run the same command again to continue
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; `argv` without the program's name. Returns the exit code, never raises for a person's mistake."""
+    """Run the command and return its exit code. A user's mistake leads to a message and an exit code, never to an exception.
+
+    argv: the arguments without the program's name; None: those of this process.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_intermixed_args(words)  # options may stand before, between and after FILE and the verb
     return console.run(functools.partial(_run, arguments, words), interrupted=None)
@@ -137,12 +140,12 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if arguments.pretend is not None and verb != "plan":
         raise InputError(f"--pretend needs the verb plan and cannot be combined with the verb {verb!r}.")
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    for sentence in workspace.exposed():  # host keys and the addresses of nodes lie there
+    for sentence in workspace.exposed():  # the workspace contains host keys and addresses of nodes
         output.remark(f"warning: {sentence}", style="yellow")
     if arguments.profile and verb != "request":
         raise InputError(f"--profile belongs to the verb request and cannot be combined with the verb {verb!r}.")
     if verb == "init":
-        from provision import init  # not at the top: providers import psutil, which --help does without
+        from provision import init  # not at the top: providers import psutil, which would make --help slower
 
         if file is not None:
             raise InputError(f"init takes no cluster file, because it prints one: found {file}.")
@@ -213,7 +216,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _check_creation(described: Cluster, verb: str, arguments: argparse.Namespace) -> None:
-    """Raises InputError for what needs nodes, which do not exist yet."""
+    """Raises InputError if the verb or an option needs nodes: the machines of the cluster do not exist yet."""
     if verb not in ("apply", "plan") or arguments.limit or arguments.pretend is not None:
         what = "--limit" if arguments.limit else "--pretend" if arguments.pretend is not None else f"the verb {verb}"
         raise InputError(
@@ -222,7 +225,7 @@ def _check_creation(described: Cluster, verb: str, arguments: argparse.Namespace
 
 
 def _would_create(output: Output, described: Cluster, workspace: Workspace, to_create: ToCreate) -> int:
-    """The plan for machines that do not exist yet; only when they exist is it known what would change on them."""
+    """Print the plan for machines that do not exist yet. The changes on the machines can be planned only when they exist."""
     for line in to_create.says:
         output.line(line)
     output.line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
@@ -232,7 +235,10 @@ def _would_create(output: Output, described: Cluster, workspace: Workspace, to_c
 
 
 def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> None:
-    """Show what `down` would remove and ask for its name. Raises InputError if the user does not confirm."""
+    """Show what `down` would remove, and ask the user to type its name. Raises InputError if the user does not confirm.
+
+    confirmation: None: nothing has to be confirmed. yes: the option --yes was given, so the user is not asked.
+    """
     if confirmation is None:
         return
     for sentence in confirmation.says:
@@ -258,7 +264,10 @@ def _hardware(output: Output, file: str | None) -> int:
 def _request(
     output: Output, file: str | None, described: Cluster, workspace: Workspace, provider: Provider[Any], *, profile: bool
 ) -> int:
-    """Print what to request, and nothing else: the text goes into a file. There need not be any node yet."""
+    """Print what to request from the provider, and nothing else, so that the output can be redirected to a file.
+
+    No node has to exist yet. profile: print a profile of CloudLab and not an RSpec.
+    """
     if provider.request is None:
         raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', described, workspace)}")
     text = provider.carry_out("profile" if profile else "request", described, workspace)
@@ -269,7 +278,10 @@ def _request(
 
 
 def _site(described: Cluster, workspace: Workspace, nodes: Sequence[Node], pretended: Path | None) -> Site:
-    """The nodes with their answers: those of the machines, or those in the file `pretended`. Raises InputError."""
+    """The nodes of the cluster with their facts. pretended: a file with facts to use; None: the facts come from the machines.
+
+    Raises InputError.
+    """
     answers = [Facts(node, roles.files()) for node in nodes] if pretended is None else pretend.facts(pretended, nodes)
     entries = {entry.name: entry for entry in described.nodes}
     targets = [Target(facts.node, facts, entries.get(facts.node.name)) for facts in answers]
@@ -285,7 +297,7 @@ def _converge(
     chosen: set[str],
     parallel: int | None,
 ) -> int:
-    lease_of(site)  # what cannot be read is said before anything is changed
+    lease_of(site)  # raises an error for an unreadable lease before anything is changed
     with interruption.handled([target.node for target in site.targets], lambda: len(BEGUN)):
         steps, findings = _carried_out(output, verb, site, targets, order, chosen, parallel)
     failed = [step for step in steps if step.state in ("failed", "administrator")]
@@ -308,18 +320,20 @@ def _carried_out(
     chosen: set[str],
     parallel: int | None,
 ) -> tuple[list[OperationStep], list[Finding]]:
-    """The steps and findings of a verb; the steps are displayed while they are done."""
+    """Carry out a verb. Returns its steps and findings; the steps are displayed while they run."""
     if verb == "facts":
         each(targets, _ask_all)
     steps = []
     if verb in ("apply", "plan"):
         if site.cluster.login is not None and not site.pretended:
-            site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # OpenSSH may ask for a password: not below a live table
+            site.targets[0].node.run(
+                ["true"], timeout_s=LOGIN_S
+            )  # OpenSSH may ask for a password, so log in before the live table is shown
         with progress.shown(output, [target.node.name for target in targets], len(order)) as watch:
             steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
     if steps and not STOPPING.is_set():
         display.operations(output, steps)
-    if verb == "verify" and not site.cluster.ssh.sudo:  # the checks alone would not say what is missing
+    if verb == "verify" and not site.cluster.ssh.sudo:  # so that the output says what an administrator must do
         planned = converge(site, order, targets=targets, chosen=chosen, dry=True, parallel=parallel)
         steps = [step for step in planned if step.state == "administrator"]
         site.left.clear()
@@ -341,12 +355,15 @@ def _carried_out(
 
 def _ask_all(target: Target) -> None:
     for fact in roles.FACTS:
-        with contextlib.suppress(Unanswered):  # the display lists them
+        with contextlib.suppress(Unanswered):  # Facts stores the failure, and the display lists it
             target.facts[fact]
 
 
 def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, str | None]:
-    """(the cluster file, the verb) on the command line; a first word that is a verb is the verb. Raises InputError."""
+    """(the cluster file, the verb) of the command line; None: not given. A first word that is a verb is read as the verb.
+
+    Raises InputError.
+    """
     if first in VERBS:
         if second in VERBS:
             raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a cluster file {first} as ./{first}.")
@@ -359,7 +376,7 @@ def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, s
 
 
 def _cluster(file: str | None, workspace: Workspace) -> Cluster:
-    """The cluster file that was named, else that of the workspace. Raises InputError where there is neither."""
+    """The cluster of the file that the command names, else of cluster.yaml in the workspace. Raises InputError without either."""
     own = workspace.path / "cluster.yaml"
     if file is None and not own.exists() and not own.is_symlink():
         raise InputError(
@@ -370,7 +387,10 @@ def _cluster(file: str | None, workspace: Workspace) -> Cluster:
 
 
 def _with_nodes(file: str | None, workspace: Workspace) -> Cluster:
-    """The cluster file read again, after its machines were obtained. Raises ShardlabError: something has been changed."""
+    """Read the cluster file again, after its machines were created. Raises ShardlabError for wrong input.
+
+    It does not raise InputError, because InputError would mean that nothing was changed.
+    """
     try:
         return _cluster(file, workspace)
     except InputError as error:
@@ -387,7 +407,10 @@ def _verb(given: str | None, check: bool) -> str:
 
 
 def _chosen(kind: str, menu: Iterable[str], only: list[str] | None, skip: list[str] | None) -> set[str]:
-    """The names of the menu that are asked for. Raises UnknownName."""
+    """The names of `menu` that --only (or --limit) and --skip choose. Raises UnknownName.
+
+    kind: what the names are, for the error. only: None: all names. skip: names to leave out.
+    """
     names = list(menu)
     for name in [*(only or []), *(skip or [])]:
         if name not in names:

@@ -10,18 +10,18 @@ from provision.fact import Unanswered
 from provision.node import Node, last_line
 
 MOST_S = 1.0
-TRIES = 5  # a round trip to a busy node can take seconds, which says nothing about its clock
+TRIES = 5  # a round trip to a busy node can take seconds; then the measurement is too uncertain and is repeated
 
 
 class Offset(msgspec.Struct, frozen=True):
-    """seconds: positive if the node's clock is ahead. unsure_s: half of the round-trip time of the measurement."""
+    """The difference between a node's clock and this machine's clock."""
 
-    seconds: float
-    unsure_s: float
+    seconds: float  # positive if the node's clock is ahead
+    unsure_s: float  # the uncertainty in seconds: half of the round-trip time of the measurement
 
     @property
     def is_decided(self) -> bool:
-        """Whether the uncertainty does not matter."""
+        """Whether the clocks certainly agree or certainly differ, in spite of the uncertainty."""
         return self.agrees or abs(self.seconds) - self.unsure_s > MOST_S
 
     @property
@@ -34,9 +34,9 @@ class Offset(msgspec.Struct, frozen=True):
 
 
 def measure(node: Node) -> Offset:
-    """Compare the node's time with this machine's time in the middle of a round trip: of a few, the shortest.
+    """Compare the node's time with this machine's time in the middle of a round trip.
 
-    Raises Unanswered.
+    Measures up to TRIES times and uses the shortest round trip. Raises Unanswered.
     """
     node.run(["true"], timeout_s=30)  # so that the time for a login is not measured
     best = _measure_once(node)

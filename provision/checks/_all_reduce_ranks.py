@@ -1,4 +1,4 @@
-"""A rank of the all-reduce test. It sums small integers, which float32 represents exactly, so that the sums must be equal.
+"""One rank of the all-reduce test. The ranks sum small integers, which float32 represents exactly, so the sums must be exact.
 
 The ranks of one node are forked by provision.checks._trial. For a test between nodes, each node runs one rank with ``python -m
 provision.checks._all_reduce_ranks BACKEND NODES PLACE HOST:PORT``.
@@ -16,20 +16,27 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-ELEMENTS = 4 * 2**20  # of 4 bytes: 16 MiB, large enough that bandwidth and not latency is measured
+ELEMENTS = 4 * 2**20  # 4 bytes each, so 16 MiB: large enough that the test measures bandwidth and not latency
 ITERATIONS = 5
 WARMUP = 2
 
 
 def meet(backend: str, nodes: str, place: str, endpoint: str, *, gpu: int | None = None) -> None:
-    """Run the one rank of a node. endpoint: where rank 0 listens. gpu: as for `work`."""
+    """Run the rank of this node in a test with one rank per node.
+
+    nodes: the number of nodes, in decimal. place: the rank of this node, in decimal. endpoint: HOST:PORT where rank 0 listens.
+    gpu: as for `work`.
+    """
     host, port = endpoint.rsplit(":", 1)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
     work(backend, int(place), int(nodes), "env://", gpu)
 
 
 def work(backend: str, rank: int, ranks: int, meeting: str, gpu: int | None = None) -> None:
-    """Run one rank. meeting: the init_method of torch.distributed. gpu: the number of its GPU; None: the rank's own number."""
+    """Run one rank. Rank 0 prints an AllReduceReport as JSON.
+
+    meeting: the init_method of torch.distributed. gpu: the index of the GPU that the rank uses; None: the index is the rank.
+    """
     device = torch.device("cuda", rank if gpu is None else gpu) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -51,7 +58,7 @@ def work(backend: str, rank: int, ranks: int, meeting: str, gpu: int | None = No
     dist.barrier()
     clock = torch.tensor([time.time(), -time.time()], dtype=torch.float64, device=device)
     dist.all_reduce(clock, op=dist.ReduceOp.MAX)
-    dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce has ended when its slowest rank has
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
     if rank == 0:
         report = {
             "backend": backend,

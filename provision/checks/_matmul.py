@@ -1,4 +1,4 @@
-"""A matrix product on every GPU, of small integers, which float32 adds exactly in any order, so that results must be equal."""
+"""Computes a matrix product of small integers on every GPU. In float32 such sums are exact in any order of the additions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 
 import torch
 
-SIDE = 512  # sums of at most 512 x 7 x 7, far below 2**24
-TOP = 8
+SIDE = 512  # an element of the product is at most 512 x 7 x 7; float32 represents integers exactly up to 2**24
+TOP = 8  # the elements of the factors are 0 to 7
 
 
 def wrong_elements(device: torch.device) -> int:
-    """How many elements of a product on a device differ from the product of whole numbers on the processor."""
+    """The number of elements of the product on `device` that differ from the exact integer product on the CPU."""
     rows = torch.arange(SIDE * SIDE).reshape(SIDE, SIDE)
     left, right = rows % TOP, (rows // 3) % TOP
     product = left.to(device, torch.float32) @ right.to(device, torch.float32)
@@ -20,6 +20,6 @@ def wrong_elements(device: torch.device) -> int:
 
 
 def main() -> None:
-    """Prints the number of wrong elements by GPU."""
+    """Print, as JSON, the number of wrong elements on each GPU."""
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     sys.stdout.write(json.dumps({"wrong": [wrong_elements(gpu) for gpu in gpus]}) + "\n")

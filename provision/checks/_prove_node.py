@@ -1,7 +1,8 @@
-"""Runs on each node of a proof job, as one task: looks at the node, tries torch, and meets the other nodes in an all-reduce.
+"""The task of a proof job on each node: inspects the node, runs the checks of torch, and runs an all-reduce with other nodes.
 
-``python -m provision.checks._prove_node FOLDER HEAD`` writes a NodeProof to FOLDER/HOST.json. The shared folder itself carries
-the address of the rendezvous and a file of each node, so that a node that does not see the folder of the others is detected.
+``python -m provision.checks._prove_node FOLDER HEAD`` writes a NodeProof to FOLDER/HOST.json. FOLDER: in the shared folder.
+HEAD: the host name of the first node. The nodes exchange the address of the rendezvous and one file per node through FOLDER,
+so that a node that sees another folder than the other nodes is detected.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 
 def _rdma() -> list[rdma.RdmaLink]:
-    """The RDMA links of this node; none if the kernel's files cannot be read."""
+    """The RDMA links of this node; empty if the kernel's files about them cannot be read."""
     try:
         return rdma.parse(subprocess.run(rdma.command(""), capture_output=True, text=True, timeout=30, check=True).stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -59,7 +60,7 @@ def _rdma() -> list[rdma.RdmaLink]:
 
 
 def _wait_for(folder: Path, pattern: str, count: int) -> list[Path]:
-    """The files of this pattern, once there are `count` or MEET_S has passed."""
+    """Wait until `count` files match the pattern, or until MEET_S has passed. Returns the files that match."""
     ends = time.monotonic() + MEET_S
     while len(seen := list(folder.glob(pattern))) < count and time.monotonic() < ends:
         time.sleep(0.5)
@@ -67,7 +68,10 @@ def _wait_for(folder: Path, pattern: str, count: int) -> list[Path]:
 
 
 def _together(folder: Path, place: int, tasks: int, trial: Trial, head: str) -> CommandOutput | None:
-    """One rank on each node sums with the others; None if torch does not work here or the first node does not name its port."""
+    """Run an all-reduce with one rank on each node. Returns the output of the rank of this node.
+
+    None if torch does not work on this node, or if the first node does not write its port into the folder.
+    """
     if not trial.torch.backends:
         return None
     backend = "nccl" if trial.torch.gpus and "nccl" in trial.torch.backends else "gloo"
@@ -99,13 +103,13 @@ def _together(folder: Path, place: int, tasks: int, trial: Trial, head: str) -> 
 
 
 def _interface(other: str) -> str | None:
-    """The network interface on the way to another node; None if its name is not known here."""
+    """The network interface through which this node reaches the node `other`; None if it cannot be determined."""
     try:
         address = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
     except OSError:
         return None
     with socket.socket(address[0], socket.SOCK_DGRAM) as looking:
-        looking.connect(address[4])  # sends nothing: it asks the kernel for the route
+        looking.connect(address[4])  # for a UDP socket, connect sends nothing: the kernel only looks up the route
         own = looking.getsockname()[0]
     nics = psutil.net_if_addrs()
     return next(

@@ -1,6 +1,7 @@
 """Runs all checks of torch on a node with one import of torch: each part runs in a child that is forked after the import.
 
-A part that crashes or hangs does not affect the others. This process never uses a GPU, or its children could not use one.
+A part that crashes or hangs does not affect the other parts. The parent process never uses a GPU: if it initialized CUDA, its
+forked children could not use CUDA.
 ``python -m provision.checks._trial`` prints a provision.checks.trial.Trial as JSON.
 """
 
@@ -25,7 +26,7 @@ from provision.facts.torch import Torch, parse
 from provision.node import last_line
 from shardlab.remote import CommandOutput
 
-GRACE_S = 2.0  # for the other ranks, once one has failed
+GRACE_S = 2.0  # how long the other ranks may still run after one rank has failed
 
 
 def main() -> None:
@@ -36,9 +37,9 @@ def main() -> None:
 
 def attempt() -> Trial:
     """Import torch once, and run each part of the trial in a child process."""
-    with contextlib.suppress(Exception):  # the child says why it cannot be imported
+    with contextlib.suppress(Exception):  # the child below reports why torch cannot be imported
         import torch
-        import torch.distributed  # noqa: F401 (so that it is there before the fork)
+        import torch.distributed  # noqa: F401 (imported before the fork)
     looked = together([_torch.main], LOOK_S)
     if looked.code != 0:
         how = f"it did not end within {LOOK_S:g} s" if looked.code is None else last_line(looked)
@@ -71,16 +72,16 @@ def _product() -> None:
 def _compiled() -> None:
     from provision.checks import _compiled
 
-    # Empty caches: with the results of an earlier check, the check would pass although the compiler was removed since.
+    # Empty caches: with kernels from an earlier check in the caches, the check would pass even without a compiler.
     with tempfile.TemporaryDirectory(prefix="shardlab-") as folder:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
         _compiled.main()
 
 
 def together(works: Sequence[Callable[[], None]], limit_s: float) -> CommandOutput:
-    """Run each function in a child process, all at the same time: the answer of the first one, or of one that failed.
+    """Run each function in a child process, in parallel. Returns the output of a child that failed, else of the first child.
 
-    The answer's code is None if a child had to be ended after `limit_s` seconds.
+    The exit code in the result is None if a child was killed after `limit_s` seconds.
     """
     with contextlib.ExitStack() as files:
         said = [(files.enter_context(tempfile.TemporaryFile()), files.enter_context(tempfile.TemporaryFile())) for _ in works]
@@ -104,14 +105,14 @@ def _fork(work: Callable[[], None], stdout: IO[bytes], stderr: IO[bytes]) -> int
         work()
         sys.stdout.flush()
         code = 0
-    except BaseException:  # noqa: BLE001 (a child never goes on with what its parent does)
+    except BaseException:  # noqa: BLE001 (the child must exit here and never return into the code of its parent)
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)
 
 
 def _wait(children: Sequence[int], limit_s: float) -> dict[int, int | None]:
-    """The exit status of each, None for one that had to be ended."""
+    """Wait for the children. Returns the exit code of each child; None: the child was killed at the time limit."""
     codes: dict[int, int | None] = {}
     ends = time.monotonic() + limit_s
     while len(codes) < len(children) and time.monotonic() < ends:

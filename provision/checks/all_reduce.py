@@ -1,4 +1,4 @@
-"""Checks an all-reduce of two ranks on a node, which needs all that training needs of torch, NCCL or Gloo, and the network."""
+"""Checks an all-reduce of two ranks on one node. It uses the same parts of torch, NCCL or Gloo, and the network as training."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ FORMULA = "2(n-1)/n x bytes / time"  # as nccl-tests defines the bus bandwidth o
 
 
 class AllReduceReport(msgspec.Struct, frozen=True):
-    """What rank 0 prints. `wrong` counts elements over all ranks; `time_s` is the median of the slowest rank's times;
-    `clock_spread_s` is the largest difference of the clocks when all ranks left the same barrier, which adds its own delay."""
+    """The report that rank 0 prints as JSON."""
 
-    backend: str
+    backend: str  # gloo or nccl
     ranks: int
-    bytes: int
-    wrong: int
+    bytes: int  # size of the tensor that each rank contributes
+    wrong: int  # number of wrong elements, summed over all ranks and iterations
     iterations: int
-    time_s: float
-    clock_spread_s: float | None = None
+    time_s: float  # seconds of an iteration on its slowest rank: the median over the iterations
+    clock_spread_s: float | None = None  # largest difference of the ranks' clocks after one barrier; includes its delay
 
 
 def run(site: Site, target: Target) -> Outcome:
@@ -40,7 +39,10 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:
-    """Bytes per second on each link in an all-reduce of `size_bytes`, independent of the algorithm."""
+    """The bus bandwidth of an all-reduce in bytes per second, which is comparable for any number of ranks.
+
+    size_bytes: of the tensor of one rank. time_s: seconds for one all-reduce.
+    """
     return 2 * (ranks - 1) / ranks * size_bytes / time_s
 
 
@@ -78,12 +80,12 @@ def judge(answer: CommandOutput, *, cores: int) -> Outcome:
 
 
 def why_not(answer: CommandOutput, limit_s: float) -> str:
-    """Why a program of ours failed, or that it did not end."""
+    """Why a test program failed: its error, or that it did not end within `limit_s` seconds."""
     return f"it did not end within {limit_s:g} s" if answer.code is None else cause(answer)
 
 
 def cause(answer: CommandOutput) -> str:
-    """The line with the error of a rank; libraries may print other lines after it."""
+    """The line with the last Python error in the error output; libraries may print other lines after it."""
     pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
     errors = pattern.findall(answer.stderr)
     return str(errors[-1]) if errors else last_line(answer)

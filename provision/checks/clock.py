@@ -1,4 +1,4 @@
-"""Checks that clocks agree: munge refuses messages with another time, and records of several nodes are compared by time."""
+"""Checks that the clocks of the nodes agree: munge rejects messages with a wrong time, and records are compared by time."""
 
 from __future__ import annotations
 

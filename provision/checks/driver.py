@@ -1,4 +1,4 @@
-"""Checks that all parts of the driver have one version, that the number of GPUs is right, and that each computes correctly."""
+"""Checks that all parts of the driver have one version, that no GPU is missing, and that each GPU computes exactly."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shardlab.remote import CommandOutput
 
 
 class ProductReport(msgspec.Struct, frozen=True):
-    """wrong: the number of wrong elements of the product, by GPU."""
+    """The report that the test program prints as JSON."""
 
-    wrong: list[int]
+    wrong: list[int]  # for each GPU, the number of wrong elements of the matrix product
 
 
 def run(site: Site, target: Target) -> Outcome:
@@ -39,7 +39,10 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(nvidia: Nvidia, asked: int) -> Outcome | None:
-    """What is wrong with the driver or the number of GPUs, or None."""
+    """An Outcome that says what is wrong with the driver or the number of GPUs; None if nothing is wrong.
+
+    asked: the GPUs of each node that the cluster file requests.
+    """
     if not nvidia.works:
         nouveau = ", and nouveau is loaded" if nvidia.nouveau else ""
         nvml = f"; nvidia-smi: {nvidia.why_no_nvml}" if nvidia.why_no_nvml else ""

@@ -17,7 +17,10 @@ ADVICE = (
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Raises Unanswered."""
+    """Passed if the node has its experiment address and its control address on the interfaces that the manifest names.
+
+    Raises Unanswered.
+    """
     if target.entry is None or target.entry.control is None:
         return Outcome(None, "the manifest names no control address for it")
     if target.entry.address == target.entry.control:
@@ -32,7 +35,10 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(entry: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) -> Outcome:
-    """Passed if both networks of the node are as the manifest says. nics, addresses: what the node says of its interfaces."""
+    """Passed if both networks of the node are as the manifest says.
+
+    entry: the node in the manifest. nics: the interfaces that the node reports. addresses: their IP addresses, by interface.
+    """
     found = experiment_interfaces.find(nics, addresses, entry.address, entry.control)
     experiment, control = found.experiment, found.control
     if entry.mac is not None:

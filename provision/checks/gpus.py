@@ -1,4 +1,4 @@
-"""Checks that NVML, which telemetry uses, and torch see the same GPUs; otherwise the figures of a run cannot be trusted."""
+"""Checks that NVML and torch see the same number of GPUs. Telemetry uses NVML; if they differ, it would be misleading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges the results of a proof job: whether every node of it can train."""
+"""Judges the results of a proof job: whether every node of the job can train."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from provision.fact import decode
 from provision.facts.node_types import NodeType
 from shardlab.remote import CommandOutput
 
-MOST_CLOCK_S = 1.0  # that clocks of nodes may differ before times of one run cannot be compared
+MOST_CLOCK_S = 1.0  # allowed difference of the nodes' clocks; with more, the times of one run cannot be compared
 LEAST_FREE_BYTES = 10 << 30
 LEAST_INODES = 20_000
 
 
 def judge(kind: NodeType, seen: Proofs, folder: str, wanted: int) -> Outcome:
-    """Passed if every node of the job says that torch, its GPUs, the all-reduces and the shared folder work. wanted: the GPUs
-    of each node that the cluster file requests."""
+    """Passed if torch, the GPUs, the all-reduces and the shared folder work on every node of the job.
+
+    seen: the results of the job. folder: the path of its results. wanted: the GPUs of each node that the cluster file requests.
+    """
     what = str(kind)
     if seen.state != "ENDED" and not seen.has_all():
         return Outcome(
@@ -40,7 +42,7 @@ def judge(kind: NodeType, seen: Proofs, folder: str, wanted: int) -> Outcome:
 
 
 def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
-    """The first check that a node did not pass."""
+    """The first check that the node did not pass; None if it passed all checks."""
     judged = [torch.judge(proof.trial.torch), gpus.judge(proof.host, proof.trial.torch), _count(proof, wanted)]
     if proof.trial.product is not None and proof.trial.product.code != 0:
         why = all_reduce.why_not(proof.trial.product, PRODUCT_S)
@@ -49,7 +51,9 @@ def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
         judged.append(all_reduce.judge(proof.trial.all_reduce, cores=proof.host.cpus_allowed))
     if proof.tasks > 1:
         judged.append(_shared(proof))
-        if proof.together is not None and '"clock_spread_s"' in proof.together.stdout:  # of rank 0; NCCL may print as well
+        if (
+            proof.together is not None and '"clock_spread_s"' in proof.together.stdout
+        ):  # rank 0 prints the report; NCCL may print other lines
             judged.append(_between(proof.together))
         elif proof.together is None or proof.together.code != 0:
             why = (
@@ -68,7 +72,7 @@ def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
 
 
 def _count(proof: NodeProof, wanted: int) -> Outcome:
-    """Whether the node shows the GPUs that its job requested. A build of torch for CPUs alone needs none."""
+    """Passed if NVML sees the GPUs that the job requested. If torch is built for CPUs only, no GPU is needed."""
     count = len(proof.host.gpus or ())
     if count >= wanted or (count == 0 and proof.trial.torch.cuda is None):
         return Outcome(True, "")
@@ -89,7 +93,7 @@ def _shared(proof: NodeProof) -> Outcome:
 
 
 def _between(answer: CommandOutput) -> Outcome:
-    """The sums of all nodes are exact and their clocks agree."""
+    """Passed if the sums of all nodes are exact and their clocks agree."""
     report = _report(answer)
     if report.wrong:
         return Outcome(False, f"the all-reduce between nodes gave {report.wrong} wrong sums", "do not train here")
@@ -101,7 +105,7 @@ def _between(answer: CommandOutput) -> Outcome:
 
 
 def _report(answer: CommandOutput) -> all_reduce.AllReduceReport:
-    """The report among the lines of rank 0."""
+    """The report of the all-reduce, found among the lines that rank 0 printed."""
     return decode(next(line for line in answer.stdout.splitlines() if '"clock_spread_s"' in line), all_reduce.AllReduceReport)
 
 

@@ -17,14 +17,16 @@ from shardlab.remote import CommandOutput
 
 PORT = 29411
 LIMIT_S = 240.0
-STRAY = 0.1  # share of the bytes sent by ranks; more on another interface is not background traffic
-CONTROLLED = 0.02  # the same for the control network of an experiment, which carries our logins and nothing else
+# Limits for the bytes that a node sends over another interface during the test, as a share of the bytes of the all-reduce. More
+# bytes than that are not background traffic.
+STRAY = 0.1
+CONTROLLED = 0.02  # for the control network of an experiment, over which provision itself only logs in
 COUNTERS = "for f in /sys/class/net/*/statistics/tx_bytes; do n=${f#/sys/class/net/}; echo ${n%%/*} $(cat $f); done"
 _VIRTUAL = re.compile(r"^(lo|docker|veth|vb-|br-)")
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Raises Unanswered."""
+    """Run an all-reduce of all nodes, and compare the counters of sent bytes before and after it. Raises Unanswered."""
     targets = site.standing
     if len(targets) < 2:
         return Outcome(None, f"there is only one node{without(site)}")
@@ -54,9 +56,9 @@ def judge(
 ) -> Outcome:
     """Passed if the sums are exact and the data was sent over the right interfaces.
 
-    nics: the right interface of each node. grown: bytes sent by each node, by interface. absent: the nodes that were not
-    included, as the end of a sentence. controls: of each node, its name and its interface on the control network of an
-    experiment; None: it has none.
+    nics: the interface of each node that should carry the data. grown: for each node, the bytes sent during the test, by
+    interface. absent: the nodes that were not included, as the end of a sentence. controls: for each node, its name and its
+    interface on the control network of an experiment; None: the node is on no control network.
     """
     try:
         report = decode(answer.stdout, AllReduceReport)
@@ -98,7 +100,10 @@ def judge(
 
 
 def _controlled(controls: Sequence[tuple[str, str] | None], grown: Sequence[dict[str, int]], theory: float) -> list[str]:
-    """The nodes that sent more than background traffic over the control network. theory: bytes that a node has to send."""
+    """A phrase for each node that sent more than background traffic over the control network.
+
+    controls, grown: as for `judge`. theory: the bytes that each node has to send for the all-reduce.
+    """
     return [
         f"{name} sent {moved[interface] / 1e6:.0f} MB over {interface}"
         for (name, interface), moved in ((own, moved) for own, moved in zip(controls, grown) if own is not None)

@@ -1,4 +1,4 @@
-"""The results of the nodes of a site in a proof job."""
+"""The results of a proof job, which tests on compute nodes of a Slurm site whether they can train."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class NodeProof(msgspec.Struct, frozen=True):
     host: Host
     trial: Trial
     words: list[str]  # names of the nodes whose files this node saw in the shared folder
-    tasks: int  # nodes of the job
-    free_bytes: int  # of the shared folder
-    free_inodes: int | None  # None: the file system counts none
-    together: CommandOutput | None = None  # the all-reduce of all nodes; None: the job had one node, or torch does not work
+    tasks: int  # number of nodes of the job, which runs one task on each node
+    free_bytes: int  # in the file system of the shared folder
+    free_inodes: int | None  # in the file system of the shared folder; None: this file system does not count inodes
+    together: CommandOutput | None = None  # the all-reduce between the nodes; None: it did not run
     rdma: list[RdmaLink] = []
 
 
 class Proofs(NamedTuple):
-    """What lies in the folder of a node type's proof."""
+    """The content of the folder in which a proof job writes its results."""
 
-    nodes: list[NodeProof]
-    job: str | None  # its number; None: no job was submitted
-    state: str  # Slurm's words for it, such as `PENDING Resources`; ENDED: Slurm does not have it any more
+    nodes: list[NodeProof]  # one result per node that has written its result
+    job: str | None  # the Slurm job id; None: no job was submitted
+    state: str  # state and reason as squeue prints them, such as `PENDING Resources`; ENDED: squeue does not list the job
 
     def has_all(self) -> bool:
         """Whether every node of the job wrote its result."""

@@ -28,11 +28,11 @@ from shardlab.cluster import Cluster
 
 WAIT_S = 900.0
 POLL_S = 5.0
-VISIBLE_S = 60.0  # how long NFS may show an old list of a folder
-MINUTES = 20
-CPUS_PER_GPU = 4  # of a proof on a shared node: its ranks only sum and multiply
-MOST_TYPES = 8  # of one partition that are proven, each by a job
-# Prints the proofs that are there, each as a line, and then the words and the state of the job.
+VISIBLE_S = 60.0  # how long an NFS client may show an old listing of a folder
+MINUTES = 20  # time limit of a proof job
+CPUS_PER_GPU = 4  # CPU cores that a proof job requests per GPU; its ranks only sum and multiply, so few are enough
+MOST_TYPES = 8  # node types of one partition that are proven, each by one job
+# Prints each proof in the folder as one line, then the id, the state and the reason of the job.
 LOOK = f"""\
 {requests.WITHOUT_VARIABLES}
 cd "$1" 2>/dev/null || exit 0
@@ -55,7 +55,7 @@ mv job.new job
 """
 
 
-# After a failed proof: its results are kept for people to read, and the next check submits a new job.
+# Runs after a failed proof: moves its results into the folder failed/, so that the next check submits a new job.
 SET_ASIDE = """\
 cd "$1" || exit 0
 mkdir -p failed
@@ -65,7 +65,7 @@ rm -f job
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Submit a job for each type that has no proof for this environment, wait, and judge."""
+    """Submit a proof job for each node type without a result for this environment, wait for the jobs, and judge the results."""
     folders: dict[str, tuple[Cluster, NodeType, str]] = {}
     left_out: list[str] = []
     for cluster in _clusters(site.cluster):
@@ -80,7 +80,9 @@ def run(site: Site, target: Target) -> Outcome:
         folders |= {_folder(cluster, target, kind): (cluster, kind, others) for kind, others in asked.items()}
     for folder, (cluster, kind, others) in folders.items():
         seen = _look(target, folder)
-        if seen.nodes or seen.job is not None:  # also of a job that failed since the last check, which is reported first
+        if (
+            seen.nodes or seen.job is not None
+        ):  # includes a job that failed after the last check: its failure is reported before a new job
             continue
         if (refused := _submit(cluster, target, folder, kind, others)) is not None:
             says = f"{kind!s}: Slurm rejects the job: {refused}"
@@ -109,14 +111,16 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def _clusters(cluster: Cluster) -> list[Cluster]:
-    """The cluster as cells without a GPU type use it, and as cells of each type of `slurm.partitions` use it."""
+    """The variants of the cluster that runs use: for cells without a GPU type, and for each GPU type of `slurm.partitions`."""
     partitions = cluster.slurm.partitions if cluster.slurm is not None else []
     return [cluster, *(cluster.for_gpu_type(partition.gpus.type) for partition in partitions)]
 
 
 def _partition(cluster: Cluster, target: Target) -> str | None:
-    """The partition of the runs; without the key `slurm.partition` the default partition, if its nodes have what the cluster
-    file requests. None: a submit plugin of the site may choose any partition."""
+    """The partition of the runs: `slurm.partition`, else a default partition whose nodes have what the cluster file requests.
+
+    None: neither exists, and a submit plugin of the site may choose any partition.
+    """
     partition = cluster.slurm.partition if cluster.slurm is not None else None
     if partition is not None:
         return partition
@@ -125,7 +129,10 @@ def _partition(cluster: Cluster, target: Target) -> str | None:
 
 
 def _types(cluster: Cluster, found: tuple[NodeType, ...], partition: str | None) -> dict[NodeType, str]:
-    """The node types on which runs can land, each with the names of the other nodes. partition: None: of all partitions."""
+    """The node types on which Slurm may start runs. Maps each type to the names of all nodes with other CPUs or GPUs.
+
+    Of types with the same CPUs and GPUs, only the one with the most nodes is included. partition: None: all partitions.
+    """
     inside = [kind for kind in found if partition in (None, kind.partition)]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
     plain = constraint is not None and not set(constraint) & set("|()[]*")  # sbatch itself evaluates these signs
@@ -157,12 +164,12 @@ def _folder(cluster: Cluster, target: Target, kind: NodeType) -> str:
 
 
 def _cpus(kind: NodeType) -> int:
-    """The processors of a proof on a node that it shares with other jobs."""
+    """The number of CPU cores that a proof job requests on a node that it may share with other jobs."""
     return min(kind.cpus, max(2, CPUS_PER_GPU * sum(gpu.count for gpu in kind.gpus)))
 
 
 def _look(target: Target, folder: str) -> Proofs:
-    """Raises Unanswered."""
+    """Read the results and the state of the proof job in `folder`. Raises Unanswered."""
     answer = target.node.run(["sh", "-c", LOOK, "look", folder], timeout_s=60)
     if answer.code != 0:
         raise Unanswered(f"{target.node.name}: {folder}: {last_line(answer)}")
@@ -187,8 +194,8 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
         *requests.options(cluster, nodes=count, minutes=MINUTES, gpus=gpus_, cpus=_cpus(kind)),
-        "--no-requeue",  # a second start would find the files of the first
-        *([f"--exclude={excluded}"] if excluded else []),  # sbatch reads only the last of two --exclude
+        "--no-requeue",  # a requeued job would find the files of its first start
+        *([f"--exclude={excluded}"] if excluded else []),  # one option: of two --exclude, sbatch reads only the last
     ]
     script = templates.render(
         "site/prove.sh.j2",

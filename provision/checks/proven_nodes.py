@@ -1,4 +1,4 @@
-"""Writes the compute nodes of a Slurm site into the inventory, as jobs on them found them."""
+"""Writes the compute nodes of a Slurm site, as proof jobs observed them, into the inventory of the workspace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from shardlab.inventory import path_of
 
 
 def record(site: Site, types: list[tuple[NodeType, list[NodeProof]]]) -> None:
-    """Write the compute nodes of a Slurm site into the inventory, as jobs on them found them. Raises WorkspaceError."""
+    """Write the proven node types into the inventory; do nothing if there is no inventory yet. Raises WorkspaceError.
+
+    types: each node type with the results of its nodes.
+    """
     written = inventory_file.read(site.workspace)
     if written is None:
         return

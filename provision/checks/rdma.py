@@ -23,7 +23,10 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(links: list[RdmaLink], nic: str | None) -> Outcome:
-    """Passed if a link is up, and the link of the interface of the ranks, if it is RDMA. Other links may be down."""
+    """Passed if a link is up, and the link of the interface `nic` is up if `nic` has an RDMA link. Other links may be down.
+
+    nic: the interface over which the ranks communicate; None: it is not known.
+    """
     told = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in links)
     up = [link for link in links if link.state == "ACTIVE"]
     if any(link.nic is not None and link.nic == nic and link not in up for link in links):

@@ -7,9 +7,9 @@ from provision.node import Node, last_line
 from provision.operation import Site, Target
 from shardlab.remote import CommandOutput
 
-CANARY = 7  # an exit code that nothing gives by chance
+CANARY = 7  # an exit code that no other error of a job is likely to have
 LIMIT_S = 180.0
-# sacct lags behind the end of a job by seconds
+# The script polls because sacct reports the end of a job some seconds late.
 CANARY_SCRIPT = f"""\
 cd "${{TMPDIR:-/tmp}}"
 worker=$1; shift
@@ -50,7 +50,10 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
-    """What is wrong with the GPUs of a job that requests 1, or None. worker: its node; Slurm may not know yet who is down."""
+    """A failed Outcome if a job that requests one GPU does not see exactly one; None if it does, or without GPUs.
+
+    worker: the node on which the job runs. It is named because Slurm may not know yet which nodes are down.
+    """
     if not (site.cluster.gpus and site.cluster.gpus.per_node):
         return None
     command = [
@@ -76,7 +79,10 @@ def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
 
 
 def _options(site: Site) -> list[str]:
-    """A Slurm that was there before may have a default partition other than ours, or need an account."""
+    """The options of the cluster file for srun and sbatch.
+
+    A Slurm that provision did not install may have another default partition, or may require an account.
+    """
     assert site.cluster.slurm is not None
     slurm = site.cluster.slurm
     given = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos}

@@ -1,1 +1,1 @@
-"""CloudLab: its hardware, what is requested from it, its portal, and the cluster file of an experiment."""
+"""CloudLab: the hardware catalogue, requests for experiments, a client of the portal, and cluster files of experiments."""

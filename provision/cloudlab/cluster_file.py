@@ -22,17 +22,18 @@ ON_ROOT = "/srv/shardlab"  # the shared folder of an experiment whose nodes have
 
 
 class ProposedGpus(msgspec.Struct, frozen=True):
-    """The GPUs of each node, as far as the catalogue knows them for all nodes."""
+    """The GPUs of each node, for the key `gpus` of the proposed cluster file."""
 
-    per_node: int
+    per_node: int  # the smallest number of GPUs of a node
     type: str | None  # None: the nodes have different types
-    memory_gib: int | None
+    memory_gib: int | None  # memory of one GPU; None: not known, or the nodes have different types
 
 
 def text(manifests: Sequence[Path]) -> str:
-    """The cluster file. manifests: none: the manifest of the experiment that this machine is a node of.
+    """The text of the proposed cluster file.
 
-    Raises InputError for a file that is no manifest, or nodes that share no network.
+    manifests: the manifest files of the experiment; empty: this machine is a node of the experiment and has the manifest.
+    Raises InputError for a file that is not a manifest, or for nodes that do not share a network.
     """
     named = [(str(path), cloudlab_manifest.read(path)) for path in manifests] or [_of_this_node()]
     experiment = cloudlab_manifest.parse(named)
@@ -66,7 +67,7 @@ def text(manifests: Sequence[Path]) -> str:
 
 
 def _of_this_node() -> tuple[str, bytes]:
-    """What to call the manifest in an error, and its bytes. Raises InputError on another machine."""
+    """(the name of the manifest in errors, its bytes). Raises InputError if this machine is not a node of an experiment."""
     if not own_manifest.is_node():
         raise InputError(
             "--cloudlab names no manifest, and this machine is no node of an experiment, because it has no command "
@@ -76,14 +77,14 @@ def _of_this_node() -> tuple[str, bytes]:
 
 
 def _experiment_name(node: ManifestNode) -> str | None:
-    """The name of the experiment in the full name of a node, as a cluster may be called; None if it is not known."""
+    """The name of the experiment, from the full host name of a node, shortened to a valid cluster name; None: not known."""
     labels = (node.full_name or "").lower().split(".")
     name = labels[1] if len(labels) > 2 and labels[0] == node.name.lower() else ""
     return name[:31] if re.match(r"^[a-z0-9][a-z0-9-]*$", name) else None
 
 
 def _lines(nodes: Sequence[ExperimentNode], entries: Sequence[HardwareType | None]) -> list[str]:
-    """A sentence for each node."""
+    """A line about each node: its host, hardware, GPUs and address. entries: the catalogue's entries of the nodes."""
     return [
         f"{node.name}: {node.host}, {node.hardware or 'type not known'} at {node.site}"
         + (f", {_gpu_words(entry)}" if entry is not None else "")
@@ -97,7 +98,7 @@ def _gpu_words(entry: HardwareType) -> str:
 
 
 def _gpus(entries: Sequence[HardwareType | None]) -> ProposedGpus | None:
-    """None if the GPUs of a node are not known."""
+    """The GPUs of each node; None if the catalogue does not know the number of GPUs of a node."""
     counts = [entry.gpus for entry in entries if entry is not None and entry.gpus is not None]
     if len(counts) < len(entries):
         return None
@@ -107,7 +108,7 @@ def _gpus(entries: Sequence[HardwareType | None]) -> ProposedGpus | None:
 
 
 def _wheels(entries: Sequence[HardwareType | None]) -> list[str]:
-    """For each type that the usual build of torch does not support, a sentence on what it needs."""
+    """For each hardware type that the usual build of torch does not support, a sentence that names the builds that do."""
     said = []
     for entry in {entry.name: entry for entry in entries if entry is not None}.values():
         builds = hardware.cuda_builds(entry)

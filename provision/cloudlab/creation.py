@@ -1,8 +1,8 @@
-"""Creates an experiment at the portal, or finds the one of this name, and stores its manifests and its lease.
+"""Creates an experiment at the portal, or adopts an existing experiment of this name. Stores its manifests and its lease.
 
-Before the portal is asked, a note says what is asked. A command that is killed at any moment is continued by the next one: the
-experiment is found by its name, and adopted if it is the one that the note describes. Without a note, an experiment of this
-name is adopted if the user of the token created it; `down` does not terminate such an experiment.
+Before a request is sent to the portal, a note in the workspace describes the request. If the command is killed at any moment,
+the next command continues: it finds the experiment by its name, and adopts the experiment if it matches the note. Without a
+note, an experiment of this name is adopted if the user of the token created it; `down` does not terminate such an experiment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
 
-CLOCK_S = 60.0  # between two clocks of the portal
+CLOCK_S = 60.0  # by how much two clocks of the portal may differ
 AGAIN = "Run the same command again: it looks for the experiment by its name, and continues."
 
 
@@ -43,14 +43,14 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
         output.remark(f"warning: {sentence}", style="yellow")
     try:
         texts = _manifests(cluster, portal.manifests(ready.id))
-    except InputError as error:  # wrong input would mean that nothing was changed
+    except InputError as error:  # InputError would mean that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN}") from None
     cloudlab_experiment.store_manifests(workspace.own, texts)
     keep_end(workspace, portal, ready)
 
 
 def _granted_less(request: ProfileRequest, found: PortalExperiment) -> str:
-    """A sentence if the experiment has fewer hours than the cluster file asks for; empty if not, or if this is not known."""
+    """A warning if the experiment got fewer hours than the cluster file requests; empty if it did not, or if it is not known."""
     born, end = moment(found.created_at), moment(found.expires_at)
     if born is None or end is None or end - born >= timedelta(hours=request.duration, seconds=-CLOCK_S):
         return ""
@@ -62,9 +62,10 @@ def _granted_less(request: ProfileRequest, found: PortalExperiment) -> str:
 
 
 def refresh(workspace: Workspace, portal: Portal) -> PortalExperiment | None:
-    """The experiment as the portal says it now, whose end is stored; None if this workspace uses no experiment of the portal.
+    """Ask the portal for the experiment of this workspace, and store when the experiment ends.
 
-    Raises PortalError, and ShardlabError if the experiment no longer exists.
+    Returns None if this workspace uses no experiment that the portal is asked about. Raises PortalError, and ShardlabError if
+    the experiment no longer exists.
     """
     note = cloudlab_experiment.read(workspace.own)
     if note is None or note.uuid is None:
@@ -75,14 +76,14 @@ def refresh(workspace: Workspace, portal: Portal) -> PortalExperiment | None:
 
 
 def keep_end(workspace: Workspace, portal: Portal, found: PortalExperiment) -> None:
-    """Store when the experiment ends, if the portal says it; and say if the clock of this machine is wrong."""
+    """Store when the experiment ends, if the portal states it. Warn if the clock of this machine differs from the portal's."""
     portal.compare_clocks()
     if (end := moment(found.expires_at)) is not None:
         lease.keep(workspace.own, end)
 
 
 def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> None:
-    """Raises InputError if the workspace has an experiment of another name, project or portal than the cluster file."""
+    """Raises InputError if the note of the workspace has another name, project or portal than the cluster file."""
     keys = cluster.cloudlab
     assert keys is not None
     path = cloudlab_experiment.path_of(workspace.own)
@@ -101,15 +102,15 @@ def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> 
 
 
 def _keep(workspace: Workspace, note: ExperimentNote, found: PortalExperiment) -> ExperimentNote:
-    """Store which experiment it is."""
+    """Add the experiment's uuid, time of creation and page to the note, and store the note. Returns the new note."""
     changes = {"uuid": found.id, "created_at": found.created_at, "page": found.url}
     return cloudlab_experiment.write(workspace.own, msgspec.structs.replace(note, **changes))
 
 
 def adopted(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment | None:
-    """The experiment that a command created that was killed, or None if there is none of this name.
+    """The experiment that an earlier, interrupted command created; None if no experiment of this name exists.
 
-    Raises InputError if the experiment of this name is not the one that the note describes; the note is then removed.
+    Raises InputError if the experiment of this name does not match the note; the note is then removed.
     """
     found = portal.experiment(f"{note.project},{note.name}")
     if found is None:
@@ -130,7 +131,10 @@ def adopted(note: ExperimentNote, workspace: Workspace, portal: Portal) -> Porta
 def _created(
     request: ProfileRequest, workspace: Workspace, portal: Portal, output: Output, note: ExperimentNote | None
 ) -> ExperimentNote:
-    """The note of the experiment, whose nodes may still be made."""
+    """Create or adopt the experiment. Returns its note; the nodes may not be ready yet.
+
+    note: the note of an earlier, interrupted command; None: there is no note.
+    """
     was_asked_before = note is not None
     if note is None:
         intent = _intent(request, portal)
@@ -148,30 +152,32 @@ def _created(
         if (found := adopted(note, workspace, portal)) is None:
             raise ShardlabError(f"{error} The experiment {note.name} is not there. {AGAIN}") from None
         return _keep(workspace, note, found)
-    except NoConnection:  # an earlier request may have arrived
+    except NoConnection:  # the note is kept: a request of an earlier command may have created the experiment
         raise
     except PortalError:
         if was_asked_before and (found := adopted(note, workspace, portal)) is not None:
-            return _keep(workspace, note, found)  # the earlier request took so long
-        _remove_note(workspace)  # the portal certainly created nothing for us
+            return _keep(workspace, note, found)  # the request of the earlier command was carried out late
+        _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
         if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
-            return _adopted_of_user(note, other, workspace, output)  # it was created since we looked
+            return _adopted_of_user(note, other, workspace, output)  # it was created after the first look-up
         raise
 
 
 def _other_profile(note: ExperimentNote, found: PortalExperiment) -> str:
-    """That the experiment was made from another profile than the note says; empty if not, or if the portal does not say it."""
+    """A phrase if the experiment was created from another profile than the note says; empty if not, or if it is not known."""
     if not found.profile_name or not found.profile_project or note.profile is None:
         return ""
     profile = f"{found.profile_project}/{found.profile_name}"
-    return f"its profile is {profile}" if profile.lower() != note.profile.lower() else ""  # people write them in any case
+    return (
+        f"its profile is {profile}" if profile.lower() != note.profile.lower() else ""
+    )  # users write names of profiles in upper or lower case
 
 
 def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
-    """The note of an experiment that exists without us.
+    """Adopt an experiment that no command of this workspace created. Returns its note.
 
-    Raises InputError if the user of the token did not create it, or created it from another profile than the cluster file
-    names: its nodes are for another purpose.
+    Raises InputError if the user of the token did not create the experiment, or created it from another profile than the
+    cluster file names, because its nodes then serve another purpose.
     """
     if found.creator is None or found.creator != intent.user:
         raise _taken(intent.project, intent.name, f"its creator is {found.creator or 'unknown'}")
@@ -185,7 +191,7 @@ def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace:
 
 
 def _intent(request: ProfileRequest, portal: Portal) -> ExperimentNote:
-    """The note that is written before the portal is asked."""
+    """The note that is written before the request is sent to the portal."""
     return ExperimentNote(
         schema=cloudlab_experiment.SCHEMA,
         name=request.name,
@@ -203,7 +209,10 @@ def _remove_note(workspace: Workspace) -> None:
 
 
 def _manifests(cluster: Cluster, texts: dict[str, str]) -> dict[str, bytes]:
-    """The checked manifests, by name of the aggregate. Raises InputError for one that cannot be used."""
+    """Check the manifests. Returns them by name of the aggregate. texts: by URN of the aggregate.
+
+    Raises InputError for a manifest that cannot be used, and ShardlabError if the nodes are not as the cluster file says.
+    """
     named: dict[str, bytes] = {}
     for urn, text in texts.items():
         named[cloudlab_manifest.aggregate(f"a manifest of the portal for {urn[:100]!r}", urn)] = text.encode()
@@ -237,5 +246,5 @@ def _taken(project: str | None, name: str, why: str) -> InputError:
 
 
 def _portal_time(header: str | None) -> str:
-    """The time that the portal's last answer states; this machine's if it states none."""
+    """The time in the header of the portal's last answer, in ISO format; the time of this machine if the header has none."""
     return (http_date(header) or datetime.now(UTC).replace(microsecond=0)).isoformat()

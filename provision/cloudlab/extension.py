@@ -1,4 +1,4 @@
-"""Asks the portal for more hours, and says what was granted: the portal may grant fewer than were asked for, or none."""
+"""Asks the portal for more hours, and says how many it granted. The portal may grant fewer hours than requested, or none."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ CLOCK = timedelta(minutes=1)
 
 
 class PartialGrant(ShardlabError):
-    """The portal granted fewer hours than were asked for."""
+    """The portal granted fewer hours than requested, or it is not known how many it granted."""
 
 
 def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str:
-    """Ask for hours; returns the sentence on what was granted. Raises InputError, PortalError, and PartialGrant."""
+    """Ask for more hours. Returns a sentence that says how many hours were granted.
+
+    reason: for the administrators of the portal. Raises InputError, PortalError, and PartialGrant.
+    """
     with nothing_changed():
         known = creation.refresh(workspace, portal)
     if known is None:
@@ -34,7 +37,7 @@ def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str
     try:
         with nothing_changed():
             portal.extend(known.id, hours, reason)
-    except OutcomeUnknown as error:  # not repeated: it would ask for the hours twice
+    except OutcomeUnknown as error:  # not repeated, because a second request could add the hours twice
         doubt = f" {error}"
     extended = creation.refresh(workspace, portal) or known
     after = moment(extended.expires_at)
@@ -54,7 +57,7 @@ def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str
 
 
 def check(hours: int | None, reason: str | None) -> tuple[int, str]:
-    """The options of the verb extend. Raises InputError."""
+    """Check the options of the verb extend and return them. Raises InputError."""
     if hours is None or not 1 <= hours <= MOST_HOURS:
         raise InputError(f"extend needs --hours: found {hours}. Allowed: 1 to {MOST_HOURS}.")
     if reason is None or not reason.strip() or len(reason) > MOST_REASON:

@@ -13,7 +13,7 @@ from shardlab.errors import InputError
 
 
 class HardwareType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The machines of one type at one site. None: no source states the value."""
+    """The machines of one type at one site. A field is None if no source states its value."""
 
     site: str
     """The short name of the aggregate, such as wisc."""
@@ -51,7 +51,7 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     types: tuple[HardwareType, ...]
 
     def named(self, name: str) -> list[HardwareType]:
-        """All types with this name, at whatever site."""
+        """All types with this name, at any site."""
         return [entry for entry in self.types if entry.type == name]
 
     def entry(self, site: str, name: str) -> HardwareType | None:
@@ -78,12 +78,12 @@ def catalogue() -> Catalogue:
 
 
 def generation(entry: HardwareType) -> Generation | None:
-    """The generation of its GPUs; None if it is not known."""
+    """The generation of the GPUs of this hardware type; None if it is not known."""
     return next((one for one in gpu_generations.GENERATIONS if one.name == entry.generation), None)
 
 
 def cuda_builds(entry: HardwareType) -> list[str] | None:
-    """The CUDA releases of the builds of torch that support its GPUs and its processor; None if one of both is not known."""
+    """The CUDA releases whose builds of torch support the GPUs and the processor of this type; None if either is not known."""
     known = generation(entry)
     if known is None or entry.arch is None:
         return None
@@ -122,7 +122,7 @@ def rows() -> list[list[str]]:
 
 
 def document() -> dict[str, object]:
-    """The catalogue as a JSON document; an unknown value is null."""
+    """The catalogue as a document for JSON; an unknown value is null."""
     return {
         "schema": 1,
         "sites": catalogue().sites,

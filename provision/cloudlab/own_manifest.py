@@ -1,4 +1,4 @@
-"""The manifest of the experiment that this machine is a node of: what `geni-get manifest` prints there."""
+"""Reads the manifest of the experiment on one of its nodes, where the command `geni-get manifest` prints it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_node() -> bool:
 
 
 def read() -> bytes:
-    """The manifest. Raises InputError if the command fails."""
+    """The manifest of this node's experiment. Raises InputError if the command fails."""
     what, instead = " ".join(COMMAND), "Set cloudlab.manifest to a file instead."
     try:
         done = subprocess.run(COMMAND, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)

@@ -1,8 +1,8 @@
-"""A client of the CloudLab portal's API: one method per request, one sentence per failure. It speaks https only.
+"""A client of the CloudLab portal's API, over https only. It has one method per request; each failure is one sentence.
 
-Requests that change nothing are repeated while the portal is overloaded or does not answer, a few times and visibly. A request
-that changes something is repeated only if the portal says that it did nothing (429); otherwise `OutcomeUnknown` is raised, and
-the caller looks what the portal did.
+A request that changes nothing is repeated a few times while the portal is overloaded or does not answer, and each repetition
+is reported. A request that changes something is repeated only if the portal did nothing: if it answers with status 429, or if
+no connection was made. If the result is not known, `OutcomeUnknown` is raised, and the caller asks what the portal did.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, MissingExtra, ShardlabError
 
 DEFAULT_URL = "https://boss.emulab.net:43794"
-PREFIXES = ("", "/portal/api")  # clients that were published differ in the prefix of the paths
+PREFIXES = ("", "/portal/api")  # published clients use different prefixes for the paths
 BACKOFF_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 MOST_RETRY_AFTER_S = 120.0
 CONNECT_S = 30.0
 TIMEOUT_S = 60.0  # for each part of an answer
 MOST_S = 300.0  # for a whole answer
-CLOCK = timedelta(minutes=5)  # between this machine and the portal
-MOST_SAID = 1000  # characters of the portal's own sentences
-MOST_BYTES = 64 << 20  # manifests of several sites in one document
+CLOCK = timedelta(minutes=5)  # allowed difference between the clocks of this machine and of the portal
+MOST_SAID = 1000  # characters of the portal's own error that are shown
+MOST_BYTES = 64 << 20  # of an answer, which may contain the manifests of several sites
 
 CREATION = "the creation of the experiment"
 REFUSED = (400, 401, 403, 404, 422)  # statuses of HTTP: the portal understood the request and will not carry it out
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 class PortalError(ShardlabError):
-    """The portal refused a request, or cannot be used. status: of HTTP; None: there is no answer."""
+    """The portal refused a request, or cannot be used. status: the HTTP status; None: there is no answer."""
 
     def __init__(self, sentence: str, status: int | None = None) -> None:
         super().__init__(sentence)
@@ -50,7 +50,7 @@ class PortalError(ShardlabError):
 
 
 class NoExperiment(PortalError):
-    """The portal has no such experiment (404)."""
+    """The portal does not have the experiment (HTTP 404)."""
 
 
 class OutcomeUnknown(PortalError):
@@ -63,7 +63,7 @@ class NoConnection(PortalError):
 
 @contextmanager
 def nothing_changed() -> Iterator[None]:
-    """A request that the portal refuses in this block is wrong input: nothing was changed before. Raises InputError."""
+    """In this block, a request that the portal refuses raises InputError, because nothing was changed before."""
     try:
         yield
     except PortalError as error:
@@ -82,12 +82,14 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 
 
 class Portal:
-    """The portal, for one user. Close it by `with`."""
+    """A connection to the portal for one user. Use it as a context manager, which closes the connection."""
 
     def __init__(self, url: str | None, token: Token, say: Say, sleep: Callable[[float], None] = time.sleep) -> None:
-        """url: null: the one of CloudLab; with a path: the prefix of all requests. say: is told each repetition.
+        """Check the URL and prepare the connection; nothing is sent.
 
-        Raises InputError for another scheme than https, and MissingExtra without httpx.
+        url: None: the URL of CloudLab; a path in it is the prefix of the paths of all requests. say: is called with a sentence
+        for each repeated request. sleep: waits for a number of seconds.
+        Raises InputError if the URL is not https, and MissingExtra if httpx is not installed.
         """
         try:
             import httpx
@@ -100,7 +102,7 @@ class Portal:
         try:
             parts.hostname.encode("idna")
             _ = parts.port
-        except ValueError as error:  # with UnicodeError
+        except ValueError as error:  # includes UnicodeError
             raise InputError(
                 f"cloudlab.portal_url: found {self.url}, which is no address ({error}). Allowed: an address such as "
                 f"{DEFAULT_URL}."
@@ -108,8 +110,8 @@ class Portal:
         self._prefix = "" if parts.path else None  # None: not known yet
         self._token, self._say, self._sleep = token, say, sleep
         self.date: str | None = None
-        self._clocks_differ = False  # whether this was said
-        try:  # SSL_CERT_FILE and SSL_CERT_DIR decide whom it trusts; no redirect is followed: the token would go with it
+        self._clocks_differ = False  # whether a difference was already reported
+        try:  # SSL_CERT_FILE and SSL_CERT_DIR choose the trusted certificates; a redirect would get the token, so none is followed
             self._client = httpx.Client(
                 verify=httpx.create_ssl_context(),
                 timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
@@ -129,7 +131,7 @@ class Portal:
         self._sleep(seconds)
 
     def compare_clocks(self) -> None:
-        """Say once if the clock of this machine is not that of the portal: then the time until an end is wrong."""
+        """Warn once if the clocks of this machine and of the portal differ: then the remaining time of the lease is wrong."""
         theirs, ours = http_date(self.date), datetime.now(UTC)
         if theirs is not None and abs(ours - theirs) > CLOCK and not self._clocks_differ:
             self._clocks_differ = True
@@ -168,11 +170,17 @@ class Portal:
         self._asked("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
 
     def terminate(self, uuid: str) -> None:
-        """Ask for the end of the experiment; it is gone once `experiment` finds none. Raises PortalError, NoExperiment."""
+        """Ask the portal to terminate the experiment, which exists until `experiment` returns None.
+
+        Raises PortalError, and NoExperiment.
+        """
         self._asked("DELETE", f"/experiments/{uuid}", "the termination")
 
     def _asked(self, method: str, path: str, what: str, content: Mapping[str, Any] | None = None) -> PortalAnswer:
-        """A successful answer. what: what is asked for, in sentences."""
+        """Send a request and return its successful answer. what: a phrase that names the request in errors.
+
+        Raises PortalError.
+        """
         if self._prefix is None:
             self._prefix = self._found_prefix()
         return self._repeated(method, f"{self._prefix}{path}", what, content)
@@ -195,7 +203,7 @@ class Portal:
         )
 
     def _repeated(self, method: str, path: str, what: str, content: Mapping[str, Any] | None) -> PortalAnswer:
-        """The answer to a request, which is sent again while the portal did nothing with it."""
+        """Send a request, and repeat it as the module's docstring says. Returns the successful answer. Raises PortalError."""
         for pause_s in (*BACKOFF_S, None):
             try:
                 answer = self._sent(method, path, what, content)
@@ -216,7 +224,10 @@ class Portal:
         raise AssertionError("the last turn returns or raises")
 
     def _sent(self, method: str, path: str, what: str, content: Mapping[str, Any] | None) -> PortalAnswer:
-        """Send a request once and read the whole answer. Raises PortalError if nothing was sent, else OutcomeUnknown."""
+        """Send a request once and read the whole answer, whatever its status.
+
+        Raises PortalError if nothing was sent, and OutcomeUnknown if the request was sent but no complete answer came.
+        """
         import httpx
 
         headers = {"X-Api-Token": self._token.reveal(), "X-Api-Elaborate": "true", "Accept-Encoding": "identity"}
@@ -234,7 +245,7 @@ class Portal:
                 return PortalAnswer(response.status_code, bytes(body), self.date, retry_after)
         except httpx.ConnectTimeout:
             raise NoConnection(f"{self._host}: does not accept a connection within {CONNECT_S:g} s. {NOTHING_SENT}") from None
-        except (httpx.ConnectError, httpx.ProxyError) as error:  # a proxy that opens no connection passed nothing on
+        except (httpx.ConnectError, httpx.ProxyError) as error:  # if a proxy opens no connection, the portal received nothing
             raise self._no_connection(str(error)) from None
         except httpx.TimeoutException:
             raise OutcomeUnknown(f"{self._host}: did not answer to {what} within {TIMEOUT_S:g} s.") from None
@@ -252,7 +263,7 @@ class Portal:
         return NoConnection(f"{self._host}: cannot be reached ({said[:200]}). {NOTHING_SENT}")
 
     def _refuse(self, answer: PortalAnswer, what: str) -> NoReturn:
-        """Raise the sentence of an answer that is no success."""
+        """Raise PortalError for an answer whose status is not a success. what: names the request in the error."""
         said = self._said(answer.body)
         status = answer.status
         if status == 401:
@@ -290,7 +301,7 @@ class Portal:
             says = decoder(PortalFault).decode(body).says
         except DECODE_FAULTS:
             return ""
-        said = self._token.hide(says)[:MOST_SAID]  # hidden first: a cut token would not be recognized
+        said = self._token.hide(says)[:MOST_SAID]  # hide the token before the cut: half a token would not be found
         return f": {said.rstrip('.')}" if said else ""
 
     def _decoded(self, shape: type[T], answer: PortalAnswer) -> T:
@@ -311,7 +322,10 @@ NOTHING_SENT = "Nothing was sent."
 
 
 def _retry_after_s(answer: PortalAnswer, least_s: float) -> float:
-    """The seconds that the portal asks to wait, as a number or as a date by its own clock; from `least_s` up to a limit."""
+    """The seconds to wait before the request is repeated, from the answer's header Retry-After.
+
+    The header has a number or a date of the portal's clock. The result is at least `least_s`, at most MOST_RETRY_AFTER_S.
+    """
     header = answer.retry_after or ""
     if header.isascii() and header.isdigit():
         asked_s = float(header[:9])
@@ -323,7 +337,7 @@ def _retry_after_s(answer: PortalAnswer, least_s: float) -> float:
 
 
 def http_date(header: str | None) -> datetime | None:
-    """The moment of a header such as Date; None if there is none that can be read. Without a zone it is in UTC."""
+    """The time in a header such as Date; None if it cannot be read. A time without a zone is read as UTC."""
     try:
         moment = parsedate_to_datetime(header or "")
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

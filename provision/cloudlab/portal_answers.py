@@ -13,13 +13,14 @@ from shardlab import moments
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 READY = {"status": "ready", "state": "started", "rawstate": "ISUP"}
-# Of a node without a startup service, or whose service has ended well. Only null was seen in published answers.
+# Values of `startup_status` of a node that has no startup service, or whose service has ended without an error. In published
+# answers, only null was seen.
 STARTUP_ENDED = {None, "", "0", "done", "exited", "finished", "ready"}
 ENDED = {"failed", "canceled", "terminating", "terminated"}  # states from which an experiment or a node never becomes ready
 
 
 class PortalVersion(msgspec.Struct, frozen=True):
-    """GET /version."""
+    """The answer to GET /version."""
 
     version: Text
 
@@ -32,13 +33,13 @@ class PortalFault(msgspec.Struct, frozen=True):
 
     @property
     def says(self) -> str:
-        """All its sentences in one line, which may be long."""
+        """All sentences of the errors in one line, which may be long; empty if there are none."""
         sentences = [self.error, *(self.errors or [])]
         return " ".join(" ".join(sentence.split()) for sentence in sentences if sentence)
 
 
 class TokenOwner(msgspec.Struct, frozen=True):
-    """GET /tokens/this."""
+    """The answer to GET /tokens/this: the user of the token."""
 
     user: Text | None = None
 
@@ -54,7 +55,7 @@ class PortalNode(msgspec.Struct, frozen=True):
 
     @property
     def lacks(self) -> str:
-        """What is not ready yet, as `rawstate BOOTING`; empty if the node is ready."""
+        """Which states are not ready yet, such as `rawstate BOOTING`; empty if the node is ready."""
         parts = [
             f"{name} {getattr(self, name) or 'unknown'}" for name, wanted in READY.items() if getattr(self, name) != wanted
         ]
@@ -64,7 +65,7 @@ class PortalNode(msgspec.Struct, frozen=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it never becomes ready by itself."""
+        """Whether the node has failed or ended, so that it never becomes ready by itself."""
         return self.status in ENDED or self.startup_status == "failed"
 
 
@@ -97,6 +98,6 @@ class PortalExperiment(msgspec.Struct, frozen=True):
 
 
 def moment(text: str | None) -> datetime | None:
-    """A time of the portal; None if it gave none that can be read. A time without a zone is in UTC, as the portal's are."""
+    """A time that the portal states; None if it cannot be read. A time without a zone is read as UTC, which the portal uses."""
     read = moments.read(text or "")
     return read if read is None or read.tzinfo is not None else read.replace(tzinfo=UTC)

@@ -1,7 +1,7 @@
-"""The request that creates an experiment from a profile. The portal's API takes a profile and its parameters, and no RSpec.
+"""The request that creates an experiment from a profile. The portal's API accepts a profile with parameters, but no RSpec.
 
-The parameters are strings, which the API calls bindings. Those of `small-lan` are known here. Of any other profile only the
-user knows the parameters, so only `cloudlab.bindings` are sent.
+The parameters are strings, which the API calls bindings. This module knows the parameters of the profile `small-lan`. For any
+other profile only the user knows the parameters, so only `cloudlab.bindings` are sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardlab.errors import InputError
 
 SMALL_LAN = "small-lan"
 NAME = re.compile(r"[a-z][a-z0-9-]{1,15}")  # Emulab names experiments with at most 16 characters
-OF_KEYS = {  # the parameters of small-lan that other keys give and check, by the key
+OF_KEYS = {  # maps a parameter of small-lan to the key under `cloudlab` that sets it, so `bindings` must not contain it
     "nodeCount": "nodes",
     "phystype": "hardware",
     "osImage": "image",
@@ -50,17 +50,17 @@ class ProfileRequest(msgspec.Struct, frozen=True):
 
     @property
     def profile(self) -> str:
-        """The profile with its project."""
+        """The profile with its project, as PROJECT/PROFILE."""
         return f"{self.profile_project}/{self.profile_name}"
 
     @property
     def body(self) -> dict[str, Any]:
-        """Its fields, for JSON."""
+        """The fields of the request, for JSON."""
         return msgspec.structs.asdict(self)
 
 
 class ProfilePlan(msgspec.Struct, frozen=True):
-    """What is sent to the portal, and what the user should know before it is sent."""
+    """The request for the portal, with warnings that the user should see before it is sent."""
 
     request: ProfileRequest
     warnings: list[str]
@@ -68,7 +68,7 @@ class ProfilePlan(msgspec.Struct, frozen=True):
 
 
 def plan(cluster: Cluster) -> ProfilePlan:
-    """What is sent for this cluster file. Raises InputError for what the portal or the profile cannot express."""
+    """The request for this cluster file. Raises InputError for a key that the portal or the profile cannot express."""
     keys = cluster.cloudlab
     assert keys is not None  # provider cloudlab has it
     if keys.project is None:

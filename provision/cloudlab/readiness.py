@@ -1,4 +1,4 @@
-"""Waits until all nodes of an experiment are ready, and says meanwhile what is waited for."""
+"""Waits until all nodes of an experiment are ready, and shows the states of the nodes meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ DOWN = "provision CLUSTER.yaml down"
 
 
 def wait(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Output) -> PortalExperiment:
-    """The experiment, when all nodes are ready. Raises ShardlabError if the experiment fails, ends, or takes too long."""
+    """Wait until all nodes of the experiment are ready, and return the experiment.
+
+    Raises ShardlabError if the experiment fails, ends, or is not ready after MOST_WAIT_S.
+    """
     ends = time.monotonic() + MOST_WAIT_S
     with waiting.shown(output, f"waiting for the nodes of the experiment {note.name}") as show:
         while True:
@@ -45,7 +48,7 @@ def wait(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Out
 
 
 def existing(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment:
-    """The experiment of the note, as the portal says it now. Raises PortalError, and ShardlabError if it no longer exists."""
+    """Ask the portal for the experiment of the note. Raises PortalError, and ShardlabError if it no longer exists."""
     assert note.uuid is not None
     found = portal.experiment(note.uuid)
     if found is None:
@@ -59,7 +62,10 @@ def existing(note: ExperimentNote, workspace: Workspace, portal: Portal) -> Port
 
 
 def _state(found: PortalExperiment, late: dict[str, str]) -> str:
-    """As `experiment provisioning, 1 of 2 nodes ready; gpu1: rawstate BOOTING`."""
+    """The state of the experiment in a line, such as `experiment provisioning, 1 of 2 nodes ready; gpu1: rawstate BOOTING`.
+
+    late: by name, what is not ready of each node that is not ready.
+    """
     shown = [f"{name}: {lacks}" for name, lacks in list(late.items())[:3]] + (["..."] if len(late) > 3 else [])
     nodes = len(found.nodes)
     of_nodes = f"{nodes - len(late)} of {nodes} nodes ready" if nodes else "no nodes yet"

@@ -1,4 +1,4 @@
-"""What an experiment requests from CloudLab: checked against the hardware catalogue, then written for its portal."""
+"""The request for an experiment of CloudLab: checks it against the hardware catalogue, and writes it as an RSpec or a profile."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ RSPEC = "http://www.geni.net/resources/rspec/3"
 EMULAB = "http://www.protogeni.net/resources/rspec/ext/emulab/1"
 SCHEMAS = f"{RSPEC} {RSPEC}/request.xsd"
 LAN = ipaddress.IPv4Network("10.10.0.0/16")
-EACH_OCTET = 254  # addresses that end with 0 or 255 are left out
+EACH_OCTET = 254  # addresses per 256: addresses that end with 0 or 255 are not used
 RATED_NODES = 100  # a request states the rate of a LAN for each ordered pair of interfaces
 UBUNTU = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # CloudLab's own images, such as UBUNTU24-64-STD
-OLDEST_UBUNTU = 24  # the first whose Python is 3.11 or newer
+OLDEST_UBUNTU = 24  # the first Ubuntu LTS whose Python is 3.11 or newer
 BY_HAND = "To use it nevertheless, create the experiment at the portal, and name its manifest in cloudlab.manifest"
 
 
@@ -37,7 +37,7 @@ class NodeRequest(msgspec.Struct, frozen=True):
 
 
 class ExperimentRequest(msgspec.Struct, frozen=True):
-    """What is requested from CloudLab."""
+    """The nodes, the network and the disks that are requested from CloudLab."""
 
     aggregate: str
     """Such as wisc.cloudlab.us."""
@@ -60,7 +60,7 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
 
 
 def plan(cluster: Cluster) -> ExperimentRequest:
-    """The request of a cluster file with the key `cloudlab`. Raises InputError for what would not work or does not exist."""
+    """The request of a cluster file with the key `cloudlab`. Raises InputError if it asks for something that cannot work."""
     keys = cluster.cloudlab
     if keys is None or keys.hardware is None:
         raise InputError(
@@ -123,7 +123,11 @@ def _place(keys: Cloudlab, name: str) -> tuple[HardwareType | None, str]:
 
 
 def _check(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
-    """What is not known of this type. Raises InputError for what our software does not support, or the site does not have."""
+    """Sentences that say what could not be checked of this type.
+
+    Raises InputError if our software does not support the type, or if the site has fewer machines than `nodes`.
+    has_wheelhouse: whether the cluster file names a folder with its own wheels of torch.
+    """
     if entry.arch == "ppc64le":
         raise InputError(f"{entry.name}: its processors are POWER (ppc64le), for which torch has no build. Allowed: x86_64.")
     if entry.arch is not None and entry.arch != "x86_64":
@@ -153,7 +157,7 @@ def _check(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
 
 
 def _supported() -> str:
-    """The types that the torch which pip installs supports."""
+    """The names of the hardware types whose GPUs are supported by the build of torch that pip installs."""
     usual = gpu_generations.USUAL_CUDA
     return ", ".join(
         one.name for one in hardware.catalogue().types if one.arch == "x86_64" and usual in (hardware.cuda_builds(one) or ())
@@ -202,7 +206,7 @@ def rspec(request: ExperimentRequest) -> str:
 
 
 def profile(request: ExperimentRequest) -> str:
-    """The request as a profile of CloudLab: a Python script for geni-lib. Its parameters have the names of small-lan's."""
+    """The request as a profile of CloudLab: a Python script for geni-lib. The parameters have the same names as in small-lan."""
     return templates.render(
         "cloudlab/profile.py.j2",
         request=request,

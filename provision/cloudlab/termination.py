@@ -1,4 +1,4 @@
-"""Terminates an experiment that this workspace created, and no other one."""
+"""Terminates an experiment that this workspace created. Any other experiment is only forgotten, not terminated."""
 
 from __future__ import annotations
 
@@ -26,31 +26,34 @@ MOST_NAMED = 20  # runs
 
 
 class RunThere(msgspec.Struct, frozen=True):
-    """A run in the output of `jobs status --json`."""
+    """A run on the cluster, as `jobs status --json` prints it."""
 
     id: str
     state: str
 
     @property
     def may_have_results(self) -> bool:
-        """Whether its folder there may contain more than its plan. Its id comes from a node, so it is checked."""
+        """Whether the run's folder on the cluster may contain more than the plan. The id comes from a node, so it is checked."""
         return self.state != "planned" and RUN_ID.fullmatch(self.id) is not None
 
 
 class RunsThere(msgspec.Struct, frozen=True):
-    """The part of this output that is read."""
+    """The part of the output of `jobs status --json` that is read here."""
 
     runs: list[RunThere]
 
 
 class FetchedManifest(msgspec.Struct, frozen=True):
-    """The part of a run's manifest.json that says whether all of the run is here."""
+    """The part of a run's manifest.json that says whether all files of the run are on this machine."""
 
     complete: bool
 
 
 def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> str:
-    """End the experiment, wait until the portal no longer has it, and put its note and manifests away. Raises ShardlabError."""
+    """Terminate the experiment, wait until the portal no longer has it, and move its note and manifests out of use.
+
+    Returns a sentence for the user. Raises ShardlabError.
+    """
     note = cloudlab_experiment.read(workspace.own)
     assert note is not None  # the caller asked for consent to end it
     assert note.created_by_us
@@ -82,7 +85,10 @@ def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Ou
 
 
 def leave(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> str:
-    """Put the note and the manifests of an experiment away that provision did not create. Raises WorkspaceError."""
+    """Move the note and the manifests of an experiment that provision did not create out of use. Raises WorkspaceError.
+
+    Returns a sentence for the user.
+    """
     _forget(cluster, workspace)
     return (
         f"provision did not create the experiment {note.name}, so it was not terminated: do this on its page at the portal. "
@@ -91,7 +97,7 @@ def leave(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> str:
 
 
 def unfetched(workspace: Workspace) -> str:
-    """A sentence on the runs on the cluster that are not complete on this machine; empty if there are none."""
+    """A warning about runs on the cluster whose files are not completely on this machine; empty if there are none."""
     there = remote_workspace.known(workspace)
     if there is None:
         return ""
@@ -115,7 +121,10 @@ def _is_here(workspace: Workspace, run_id: str) -> bool:
 
 
 def _forget(cluster: Cluster, workspace: Workspace) -> None:
-    """Put the note and the manifests away. The machines come back to others and to us with other host keys."""
+    """Move the note and the manifests out of use, and remove the nodes' host keys from known_hosts.
+
+    When CloudLab lends the machines again, to anybody, they have new host keys.
+    """
     known_hosts = workspace.own / "known_hosts"
     if known_hosts.exists():
         gone = {_named_in_known_hosts(node) for node in cluster.nodes}

@@ -1,4 +1,4 @@
-"""The token with which this user speaks to the CloudLab portal. It is a secret: no text of ours contains it."""
+"""The token that authenticates this user at the CloudLab portal. It is a secret: no message and no file of ours contains it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Token:
         return f"Token({HIDDEN}, {self.source!r})"
 
     def reveal(self) -> str:
-        """The token itself, for the header of a request and for nothing else."""
+        """The token itself. Use it only for the header of a request."""
         return self._secret
 
     def hide(self, text: str) -> str:
-        """A text of the portal, with another word in the place of the token."""
+        """A text of the portal, in which each occurrence of the token is replaced by HIDDEN."""
         return text.replace(self._secret, HIDDEN)
 
 
 def read() -> Token | None:
-    """The token of $CLOUDLAB_TOKEN, else of the file in the user's home; None if there is neither.
+    """The token in $CLOUDLAB_TOKEN, else in the file in the user's home; None if neither exists.
 
-    Raises InputError for a file that others can read or that holds no token, and WorkspaceError if it cannot be read.
+    Raises InputError for a file that other users can read or that contains no token, and WorkspaceError for an unreadable file.
     """
     if given := os.environ.get(TOKEN_VARIABLE, "").strip():
         return _checked(given, TOKEN_VARIABLE)
@@ -63,7 +63,7 @@ def read() -> Token | None:
 
 
 def _checked(secret: str, source: str) -> Token:
-    """Only what can stand in a header of HTTP is a token."""
+    """The token, if it contains only characters that an HTTP header may contain. Raises InputError."""
     if not secret or len(secret) > MOST_BYTES or not all("!" <= char <= "~" for char in secret):
         raise InputError(f"{source}: holds no token. Allowed: one line of visible ASCII characters. {HOW}")
     return Token(secret, source)

@@ -1,4 +1,4 @@
-"""Shows what a command waits for: on a terminal a line with the time that passed, elsewhere a line for each change."""
+"""Shows what a command waits for: on a terminal one live line with the elapsed time, in a pipe a new line for each change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.text import Text
 
 from shardlab.console import Output
 
-REPEAT_S = 60.0  # a line in a pipe, even if nothing has changed
+REPEAT_S = 60.0  # how often a line is printed into a pipe, even if nothing has changed
 
 
 class WaitingLines:
-    """Lines for a pipe: one for each change, and one a minute."""
+    """Prints lines into a pipe: a line for each change, and at least one line each minute."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -23,7 +23,7 @@ class WaitingLines:
         self._said_s = 0.0
 
     def show(self, text: str) -> None:
-        """What is waited for now."""
+        """Print what the command waits for now, unless the same text was printed less than REPEAT_S ago."""
         passed_s = time.monotonic() - self._began
         if text != self._last or passed_s - self._said_s >= REPEAT_S:
             self._output.remark(f"{text} ({passed_s / 60:.0f} min)")
@@ -32,7 +32,10 @@ class WaitingLines:
 
 @contextmanager
 def shown(output: Output, first: str) -> Iterator[Callable[[str], None]]:
-    """During the block, the function that is yielded shows what is waited for."""
+    """During the block, show what the command waits for. Yields a function that replaces the shown text.
+
+    first: the text that is shown at the beginning.
+    """
     if not output.remarks.is_terminal:
         lines = WaitingLines(output)
         lines.show(first)
@@ -42,6 +45,8 @@ def shown(output: Output, first: str) -> Iterator[Callable[[str], None]]:
     with output.remarks.status(Text(first)) as status:
 
         def show(text: str) -> None:
-            status.update(Text(f"{text} ({(time.monotonic() - began) / 60:.0f} min)"))  # a Text: no markup is read in it
+            status.update(
+                Text(f"{text} ({(time.monotonic() - began) / 60:.0f} min)")
+            )  # a Text, so that rich reads no markup in it
 
         yield show
