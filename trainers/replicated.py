@@ -1,5 +1,4 @@
-"""The engine of strategies in which each rank runs the whole model on its own slice of the batch: DDP, FSDP, ZeRO and
-others."""
+"""The base of engines in which each rank runs the whole model on its own slice of the batch, such as those of DDP and FSDP."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class MemoryCategories(Instrument):
         self._timeline = timeline(self._log.changes, lambda number: self._category(storages[number]))
         written: dict[str, Any] = {"schema": SCHEMA, "rank": self._ranks.rank, "step": step, "device": self._ranks.device.type}
         if self._ranks.device.type == "cuda":
-            allocated = torch.cuda.max_memory_allocated(self._ranks.device)  # the peak since the begin of the step
+            allocated = torch.cuda.max_memory_allocated(self._ranks.device)  # the peak since the start of the step
             self._unknown_bytes = max(0, allocated - sum(self._timeline.peak.values()))
             written |= {"allocated": allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN}
         files.make_folder(self._path.parent)

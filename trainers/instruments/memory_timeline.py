@@ -45,7 +45,7 @@ class Timeline(msgspec.Struct, frozen=True):
 def timeline(changes: Sequence[tuple[float, str, int, int]], category: Callable[[int], str]) -> Timeline:
     """Compute the curves of a step.
 
-    changes: (seconds since the begin of the step, phase, number of the storage, added bytes; negative if released). Storages
+    changes: (seconds since the start of the step, phase, number of the storage, added bytes; negative if released). Storages
     that existed before the step have a change at 0 s. category: returns the category of a storage by its number.
     """
     names = list(CATEGORIES)

@@ -37,7 +37,7 @@ class TensorStorage:
 
 
 class StorageChange(NamedTuple):
-    """A change of a storage's size. t_s: seconds since the begin of the step. phase: one of PHASES. number: of the storage.
+    """A change of a storage's size. t_s: seconds since the start of the step. phase: one of PHASES. number: of the storage.
     nbytes: added bytes; negative if the storage shrank or was released."""
 
     t_s: float
