@@ -11,7 +11,7 @@ from shardlab import console, files, own_strategy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit code."""
+    """Execute one command, such as `run`, and return its exit code. arguments: None: those of the process."""
     parser = console.Parser(prog="python -m trainers", description=__doc__)
     console.add_version(parser)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe|refuse")

@@ -15,7 +15,7 @@ FIRES = 0.9
 
 
 class _Timer:
-    """The timer of Python's faulthandler, of which a process has only one. It does nothing before `arm`."""
+    """The timer of Python's faulthandler. A process has only one such timer. It does nothing before `arm`."""
 
     def __init__(self) -> None:
         self._limit_s, self._set_s = float("inf"), 0.0

@@ -106,8 +106,8 @@ def write(
 class _Timing(msgspec.Struct, frozen=True):
     """The times of the timed steps. The time of a step is that of its slowest rank.
 
-    The sum of these times is slightly larger than the wall-clock time, because another rank may be the slowest in each step. It
-    is never smaller than the sum of the step times of any rank.
+    The sum of these times is slightly larger than the wall-clock time, because a different rank may be the slowest in each
+    step. It is never smaller than the sum of the step times of any rank.
     """
 
     steps_ms: np.ndarray

@@ -45,8 +45,7 @@ class Task(ABC):
 
     @abstractmethod
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The repeated blocks of a model in order. Strategies shard them one by one; checkpointing and compilation apply to
-        them."""
+        """The repeated blocks of a model in order. Sharding, activation checkpointing and compilation work block by block."""
 
     def plan(self) -> ModelPlan:
         """How the model is split over tensor-parallel ranks and divided into pipeline stages. Only for workloads for which the

@@ -58,7 +58,7 @@ class ZeroEngine(ReplicatedEngine):
             drawn = {name: p.detach() for name, p in model.named_parameters()} if low else {}
             model.to(low or dtypes.weight_dtype(cell.precision))
         super().__init__(cell, task, ranks, model)
-        self.scaler = None  # DeepSpeed has its own
+        self.scaler = None  # DeepSpeed has its own loss scaler
         # The number of elements of each parameter (a sharded parameter has no size of its own), and the order of use.
         self._sizes = dict(zip((id(p) for p in model.parameters() if p.requires_grad), elements, strict=True))
         self._uses = order_of_use(model)

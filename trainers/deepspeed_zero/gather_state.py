@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_grad
 
-BUCKET = 2**24  # elements per collective: 64 MiB in fp32, of which a rank needs two copies
+BUCKET = 2**24  # elements per collective: 64 MiB in fp32; a rank needs two copies of them
 
 
 def whole(parameters: Iterable[Any], *, gradients: bool) -> Iterator[torch.Tensor]:
@@ -40,7 +40,7 @@ def _of(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
 
 
 def _gathered(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
-    """Gather for stage 3, which shards each parameter into equal parts, of which the last part is padded."""
+    """Gather for stage 3, which shards each parameter into equal parts and pads the last part."""
     read = safe_get_local_grad if gradients else safe_get_local_fp32_param
     shares = [read(parameter).detach().float().flatten() for parameter in bucket]
     mine = torch.cat(shares)

@@ -144,7 +144,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine
         param_dtype=low,
         reduce_dtype=torch.float32,
         cast_forward_inputs=True,
-        _module_classes_to_ignore=(),  # by default, BatchNorm keeps fp32 weights, which it does with no other strategy
+        _module_classes_to_ignore=(),  # FSDP1's default excludes BatchNorm from casting; no other strategy excludes it
     )
     prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
     wrapped = FullyShardedDataParallel(

@@ -132,7 +132,8 @@ class Checkpoints(Instrument):
             self._saved_step = manifest.step if run is self._run_dir else 0
             self._train_time.before_s = manifest.train_time_s if ours else 0.0
             return Resumed(manifest.step, records)
-        if self._run.separate_folders and self._run.resume:  # there must be one: the first node checked and sent a checkpoint
+        # If the nodes share no folder, the first node has checked a checkpoint and sent it to the others, so this is an error.
+        if self._run.separate_folders and self._run.resume:
             raise InputError(f"no checkpoint of {', '.join(self._run.resume)} can be used on all nodes; see the run's events.")
         if self._run_dir.steps(self._rank).records:
             raise InputError(f"{self._run_dir.path}: has records, but no usable checkpoint to resume from; see its events.")

@@ -1,5 +1,4 @@
-"""The part of a model that one rank has, if the model is distributed over up to three mesh dimensions; and gathering the whole
-model."""
+"""The part of a model that one rank has, if the model is distributed over a mesh of up to three dimensions."""
 
 from __future__ import annotations
 
