@@ -54,8 +54,8 @@ class MovedBlock(nn.Module):
 def checkpoint(which: str, task: Task, model: nn.Module) -> None:
     """Apply activation checkpointing to a model's blocks, in place.
 
-    which: a value of `Cell.activation_checkpointing`: `full`, every n-th block, or `segments-N`. Raises InputError if there are
-    more segments than blocks.
+    which: `full`, `every-K` or `segments-N`, as in `Cell.activation_checkpointing`. Raises InputError if there are more
+    segments than blocks.
     """
     blocks = list(task.blocks(model))
     kind, _, number = which.partition("-")

@@ -17,7 +17,7 @@ HARDLY_FREE = 0.05  # of the GPU's memory
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error was caused by a lack of memory, on a GPU or on the host. Does not import torch."""
+    """Whether an error was caused by a lack of memory, on a GPU or on the host."""
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
