@@ -1,1 +1,1 @@
-"""The trainers run on the nodes: they train one run and write its records. torch is imported only when a run needs it."""
+"""The code that trains a run on its nodes and writes the records of the run. torch is imported only when a run needs it."""

@@ -11,7 +11,7 @@ from shardlab import console, files, own_strategy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit code."""
+    """Execute one command, such as `run`, and return its exit code. arguments: None: those of the process."""
     parser = console.Parser(prog="python -m trainers", description=__doc__)
     console.add_version(parser)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe|refuse")
@@ -54,11 +54,11 @@ def _tokenize(texts: list[Path], out: Path, tokenizer: str) -> int:
 
 
 def _describe(file: Path, seq_len: int | None, out: Path) -> int:
-    sys.dont_write_bytecode = True  # nothing appears beside the user's files
+    sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     if file.suffix == ".json":
         from trainers.tasks import vision_library
 
-        vision_library.load()  # before anything imports models of transformers
+        vision_library.load()  # must run before any model of transformers is imported
         from trainers import describe_model
 
         files.write_json(out, describe_model.describe(file.absolute(), seq_len), sync=False)
@@ -78,20 +78,21 @@ def _refuse(file: Path) -> int:
     from trainers import own_strategy as strategies
 
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what the user's code prints is no answer
+        os.dup2(2, 1)  # prints of the user's code go to standard error, so that they do not mix with the answers
         strategies.answer(file.absolute(), sys.stdin.buffer, answers)
     return 0
 
 
 def _do(verb: str, path: Path) -> int:
-    # Each verb imports its own: the client of the warm parent must not pay for what the parent has already.
+    # Each verb imports only the modules that it needs: the client of the warm parent must start fast, so it must not import
+    # torch, which the parent has already imported.
     if verb == "run":
         from trainers import process, process_exit
 
         if process.run(path) != "nccl":
-            # A thread of gloo may still wait for the interpreter. Python before 3.14 ends such a thread at its own end, and C++
-            # then aborts the process, which has trained to its end. With NCCL the process ends as usual, because profilers such
-            # as nsys write their data then.
+            # A thread of gloo may still wait for the interpreter. When Python before 3.14 exits, it ends such a thread, and C++
+            # then aborts the process, although the training is complete. With NCCL the process exits as usual, because
+            # profilers such as nsys write their data at that time.
             process_exit.exit_at_once(0)
         return 0
     if verb == "fork":

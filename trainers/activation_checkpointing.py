@@ -24,11 +24,14 @@ from shardlab.errors import InputError
 if TYPE_CHECKING:
     from trainers.task import Task
 
-IN_CHAIN = "_at:"  # before the name that a block has in the bare model, with : for each dot
+IN_CHAIN = "_at:"  # the prefix of a block's name in a `Chain`; its name in the bare model follows, with : instead of each dot
 
 
 class Chain(nn.Module):
-    """Blocks that are checkpointed as one unit. Each gets the hidden state of the block before it and the other arguments."""
+    """Blocks that are checkpointed as one unit.
+
+    Each block gets the hidden state of the block before it, and all other arguments of `forward`.
+    """
 
     def __init__(self, blocks: Sequence[tuple[str, nn.Module]]) -> None:
         super().__init__()
@@ -49,9 +52,10 @@ class MovedBlock(nn.Module):
 
 
 def checkpoint(which: str, task: Task, model: nn.Module) -> None:
-    """Checkpoint a model's blocks in place, `which` as in `Cell.activation_checkpointing`.
+    """Apply activation checkpointing to a model's blocks, in place.
 
-    Raises InputError for more segments than blocks.
+    which: `full`, `every-K` or `segments-N`, as in `Cell.activation_checkpointing`. Raises InputError if there are more
+    segments than blocks.
     """
     blocks = list(task.blocks(model))
     kind, _, number = which.partition("-")
@@ -81,7 +85,8 @@ def _chain(model: nn.Module, blocks: Sequence[nn.Module], segments: int) -> None
         )
     names = {id(module): name for name, module in model.named_modules()}
     bounds = [len(blocks) * index // segments for index in range(segments + 1)]
-    for begin, end in pairwise(bounds[:-1]):  # backward begins with the last segment: recomputing it saves no memory
+    # The last segment is not checkpointed: backward begins with it, so that recomputing its activations would save no memory.
+    for begin, end in pairwise(bounds[:-1]):
         run = blocks[begin:end]
         model.set_submodule(names[id(run[0])], _wrapped(Chain([(names[id(block)], block) for block in run])))
         for block in run[1:]:
@@ -101,7 +106,7 @@ def _wrapped(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def _statistics_kept(normalised: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Keep BatchNorm's running statistics unchanged: recomputation would add the same batch a second time."""
+    """Keep BatchNorm's running statistics unchanged in the `with` block: recomputation would add the same batch again."""
     momenta = [module.momentum for module in normalised]
     for module in normalised:
         module.momentum = 0.0

@@ -1,4 +1,4 @@
-"""Finds the repeated blocks of a model that nobody wrote a list of blocks for."""
+"""Finds the repeated blocks of a model whose author did not list them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 class Blocks:
-    """The blocks of one task's models, by the names that they have before anything is wrapped around them."""
+    """Finds the blocks of one task's models. It remembers the names that blocks have before a wrapper (FSDP, checkpointing)
+    replaces them."""
 
     def __init__(self) -> None:
         self._names: list[str] | None = None
 
     def of(self, model: nn.Module) -> list[nn.Module]:
-        """The blocks, or what is wrapped around them. The first call must be with a model that is not wrapped."""
+        """The blocks of a model, or their wrappers if the model is wrapped. The first call needs a model without wrappers."""
         if self._names is None:
             self._names = names(model)
         return [model.get_submodule(name) for name in self._names]
 
 
 def names(model: nn.Module) -> list[str]:
-    """The names of the blocks, in order: the layers that transformers itself checkpoints, if it marks any; else the members of
-    lists (`nn.Sequential`, `nn.ModuleList`) that are of one class, that class which has the most parameters."""
+    """The names of the blocks of a model, in order.
+
+    If transformers marks layers for checkpointing, they are the blocks. Else the blocks are members of lists (`nn.Sequential`,
+    `nn.ModuleList`) that all have the same class; of several such classes, the class with the most parameters is chosen.
+    """
     marked = [name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)]
     if marked:
         return list(_outermost(marked))
@@ -41,13 +45,13 @@ def names(model: nn.Module) -> list[str]:
 
 
 def classes(blocks: Sequence[nn.Module]) -> str:
-    """The class of the blocks; several classes are joined by `and`."""
+    """The name of the blocks' class; the names of several classes are joined by `and`."""
     return " and ".join(Counter(type(block).__name__ for block in blocks))
 
 
 def _outermost(found: Sequence[str] | dict[str, nn.Module]) -> Iterator[str]:
     last = None
-    for name in found:  # a module comes before those inside it
+    for name in found:  # a module comes before the modules inside it, so only the last outer name needs to be compared
         if last is None or not name.startswith(f"{last}."):
             yield name
             last = name

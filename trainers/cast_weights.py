@@ -1,8 +1,8 @@
 """Casts a model's fp32 weights to 16-bit copies for forward and backward.
 
-`fully_shard` with a MixedPrecisionPolicy and DeepSpeed do the same with gathered weights; this module does it for models
-that are not sharded. Every operator computes in 16 bits. Gradients are cast to fp32 before they are accumulated over
-micro-batches or reduced over ranks.
+FSDP2 (`fully_shard` with a MixedPrecisionPolicy) and DeepSpeed cast gathered weights in the same way; this module casts the
+weights of models that are not sharded. Every operator computes in 16 bits. Gradients are cast to fp32 before they are
+accumulated over micro-batches or reduced over ranks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from torch import nn
 
 @contextmanager
 def cast_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Have the model compute with copies of its floating-point weights in `dtype` during the block. If dtype is None, nothing
-    changes.
+    """In the `with` block, the model computes with copies of its floating-point weights in `dtype`. None: nothing is cast.
 
-    The backward passes must be inside the `with` block too, because activation checkpointing recomputes forward in them. A
-    weight that several modules share has one copy. Buffers are not cast. An optimizer or DDP that received the parameters
-    before the `with` block keeps the fp32 weights.
+    The backward passes must be inside the `with` block too, because activation checkpointing recomputes forward during
+    backward. A weight that several modules share has one copy. Buffers are not cast. An optimizer or DDP that received the
+    parameters before the `with` block keeps the fp32 weights.
     """
     if dtype is None:
         yield
@@ -42,12 +41,12 @@ def cast_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def is_copy(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is such a copy, or this rank's part of one."""
+    """Whether a tensor is a copy that `cast_weights` made, or this rank's local tensor of such a copy (DTensor)."""
     return getattr(tensor, "_is_copy_of_weight", False)
 
 
 def _marked(copy: Any) -> torch.Tensor:
     copy._is_copy_of_weight = True
-    if (local := getattr(copy, "_local_tensor", None)) is not None:  # of a DTensor, which operators see
+    if (local := getattr(copy, "_local_tensor", None)) is not None:  # operators see the local tensor of a DTensor
         local._is_copy_of_weight = True
     return copy  # type: ignore[no-any-return]

@@ -1,7 +1,9 @@
 """Measures how far the clock of each node is from the clock of rank 0's node, so that records of several nodes can be compared.
 
-All ranks meet a few times and tell each other when they came, and when they were done the time before. Nobody is done before
-everybody has come, by any clock: each meeting bounds the difference of two clocks from both sides, and the best bounds count.
+All ranks take part in a few collectives (all-gathers). In each collective a rank sends two times by its own clock: when it
+entered this collective, and when it left the collective before. No rank can leave a collective before every rank has entered
+it. Therefore each collective gives a lower and an upper bound of the difference between two clocks; the tightest bounds of all
+collectives are used.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ MEETINGS = 9
 
 
 def check(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, when: str) -> None:
-    """The first rank of each node writes the event CLOCK; a run on one node has one clock. when: `start` or `end`."""
+    """Measure the clocks; the first rank of each node writes the event CLOCK. A collective.
+
+    Does nothing for a run on one node, which has only one clock. when: `start` or `end` of the training, for the event.
+    """
     if run.world.nnodes == 1:
         return
     found = offset(peers, time.time)
@@ -31,16 +36,19 @@ def check(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, when: str) -> N
 
 
 def offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | None:
-    """The offset of this rank's clock; every rank calls it at once. None if the bounds contradict each other: a clock was set
-    meanwhile."""
-    came: list[tuple[float, float]] = []  # (of rank 0, of this rank) at each meeting
+    """The offset of this rank's clock from rank 0's clock, in seconds. A collective.
+
+    Returns None if the bounds contradict each other, because a clock was set during the measurement.
+    """
+    # For each collective (time of rank 0, time of this rank), each by its own clock: when the rank entered, when it left.
+    came: list[tuple[float, float]] = []
     done: list[tuple[float, float]] = []
     left = clock()
     for _ in range(MEETINGS + 1):
         entered = clock()
         rows = peers.gather([entered, left])
         came.append((float(rows[0, 0]), entered))
-        done.append((float(rows[0, 1]), left))  # of the meeting before
+        done.append((float(rows[0, 1]), left))  # `left` is still the time of the collective before
         left = clock()
     pairs = list(zip(came, done[1:], strict=False))
     least = max(mine - done_there for (_, mine), (done_there, _) in pairs)

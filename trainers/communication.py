@@ -1,9 +1,14 @@
-"""Bytes that ranks send: the theory of a step, the count of its collectives, and what the backend puts on the wire for them.
+"""The bytes that ranks send in a step, in three forms: by theory, counted from its collectives, and on the wire.
 
-Theory and count are the bytes that one rank sends in a ring (Patarasuk and Yuan, 2009; the bus-bandwidth factors of
-nccl-tests): over n ranks an all-reduce of S bytes sends 2 (n-1)/n S, an all-gather to S bytes and a reduce-scatter of S
-bytes (n-1)/n S, an all-to-all (n-1)/n S, a broadcast (n-1)/n S averaged over the ranks, a send S. `WIRE_FACTORS` says where a
-backend sends more than that.
+Theory and count assume the ring algorithm (Patarasuk and Yuan, 2009; the bus-bandwidth factors of nccl-tests). With n ranks,
+one rank sends
+
+- 2 (n-1)/n S bytes in an all-reduce of S bytes
+- (n-1)/n S bytes in an all-gather whose output has S bytes, in a reduce-scatter whose input has S bytes, in an all-to-all of
+  S bytes, and, as the mean over the ranks, in a broadcast of S bytes
+- S bytes in a send of S bytes
+
+Some backends use other algorithms and send more bytes on the wire; `WIRE_FACTORS` has their factors.
 """
 
 from __future__ import annotations
@@ -27,9 +32,10 @@ FACTORS: dict[str, Callable[[int], float]] = {
     "send": lambda n: 1.0,
 }
 WIRE_FACTORS = {
-    # gloo makes a reduce-scatter from an all-reduce of the whole input (tests/test_trainers_wire.py measures all six).
+    # gloo implements a reduce-scatter as an all-reduce of the whole input (tests/test_trainers_wire.py measures all six
+    # collectives).
     "gloo": {**FACTORS, "reduce_scatter": FACTORS["all_reduce"]},
-    "nccl": FACTORS,  # its rings, which it uses for large messages; not measured
+    "nccl": FACTORS,  # by the ring algorithm, which NCCL uses for large messages; not measured
 }
 """Backend -> collective -> factor of the bytes that its algorithm sends."""
 
@@ -37,7 +43,11 @@ WIRE_FACTORS = {
 class Term(msgspec.Struct, frozen=True):
     """One kind of communication in a step of one rank, by theory.
 
-    what: a description. payload_bytes: S of one collective. ranks: n. times: number of collectives of this kind per step.
+    what: a description for people.
+    op: the collective, a key of FACTORS.
+    payload_bytes: the bytes S of one collective.
+    ranks: the number n of ranks in the collective.
+    times: number of collectives of this kind per step.
     """
 
     what: str
@@ -48,16 +58,19 @@ class Term(msgspec.Struct, frozen=True):
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that this rank sends for it in one step."""
+        """Bytes that this rank sends in one step for this kind of communication, by theory."""
         return FACTORS[self.op](self.ranks) * self.payload_bytes * self.times
 
     def wire_bytes(self, backend: str) -> float:
-        """Bytes that this rank sends for it in one step over this backend. Raises KeyError for a backend without factors."""
+        """Bytes that this rank sends in one step for this kind of communication over a backend (`gloo`, `nccl`).
+
+        Raises KeyError for a backend without WIRE_FACTORS.
+        """
         return WIRE_FACTORS[backend][self.op](self.ranks) * self.payload_bytes * self.times
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One collective that ran: S and n as in `Term`."""
+    """One collective that ran. payload_bytes and ranks: S and n, as in `Term`."""
 
     op: str
     payload_bytes: int
@@ -68,22 +81,24 @@ class Call(msgspec.Struct, frozen=True):
         return FACTORS[self.op](self.ranks) * self.payload_bytes
 
     def wire_bytes(self, backend: str) -> float:
-        """As of `Term`."""
+        """Bytes that this rank sent for the collective over a backend, as in `Term.wire_bytes`."""
         return WIRE_FACTORS[backend][self.op](self.ranks) * self.payload_bytes
 
 
 @contextmanager
 def counting() -> Iterator[list[Call]]:
-    """A list of the collectives that this rank starts in the `with` block; it grows as they start.
+    """Count the collectives that this rank starts in the `with` block. Yields a list, to which each collective is appended.
 
-    It sees the collectives that go through torch's dispatcher: of DDP's buckets, FSDP, tensor and pipeline parallelism and
-    DeepSpeed, and calls of torch.distributed. It slows every operator down, so it must not be used in a timed step.
+    Collectives that go through torch's dispatcher are counted: those of DDP's buckets, FSDP, tensor and pipeline parallelism
+    and DeepSpeed, and direct calls of torch.distributed. Counting slows every operator down, so it must not be used in a timed
+    step.
     """
     calls: list[Call] = []
 
     class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            # DTensor runs first: it replaces the operator by operators on local tensors, and these include the collectives.
+            # DTensor has to run before this counter: it replaces the operator by operators on local tensors and collectives,
+            # which the counter then sees.
             if any(kind.__name__ == "DTensor" for kind in types):
                 return NotImplemented
             if (call := _call(operator, args)) is not None and call.ranks > 1:
@@ -107,7 +122,7 @@ def _call(operator: Any, args: Any) -> Call | None:
     return None
 
 
-# c10d operator -> (collective, index of the argument that has S bytes)
+# c10d operator -> (collective, index of the argument whose size is the S bytes of `FACTORS`)
 _C10D = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
@@ -122,7 +137,7 @@ _C10D = {
     "broadcast_": ("broadcast", 0),
     "send": ("send", 0),
 }
-# functional operator -> (collective, whether S is the input times the ranks)
+# functional operator -> (collective, whether S is the size of the input times the number of ranks; if not, S is the input's)
 _FUNCTIONAL = {
     "all_reduce": ("all_reduce", False),
     "all_reduce_": ("all_reduce", False),
@@ -148,10 +163,11 @@ def _group_size(args: Iterable[Any]) -> int:
 
 
 def _named_group_size(args: Iterable[Any]) -> int:
-    name = [value for value in args if isinstance(value, str)][-1]  # the reduction comes before the group
+    # The last string is the name of the group; an earlier string is the name of the reduction, such as `sum`.
+    name = [value for value in args if isinstance(value, str)][-1]
     return int(_resolve_process_group(name).size())  # type: ignore[arg-type]
 
 
 def bytes_of(tensors: Iterable[torch.Tensor], itemsize: int | None = None) -> int:
-    """Bytes of tensors, each element counted as `itemsize` bytes where that is given."""
+    """Bytes of tensors. itemsize: bytes to count for each element; None: the size in the tensor's dtype."""
     return sum(tensor.numel() * (itemsize or tensor.element_size()) for tensor in tensors)

@@ -1,6 +1,6 @@
-"""Makes a model of transformers from the content of its configuration, with random weights. Downloads nothing.
+"""Builds a model of transformers from the content of its configuration file, with random weights. Downloads nothing.
 
-The content is checked by shardlab.model_file before it comes here; what only transformers knows is checked here.
+shardlab.model_file has already checked the content; this module checks what can only be checked with transformers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ IGNORED = ("dtype", "torch_dtype", "use_cache", "output_attentions", "output_hid
 
 
 class Architecture(NamedTuple):
-    """kind: what it is trained for. model: the class of transformers. model_type: its name in configurations."""
+    """A class of models in transformers that can be trained here.
+
+    kind: what a model of this class is trained for. model: the Python class. model_type: its name in configurations.
+    """
 
     kind: Kind
     model: Any
@@ -36,8 +39,10 @@ class Architecture(NamedTuple):
 
 
 def architecture(values: dict[str, Any]) -> Architecture:
-    """The class that a configuration names. Raises InputError, without the name of the file, if it names none that can be
-    trained here."""
+    """The class that a configuration names. values: the content of the configuration.
+
+    Raises InputError, without the name of the file, if the configuration names no class that can be trained here.
+    """
     model_type, named = values.get("model_type"), values.get("architectures")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
         found = "no model_type" if model_type is None else f"the model_type {str(model_type)[:40]!r}"
@@ -55,18 +60,23 @@ def architecture(values: dict[str, Any]) -> Architecture:
 
 
 def twin_of(found: Architecture, values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the tiny twin, which may be one that transformers refuses."""
+    """The content of the tiny twin's configuration, a much smaller model of the same class. It may be invalid for transformers,
+    so the caller must try it."""
     changed = tiny(configured(found, values, dropout=True))
     kept = {key: value for key, value in values.items() if key not in changed}
     for name, spelled in CONFIG_MAPPING[found.model_type].attribute_map.items():
         if spelled in changed:
-            kept.pop(name, None)  # the other spelling of a key that changes
+            kept.pop(name, None)  # another name of the same key; else the old value would remain beside the new value
     return kept | changed
 
 
 def configured(found: Architecture, values: dict[str, Any], *, dropout: bool, layers: int | None = None) -> Any:
-    """The configuration as transformers reads it. layers: that many of the first blocks; None: all. Raises InputError without
-    the name of the file."""
+    """The configuration as an object of transformers.
+
+    dropout: whether the rates of dropout stay; if not, they are set to 0. layers: number of blocks to keep, from the first one
+    on; None: all. Raises InputError, without the name of the file, if transformers refuses the configuration, or if the model
+    cannot be trained here.
+    """
     kept = {key: value for key, value in values.items() if key not in IGNORED}
     try:
         made = CONFIG_MAPPING[found.model_type].from_dict(kept)
@@ -76,7 +86,8 @@ def configured(found: Architecture, values: dict[str, Any], *, dropout: bool, la
         raise InputError(f"{found.model_type} consists of several models. Allowed: one model, such as its text model alone.")
     if getattr(made, "is_encoder_decoder", False):
         raise InputError(f"{found.model_type} has an encoder and a decoder. Allowed: {', '.join(CLASSES)}.")
-    either_way = found.model_type in CLASSES["masked language model"]  # the same blocks with another mask
+    # Whether the same blocks can be used with a causal mask and without one; `is_decoder` decides.
+    either_way = found.model_type in CLASSES["masked language model"]
     if found.kind == "causal language model" and either_way and getattr(made, "is_decoder", True) is False:
         raise InputError('is_decoder: found false, so that each token sees those after it. Allowed: "is_decoder": true.')
     depth = getattr(made, LAYERS, None)
@@ -97,7 +108,7 @@ def configured(found: Architecture, values: dict[str, Any], *, dropout: bool, la
 
 
 def rates(made: Any) -> list[str]:
-    """The keys of a configuration that are rates of dropout, or of other noise, above 0."""
+    """The keys of a configuration whose values are rates above 0 of dropout or of other noise (jitter)."""
     values = made.to_dict()
     words = ("drop", "jitter")
     return [
@@ -108,7 +119,8 @@ def rates(made: Any) -> list[str]:
 
 
 def shorten(made: Any, layers: int) -> None:
-    """Keep only the first blocks; lists with an entry for each block become as short."""
+    """Change a configuration in place so that the model has only its first `layers` blocks. Lists that have one entry for each
+    block are cut to the same length."""
     depth = getattr(made, LAYERS)
     for name, value in made.to_dict().items():
         if isinstance(value, list) and len(value) == depth:
@@ -117,19 +129,20 @@ def shorten(made: Any, layers: int) -> None:
 
 
 def build(found: Architecture, made: Any) -> nn.Module:
-    """The model with random weights. Raises InputError without the name of the file."""
+    """The model with random weights. made: the configuration from `configured`. Raises InputError, without the name of the
+    file, if transformers cannot build the model."""
     if found.kind != "image classifier" and getattr(found.model, "_supports_sdpa", False):
         made._attn_implementation = unpacked_attention.register()
     try:
         return cast("nn.Module", found.model(made))
     except (MemoryError, RuntimeError):
-        raise  # also torch's error if memory is not sufficient, which ends a run as `oom`
+        raise  # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
     except Exception as error:
         raise InputError(f"transformers cannot build it: {one_line(error)}") from error
 
 
 def one_line(error: BaseException) -> str:
-    """An error of a library as the end of a sentence."""
+    """The type and the message of an error in one line with a period, for the end of a sentence."""
     said = " ".join(str(error).split())[:200].rstrip(".")
     return f"{type(error).__name__}: {said}." if said else f"{type(error).__name__}."
 

@@ -1,4 +1,7 @@
-"""What menu entries of convolutional networks have in common. No short formula gives their operations: tasks count them."""
+"""What the menu entries of convolutional networks have in common.
+
+There is no short formula for the floating-point operations of these networks, so their tasks count the operations.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,10 @@ def variant(
 ) -> Workload:
     """A convolutional workload for the menu.
 
-    task: the module of its network. settings: of the network. smallest_alone: the smallest image (width in pixels) that may be
-    a micro-batch of one image. With a smaller image, a BatchNorm would see one value per channel, which torch refuses.
+    task: the module that builds the network. settings: further keyword arguments for this module. dropout: the rates of the
+    network's dropout in words; None if it has no dropout. smallest_alone: the smallest image (width in pixels) for which a
+    micro-batch may consist of a single image; with a smaller image, a BatchNorm would see one value per channel, which torch
+    refuses. The other arguments are fields of `Workload`.
     """
     return Workload(
         name=name,

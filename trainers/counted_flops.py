@@ -1,4 +1,7 @@
-"""Counts the floating-point operations of a model, and finds parameters that get no gradient, without memory for the model."""
+"""Counts the floating-point operations of a model, and finds parameters that get no gradient.
+
+The model is built on torch's meta device, so it needs no memory.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,21 @@ SOURCE = "matrix products, convolutions and attention of forward and backward, c
 
 
 class Counted(NamedTuple):
-    """flops: of forward and backward for one unit. unused: names of parameters without a gradient."""
+    """flops: floating-point operations of forward and backward for one unit (a token, an image). unused: names of the
+    parameters that got no gradient."""
 
     flops: float
     unused: list[str]
 
 
 def of(task: Task, items: Batch) -> Counted:
-    """By SOURCE, on the meta device. items: one item. Raises what the model raises if it cannot compute without data."""
+    """Count the operations that SOURCE lists, on the meta device. items: a batch of one item.
+
+    If the model cannot compute without real data, the error of the model is raised.
+    """
     batch = Batch(items.inputs.to("meta"), items.targets.to("meta"))
     with torch.device("meta"):
-        model = task.model().eval()  # a BatchNorm in training needs more than one item
+        model = task.model().eval()  # not in training mode, in which BatchNorm needs more than one item
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_of_convolution})
     with counter:
         task.criterion(task.outputs(model, batch), batch.targets).backward()  # type: ignore[no-untyped-call]
@@ -48,15 +55,20 @@ def _backward_of_convolution(
     *more: Any,
     **named: Any,
 ) -> int:
-    """Each of the two gradients takes as many operations as forward; torch's own count forgets groups in that of the weight."""
-    outputs = inputs if transposed else gradient  # of the convolution whose every output sums over the weights of a channel
-    gradients: int = sum(more[2][:2])  # whether of the inputs, and whether of the weight
+    """The operations of a convolution's backward. The arguments are those of `aten.convolution_backward`; shapes for tensors.
+
+    The gradient of the inputs and the gradient of the weight each need as many operations as forward. This replaces torch's own
+    formula, which ignores the groups of a convolution in the gradient of the weight.
+    """
+    # The side of the convolution on which each element is a sum over all weights of one channel.
+    outputs = inputs if transposed else gradient
+    gradients: int = sum(more[2][:2])  # output_mask: whether the gradient of the inputs and that of the weight are needed
     return 2 * gradients * math.prod(outputs) * math.prod(weight[1:])
 
 
 def of_task(task: Task) -> float | None:
-    """The operations of forward and backward for a unit; None if the model cannot compute without data."""
+    """Floating-point operations of forward and backward for one unit; None if the model cannot compute without real data."""
     try:
         return of(task, task.fetch(np.arange(1), torch.device("cpu"))).flops or None
-    except Exception:  # noqa: BLE001 - a model of a library, on a device without data; `jobs plan` says why
+    except Exception:  # noqa: BLE001 - a library's model may raise anything on the meta device; `jobs plan` shows the reason
         return None

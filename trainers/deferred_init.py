@@ -26,11 +26,12 @@ class Deferred:
     """
 
     def __init__(self, task: Task, ranks: Ranks, dtype: torch.dtype) -> None:
-        """dtype: of the weights; rank 0 draws them in fp32 and rounds them."""
+        """dtype: the dtype of the weights. Rank 0 initializes them in fp32 and rounds them to this dtype."""
         with torch.device("meta"):
             self.model = task.model().to(dtype)
         self._device = ranks.device
-        # The keys are meta tensors, not modules: a module that sharding replaces would keep its whole weights alive here.
+        # The keys are meta tensors and not modules: sharding replaces modules, and a replaced module that is a key here would
+        # keep its whole weights in memory.
         self._drawn: dict[torch.Tensor, torch.Tensor] = {}
         if ranks.rank == 0:
             for bare, drawn in zip(self.model.modules(), task.model().modules(), strict=True):

@@ -1,6 +1,7 @@
-"""Finds out what a workload of a user's file is: its parameters, operations, blocks and options.
+"""Describes the workload that a user's file defines: its parameters, operations, blocks and options.
 
-`jobs` asks a process of its own for it, because the file imports torch, and because an error in it must not end the command.
+`jobs` starts a separate process for this, because the file imports torch, and because an error in the file must not end the
+command.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from trainers.tasks.own import GIVEN, OwnTask
 
 
 def describe(file: Path) -> Description:
-    """The workload of a file and its tiny twin, if it has one. An error in the file is a fault of the description."""
+    """The workload of a file, and its tiny twin if the file defines one. An error in the file is returned as the `fault` of the
+    description and not raised."""
     try:
         source = plugin_source.read(file)
         own = own_model.load(source)
@@ -31,7 +33,7 @@ def describe(file: Path) -> Description:
             found.append(_known(own, source, f"{source.name}-tiny", own.tiny))
     except ShardlabError as error:
         return Description(fault=str(error))
-    except Exception as error:  # noqa: BLE001 - it is the code of a user
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return Description(fault=own_code.sentence(str(file), error))
     return Description(workloads=found)
 
@@ -73,7 +75,7 @@ def _known(own: OwnModel, source: PluginSource, name: str, sizes: dict[str, Valu
 
 
 def _flops(own: OwnModel, task: OwnTask) -> tuple[float | None, str]:
-    """(operations of forward and backward for one unit, or None; where the number comes from, or why there is none)."""
+    """(operations of forward and backward for one unit, or None; where the number comes from, or why there is no number)."""
     if own.flops_per_unit is not None:
         return own.flops_per_unit, GIVEN
     try:

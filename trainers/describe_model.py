@@ -1,8 +1,8 @@
-"""Finds out what a model by its configuration is: its parameters, operations, blocks, and what nobody can derive.
+"""Describes a model that is defined by a configuration file: its parameters, operations and blocks, and what is unknown.
 
-`jobs` asks a process of its own for it, as for the workloads of a user's file. Nothing of another person is executed: the
-configuration is data, and the code is that of transformers and torchvision. What a sentence here says of the model begins
-without the name of the file, which `jobs` knows.
+`jobs` starts a separate process for this, as for the workloads of a user's file. No code from the file is executed: the
+configuration is data, and the code is that of transformers and torchvision. Messages about the model do not name the file;
+`jobs` knows its name and adds it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,20 @@ if TYPE_CHECKING:
     from trainers.plans.derived import Split
 
 OPTIMIZER = Optimizer(name="adamw", lr=3e-4)
-LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # blocks; parameters; operations for an item
+LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # limits: blocks, parameters, operations for an item
 IMAGE_SIZE = 224
 IMAGE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512)
-INDEPENDENT = 1e-3  # the largest difference of outputs, by rounding, relative to the largest output
+# The outputs for one item in two different batches may differ by this much, relative to the largest output, by rounding.
+INDEPENDENT = 1e-3
 
 
 class Sizes(NamedTuple):
-    """What a model can be given. options: with the defaults. seq_len: the default; longest: the longest sequence, None if the
-    model does not say; both None for images."""
+    """The options and the sequence lengths of a model.
+
+    summary: a description for people. options: the options with their defaults. seq_len: the default sequence length in tokens;
+    None for a model of images. longest: the longest possible sequence in tokens; None for a model of images, or if the
+    configuration does not say.
+    """
 
     summary: str
     options: tuple[Option, ...]
@@ -53,20 +58,24 @@ class Sizes(NamedTuple):
 
 
 def describe(file: Path, seq_len: int | None) -> Description:
-    """The workload of a file in the folder of a run (shardlab/model_file.py), and its tiny twin if it has one."""
+    """The workload of a configuration file (shardlab/model_file.py), and its tiny twin if a twin can be derived.
+
+    seq_len: tokens of a sequence; None for a model of images. An error is returned as the `fault` of the description and not
+    raised.
+    """
     try:
         source = plugin_source.read(file)
         content = model_file.read_content(source.contents[file.name])
         found = _known(content, source.digest, file.stem, seq_len, twin=False)
     except ShardlabError as error:
         return Description(fault=str(error))
-    except Exception as error:  # noqa: BLE001 - a library cannot compute with what the file says
+    except Exception as error:  # noqa: BLE001 - a library may raise anything if the content of the file is invalid
         return Description(fault=f"the model cannot be built: {configuration.one_line(error)}")
     if found.name.endswith("-tiny"):
         return Description(workloads=[found])
     try:
         twin = _known(content, source.digest, f"{file.stem}-tiny", seq_len, twin=True)
-    except Exception as error:  # noqa: BLE001 - the sizes of a twin are a guess
+    except Exception as error:  # noqa: BLE001 - the sizes of a twin are a guess, with which a library may raise anything
         why = str(error) if isinstance(error, ShardlabError) else configuration.one_line(error)
         said = f"no tiny twin could be derived, so --scale tiny refuses it: {why}"
         return Description(workloads=[msgspec.structs.replace(found, remarks=(*found.remarks, said))])
@@ -123,12 +132,13 @@ def _known(content: dict[str, Any], code: str, name: str, seq_len: int | None, *
 
 
 def _refused(degree: str) -> str:
-    """The strategies that divide a model along a dimension of the mesh."""
+    """The names of the strategies that use a dimension of the mesh (`tp` or `pp`), for a message that they are refused."""
     return ", ".join(name for name, strategy in menu.strategies().items() if degree in strategy.degrees)
 
 
 def _sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes:
-    """Raises InputError."""
+    """The options and sequence lengths of the model, or of its tiny twin. Raises InputError if `seq_len` or the size of images
+    does not fit the model."""
     if "torchvision" in content:
         return _sizes_of_torchvision(content["torchvision"], twin=twin)
     values = content["transformers"]
@@ -163,7 +173,10 @@ def _sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes
 
 
 def _images(found: Architecture, made: Any, *, twin: bool) -> tuple[int, tuple[int, ...]]:
-    """(the default size of images, all sizes) of a classifier of transformers. Raises InputError."""
+    """(default size, all possible sizes) of the images of a classifier of transformers, as widths in pixels.
+
+    Raises InputError if the configuration asks for images that are not square or do not have 3 channels.
+    """
     size, colours = getattr(made, "image_size", None), getattr(made, "num_channels", 3)
     if colours != 3 or (size is not None and type(size) is not int):
         raise InputError(f"image_size, num_channels: found {str(size)[:40]}, {str(colours)[:40]}. Allowed: a whole number, 3.")
@@ -183,7 +196,8 @@ def _sizes_of_torchvision(name: str, *, twin: bool) -> Sizes:
 
 
 def _default(network: Callable[[torch.Tensor], Any], *, twin: bool) -> tuple[int, tuple[int, ...]]:
-    """(the default size of images, all sizes) of a network that says none; of a twin, only the smallest. Raises InputError."""
+    """(default size, all possible sizes) of the images of a network, found by trying them, because the network does not name
+    them. Widths in pixels. For a twin, only the smallest possible size. Raises InputError if the network accepts no size."""
     able = tuple(itertools.islice(_able(network), 1 if twin else None))
     if not able:
         raise InputError(f"the network computes no image in training, of {', '.join(map(str, IMAGE_SIZES))} pixels a side.")
@@ -191,11 +205,11 @@ def _default(network: Callable[[torch.Tensor], Any], *, twin: bool) -> tuple[int
 
 
 def _able(network: Callable[[torch.Tensor], Any]) -> Iterator[int]:
-    """The sizes of images that the network computes in training, one image at a time."""
+    """The sizes of IMAGE_SIZES with which the network can compute in training mode, for a batch of one image."""
     for size in IMAGE_SIZES:
         try:
             found = network(torch.empty(1, 3, size, size, device="meta"))
-        except Exception:  # noqa: BLE001 - a network says in many ways that an image is too small
+        except Exception:  # noqa: BLE001 - networks raise many kinds of errors if an image is too small
             continue
         if not isinstance(found, torch.Tensor):
             raise InputError(f"the network returns a {type(found).__name__} in training. Allowed: a network with one output.")
@@ -210,9 +224,9 @@ def _image_options(size: int, sizes: tuple[int, ...], dropout: str | None) -> tu
 
 
 def _flops(task: Task) -> tuple[float | None, str]:
-    """(operations of forward and backward for one unit, or None; where the number comes from, or why there is none).
+    """(operations of forward and backward for one unit, or None; where the number comes from, or why there is no number).
 
-    Raises InputError for a model of which DDP could not reduce all gradients.
+    Raises InputError if some parameters get no gradient, because DDP cannot train such a model.
     """
     try:
         counted = counted_flops.of(task, task.fetch(np.arange(1), torch.device("cpu")))
@@ -227,7 +241,7 @@ def _flops(task: Task) -> tuple[float | None, str]:
 
 
 def _must_train(task: Task) -> None:
-    """Raises an error if the twin does not compute its loss and all gradients."""
+    """Raises an error if the twin cannot compute its loss, or if a parameter gets no finite gradient."""
     outputs, targets, model = _computed(task, 2)
     task.criterion(outputs, targets).backward()  # type: ignore[no-untyped-call]
     if lacking := [name for name, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]:
@@ -235,8 +249,8 @@ def _must_train(task: Task) -> None:
 
 
 def _must_be_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
-    """Raises InputError if what the model computes for one item depends on chance or on the other items: then ranks could not
-    share the work. BatchNorm is left to the proof, which freezes it."""
+    """Raises InputError if the model's outputs for an item depend on chance or on the other items of the batch, because ranks
+    could not share the work of such a model. A model with BatchNorm passes: the proof freezes BatchNorm."""
     options = {option.name: option.default for option in twin.options}
     task = configured.of_content(content, cell_of(twin.name, twin.seq_len, options), Path(), twin=True)
     with torch.no_grad():
@@ -252,7 +266,7 @@ def _must_be_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
 
 
 def _computed(task: Task, items: int) -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
-    """(outputs, targets, model) of the twin's first items, the same weights each time."""
+    """(outputs, targets, model) for the twin's first `items` items. The weights are the same in each call."""
     torch.manual_seed(0)
     model = task.model().train()
     batch = task.fetch(np.arange(items), torch.device("cpu"))

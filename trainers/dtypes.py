@@ -1,4 +1,4 @@
-"""The dtypes in which torch stores and computes, for each precision of a cell."""
+"""The torch dtypes for each precision of a cell: of weights, of computation and of hidden states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainers.precision import AUTOCAST, CAST, COMPUTED_IN
 
 
 def weight_dtype(precision: str) -> torch.dtype:
-    """The dtype of weights, gradients, their reduction and optimizer state."""
+    """The dtype of weights, of gradients and their reduction, and of optimizer state."""
     return torch.bfloat16 if precision == "bf16-pure" else torch.float32
 
 
@@ -25,15 +25,17 @@ def stream_dtype(precision: str) -> torch.dtype:
 
 
 def as_inputs(inputs: torch.Tensor, precision: str) -> torch.Tensor:
-    """Inputs of a model in the dtype that its first layer computes with, unless they are indices: layers take no mixture."""
+    """Cast the inputs of a model to the dtype of its first layer, because a layer needs inputs and weights of one dtype. Inputs
+    that are indices (tokens) stay as they are."""
     return inputs.to(stream_dtype(precision)) if inputs.is_floating_point() else inputs
 
 
 def set_tf32(precision: str, device: torch.device) -> None:
-    """Allow TF32 in matrix products and convolutions on a GPU for `tf32`, and forbid it for all others.
+    """On a GPU, allow TF32 in matrix products and convolutions for the precision `tf32`, and forbid it for all others.
 
-    cuDNN allows TF32 by default; an fp32 run of an image model would then use TF32. This sets torch's older flags: after only
-    the newer flags (`fp32_precision`) are set, reading the older flags raises an error, and parts of torch read them.
+    cuDNN allows TF32 by default, so an fp32 run of an image model would use TF32. This function sets torch's older flags: if
+    only the newer flags (`fp32_precision`) are set, reading the older flags raises an error, and parts of torch still read
+    the older flags.
     """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -41,19 +43,19 @@ def set_tf32(precision: str, device: torch.device) -> None:
 
 
 def tf32_in_effect(device: torch.device) -> bool | str:
-    """Whether fp32 matrix products may run in TF32, as torch holds it now."""
+    """Whether fp32 matrix products may run in TF32, read from torch's current settings."""
     if device.type != "cuda":
         return "no effect on a CPU"
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass: torch's autocast for the precisions that have it, else nothing."""
+    """The context of a forward pass: torch's autocast for the precisions that use autocast, else an empty context."""
     if precision not in AUTOCAST:
         return nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, COMPUTED_IN[precision]))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for torch.float32."""
+    """The name of a dtype without the prefix `torch.`: `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")

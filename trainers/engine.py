@@ -1,7 +1,7 @@
-"""The interfaces of what a strategy builds: the engine of a rank that trains, in four parts, and a parameter server.
+"""The interfaces of an engine and of a parameter server, which strategies build. An engine trains the model on one rank.
 
-The loop trains with a `Trained`, the proof makes steps and compares parameters with a `Proven`, the result and the memory
-instruments account with an `Accounted`, and checkpoints save a `Saved`. An `Engine` is all four.
+The interface of an engine has four parts, one for each user of it: the training loop uses `Trained`, the same-work proof uses
+`Proven`, the result and the memory instruments use `Accounted`, and checkpoints use `Saved`. An `Engine` has all four parts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class Trained(ABC):
-    """A model distributed over ranks, and how to make one optimizer step with it.
+    """A model distributed over ranks, with the methods that make one optimizer step.
 
-    The loop sets the learning rate in `optimizer.param_groups` before every step.
+    Before every step, the training loop sets the learning rate in `optimizer.param_groups`.
     """
 
     model: nn.Module
@@ -44,26 +44,28 @@ class Trained(ABC):
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
         """Accumulate the gradients of one step and return this rank's mean loss (0-dim, detached, on the device).
 
-        The mean of what the ranks return is the mean over the global batch.
+        The mean of the losses of all ranks is the mean loss of the global batch.
         """
 
     @abstractmethod
     def update(self) -> None:
-        """Clip the gradients to the cell's max_grad_norm, if it has one, apply them, and clear them."""
+        """Clip the gradients to the cell's max_grad_norm (None: do not clip), make the optimizer step, clear the gradients."""
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean loss, number of right predictions) of a micro-batch, both 0-dim on the device. Its shape is that of training.
+        """(mean loss, number of right predictions) of a micro-batch, both 0-dim on the device.
 
-        A collective, with the model in evaluation mode. Ranks that share a model get the same values.
+        The micro-batch has the same shape as in training. A collective; the caller has set the model to evaluation mode. Ranks
+        that share a model get the same values.
         """
 
     def join(self) -> AbstractContextManager[object]:
-        """The context of the last step of an engine that `joins`. In it a rank without data does not train."""
+        """The context of the last, short step of an epoch, for engines with `joins`. In this step, a rank without data does not
+        train."""
         raise NotImplementedError
 
-    def finish(self) -> None:  # noqa: B027 - most have nothing to do
-        """Called after the update of the last step, as a part of this step: bring the parameters into their final state.
+    def finish(self) -> None:  # noqa: B027 - most engines have nothing to do here
+        """Bring the parameters into their final state. Called after the update of the last step, as a part of this step.
 
         A strategy that averages parameters every few steps averages here. The last validation, the last checkpoint, the result
         and the proof read the parameters afterwards. A collective.
@@ -73,55 +75,62 @@ class Trained(ABC):
         """The ranks that wait for each other before the timed steps and gather the result."""
         return ranks
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to do
-        """Called after the result is written: this rank makes no more steps."""
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to do here
+        """Release what the engine holds. Called after the result is written; this rank makes no more steps."""
 
 
 class Proven(Trained):
-    """What the same-work proof compares with one process beside losses. All ranks call each method together."""
+    """The part of an engine that the same-work proof needs: what it compares with one process, besides losses.
+
+    Each method is a collective.
+    """
 
     def gradient_norm(self) -> float:
-        """The L2 norm of the whole model's gradient between forward_backward and update."""
+        """The L2 norm of the whole model's gradient. Called between `forward_backward` and `update`."""
         return float(model_options.gradient_norm(self.model.parameters()))
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
-        """The whole model's parameters by the names that `Task.model` gives them, in fp32 on the CPU, tied ones once.
+        """The whole model's parameters by their names in `Task.model`, in fp32 on the CPU. Tied parameters are in it once.
 
-        Rank 0 has them all, other ranks may give none.
+        Rank 0 returns all parameters; other ranks may return an empty dict.
         """
         return model_options.whole_parameters(self.model)
 
     def start_loss_scale(self, scale: float) -> None:
-        """If the precision is fp16, scale losses by `scale`, a power of two, from the next step on."""
+        """From the next step on, scale losses by `scale`, a power of two. Does nothing unless the precision is fp16."""
 
 
 class Accounted(ABC):
-    """What a run reports about its communication, its memory and the settings that took effect."""
+    """The part of an engine that the result and the memory instruments need: communication, memory and effective settings."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
     @abstractmethod
     def theory(self) -> list[Term]:
-        """All terms of the communication that this rank sends per step by theory, for what the strategy really does; the mean
-        over `Strategy.communication_period` steps."""
+        """The communication that this rank sends per step by theory, as a list of terms; the mean over
+        `Strategy.communication_period` steps. The terms describe the strategy as implemented here, not as in textbooks."""
 
     @abstractmethod
     def effective(self) -> dict[str, Any]:
-        """The settings that took effect, read from the wrapped model after its last step, not from the cell."""
+        """The settings that took effect. They are read from the wrapped model and the optimizer after the last step, not from
+        the cell, so that a setting without effect is noticed."""
 
     def textbook_bytes(self) -> float | None:
-        """The textbook figure for the bytes of one rank and step (2 psi for data parallel, 3 psi for ZeRO-3 and FSDP; psi: the
-        bytes of all gradients); None if textbooks give no figure."""
+        """The bytes that one rank sends in one step according to textbooks; None if textbooks give no number.
+
+        They are 2 psi for data parallelism, and 3 psi for ZeRO-3 and FSDP, where psi is the bytes of all gradients.
+        """
         return None
 
     def parameters(self) -> int:
-        """The trainable parameters of the whole model, tied weights once."""
+        """The number of trainable parameters of the whole model; tied weights count once."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
     def keeps(self) -> dict[str, list[torch.Tensor]]:
-        """The tensors that now hold this rank's parameters, their gradients, the optimizer's state and, if it updates copies of
-        the parameters, these copies (`master_parameter`). Called between passes, never during a pass."""
+        """The tensors that are now in this rank's memory, by category: `parameter`, `gradient`, `optimizer_state` and
+        `master_parameter`. The last category has the copies of parameters that the optimizer updates, if it updates copies.
+        Called between passes, never during a pass."""
         parameters = list(self.model.parameters())
         updated = [p for group in self.optimizer.param_groups for p in group["params"]]
         entries = [value for entry in self.optimizer.state.values() for value in entry.values()]
@@ -129,36 +138,48 @@ class Accounted(ABC):
             "parameter": parameters,
             "gradient": [p.grad for p in (*parameters, *updated) if p.grad is not None],
             "optimizer_state": [value for value in entries if hasattr(value, "untyped_storage")],
-            "master_parameter": updated,  # only those whose memory is no parameter's
+            "master_parameter": updated,  # tensors that share their memory with a parameter are counted as `parameter`
         }
 
 
 class Saved(ABC):
-    """The state of an engine for checkpoints. The defaults are those of parameters that are whole, or sharded as DTensor."""
+    """The part of an engine that checkpoints need: its state. The default methods are for whole parameters, and for parameters
+    that are sharded as DTensor."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
     def state(self) -> State:
-        """This rank's parts of parameters, buffers and optimizer state, by names that are unique in the whole model. A
-        collective, between steps. To load a checkpoint, write into the parts and then call `restored`."""
+        """This rank's parts of parameters, buffers and optimizer state, by names that are unique in the whole model.
+
+        A collective, called between steps. To load a checkpoint, write into the memory of the parts and then call `restored`.
+        """
         named = [(model_options.plain_name(name), parameter) for name, parameter in self.model.named_parameters()]
         return {**state_parts.of_parameters(named, self.optimizer), **state_parts.of_buffers(self.model)}
 
     def numbers(self) -> dict[str, float]:
-        """Other state for a checkpoint: plain numbers, equal on all ranks."""
+        """Further state for a checkpoint, such as the loss scale: numbers by name, equal on all ranks."""
         return {}
 
     def make_room(self, numbers: dict[str, float]) -> None:
-        """Called before a checkpoint with these numbers is loaded: allocate the state that only first steps would allocate."""
+        """Allocate the optimizer state that otherwise the first step would allocate. Called before a checkpoint is loaded.
+
+        numbers: those of the checkpoint, as in `numbers`.
+        """
         state_parts.make_room(self.optimizer)
 
-    def restored(self, numbers: dict[str, float]) -> None:  # noqa: B027 - most have nothing to do
-        """Called after the parts of `state` were written: update everything that depends on them. A collective."""
+    def restored(self, numbers: dict[str, float]) -> None:  # noqa: B027 - most engines have nothing to do here
+        """Update everything that depends on the parts of `state`. A collective, called after a checkpoint was loaded into them.
+
+        numbers: those of the checkpoint, as in `numbers`.
+        """
 
     def reordered(self, name: str, shape: torch.Size) -> torch.Tensor | None:
-        """For a tensor of `state` that was gathered from all ranks to this shape and flattened: the indices of its elements in
-        the order and shape of `Task.model`. None if order and shape are the same."""
+        """The order of a gathered tensor's elements in `Task.model`; None if order and shape are already the same.
+
+        name: of the tensor in `state`. shape: of the tensor after its parts were gathered from all ranks. Returns indices into
+        the flattened gathered tensor, in the shape that the tensor has in `Task.model`.
+        """
         return None
 
 
@@ -167,7 +188,7 @@ class Engine(Proven, Accounted, Saved):
 
 
 class Server(ABC):
-    """A parameter server: a rank that holds parameters for the ranks that train. It has no data and records no steps."""
+    """A parameter server: a rank that stores parameters for the ranks that train. It has no data and writes no step records."""
 
     @abstractmethod
     def serve(self) -> None:

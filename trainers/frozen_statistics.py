@@ -1,7 +1,7 @@
 """BatchNorm with fixed statistics, so that the result does not depend on how a batch is divided over ranks.
 
-In training, BatchNorm normalises by the part of a batch that one rank sees in one pass (Ioffe and Szegedy, 2015). On several
-ranks this is, by design, another computation than in one process.
+In training, BatchNorm normalises by the statistics of the items that one rank has in one pass (Ioffe and Szegedy, 2015). So a
+run on several ranks computes, by design, other values than one process. The same-work proof removes this difference.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def frozen(task: Task, indices: np.ndarray, device: torch.device) -> Task:
-    """The task with models whose BatchNorm layers have the statistics of the items with these indices, (n,), and keep them.
+    """A copy of the task whose models have BatchNorm layers with fixed statistics: those of the items with these indices, (n,).
 
-    All ranks get the same statistics. With the initial statistics, mean 0 and variance 1, deep networks would overflow.
+    All ranks get the same statistics. The initial statistics (mean 0, variance 1) cannot be used, because with them deep
+    networks overflow.
     """
 
     def model() -> nn.Module:
@@ -43,7 +44,7 @@ def _freeze(model: nn.Module, task: Task, indices: np.ndarray, device: torch.dev
     normalising = layers(model)
     if not normalising:
         return
-    if not next(model.parameters()).is_meta:  # else its statistics come with the weights, from a rank that has them
+    if not next(model.parameters()).is_meta:  # the statistics of a meta model are broadcast with its weights (deferred_init)
         momenta = [module.momentum for module in normalising]
         for module in normalising:
             module.momentum = 1.0  # type: ignore[assignment]

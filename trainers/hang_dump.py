@@ -5,23 +5,26 @@ from __future__ import annotations
 import faulthandler
 import time
 
-# The timer is a thread in C, so it works even if the interpreter waits in a collective. Setting it takes about 50 us, reading
-# the clock 0.1 us. So it is set again only after this share of the limit, and steps of a few ms are not slowed down.
+# The timer is restarted only after this share of the limit has passed, so that steps of a few ms are not slowed down: a start
+# takes about 50 us, reading the clock 0.1 us. The timer is a thread in C, so it works even if Python waits in a collective.
 RENEWED = 0.1
-# It fires 0.8 to 0.9 of the limit after the last progress, before the supervisor, and then repeatedly. So in every period as
-# long as the limit, a rank without progress writes its stacks at least once, even if other ranks keep the run alive.
+# The timer fires when this share of the limit has passed since its last start, which is 0.8 to 0.9 of the limit after the last
+# progress. This is before the supervisor ends the run. Then it fires repeatedly: in each period as long as the limit, a rank
+# without progress writes its stacks at least once, even if the run goes on because other ranks make progress.
 FIRES = 0.9
 
 
 class _Timer:
-    """faulthandler's one timer of this process; silent until it is armed."""
+    """The timer of Python's faulthandler. A process has only one such timer. It does nothing before `arm`."""
 
     def __init__(self) -> None:
         self._limit_s, self._set_s = float("inf"), 0.0
 
     def arm(self, limit_s: float) -> None:
-        """From now on, write the stacks to standard error after 0.9 x limit_s without progress, and if the process aborts, for
-        example by NCCL's watchdog."""
+        """Start the timer: after 0.9 x limit_s seconds without progress, it writes the stacks of all threads to standard error.
+
+        The stacks are also written if the process aborts, for example by NCCL's watchdog.
+        """
         faulthandler.enable()
         self._limit_s = limit_s
         self._set()

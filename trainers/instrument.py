@@ -1,4 +1,7 @@
-"""The interface of instruments, which measure a run between steps (at no cost for step times) or inside some of its steps."""
+"""The interface of instruments. An instrument measures a run, either between steps or inside some of its steps.
+
+A measurement between steps does not change the step times. Steps with a measurement inside are marked as `watched`.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +14,35 @@ import torch
 
 
 class Instrument(ABC):
-    """A measurement of a run. All ranks that train call it alike, so it may use collectives. Steps are timed steps."""
+    """A measurement of a run. Steps are numbered from 1 and are timed steps, not warm-up steps.
+
+    All ranks that train call the same methods in the same order, so the methods may use collectives.
+    """
 
     name: str
 
     def watches(self, step: int) -> bool:
-        """Whether it measures inside this step and so slows it down. The same on every rank, even if only one rank measures."""
+        """Whether the instrument measures inside this step, which slows the step down. All ranks return the same, even if only
+        one rank measures."""
         return False
 
-    def before(self, step: int) -> None:  # noqa: B027 - most look only after a step
-        """Called before a step that it watches."""
+    def before(self, step: int) -> None:  # noqa: B027 - most instruments act only after a step
+        """Called before each step for which `watches` is true."""
 
     def due(self, step: int) -> bool:
-        """Whether `after` has something to do."""
+        """Whether `after` has to be called after this step."""
         return self.watches(step)
 
     @abstractmethod
     def after(self, step: int) -> None:
-        """Called after a step and its update, if `due`."""
+        """Called after a step and its optimizer update, if `due` is true for the step."""
 
     def ends(self, step: int) -> bool:
-        """Whether the run ends after this step although it is not the last one: the same answer on every rank."""
+        """Whether the instrument ends the run early, after this step. All ranks return the same."""
         return False
 
     def end(self, step: int) -> Exception:
-        """Called if it `ends` after this step: prepare for the end and return the exception with which the rank ends."""
+        """Prepare for the end of the run and return the exception with which the rank ends. Called if `ends` is true."""
         raise NotImplementedError
 
     def found(self) -> dict[str, Any]:
@@ -47,19 +54,19 @@ class TrainTime:
     """The wall-clock time of the timed steps on this rank, without the time of instruments between steps."""
 
     def __init__(self) -> None:
-        self.before_s = 0.0  # of the steps before the checkpoint from which the run resumed
+        self.before_s = 0.0  # the time of the steps before the checkpoint, if the run resumed from a checkpoint
         self._started, self._left_out_s = 0.0, 0.0
 
     def start(self) -> None:
-        """The first step starts now."""
+        """Start to measure. Called when the first step starts."""
         self._started, self._left_out_s = time.perf_counter(), 0.0
 
     def leave_out(self, seconds: float) -> None:
-        """An instrument took this time between steps."""
+        """Subtract the time that an instrument took between steps."""
         self._left_out_s += seconds
 
     def seconds(self) -> float:
-        """The time of all steps so far."""
+        """The time of all steps so far, in seconds."""
         return self.before_s + time.perf_counter() - self._started - self._left_out_s
 
 
@@ -102,7 +109,8 @@ class RunInstruments:
         return self._ending[0].end(step)
 
     def found(self) -> dict[str, dict[str, Any]]:
-        """By instrument: its results; cost_s: seconds of this rank between steps; watched_steps: steps that it slowed down."""
+        """The results of each instrument, by its name. Added to them are `cost_s`, the seconds that the instrument took on this
+        rank between steps, and `watched_steps`, the steps that the instrument slowed down, if there are any."""
         found = {}
         for instrument in self._instruments:
             watched = self._watched[instrument.name]
@@ -111,7 +119,7 @@ class RunInstruments:
         return found
 
     def _timed(self, instrument: Instrument, act: Any, step: int) -> None:
-        self._wait()  # what the device still does is the step's, not the instrument's
+        self._wait()  # work that is still queued on the device belongs to the step and not to the instrument
         started = time.perf_counter()
         act(step)
         self._wait()

@@ -1,4 +1,4 @@
-"""The training loop, the same for all strategies and workloads, so that compared runs differ in nothing else."""
+"""The training loop. It is the same for all strategies and workloads, so that compared runs differ only in these."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from trainers.stage import stage
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import SideStream
 
-SLOTS = 3  # losses that may be unread: of the current step, of the step before, and one spare
+SLOTS = 3  # number of losses that may be unread at a time: of the current step, of the step before, and one spare
 
 
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """Train as run.json says. Writes step records on every rank that trains, env/HOST.json on every host, and the result.
 
-    Every rank draws the same weights from the cell's seed. An epoch has floor(items / global_batch_size) steps, and one short
-    step more if the engine joins; in it, a rank without data records no loss and 0 units. The schedule of the learning rate
-    covers all steps, with the untimed warm-up steps. Raises InputError for a cell that cannot be trained.
+    Every rank initializes the same weights from the cell's seed. An epoch has floor(items / global_batch_size) steps, plus one
+    short step if the engine has `joins`; in the short step, a rank without data records no loss and 0 units. The schedule of
+    the learning rate covers all steps, also the untimed warm-up steps. Raises InputError if the cell cannot be trained.
     """
     with node_copy.opened(run, run_dir) as data_path:
         _train(run, run_dir, ranks, data_path)
 
 
 def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
-    """As `train`. data_path: where this rank reads its data."""
+    """As `train`. data_path: the folder or file from which this rank reads its data."""
     cell = run.cell
     strategy, workload = menu.strategy_of(cell), menu.workload_of(cell)
     if (why := menu.refuse(cell)) is not None:
@@ -76,7 +76,8 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         engine = strategy.build(cell, task, ranks)
         if engine.joins:
             order = order.with_rest(cell.gpu_batch_size)
-        torch.manual_seed(cell.seed + 1 + engine.data_rank)  # dropout: apart where the data is, alike on ranks of one model
+        # For dropout: ranks with different data get different seeds, ranks that share a model and its data get the same seed.
+        torch.manual_seed(cell.seed + 1 + engine.data_rank)
         company = engine.company(ranks)
         watch, resumed = _instruments(run, run_dir, ranks, company, task, engine, order)
     meets = not menu.strategy_of(cell).tolerates_lost_ranks
@@ -87,7 +88,8 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, resumed)
     if meets:
         clock_check.check(run, run_dir, ranks, company, "end")
-    first = resumed.step if resumed and not resumed.records else 0  # steps of another cell's checkpoint have no records here
+    # The number of steps without records here, because they were made before the checkpoint of another cell's run.
+    first = resumed.step if resumed and not resumed.records else 0
     mine = result.RankResult(
         train_time_s=train_time_s,
         loss=recorder.loss,
@@ -107,7 +109,7 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
 def _instruments(
     run: Run, run_dir: RunDir, ranks: Ranks, company: Peers, task: Task, engine: Engine, order: Order
 ) -> tuple[RunInstruments, Resumed | None]:
-    """The instruments that the cell asks for, and the point at which the run resumes, if it does."""
+    """(the instruments that the cell asks for, the point from which the run resumes, or None if it starts anew)."""
     cell, train_time = run.cell, TrainTime()
     meets = not menu.strategy_of(cell).tolerates_lost_ranks
     chosen = selection.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets)
@@ -115,7 +117,7 @@ def _instruments(
     if (asked := cell.instruments.checkpoints) is not None:
         checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch, train_time)
         resumed = checkpoints.resume()
-        chosen.append(checkpoints)  # last: what it saves is what the others left
+        chosen.append(checkpoints)  # the last one, so that a checkpoint is saved after all other instruments have run
     return RunInstruments(chosen, ranks.device, train_time), resumed
 
 
@@ -133,8 +135,8 @@ def _steps(
     """Run the warm-up steps, then the timed steps. Returns the wall-clock seconds of the timed steps on this rank, without the
     time of instruments between steps.
 
-    A resumed run makes no warm-up steps. Instead its first timed steps, as many as warm-up steps, are marked as `watched`, so
-    that their times do not count. Raises the exception of an instrument that ends the run early.
+    A resumed run makes no warm-up steps. Instead, the same number of its first timed steps are marked as `watched`, so that
+    their times do not count. If an instrument ends the run early, the exception of the instrument is raised.
     """
     done = resumed.step if resumed else 0
     settled = done + cell.warmup_steps if resumed else 0
@@ -143,7 +145,7 @@ def _steps(
     for phase, steps in phases:
         company.barrier()  # no rank starts its timed steps before all ranks are ready
         watch.train_time.start()
-        goes_on = False  # whether this step is timed from the end of the step before: no instrument ran between them
+        goes_on = False  # whether the step is timed from the end of the step before, because no instrument ran between them
         for step in steps:
             watched = phase == TIMED and watch.watches(step + 1)
             if watched:
@@ -188,7 +190,7 @@ class StepMaker:
         self._coming = prefetched(partial(self._fetch, phase, step) for phase, steps in phases for step in steps)
 
     def _fetch(self, phase: int, step: int) -> tuple[int, list[Batch], torch.cuda.Event | None]:
-        """(units of this rank's batches, the batches, an event after their copy to the GPU)."""
+        """(units of data in this rank's batches, the batches, a CUDA event that completes when they are on the GPU)."""
         engine, size = self._engine, self._cell.micro_batch_size
         parts = self._order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=size)
         with self._side.copying():
@@ -196,7 +198,11 @@ class StepMaker:
         return sum(map(len, parts)) * self._task.units_per_item, batches, self._side.copied()
 
     def make(self, phase: int, step: int, *, watched: bool, goes_on: bool) -> FinishedStep:
-        """Make the next step. goes_on: time it from the end of the step before."""
+        """Make the next step.
+
+        phase: WARMUP or TIMED. step: its number in the phase, from 0. watched: whether to mark the step as slowed down.
+        goes_on: whether to time the step from the end of the step before.
+        """
         engine, clock = self._engine, self._clock
         self._set_learning_rate(phase, step)
         self._memory.start()
@@ -232,7 +238,7 @@ class StepMaker:
         optimization.set_learning_rate(self._engine.optimizer, rate)
 
     def close(self) -> None:
-        """Stop fetching batches, and reading the counters of the process."""
+        """Stop to fetch batches and to read the counters of the process."""
         self._coming.close()
         self._usage.close()
 
@@ -261,7 +267,7 @@ class LateLoss:
 
 
 class FinishedStep(msgspec.Struct):
-    """A step that the host has finished; the device may still be working on it."""
+    """A step that the host has finished; the device may still be computing it."""
 
     step: int
     warmup: bool
@@ -270,34 +276,35 @@ class FinishedStep(msgspec.Struct):
     wall_s: float
     units: int
     reading: Reading
-    loss: torch.Tensor | None  # of a rank without data in it
+    loss: torch.Tensor | None  # None on a rank without data in this step
     memory: dict[str, int]
     usage: dict[str, Any]
 
 
 class Recorder:
-    """Writes step records as soon as times and losses are known, at most one step late: no step waits for its record."""
+    """Writes each step record as soon as the step's times and loss are known, at most one step later, so that training never
+    waits for a record."""
 
     def __init__(self, lines: LineWriter, earlier: Sequence[StepRecord] = ()) -> None:
         """earlier: the records that are already in the file, if the run resumed from a checkpoint."""
         self._lines = lines
         self._passed: deque[FinishedStep] = deque()
-        self.step_ms: list[float] = []  # of the timed steps
-        self.watched: list[bool] = []  # which of them an instrument slowed down
-        self.loss = math.nan  # of the last step, on a rank that had data in it
+        self.step_ms: list[float] = []  # times of the timed steps
+        self.watched: list[bool] = []  # for each timed step, whether an instrument slowed it down
+        self.loss = math.nan  # loss of the last step; NaN if this rank had no data in this step
         self.peak_bytes: dict[str, int] = {}
         for record in earlier:
             sizes = {"allocated": record.allocated_bytes, "reserved": record.reserved_bytes, "rss": record.rss_bytes}
             self._count(record, {kind: size for kind, size in sizes.items() if size is not None})
 
     def add(self, passed: FinishedStep) -> None:
-        """Add a step. Writes all steps whose times are known, and all steps before the last one."""
+        """Add a step. Writes the records of all steps before it, and its own record if its times are already known."""
         self._passed.append(passed)
         while self._passed and (len(self._passed) > 1 or self._passed[0].reading.ready()):
             self._write(self._passed.popleft())
 
     def settle(self) -> None:
-        """Wait for the device and write what is left."""
+        """Wait for the device and write all remaining records."""
         while self._passed:
             self._write(self._passed.popleft())
 

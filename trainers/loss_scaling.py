@@ -1,9 +1,9 @@
 """Loss scaling keeps fp16 gradients from vanishing: it scales losses up and gradients back, and skips steps that overflow.
 
-We have our own scaler instead of torch's: `torch.amp.GradScaler` sums its overflow flag only over a DTensor's own mesh, so
-the stages of a pipeline would each decide alone; `ShardedGradScaler` is for FSDP1 only; and pipelines call backward inside a
-schedule, in which neither can be used. The rule and its numbers are those of
-torch's GradScaler (Micikevicius et al., Mixed Precision Training, 2018, section 3.2).
+This module has its own scaler, because torch's two scalers do not work with every strategy. `torch.amp.GradScaler` sums its
+overflow flag only over the mesh of a DTensor, so each stage of a pipeline would decide alone whether to skip a step.
+`ShardedGradScaler` is for FSDP1 only. And pipelines call backward inside a schedule, where neither scaler can be used. The
+rule and its numbers are those of torch's GradScaler (Micikevicius et al., Mixed Precision Training, 2018, section 3.2).
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from trainers.communication import Term
 from trainers.precision import scales_loss
 
 START = 65536.0
-GROWTH, INTERVAL = 2.0, 2000  # times, after so many steps in a row that did not overflow
-BACKOFF = 0.5  # times, after each step that did
-SIGN_BYTES = 4  # the sign that a gradient overflowed, as ranks add it up
+GROWTH, INTERVAL = 2.0, 2000  # after INTERVAL steps in a row without an overflow, the scale is multiplied by GROWTH
+BACKOFF = 0.5  # after each step with an overflow, the scale is multiplied by BACKOFF
+SIGN_BYTES = 4  # size of the overflow flag, which is summed over ranks
 
 
 class LossScaler:
-    """The loss scale of one rank. It is a power of two, so that scaling does not round. Equal on ranks that settle together.
+    """The loss scale of one rank. It is a power of two, so that scaling does not round.
 
-    skipped: number of steps that were skipped because of an overflow.
+    Ranks that call `settle` with the same overflow flag have the same scale. skipped: number of steps that were skipped because
+    of an overflow.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.scale, self.skipped = START, 0
-        self.overflowed = torch.zeros((), device=device)  # above 0 where this rank's gradient of the step is not finite
+        self.overflowed = torch.zeros((), device=device)  # above 0 if a gradient of this rank in the step is not finite
         self._made_in_a_row = 0
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
@@ -41,7 +42,7 @@ class LossScaler:
     def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
         """Scale the gradients of a whole step back, in place, and record whether any of them is infinite or NaN."""
         self.overflowed.zero_()
-        by_device: dict[torch.device, list[torch.Tensor]] = {}  # offloaded ones lie elsewhere than the rank computes
+        by_device: dict[torch.device, list[torch.Tensor]] = {}  # offloaded gradients are on the CPU, others on the GPU
         for gradient in gradients:
             there = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             by_device.setdefault(there.device, []).append(there)
@@ -52,9 +53,10 @@ class LossScaler:
             self.overflowed += found.to(self.overflowed.device)
 
     def settle(self, overflowed: torch.Tensor) -> bool:
-        """Whether to make the step, given the overflow flag of all ranks together. Also sets the scale of the next step.
+        """Whether to make the optimizer step. Also sets the scale of the next step.
 
-        The host waits for the device here, once a step, as it does in torch's scaler.
+        overflowed: the overflow flag summed over all ranks, 0-dim. The host waits for the device here, once per step, as with
+        torch's scaler.
         """
         if overflowed.item() > 0:
             self.scale *= BACKOFF
@@ -68,21 +70,23 @@ class LossScaler:
         return True
 
     def numbers(self) -> dict[str, float]:
-        """The numbers that a checkpoint needs."""
+        """The state of the scaler for a checkpoint, as numbers by name."""
         return {"loss_scale": self.scale, "skipped_steps": float(self.skipped), "made_in_a_row": float(self._made_in_a_row)}
 
     def restored(self, numbers: dict[str, float]) -> None:
-        """Set the scaler from the numbers of a checkpoint. A run in another precision has none; then the defaults are used."""
+        """Set the state of the scaler from the numbers of a checkpoint. If the checkpoint has no such numbers, because its run
+        had another precision, the defaults are used."""
         self.scale = numbers.get("loss_scale", START)
         self.skipped, self._made_in_a_row = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
 
     def effective(self) -> dict[str, Any]:
-        """For a run's `knobs.effective`: the scale of the next step, and the number of skipped steps, with warm-up steps."""
+        """For a run's `knobs.effective`: the scale of the next step, and the number of skipped steps (warm-up included)."""
         return {"loss_scale": self.scale, "skipped_steps": self.skipped}
 
 
 def sign(precision: str, ranks: int) -> list[Term]:
-    """The communication of ranks with different gradients to skip a step together; empty if the loss is not scaled."""
+    """The all-reduce of the overflow flag, by which `ranks` ranks with different gradients skip a step together; empty if the
+    precision needs no loss scaling."""
     if not scales_loss(precision):
         return []
     return [Term("the sign that a gradient overflowed, once a step", "all_reduce", SIGN_BYTES, ranks)]

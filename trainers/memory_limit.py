@@ -11,11 +11,11 @@ GIB = 2**30
 
 
 def hold(limit_gib: float, device: torch.device) -> None:
-    """Limit this process to `limit_gib` of its GPU's memory from now on.
+    """Limit this process to `limit_gib` GiB of its GPU's memory from now on. Called before the model is built.
 
-    On a CPU the limit replaces a GPU's memory: it is the private writable memory (RLIMIT_DATA, as the kernel counts it) that
-    the process may allocate in addition to its present memory, when its libraries are loaded and no model is built. Beyond
-    the limit torch reports that it cannot allocate memory.
+    On a CPU, the limit takes the place of the size of a GPU's memory: the process may allocate `limit_gib` GiB of private
+    writable memory (RLIMIT_DATA, as the kernel counts it) in addition to the memory that it has now, with its libraries. Above
+    the limit, torch raises an error that it cannot allocate memory.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -26,7 +26,7 @@ def hold(limit_gib: float, device: torch.device) -> None:
 
 
 def _data_bytes() -> int:
-    """What the kernel counts against RLIMIT_DATA now."""
+    """The bytes of this process that the kernel counts against RLIMIT_DATA now."""
     lines = Path("/proc/self/status").read_text().splitlines()
     kib = next(line.split()[1] for line in lines if line.startswith("VmData:"))
     return int(kib) * 1024

@@ -1,7 +1,8 @@
 """The menus of strategies and workloads. Importing this module does not import torch.
 
-The menus are what ships. A workspace's own workloads and strategies are known by their name and the digest of their code, as a
-cell names them; so workspaces with different models of one name may be used in one process.
+The menus contain the strategies and workloads that ship with shardlab. A workspace's own strategies and workloads are added by
+`add_own_strategy` and `add_own`. They are identified by their name and the digest of their code, as in a cell; so one process
+can use workspaces that have different models with the same name.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ from trainers.strategy import Strategy
 from trainers.workload import Workload
 from trainers.workload_options import refuse_tokens
 
-LAYERS_OF_PROOF = 2  # of a model by its configuration that one process cannot hold
-_own: dict[tuple[str, str], Workload] = {}  # by name and digest of the code, which say all about a workload
-_own_strategies: dict[tuple[str, str], Strategy] = {}  # likewise
+# The number of blocks in the same-work proof, if a model that a configuration file defines does not fit into one process.
+LAYERS_OF_PROOF = 2
+_own: dict[tuple[str, str], Workload] = {}  # by (name, digest of the code)
+_own_strategies: dict[tuple[str, str], Strategy] = {}  # by (name, digest of the code)
 
 
 def strategies() -> dict[str, Strategy]:
-    """Every strategy by name, in the order of the families' files."""
+    """Every strategy of the menu by name, in the order of the files in trainers/strategies."""
     return {s.name: s for module in registry.load_all("trainers.strategies") for s in module.VARIANTS}
 
 
 def workloads() -> dict[str, Workload]:
-    """Every workload by name, in the order of the families' files."""
+    """Every workload of the menu by name, in the order of the files in trainers/workloads."""
     return {w.name: w for module in registry.load_all("trainers.workloads") for w in module.VARIANTS}
 
 
 def refuse(cell: Cell) -> str | None:
-    """Why a resolved cell cannot be trained, as a sentence, or None. `jobs` says the same when it reads a matrix."""
+    """Why a resolved cell cannot be trained, as a sentence, or None if it can be. `jobs` makes the same check when it reads a
+    matrix."""
     of_strategy, of_workload = strategy_of(cell), workload_of(cell)
     for option in (*of_strategy.options, *of_workload.options):
         if (why := option.refuse(cell.options.get(option.name, option.default))) is not None:
@@ -58,13 +61,13 @@ def workload(name: str) -> Workload:
 
 
 def add_own_strategy(made: Strategy) -> None:
-    """Let `strategy_of` find a strategy of a workspace's own file from now on."""
+    """Add a strategy of a workspace's own file, so that `strategy_of` finds it."""
     assert made.code is not None
     _own_strategies[made.name, made.code] = made
 
 
 def strategy_of(cell: Cell) -> Strategy:
-    """The strategy of a cell. Raises UnknownName with the menu, and InputError for an own strategy that nobody has added."""
+    """The strategy of a cell. Raises UnknownName with the menu, or InputError if the workspace's own strategy was not added."""
     if cell.strategy_code is None:
         return strategy(cell.strategy)
     found = _own_strategies.get((cell.strategy, cell.strategy_code))
@@ -74,7 +77,10 @@ def strategy_of(cell: Cell) -> Strategy:
 
 
 def add_own(known: OwnWorkload, file: Path) -> Workload:
-    """The workload of a workspace's own file, which `workload_of` finds from now on. file: the file that a rank executes."""
+    """Add a workload of a workspace's own file, so that `workload_of` finds it, and return it.
+
+    known: the description of the workload. file: the file that a rank executes, or the configuration that it reads.
+    """
     options = [option.name for option in known.options]
     made = Workload(
         name=known.name,
@@ -100,14 +106,17 @@ def add_own(known: OwnWorkload, file: Path) -> Workload:
 
 
 def _refuse_data(cell: Cell, *, longest: int | None) -> str | None:
-    """Why a model by its configuration cannot be built or read its data for a cell, as a sentence, or None."""
+    """Why a model that a configuration file defines cannot be trained with a cell's seq_len or data, as a sentence, or None.
+
+    longest: the longest possible sequence in tokens; None if there is no limit.
+    """
     if longest is not None and cell.seq_len is not None and cell.seq_len > longest:
         return f"{cell.workload} has {longest} positions, found seq_len: {cell.seq_len}. Allowed: up to {longest}."
     return refuse_tokens(cell) if "tokens_file" in cell.options else None
 
 
 def workload_of(cell: Cell) -> Workload:
-    """The workload of a cell. Raises UnknownName with the menu, and InputError for an own workload that nobody has added."""
+    """The workload of a cell. Raises UnknownName with the menu, or InputError if the workspace's own workload was not added."""
     if cell.workload_code is None:
         return workload(cell.workload)
     found = _own.get((cell.workload, cell.workload_code))

@@ -1,4 +1,5 @@
-"""The switches that any strategy over a plain model can take: activation checkpointing, torch.compile, gradient clipping."""
+"""The options that work with any strategy over a plain torch model: activation checkpointing, torch.compile and gradient
+clipping; and functions on the gradients and parameters of such a model."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 ALL = ("activation_checkpointing", "compile", "max_grad_norm")
-_IN_CHAIN = re.compile(r"_at:([^.]+)")  # as trainers.activation_checkpointing.Chain names its blocks
+_IN_CHAIN = re.compile(r"_at:([^.]+)")  # the names of blocks in trainers.activation_checkpointing.Chain
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
@@ -44,7 +45,7 @@ def effective(model: nn.Module) -> dict[str, Any]:
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     """The L2 norm of all gradients (0-dim), over all shards if they are sharded (DTensor)."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    # As torch.nn.utils.get_total_norm, which would round each norm and their sum to the gradients' dtype.
+    # torch.nn.utils.get_total_norm is not used, because it rounds each norm and their sum to the gradients' dtype.
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
@@ -55,14 +56,16 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float, norm: torch.Tensor
 
 
 def free_gathered(model: nn.Module) -> None:
-    """Free the parameters that fully_shard keeps gathered for backward, after a forward pass without backward."""
+    """Free the whole parameters that fully_shard (FSDP2) keeps after forward for a backward pass. Called after a forward pass
+    that no backward pass follows."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A model's parameters in fp32 on the CPU, gathered if sharded (DTensor), by names without the prefixes of wrappers."""
+    """A model's parameters in fp32 on the CPU, by names without the prefixes of wrappers. Sharded parameters (DTensor) are
+    gathered, so with them this is a collective."""
     found = {}
     for name, parameter in model.named_parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
@@ -71,7 +74,7 @@ def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in the model without wrappers."""
+    """The name that a parameter has in the model without wrappers. name: its name in the wrapped model."""
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper) if wrapper == "module." else name.replace(wrapper, "")
     if (chained := _IN_CHAIN.search(name)) is not None:

@@ -1,4 +1,4 @@
-"""The update rule and the learning rate over a run, the same for every strategy."""
+"""The optimizer and the learning rate of each step. They are the same for every strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardlab.cell import Optimizer, Schedule
 
 
 def make(rule: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that a cell names, over these parameters (whole, or shards of them)."""
+    """The torch optimizer that a cell asks for, with these parameters. The parameters may be whole, or shards."""
     if rule.name == "sgd":
         return torch.optim.SGD(parameters, lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
     kind = torch.optim.Adam if rule.name == "adam" else torch.optim.AdamW
@@ -21,10 +21,14 @@ def make(rule: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Opt
 
 
 def learning_rate(rule: Optimizer, schedule: Schedule, step: int, steps: int, data_ranks: int) -> float:
-    """The learning rate of step 0, 1, ... of all `steps`, the untimed warm-up steps included.
+    """The learning rate of a step.
 
-    Under linear scaling it is `data_ranks` times the rule's (Goyal et al., 2017). It rises linearly and is whole at
-    step `lr_warmup_steps`; from there it is held, or falls so that it would be 0 at the step after the last.
+    With linear scaling (`lr_scaling`), the full rate is `data_ranks` times the rate of the optimizer (Goyal et al., 2017).
+    The rate rises linearly and reaches the full rate at step `lr_warmup_steps`. After this step it stays constant, or falls
+    (linearly, or as a cosine) such that it would be 0 at the step after the last one.
+
+    rule: the optimizer of the cell. step: 0, 1, ..., steps - 1. steps: number of all steps, including the untimed warm-up
+    steps. data_ranks: number of slices of the global batch.
     """
     rise = schedule.lr_warmup_steps
     full = rule.lr * (data_ranks if schedule.lr_scaling == "linear" else 1)

@@ -1,7 +1,7 @@
-"""Data sets for the model files of users: `DATA = token_file(...)` in such a file replaces its `batch` and `ITEMS`.
+"""Data sets for the model files of users: in such a file, `DATA = token_file(...)` replaces the function `batch` and `ITEMS`.
 
-An item depends on its number alone. Which items are in which step depends on the seed of the cell alone, so every strategy
-trains on the same items in the same order.
+The content of an item depends only on the item's number. The items of a step depend only on the seed of the cell, so every
+strategy trains on the same items in the same order.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from trainers.data.token_sets import FileTokens
 
 
 class OwnData(msgspec.Struct, frozen=True):
-    """source: its name, the SHA-256 of its content, and the number of its items. batch: (inputs, targets) of the items with
-    these numbers, on the CPU. classes: every target is smaller; None if targets are no classes. units_per_item: 1, or the
-    tokens of a sequence."""
+    """A data set for a user's model file.
+
+    source: the name of the data set, the SHA-256 of its content, and the number of its items.
+    batch: gets the numbers of items, (n,), and returns their (inputs, targets) on the CPU.
+    classes: the number of classes, if targets are classes; every target is smaller than this number. Else None.
+    units_per_item: units of throughput in one item: the tokens of a sequence, else 1.
+    """
 
     source: DataSource
     batch: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -31,8 +35,10 @@ class OwnData(msgspec.Struct, frozen=True):
 
 
 def token_file(path: str, seq_len: int) -> OwnData:
-    """The sequences of a file that `python -m trainers tokenize` wrote, without the last tenth: inputs and targets are
-    (n, seq_len) in int64. Raises InputError."""
+    """The training sequences of a file that `python -m trainers tokenize` wrote. Inputs and targets are (n, seq_len) in int64.
+
+    The last tenth of the file is left out, because it is the validation split. path: absolute, or with ~. Raises InputError.
+    """
     if seq_len < 1:
         raise InputError(f"{path}: found the sequence length {seq_len}. Allowed: from 1.")
     tokens = FileTokens(_absolute(path), "train", seq_len, None)
@@ -45,8 +51,12 @@ def token_file(path: str, seq_len: int) -> OwnData:
 
 
 def image_folder(path: str, size: int) -> OwnData:
-    """The images in `train/CLASS/` of a folder (JPEG files, `.jpg` or `.jpeg`): inputs are (n, 3, size, size) in float32,
-    targets (n,) in int64. The first caller reads each image once, for its checksum. Raises InputError and WorkspaceError."""
+    """The images in the folders `train/CLASS/` of a folder (JPEG files, `.jpg` or `.jpeg`).
+
+    Inputs are (n, 3, size, size) in float32, targets (n,) in int64. The first process that opens the folder reads every image
+    once, to compute the checksum. path: absolute, or with ~. size: width and height in pixels. Raises InputError and
+    WorkspaceError.
+    """
     if size < 1:
         raise InputError(f"{path}: found the size {size}. Allowed: from 1.")
     root = _absolute(path)
@@ -61,7 +71,10 @@ def image_folder(path: str, size: int) -> OwnData:
 
 
 def tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], name: str = "tensors") -> OwnData:
-    """The items of an iterable, each an (input, target) of tensors, in its order. All are held in memory. Raises InputError."""
+    """A data set of (input, target) pairs of tensors, in the order of the iterable. All items are kept in memory.
+
+    All inputs must have the same shape, and all targets too. name: the name of the data set in results. Raises InputError.
+    """
     both = list(pairs)
     if not both or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in both):
         raise InputError(

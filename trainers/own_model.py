@@ -1,6 +1,6 @@
 """Executes a file of a user that defines a workload (docs/own-models.md), and checks what it defines.
 
-Only ranks and `python -m trainers describe` execute it. An error names the file and the line.
+Only ranks and `python -m trainers describe` execute the file. Messages of errors name the file and the line.
 """
 
 from __future__ import annotations
@@ -26,13 +26,25 @@ OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 
 
 class OwnModel(msgspec.Struct, frozen=True):
-    """What the file defines. data: `DATA`, which then gives `batch` and `items`.
+    """The definitions in a user's file.
 
-    model: makes the module, with the options as keyword arguments. batch: (inputs, targets) of the items with these numbers.
-    loss: the mean loss of outputs and targets; None: the cross-entropy. blocks: the repeated blocks of a module; None: they are
-    looked for. tensor_parallel: which linear layers of a block are split for so many ranks, and how; None: none are. pipeline:
-    the modules before and behind the blocks; None: the model is not divided into stages. tiny: the options of the tiny twin;
-    None if there is none. flops_per_unit: None: they are counted.
+    file: the path of the file.
+    summary: the first line of the file's docstring.
+    model: returns the module; its keyword arguments are the options.
+    batch: gets the numbers of items, (n,), and returns their (inputs, targets).
+    loss: returns the mean loss of (outputs, targets). None: the cross-entropy is used.
+    blocks: returns the repeated blocks of a module. None: blocks are searched (trainers.blocks).
+    tensor_parallel: returns which linear layers of a block are split over a number of ranks, and how. None: tensor parallelism
+        is not possible.
+    pipeline: returns the modules before and after the blocks. None: the model cannot be divided into pipeline stages.
+    data: `DATA` of the file. If it is not None, `batch` and `items` come from it.
+    items: number of items in the data set.
+    unit: the unit of throughput in results, such as `images`.
+    units_per_item: number of these units in one item.
+    flops_per_unit: floating-point operations of forward and backward for one unit. None: they are counted.
+    optimizer: the default optimizer.
+    options: the parameters of `model`, with their defaults.
+    tiny: the options of the tiny twin. None: there is no tiny twin.
     """
 
     file: str
@@ -53,18 +65,21 @@ class OwnModel(msgspec.Struct, frozen=True):
     tiny: dict[str, Value] | None
 
     def call(self, name: str, *given: Any, **options: Any) -> Any:
-        """What the function `name` of the file returns. Raises InputError with the line for an error in the file; torch's
-        errors of memory stay what they are."""
+        """Call the function `name` of the file and return its result.
+
+        Raises InputError with the line if the function raises an error. MemoryError and RuntimeError are not converted, because
+        the rank's process recognizes torch's out-of-memory errors among them.
+        """
         try:
             return getattr(self, name)(*given, **options)
         except (MemoryError, RuntimeError):
-            raise  # also torch's error if memory is not sufficient, which ends a run as `oom`
+            raise  # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
         except Exception as error:
             raise InputError(own_code.sentence(self.file, error)) from error
 
 
 def load(source: PluginSource) -> OwnModel:
-    """Execute the file. Raises InputError that names the file, and the line if the error has one."""
+    """Execute the file and return its definitions, checked. Raises InputError with the file, and the line if it is known."""
     return _checked(str(source.file), own_code.execute(source))
 
 
@@ -142,7 +157,10 @@ def _optimizer(file: str, value: Any) -> Optimizer:
 
 
 def _options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
-    """The parameters of the function `model`: each has a default, which gives the type."""
+    """The options of a workload: the parameters of the function `model`. Each must have a default.
+
+    The type of an option is that of the parameter's annotation, or else that of its default. Raises InputError.
+    """
     code = getattr(model, "__code__", None)
     where = f"{file}:{code.co_firstlineno}" if code is not None else file
     hints = _hints(model)
@@ -167,7 +185,7 @@ def _options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
 def _hints(model: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(model)
-    except (NameError, TypeError, AttributeError):  # a name that is imported for type checkers only
+    except (NameError, TypeError, AttributeError):  # an annotation uses a name that is imported only for type checkers
         return {}
 
 

@@ -1,7 +1,8 @@
 """Executes a file of a user that defines strategies (docs/own-strategies.md), and checks what it defines.
 
-The file has the interface of those that ship: `VARIANTS`, a tuple of `Strategy`. The module of an engine is a helper beside the
-file, or one of ours. Only ranks, `python -m trainers describe` and `python -m trainers refuse` execute it.
+The file has the same interface as the files in trainers/strategies: it defines `VARIANTS`, a tuple of `Strategy`. The module of
+an engine is a helper file in the same folder, or a module of trainers/engines. Only ranks, `python -m trainers describe` and
+`python -m trainers refuse` execute the file.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from trainers import menu
 from trainers.strategy import Strategy
 
 ENGINES = "trainers.engines"
-FUNCTIONS = ("refuse", "unprovable", "other_work")  # each returns a sentence or None
+FUNCTIONS = ("refuse", "unprovable", "other_work")  # fields of Strategy: functions that return a sentence or None
 
 
 def load(source: PluginSource) -> list[Strategy]:
-    """Execute the file, but not the modules of its engines. Raises InputError that names the file, and the line if the error
-    has one."""
+    """Execute the file, but not the modules of its engines, and return its strategies, checked.
+
+    Raises InputError with the file, and with the line if it is known.
+    """
     file, module = str(source.file), own_code.execute(source)
     found = getattr(module, "VARIANTS", None)
     if not isinstance(found, tuple) or not found or not all(isinstance(one, Strategy) for one in found):
@@ -46,7 +49,10 @@ def load(source: PluginSource) -> list[Strategy]:
 
 
 def add(file: Path, code: str | None) -> None:
-    """Let `menu.strategy_of` find the strategies of a file. Raises InputError if the file has another digest than `code`."""
+    """Add the strategies of a file, so that `menu.strategy_of` finds them.
+
+    code: the digest of the file when the run was submitted. Raises InputError if the file has changed since then.
+    """
     source = plugin_source.read(file)
     if source.digest != code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {code}.")
@@ -55,7 +61,8 @@ def add(file: Path, code: str | None) -> None:
 
 
 def describe(file: Path) -> StrategyDescription:
-    """The strategies of a file, whose engines are imported as well. An error in the file is a fault of the description."""
+    """The strategies of a file. The modules of their engines are imported too, to find errors in them. An error is returned as
+    the `fault` of the description and not raised."""
     try:
         source = plugin_source.read(file)
         found = load(source)
@@ -64,12 +71,15 @@ def describe(file: Path) -> StrategyDescription:
         return StrategyDescription([_plain(source, one) for one in found])
     except ShardlabError as error:
         return StrategyDescription(fault=str(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the code of a user
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
         return StrategyDescription(fault=own_code.sentence(str(file), error))
 
 
 def answer(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:
-    """Answer each question of `jobs`, a line of JSON, with a line of JSON. The fault of a file is the answer to each."""
+    """Answer questions of `jobs`: why a strategy of the file cannot run a cell. One line of JSON for each question and answer.
+
+    If the file itself has an error, this error is the answer to every question.
+    """
     fault, known = "", dict[str, Strategy]()
     try:
         known = {one.name: one for one in load(plugin_source.read(file))}
@@ -88,7 +98,10 @@ def answer(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:
 
 
 def _checked(source: PluginSource, given: Strategy, module: str) -> Strategy:
-    """The strategy with its file, whose functions name the file and the line of an error. Raises InputError."""
+    """A strategy of the file, checked. Its functions are wrapped, so that an error in them names the file and the line.
+
+    module: the name of the file's module. Raises InputError.
+    """
     file = str(source.file)
     helpers = {name.removesuffix(".py") for name in source.contents if name.startswith("_")}
     shipped = {f"{ENGINES}.{name}" for name in registry.modules(ENGINES)}
@@ -111,7 +124,10 @@ def _checked(source: PluginSource, given: Strategy, module: str) -> Strategy:
 
 
 def _called(file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed: tuple[type, ...], cell: Cell) -> Any:
-    """What a function of the file returns for a cell. Raises InputError with the line for an error in it."""
+    """Call a function of the file for a cell and return its result.
+
+    Raises InputError if the function raises an error, then with the line, or if the type of its result is not allowed.
+    """
     try:
         found = function(cell)
     except ShardlabError:
@@ -125,7 +141,7 @@ def _called(file: str, strategy: str, name: str, function: Callable[[Cell], Any]
 
 
 def _plain(source: PluginSource, one: Strategy) -> OwnStrategy:
-    """The data of a strategy, with the types checked. Raises InputError."""
+    """The fields of a strategy that are plain data, without its functions. Raises InputError if a field has a wrong type."""
     fields = {name: getattr(one, name) for name in OwnStrategy.__struct_fields__ if name not in ("code", "file")}
     try:
         return msgspec.convert(msgspec.to_builtins({**fields, "code": source.digest, "file": str(source.file)}), OwnStrategy)
@@ -134,7 +150,8 @@ def _plain(source: PluginSource, one: Strategy) -> OwnStrategy:
 
 
 def _must_build(file: str, one: Strategy) -> None:
-    """Imports the module of the engine. Raises InputError if it has no function that makes the engine."""
+    """Import the module of a strategy's engine. Raises InputError if the module has no function `build` (and `build_server`, if
+    the strategy has parameter servers)."""
     module = importlib.import_module(one.engine)
     for name in ("build", *(["build_server"] if one.servers else [])):
         if not inspect.isfunction(getattr(module, name, None)):

@@ -18,17 +18,17 @@ from trainers.out_of_memory import is_out_of_memory
 from trainers.rank import Rank
 from trainers.ranks import Ranks
 
-# NCCL logs once how its ranks are connected; `collect` reads whether RDMA carried the run's traffic.
+# With these variables, NCCL logs once how its ranks are connected; `collect` reads from the log whether the run used RDMA.
 NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 
 
 def run(path: Path) -> str:
-    """Train as this rank of the run at `path`; the output goes to the rank's log.
+    """Train as one rank of the run whose folder is `path`. All output goes to the rank's log.
 
-    Returns the backend of the process group when the run is complete. An error becomes an event of the run, a traceback in the
-    log and one sentence on the launcher's standard error. Then the process ends at once with code 1, because the other ranks
-    would hang in a collective if it stayed. Raises InputError if `path` is not a run or the launcher's environment is
-    contradictory.
+    Returns the backend of the process group when the run is complete. If an error occurs, an event of the run, a traceback in
+    the log and one sentence on the launcher's standard error are written. Then the process exits at once with code 1; if it did
+    not exit, the other ranks would hang in a collective. Raises InputError if `path` is not the folder of a run, or if the
+    launcher's environment is contradictory.
     """
     run_dir = RunDir(path.absolute())
     frozen, place = run_dir.read_run(), Rank.of(os.environ)
@@ -42,15 +42,16 @@ def run(path: Path) -> str:
             menu.add_own(own, run_dir.path / own_workload.FOLDER / Path(own.file).name)
         if (strategy := frozen.own_strategy) is not None:
             strategies.add(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, frozen.cell.strategy_code)
-        from trainers import loop  # torch from here on
+        from trainers import loop  # imported inside `try`, so that an error of the import is recorded too
 
-        # A rank may come early: each node of the run waits for its own GPUs before it starts its ranks.
+        # The timeout includes wait_gpus_s: each node waits for its own GPUs before it starts its ranks, so the ranks of some
+        # nodes may start earlier than others.
         ranks = Ranks(place, frozen.cell.servers, frozen.cell.hang_limit_s + frozen.wait_gpus_s)
         world_check.check(frozen, run_dir, ranks)
         loop.train(frozen, run_dir, ranks)
         ranks.leave()
         return ranks.backend
-    except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to be on record
+    except BaseException as error:  # noqa: BLE001 - every error that ends a rank must be recorded
         _end(error, run_dir, place, launcher_stderr)
     finally:
         sys.stdout.flush()
@@ -58,9 +59,10 @@ def run(path: Path) -> str:
 
 
 def sentence(error: BaseException, run: Path | None = None) -> str:
-    """An error as one line: type and first line of the message; for our own errors, only the first line.
+    """An error as one line: its type and the first line of its message; for errors of shardlab, only the first line.
 
-    run: the folder of the run, whose plug-ins are named with file and line if the error passed one of them.
+    run: the folder of the run. If the error was raised in one of the run's plug-in files, the line names this file and the line
+    in it.
     """
     first = next(iter(str(error).splitlines()), "")
     if isinstance(error, ShardlabError):
@@ -72,7 +74,7 @@ def sentence(error: BaseException, run: Path | None = None) -> str:
 
 
 def _event(error: BaseException) -> str:
-    """The event that an error becomes."""
+    """The name of the event with which a rank records an error: `timeout`, `oom` or `failed`."""
     checkpoints = sys.modules.get("trainers.instruments.checkpoints")
     if checkpoints is not None and isinstance(error, checkpoints.OutOfTime):
         return "timeout"
@@ -80,7 +82,7 @@ def _event(error: BaseException) -> str:
 
 
 def _refuse(run: Run, run_dir: RunDir, place: Rank) -> None:
-    """Raises InputError if the launcher and the run do not fit, or if the run was already trained."""
+    """Raises InputError if the launcher started a wrong number of ranks, or if the run has already written records."""
     if place.world_size != run.world.world_size:
         raise InputError(
             f"{run_dir.path}: the launcher started {place.world_size} ranks. Allowed: {run.world.world_size}, "
@@ -93,11 +95,12 @@ def _refuse(run: Run, run_dir: RunDir, place: Rank) -> None:
 
 
 def _redirect(log: Path) -> int:
-    """Redirect standard output and error, of libraries too, to the log. Returns a copy of the old standard error."""
+    """Redirect standard output and standard error, also of libraries in C, to the log. Returns a file descriptor of the old
+    standard error, which is the launcher's."""
     files.make_folder(log.parent)
     with files.as_workspace_error("write"):
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    before = os.dup(2)  # not inherited by programs that the rank starts
+    before = os.dup(2)  # os.dup returns a descriptor that programs started by this rank do not inherit
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(descriptor, 1)

@@ -1,4 +1,4 @@
-"""The end of a rank's process without Python's own end of the interpreter."""
+"""Ends a rank's process at once, without the steps that Python takes when the interpreter exits."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """Write what standard output and error still hold, and end this process: nothing that `atexit` knows is called."""
+    """Flush standard output and standard error and end this process. Functions registered with `atexit` do not run."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

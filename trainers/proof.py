@@ -1,9 +1,10 @@
 """The same-work proof: compares a strategy's first steps with those of one process on the same weights and data.
 
-Losses, gradient norms and the parameters after the last step must agree. The steps use SGD, whatever the cell's optimizer is:
-Adam divides by the size of the gradient and so hides a gradient of the wrong scale. The reference is plain: no activation
-checkpointing, no compilation, the same precision. Clipping is that of the cell. Legitimate differences are switched off in
-both: there is no dropout, and BatchNorm is frozen (`trainers.frozen_statistics`).
+Losses, gradient norms and the parameters after the last step must agree. The steps use SGD, also if the cell has another
+optimizer: Adam divides by the size of the gradient and so hides a gradient of the wrong scale. The reference, the steps of one
+process, uses no activation checkpointing and no compilation, but the precision and the gradient clipping of the cell.
+Differences that are not errors are switched off on both sides: dropout is off, and BatchNorm is frozen
+(`trainers.frozen_statistics`).
 """
 
 from __future__ import annotations
@@ -35,38 +36,45 @@ if TYPE_CHECKING:
     from trainers.ranks import Ranks
     from trainers.task import Task
 
-STEPS = 3  # of a strategy with the same communication in every step; the last step is counted
-MOST_COUNTED = 64  # steps: the bytes of a strategy whose communication repeats after more of them are not counted
+# Number of steps, for a strategy with the same communication in every step. The bytes of the last step are counted.
+STEPS = 3
+# If the communication of a strategy repeats only after more steps than this, its bytes are not counted.
+MOST_COUNTED = 64
 # Keys of a cell that have no effect on the numbers of the proof.
 WITHOUT_EFFECT = keys_of(Role.NODES, Role.START, Role.LENGTH, Role.OPTIMIZER, Role.INSTRUMENTS, Role.BOOKKEEPING)
-LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # that a model or a strategy is made of
-# Of fp16: torch's own start of 65536 overflows at once in many a model, and steps that both walks skip prove nothing. Here
-# gradients overflow above 64 and vanish below 6e-11 (2^-24 of fp16, over the scale).
+LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # the libraries whose versions can change the numbers
+# The first loss scale for fp16. Torch's default of 65536 is not used, because with many models the first steps overflow; both
+# sides then skip these steps, and nothing is compared. With this scale, gradients overflow above 64 (65504 / scale) and vanish
+# below 6e-11 (2^-24 / scale).
 LOSS_SCALE = 2.0**10
 SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9)
-# Micro-batches, at once, whose statistics BatchNorm is frozen at: a forward pass without gradients has memory for them. In the
-# statistics of a single micro-batch of two items, some variances are almost 0; they amplify rounding until equal work looks
-# different (resnet50-tiny on 8 ranks: gradient norms differed by 8e-4 on some processors, and with 8 micro-batches by 1e-7).
+# BatchNorm is frozen with the statistics of this many micro-batches, in one forward pass. Without gradients, they fit in
+# memory. One micro-batch is not enough: with two items, some variances are almost 0, and they amplify rounding until equal work
+# looks different (resnet50-tiny on 8 ranks: gradient norms differed by 8e-4 on some processors; with 8 micro-batches by 1e-7).
 STATISTICS = 8
 
 
 class Tolerance(msgspec.Struct, frozen=True):
-    """The allowed differences, all relative: of losses and gradient norms to those of the reference, of parameters to the
-    distance (L2) that the reference's parameters moved."""
+    """The allowed relative differences between a strategy and the reference.
+
+    loss, gradient_norm: relative to the value of the reference. parameters: L2 distance, relative to the L2 distance that the
+    reference's parameters moved.
+    """
 
     loss: float
     gradient_norm: float
     parameters: float
 
 
-# Two sums of the same numbers in another order differ by rounding: a unit in the last place is 2^-24 of an fp32 number,
-# 2^-11 of a tf32 or fp16 one, 2^-9 of a bf16 one. Losses average over many roundings; parameters add up those of all
-# steps, so they get more room. A wrong gradient scale, a missed rank or a wrong slice of data is off by tens of percent.
-# With bf16-pure the update is rounded as well: a weight goes to the next number that bf16 has or stays, so that gradients
-# a share e apart send a share of about e of the weights that move a whole unit apart, and the ways differ by sqrt(e) and not
-# by e: sqrt(2^-9) is 4 %, twice that where several such errors meet.
-# Largest seen in loss, norm and parameters by proofs as in tests/test_trainers_precision.py (each family, gpt2-tiny and
-# vit-tiny, 2 to 8 ranks on a CPU): fp16 9e-5, 2.3e-4, 1.2e-3; bf16-pure 2.7e-4, 2.9e-3, 3.0e-2.
+# The same numbers summed in another order give a result that differs by rounding. The relative rounding error is 2^-24 in fp32,
+# 2^-11 in tf32 and fp16, and 2^-9 in bf16. A loss is a mean, in which many rounding errors cancel; the parameters add up the
+# errors of all steps, so they get a larger tolerance. A wrong gradient scale, a missing rank or a wrong slice of data changes
+# the numbers by tens of percent.
+# With bf16-pure, the update of a weight is rounded too: the weight moves by a whole unit in the last place, or it stays. If two
+# gradients differ by a relative error e, then about a share e of the moving weights end a whole unit apart. In the L2 norm, the
+# movements then differ by sqrt(e) and not by e. sqrt(2^-9) is 4 %; where several such errors add up, it may be twice as much.
+# The largest measured differences in loss, norm and parameters, in proofs as in tests/test_trainers_precision.py (each family,
+# gpt2-tiny and vit-tiny, 2 to 8 ranks on a CPU): fp16 9e-5, 2.3e-4, 1.2e-3; bf16-pure 2.7e-4, 2.9e-3, 3.0e-2.
 TOLERANCES = {
     "fp32": Tolerance(loss=2e-5, gradient_norm=1e-4, parameters=1e-3),
     "tf32": Tolerance(loss=1e-3, gradient_norm=5e-3, parameters=2e-2),
@@ -79,11 +87,15 @@ TOLERANCES = {
 
 
 class Trajectory(msgspec.Struct):
-    """The results of some steps: the global loss and gradient norm of each step, the whole parameters before and after.
+    """The results of the proof's steps on one rank.
 
+    losses, norms: the global loss and the global gradient norm of each step.
+    before, after: the whole parameters by name, before the first step and after the last step.
     sent_bytes: counted bytes that this rank sent per step (mean over the counted steps); None if no step was counted.
-    theory_bytes: the same by the strategy's theory. wire_bytes: what the backend sends for the counted collectives, or for
-    those of the theory if none were counted. normalising: whether the model has BatchNorm.
+    theory_bytes: bytes that this rank sends per step by the strategy's theory.
+    wire_bytes: bytes that the backend sends per step for the counted collectives; for those of the theory if none were counted.
+    textbook_bytes: bytes that this rank sends per step according to textbooks; None if they give no number.
+    normalising: whether the model has BatchNorm.
     """
 
     losses: list[float]
@@ -98,9 +110,11 @@ class Trajectory(msgspec.Struct):
 
 
 def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | None) -> SameWork:
-    """The verdict on a cell, the same on every rank. It is stored in `folder` under a digest of the computation and reused.
+    """Compare the strategy of a cell with one process and return the verdict, the same on every rank.
 
-    A collective, before the cell's own engine is built. Afterwards all its memory is free again.
+    A collective, called before the engine of the run is built. When it returns, all memory of the proof is free again.
+
+    folder: verdicts are stored here under a digest of the computation, and reused; None: the verdict is not stored.
     """
     strategy = menu.strategy_of(cell)
     if cell.prove == "off":
@@ -108,7 +122,8 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
     if (why := strategy.unprovable(cell)) is not None:
         return SameWork(verdict="not provable", why=why)
     kept = folder / f"{digest(cell, ranks.trains_on)}.json" if folder is not None else None
-    # Rank 0 decides for all: a file that appears between two ranks' looks must not part them, and other nodes may not have it.
+    # Only rank 0 reads the stored file, and all ranks follow it. If each rank looked for the file, some ranks might find it and
+    # others not: another run may write it meanwhile, and other nodes may not have it.
     stored = kept.read_bytes() if kept is not None and ranks.rank == 0 and kept.exists() else b""
     if kept is not None and (content := ranks.from_first(stored)):
         return msgspec.json.decode(content, type=SameWork)
@@ -123,7 +138,10 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
 
 
 def digest(cell: Cell, device: str) -> str:
-    """The digest of a computation: of everything in the cell, the software and the device that can change the numbers."""
+    """The digest of a computation: of everything that can change its numbers in the cell, the software and the device.
+
+    device: the name of the device that the ranks train on.
+    """
     what = {name: value for name, value in msgspec.to_builtins(cell).items() if name not in WITHOUT_EFFECT}
     packages = {name: version for name, version in host.packages().items() if name in LIBRARIES}
     text = msgspec.json.encode([what, device, packages, _source_digest()], order="deterministic")
@@ -153,7 +171,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
     first = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: STATISTICS * cell.micro_batch_size]
     still = frozen_statistics.frozen(task, first, ranks.device)
     steps = _to_walk(cell, strategy)
-    if other_work is not None:  # no comparison is possible; only its bytes are counted
+    if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
         counts = _to_count(cell, strategy) > 0
         sent = _sent(cell, ranks, _walk(plain, still, ranks, strategy, steps)) if counts else None
         return SameWork(verdict="other work", why=other_work, communication_bytes=sent)
@@ -189,12 +207,15 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,
-        communication_bytes=None if smaller else sent,  # those of a smaller model are not the cell's
+        communication_bytes=None if smaller else sent,  # a smaller model sends other numbers of bytes than the cell's model
     )
 
 
 def _smaller(cell: Cell, ranks: Ranks) -> dict[str, int]:
-    """The options of a smaller model, if one process cannot hold the cell's model; else empty. The same on all ranks."""
+    """The options of a smaller model, if the cell's model does not fit into the memory of one process; else an empty dict.
+
+    A collective, with the same result on all ranks.
+    """
     workload = menu.workload_of(cell)
     kept = {name: size for name, size in workload.proof_options.items() if _above(cell.options[name], size)}
     if cell.pp > 1 and workload.blocks in kept:
@@ -209,8 +230,11 @@ def _above(value: bool | int | float | str | None, size: int) -> bool:
 
 
 def _holds(parameters: int, device: torch.device) -> bool:
-    """Whether a process has memory for a proof of so many parameters: weights, gradients and momentum in fp32 on its device,
-    and four copies on the host for the comparison. Activations need more; whether they fit, only the steps show."""
+    """Whether one process has enough memory for a proof with this number of parameters.
+
+    Counted are weights, gradients and momentum in fp32 on the device, and four copies of the weights on the host for the
+    comparison. Activations are not counted: only the steps themselves show whether there is memory for them.
+    """
     host = psutil.virtual_memory().available
     computing, compared = 12 * parameters, 16 * parameters
     if device.type == "cpu":
@@ -220,33 +244,37 @@ def _holds(parameters: int, device: torch.device) -> bool:
 
 
 def _to_walk(cell: Cell, strategy: Strategy) -> int:
-    """How many steps the proof makes: the first two, which may differ from all later steps, then a whole period of the
-    strategy's communication, or one step if the period is not counted."""
+    """The number of steps that the proof makes: the first two steps, whose communication may differ from all later steps, and
+    then one whole period of the strategy's communication, or one step if the period is not counted."""
     return STEPS - 1 + (_to_count(cell, strategy) or 1)
 
 
 def _to_count(cell: Cell, strategy: Strategy) -> int:
-    """In how many of the last steps the bytes are counted: in a whole period, or in none if it is too long or unknown."""
+    """The number of steps at the end of the proof in which bytes are counted: one period of the strategy's communication, or 0
+    if the period is unknown or longer than MOST_COUNTED."""
     period = strategy.communication_period(cell) or 0
     return period if period <= MOST_COUNTED else 0
 
 
 def _reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory | None:
-    """The steps of one process, or None if it runs out of memory."""
+    """The results of the steps in one process, or None if this process runs out of memory. single: the cell for one process."""
     found = None
     try:
         found = _walk(single, task, ranks.alone(), menu.strategy("single"), steps)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    if found is None:  # not in an except clause, where the traceback would keep the model in memory
+    if found is None:  # not inside the except clause, because there the traceback would keep the model in memory
         gc.collect()
         torch.cuda.empty_cache()
     return found
 
 
 def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
-    """Bytes that all ranks, with servers, send in one step. `counted` is absent if no step was counted."""
+    """The bytes that all ranks, including parameter servers, send in one step: `theory`, `wire`, `counted` and `textbook`.
+
+    `counted` is absent if no step was counted, `textbook` if textbooks give no number. A collective.
+    """
     not_counted = float(ours.sent_bytes is None)
     mine = [ours.sent_bytes or 0.0, ours.theory_bytes, ours.wire_bytes, not_counted]
     counted, theory, wire, missing = ranks.gather(mine).sum(axis=0)
@@ -257,28 +285,30 @@ def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
 
 
 def _tells(reference: Trajectory) -> bool:
-    """Whether the reference made its steps: no gradient overflowed, and parameters moved."""
+    """Whether a comparison with the reference has a meaning: none of its gradients overflowed, and its parameters moved."""
     return _is_finite(reference) and _way(reference) > 0
 
 
 def _is_finite(walked: Trajectory) -> bool:
-    """Whether no gradient overflowed. In fp16, a part of the batch can overflow where the whole batch does not."""
+    """Whether all gradient norms are finite. In fp16, a rank's part of the batch can overflow although the whole batch does
+    not."""
     return all(map(math.isfinite, walked.norms))
 
 
 def _furthest(ours: list[float], reference: list[float]) -> float:
-    """The largest difference at any step, relative to the reference; infinite if one is NaN, which max would ignore."""
+    """The largest difference in any step, relative to the reference. It is infinite if a difference is NaN or infinite; `max`
+    alone could ignore a NaN."""
     apart = [abs(a - b) / abs(b) for a, b in zip(ours, reference, strict=True)]
     return max(apart) if all(map(math.isfinite, apart)) else math.inf
 
 
 def _within(allowed: Tolerance, loss: float, norm: float, parameters: float) -> bool:
-    # Written so that a NaN is not within anything.
+    # The comparisons are written such that they are false for NaN.
     return loss <= allowed.loss and norm <= allowed.gradient_norm and parameters <= allowed.parameters
 
 
 def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) -> Trajectory:
-    """Make the steps from the cell's seed with a new engine, then free the engine. On a server's rank, serve these steps."""
+    """Make the steps of the proof with a new engine, then free the engine. On the rank of a parameter server, serve them."""
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
         return _serve(strategy.build_server(cell, task, ranks), steps, ranks.backend)
@@ -293,7 +323,7 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) 
         parts = order.micro_batches(PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
         batches = [task.fetch(indices, ranks.device) for indices in parts]
         clock.start()
-        # Counting disables torch.compile, so only the last period is counted, which is usually the last step.
+        # Counting disables torch.compile, so bytes are counted only in the last period, which is usually only the last step.
         counts = step >= steps - to_count
         with _counted(counts) as while_computing:
             loss = engine.forward_backward(batches, clock)
@@ -321,7 +351,8 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) 
 
 
 def _serve(server: Server, steps: int, backend: str) -> Trajectory:
-    """Serve the steps as a parameter server. Its bytes are the mean over all steps, because a server does not see steps."""
+    """Serve the steps as a parameter server. Its bytes per step are the mean over all steps, because a server does not know
+    where a step begins."""
     with communication.counting() as calls:
         server.serve()
     return Trajectory(
@@ -338,14 +369,15 @@ def _counted(on: bool) -> AbstractContextManager[list[communication.Call]]:
 
 
 def _let_go(engine: Engine, ranks: Ranks) -> None:
-    engine.__dict__.clear()  # its parameters and buffers, also where a hook of torch still holds the engine itself
+    engine.__dict__.clear()  # frees parameters and buffers, even if a hook of torch still has a reference to the engine
     gc.collect()
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _apart(ours: Trajectory, reference: Trajectory) -> float:
-    """The distance (L2) between our final parameters and the reference's, relative to the distance that the reference moved."""
+    """The L2 distance between the final parameters of the strategy and of the reference, relative to the L2 distance that the
+    reference's parameters moved. Infinite if the names differ, or if the parameters differed before the first step."""
     if ours.after.keys() != reference.after.keys():
         return float("inf")
     apart = sum(float((ours.after[name] - there).square().sum()) for name, there in reference.after.items())
@@ -355,5 +387,5 @@ def _apart(ours: Trajectory, reference: Trajectory) -> float:
 
 
 def _way(walked: Trajectory) -> float:
-    """The squared distance (L2) that the parameters moved."""
+    """The square of the L2 distance that the parameters moved."""
     return sum(float((there - walked.before[name]).square().sum()) for name, there in walked.after.items())

@@ -1,4 +1,4 @@
-"""The rank of this process, as its launcher set it in the environment. Needs no torch."""
+"""Reads the rank of this process from the environment variables that the launcher set. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import msgspec
 
 from shardlab.errors import InputError
 
-STORE = "SHARDLAB_STORE"  # set by the fork launcher: the file at which its ranks meet
+STORE = "SHARDLAB_STORE"  # set by the fork launcher: the path of the file that its ranks use as rendezvous
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """The rank of this process and the world size, from the launcher's environment. Without a launcher: the only rank."""
+    """The rank of this process and the world size. Without a launcher, the process is the only rank.
+
+    store: the file for the rendezvous, if the fork launcher started this rank; else None. local_world_size: number of ranks on
+    this node.
+    """
 
     rank: int = 0
     local_rank: int = 0
@@ -23,7 +27,8 @@ class Rank(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Rank:
-        """From RANK, LOCAL_RANK and WORLD_SIZE of an environment. Raises InputError if only some of them are set."""
+        """Read RANK, LOCAL_RANK and WORLD_SIZE from an environment. Raises InputError if only some of them are set, or if they
+        contradict each other."""
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         found = [name for name in names if name in environment]
         if not found:
@@ -40,7 +45,7 @@ class Rank(msgspec.Struct, frozen=True):
 
 
 def number(environment: Mapping[str, str], name: str) -> int:
-    """The whole number in a variable of an environment. Raises InputError."""
+    """The whole number, from 0, in a variable of an environment. Raises InputError if the variable has another value."""
     text = environment[name]
     if not (text.isascii() and text.isdigit()):
         raise InputError(f"{name}: found {text!r}. Allowed: a whole number from 0.")

@@ -1,4 +1,4 @@
-"""The rendezvous of the processes of a run, and the few numbers that they exchange apart from training."""
+"""The rendezvous of the processes of a run, and the collectives by which they exchange a few numbers outside of training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from shardlab import host
 from shardlab.errors import InputError
 from trainers.rank import Rank, number
 
-# A rank may have waited almost one hang limit when the last other rank makes progress; then the supervisor waits another.
+# The timeout of a collective is WAITS hang limits plus MARGIN_S seconds. A rank may already have waited almost one hang limit
+# when the last other rank makes progress; from then on, the supervisor waits another hang limit.
 WAITS, MARGIN_S = 2, 60
 
 
@@ -30,7 +31,8 @@ def devices(place: Rank, servers: int, *, gpus: int) -> tuple[str, str]:
     """
     if not gpus or place.rank >= place.world_size - servers:
         return "cpu", "nccl" if gpus and not servers else "gloo"
-    index = 0 if gpus == 1 and place.is_slurm_task else place.local_rank  # at some sites, each Slurm task sees only its own GPU
+    # At some sites, each Slurm task sees only its own GPU, as GPU 0.
+    index = 0 if gpus == 1 and place.is_slurm_task else place.local_rank
     if index >= gpus:
         raise InputError(
             f"LOCAL_RANK={place.local_rank}, but the process sees {gpus} GPU{'s' * (gpus > 1)}. Each rank of a node needs "
@@ -43,31 +45,37 @@ class Peers(Protocol):
     """The ranks that train, as seen by one of them: all ranks, unless a strategy also has parameter servers."""
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """The numbers of all ranks that train, (number of these ranks, n) in float64. Every rank passes n numbers."""
+        """Gather the numbers of all ranks that train: (number of these ranks, n) in float64. Every rank passes n numbers."""
 
     def barrier(self) -> None:
-        """Wait until every rank that trains is here and its device is idle."""
+        """Wait until every rank that trains has called `barrier` and its device is idle."""
 
 
 class Ranks:
-    """All processes of a run, as seen by one of them: its device, and collectives on plain numbers (never on objects)."""
+    """All processes of a run, as seen by one of them: its rank and its device, and collectives on plain numbers.
+
+    There are no collectives on Python objects, because torch transfers objects as pickles.
+    """
 
     def __init__(self, place: Rank, servers: int = 0, hang_limit_s: float = 1800) -> None:
-        """Join the process group; blocks until all ranks have joined. Device and backend are those of `devices`. The last
-        `servers` ranks are parameter servers. hang_limit_s: how long the supervisor waits for progress; the timeout of all
-        process groups is longer."""
+        """Join the process group; blocks until all ranks have joined. Device and backend are those of `devices`.
+
+        place: the rank of this process. servers: number of parameter servers, which are the last ranks. hang_limit_s: how many
+        seconds the supervisor waits for progress; the timeout of all process groups is longer.
+        """
         self.rank, self.local_rank, self.world_size = place.rank, place.local_rank, place.world_size
         self.forked = place.store is not None
         cuda = torch.cuda.is_available()
         device, self.backend = devices(place, servers, gpus=torch.cuda.device_count() if cuda else 0)
         self.device = torch.device(device)
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # before any other question to CUDA, which may take memory of the current GPU
-        # The device that the training ranks compute on: a GPU's name, or cpu. The same on parameter servers.
+            torch.cuda.set_device(self.device)  # before any other CUDA call, which may allocate memory on the current GPU
+        # The device on which the training ranks compute: a GPU's name, or `cpu`. Parameter servers have the same value.
         self.trains_on = torch.cuda.get_device_name() if cuda else "cpu"
         torch.set_num_threads(threads(place, os.environ, host.usable_processors(), gpus=cuda))
-        # torch's default timeouts of 10 or 30 minutes could end a rank that may still wait, or act before the supervisor, which
-        # makes every rank log its stacks. Groups that strategies make take the defaults, not the timeout of the first group.
+        # Torch's default timeouts (10 or 30 minutes) could end a rank that may still wait, or act before the supervisor, which
+        # makes every rank log its stacks. The defaults themselves are replaced, because process groups that strategies create
+        # use the defaults and not the timeout of the first group.
         waits = timedelta(seconds=WAITS * hang_limit_s + MARGIN_S)
         for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
             setattr(distributed_c10d, name, waits)
@@ -86,13 +94,13 @@ class Ranks:
         )
 
     def alone(self) -> Ranks:
-        """This process as a world of size 1, which does not communicate."""
+        """A copy of this object with world size 1 and rank 0, which does not communicate."""
         only = copy.copy(self)
         only.rank, only.world_size = 0, 1
         return only
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """Every rank's numbers, (world_size, n) in float64. Every rank passes n numbers."""
+        """Gather the numbers of all ranks: (world_size, n) in float64. Every rank passes n numbers. A collective."""
         mine = torch.tensor(numbers, dtype=torch.float64, device=self.device if self.backend == "nccl" else "cpu")
         if self.world_size == 1:
             return mine[None].cpu().numpy()
@@ -101,13 +109,13 @@ class Ranks:
         return torch.stack(everyone).cpu().numpy()
 
     def from_first(self, content: bytes) -> bytes:
-        """The bytes that rank 0 passes, on every rank. The bytes of other ranks are ignored."""
+        """Broadcast bytes from rank 0: every rank gets the content that rank 0 passes. A collective."""
         size = int(self.gather([float(len(content))])[0, 0])
         row = content if self.rank == 0 else bytes(size)
         return bytes(int(number) for number in self.gather([float(byte) for byte in row])[0]) if size else b""
 
     def barrier(self) -> None:
-        """Wait until every rank is here and its device is idle."""
+        """Wait until every rank has called `barrier` and its device is idle."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self.world_size > 1:
@@ -118,16 +126,19 @@ class Ranks:
 
 
 def threads(place: Rank, environment: Mapping[str, str], usable: int, *, gpus: bool) -> int:
-    """Number of threads of a rank.
+    """The number of threads that a rank uses.
 
-    On a node with GPUs: the rank's share of the node's processors. OMP_NUM_THREADS is ignored there: launchers set it to 1, and
-    one thread is too slow for a parameter server or for offloading. On a CPU: OMP_NUM_THREADS, or 1, also if there is only one
-    rank, because its time is compared with that of several ranks with one thread each.
+    On a node with GPUs it is the rank's share of the node's processors. OMP_NUM_THREADS is ignored there, because launchers set
+    it to 1, and one thread is too slow for a parameter server or for offloading. On a node without GPUs it is OMP_NUM_THREADS,
+    or else 1. This is also so for a single rank, because its time is compared with the time of several ranks with one thread
+    each.
 
-    usable: processors that this process may use. Raises InputError if a variable is not a number.
+    usable: number of processors that this process may use. gpus: whether the node has GPUs. Raises InputError if a variable is
+    not a number.
     """
     if gpus:
-        # Slurm may bind each rank to processors of its own; SLURM_CPUS_ON_NODE counts those of all ranks of the node.
+        # Slurm may bind each rank to its own processors; then `usable` is already one rank's share. SLURM_CPUS_ON_NODE is the
+        # number of processors for all ranks of the node.
         node = number(environment, "SLURM_CPUS_ON_NODE") if "SLURM_CPUS_ON_NODE" in environment else usable
         return max(1, min(usable, node // place.local_world_size))
     if "OMP_NUM_THREADS" not in environment:

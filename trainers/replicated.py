@@ -1,4 +1,4 @@
-"""The step of every strategy in which each rank runs the whole model on its own slice of the batch."""
+"""The base of engines in which each rank runs the whole model on its own slice of the batch, such as those of DDP and FSDP."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class ReplicatedEngine(Engine):
-    """Accumulates gradients over micro-batches. Subclasses define the context of a pass and when ranks exchange gradients."""
+    """Accumulates gradients over micro-batches. Subclasses define when and how ranks exchange gradients (`one_pass`)."""
 
-    casts_itself = False  # whether a library casts the weights that the model computes with
+    casts_itself = False  # whether a library (FSDP, DeepSpeed) casts the weights to the precision of the cell
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module) -> None:
         self.cell, self.task = cell, task
@@ -38,19 +38,20 @@ class ReplicatedEngine(Engine):
         self._output_dtype: torch.dtype | None = None
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
-        """The context of one forward and backward; ranks exchange gradients in the last one of a step."""
+        """The context of one forward and backward pass. last: whether this is the last pass of a step, in which ranks exchange
+        gradients."""
         raise NotImplementedError
 
     def weights(self) -> AbstractContextManager[object]:
-        """The context of forward and backward passes in which the model computes with weights in the cell's precision."""
+        """The context of forward and backward passes: in it, the model's weights are cast to the cell's precision."""
         return cast_weights(self.model, None if self.casts_itself else dtypes.cast_dtype(self.cell.precision))
 
     def computing(self) -> AbstractContextManager[object]:
-        """The context of a forward pass in which operators compute in the cell's precision."""
+        """The context of a forward pass: torch's autocast, if the cell's precision uses autocast."""
         return dtypes.autocast(self.cell.precision, self.device)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Accumulate the gradients of a pass. `loss` is already divided by the number of micro-batches."""
+        """Run backward and accumulate the gradients. loss: already divided by the number of micro-batches."""
         (loss if self.scaler is None else self.scaler.scaled(loss)).backward()  # type: ignore[no-untyped-call]
 
     def unscale(self) -> None:
@@ -59,7 +60,10 @@ class ReplicatedEngine(Engine):
             self.scaler.unscale(p.grad for p in self.model.parameters() if p.grad is not None)
 
     def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
-        """The overflow flag (0-dim) summed over ranks with different gradients. Here every rank has the whole gradient."""
+        """The overflow flag (0-dim), summed over ranks with different gradients.
+
+        This default is for engines in which every rank has the same, whole gradient, so it returns the flag unchanged.
+        """
         return overflowed
 
     def may_step(self) -> bool:
@@ -100,7 +104,7 @@ class ReplicatedEngine(Engine):
         self.optimizer.zero_grad(set_to_none=True)
 
     def clip(self, max_norm: float) -> None:
-        """Scale the gradients by max_norm / norm if this is below 1."""
+        """Scale the gradients by max_norm / norm if this ratio is below 1. norm: the L2 norm of all gradients."""
         model_options.clip(self.model.parameters(), max_norm, model_options.gradient_norm(self.model.parameters()))
 
     def start_loss_scale(self, scale: float) -> None:

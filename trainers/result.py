@@ -1,4 +1,4 @@
-"""Writes the result of a run (result.json) from the results of all ranks, after the last step of every rank."""
+"""Writes the result of a run (result.json) from the results of all ranks, after all ranks have finished their last step."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 
 
 class RankResult(msgspec.Struct, frozen=True):
-    """The results of one rank: wall-clock seconds of its timed steps, its loss at the last step (NaN if the rank had no data in
-    this step), peak memory in bytes, and the time of each timed step."""
+    """The results of one rank.
+
+    train_time_s: wall-clock seconds of its timed steps. loss: at the last step; NaN if the rank had no data in this step.
+    peak_bytes: peak memory by kind (`allocated`, `reserved`, `rss`). step_ms: milliseconds of each timed step.
+    """
 
     train_time_s: float
     loss: float
     peak_bytes: dict[str, int]
     step_ms: list[float]
-    watched: list[bool]  # which of them an instrument slowed down
+    watched: list[bool]  # for each timed step, whether an instrument slowed it down
     items: list[int]  # items of all ranks together in each timed step
     goes_back: bool  # whether step_ms begins with the run's first timed step, even if the run resumed from a checkpoint
 
@@ -49,22 +52,26 @@ def write(
     *,
     resumed_from_step: int | None,
 ) -> None:
-    """Gather the results of the ranks of `company`; rank 0 writes them. A collective: it returns when the file is written.
+    """Gather the results of the ranks in `company`; rank 0 writes the file. A collective: it returns when the file is written.
 
-    All values are of the ranks that trained to the end; memory is that of the worst rank. train_time_s: wall-clock time of the
-    slowest rank from the start of the first timed step to the end of the last, with the time between steps, but without the
-    time of instruments there. If a rank was lost, the state is not completed.
+    All values are from the ranks that trained to the end. If a rank was lost, the state of the result is `failed`. Memory is
+    that of the rank with the highest peak. train_time_s in the file is the wall-clock time of the slowest rank, from the start
+    of the first timed step to the end of the last timed step. It includes the time between steps, but not the time of
+    instruments between steps.
+
+    company: the ranks that train. mine: the results of this rank. same_work: the verdict of the proof. instruments: the results
+    of the instruments by name. resumed_from_step: the step of the checkpoint from which the run resumed; None if it did not.
     """
     kinds = sorted(mine.peak_bytes)
     everyone = company.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
     gpus = _gpu_names(company.gather(_gpu_numbers(ranks.device)))
-    knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank: reading them may need all
+    knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank, because `effective` may be a collective
     parameters = engine.parameters() - task.padding
     sent = same_work.communication_bytes or _by_theory(run, company, engine, ranks.backend)
     company.barrier()
     if ranks.rank == 0:
         timing = _Timing.of(run, mine, everyone, len(kinds), task.units_per_item)
-        # Steps of another cell's checkpoint have no records: all times are of this run's own steps.
+        # Steps before the checkpoint of another cell's run have no records here; all times are those of this run's own steps.
         brought = (resumed_from_step or 0) if not mine.goes_back else 0
         peaks = everyone[:, 2 : 2 + len(kinds)].max(axis=0)
         in_epochs = run.cell.epochs is not None and not brought
@@ -97,8 +104,11 @@ def write(
 
 
 class _Timing(msgspec.Struct, frozen=True):
-    """The times of the timed steps. The time of a step is that of its slowest rank. (Ranks drift within a step, so these times
-    add up to slightly more than the wall-clock time, and never to less than the steps of any rank.)"""
+    """The times of the timed steps. The time of a step is that of its slowest rank.
+
+    The sum of these times is slightly larger than the wall-clock time, because a different rank may be the slowest in each
+    step. It is never smaller than the sum of the step times of any rank.
+    """
 
     steps_ms: np.ndarray
     spread_ms: Spread | None
@@ -108,7 +118,7 @@ class _Timing(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, run: Run, mine: RankResult, everyone: np.ndarray, kinds: int, units_per_item: int) -> _Timing:
-        """everyone: the gathered numbers of the ranks, (ranks, 2 + kinds + steps)."""
+        """everyone: the gathered numbers, (ranks, 2 + kinds + steps): time, loss, peak memory by kind, time of each step."""
         steps_ms = everyone[:, 2 + kinds :].max(axis=0)
         counted = ~np.array(mine.watched, dtype=bool)
         if not counted.any():
@@ -119,7 +129,10 @@ class _Timing(msgspec.Struct, frozen=True):
 
 
 def _by_theory(run: Run, company: Peers, engine: Accounted, backend: str) -> dict[str, float] | None:
-    """Bytes of a step by theory, if they were not counted; None with servers, whose bytes this rank does not know."""
+    """The bytes that all ranks send in a step by theory: `theory`, `wire` and, if textbooks give a number, `textbook`.
+
+    None if the run has parameter servers, because their bytes are not known here, or if a rank was lost. A collective.
+    """
     terms = engine.theory()
     everyone = company.gather([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
     textbook = engine.textbook_bytes()
@@ -143,7 +156,8 @@ def _asked(run: Run) -> dict[str, Any]:
 
 
 def _by_category(instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """Memory by category at the peak of the recorded step; empty if no step was recorded."""
+    """Bytes of memory by category (parameters, gradients, ...) at the peak of the step that the instrument `memory` recorded;
+    empty if no step was recorded."""
     found: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
     return found
 
@@ -154,7 +168,7 @@ def _spread(steps_ms: np.ndarray) -> Spread:
 
 
 def _epochs(steps_ms: np.ndarray, steps_per_epoch: int) -> list[float]:
-    """Seconds of each epoch, as the sum of its steps."""
+    """Seconds of each epoch: the sum of the times of its steps."""
     return [float(epoch.sum()) / 1000 for epoch in steps_ms.reshape(-1, steps_per_epoch)]
 
 
@@ -167,7 +181,7 @@ def _gpu_numbers(device: torch.device) -> list[float]:
 
 
 def _gpu_names(rows: np.ndarray) -> list[str]:
-    """The UUIDs of rows of `_gpu_numbers`, each once, in NVML's form (GPU-...), in the order of the rows."""
+    """The UUIDs of GPUs as NVML writes them (GPU-...), without duplicates. rows: for each rank its `_gpu_numbers`."""
     uuids: dict[str, None] = {}
     for row in rows:
         if not any(map(math.isnan, row)):

@@ -1,6 +1,7 @@
 """Adds to an error the stage of the run in which it happened: building, proving or training.
 
-A run that is out of memory while building needs another remedy than a run that is out of memory while training.
+The stage tells the user what to change: a run that runs out of memory while building needs another solution than a run that
+runs out of memory while training.
 """
 
 from __future__ import annotations
@@ -24,6 +25,6 @@ def stage(name: Stage) -> Iterator[None]:
 
 
 def of(error: BaseException) -> str | None:
-    """The stage in which an error happened; None if it happened in none."""
+    """The name of the stage in which an error happened; None if it happened outside of all stages."""
     notes: list[str] = getattr(error, "__notes__", [])
     return next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), None)

@@ -20,7 +20,7 @@ SWITCHES = ("activation_checkpointing", "compile", "max_grad_norm")  # keys of a
 
 
 class Strategy(msgspec.Struct, frozen=True):
-    """A variant on the menu."""
+    """A strategy on the menu. A family of strategies, such as FSDP, has several of these variants."""
 
     name: str
     summary: str
@@ -76,5 +76,5 @@ class Strategy(msgspec.Struct, frozen=True):
         return cast("Engine", importlib.import_module(self.engine).build(cell, task, ranks, **self.settings))
 
     def build_server(self, cell: Cell, task: Task, ranks: Ranks) -> Server:
-        """What a parameter server runs. Imports torch."""
+        """The server that runs on the rank of a parameter server. Imports torch."""
         return cast("Server", importlib.import_module(self.engine).build_server(cell, task, ranks, **self.settings))

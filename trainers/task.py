@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Batch(msgspec.Struct):
-    """Inputs and targets of one micro-batch, on the device."""
+    """Inputs and targets of one micro-batch, on the device. The first dimension of both is the item."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -28,8 +28,10 @@ class Batch(msgspec.Struct):
 class Task(ABC):
     """Model, data and loss of one run on one rank.
 
-    units_per_item: units of data in one item (tokens in a sequence). padding: number of padding parameters, which are
-    not counted as parameters of the model. counted_classes: number of real classes, if outputs are padded; None if not.
+    source: the data set.
+    units_per_item: units of throughput in one item: the tokens of a sequence, or 1 for an image.
+    padding: number of padding parameters, which are not counted as parameters of the model.
+    counted_classes: number of real classes, if the outputs have additional, padded classes; else None.
     """
 
     source: DataSource
@@ -39,14 +41,15 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A new model; equal on every rank when torch's generator has the same seed."""
+        """A new model. Its weights are the same on every rank if torch's random generator has the same state."""
 
     @abstractmethod
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The repeated blocks in order, for wrapping, sharding and checkpointing."""
+        """The repeated blocks of a model in order. Sharding, activation checkpointing and compilation work block by block."""
 
     def plan(self) -> ModelPlan:
-        """How the model is split over tensor-parallel ranks and divided into stages, if the menu says that it can be."""
+        """How the model is split over tensor-parallel ranks and divided into pipeline stages. Only for workloads for which the
+        menu allows this; others raise NotImplementedError."""
         raise NotImplementedError
 
     def flops_per_unit(self) -> float | None:
@@ -65,12 +68,13 @@ class Task(ABC):
 
     @abstractmethod
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """The model's outputs for a batch, in the precision that the model computes in."""
+        """The model's outputs for a batch, in the dtype in which the model computes."""
 
     def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss (0-dim, computed in fp32) of outputs (..., classes) for targets (...): the cross-entropy."""
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), self.counted_classes)
 
     def correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The number of targets (...) that are the most likely class in outputs (..., classes); 0-dim, int64."""
+        """The number of right predictions: targets (...) that are the class with the largest output in outputs (..., classes).
+        0-dim, int64."""
         return (outputs[..., : self.counted_classes].argmax(-1) == targets).sum()

@@ -1,16 +1,19 @@
-"""Makes of a configuration the one of its tiny twin: the same class with narrow layers, few tokens and small images."""
+"""Derives the configuration of a model's tiny twin: the same class with narrow layers, a small vocabulary and small images."""
 
 from __future__ import annotations
 
 from typing import Any
 
 HEADS, HEAD_WIDTH, VOCABULARY, EXPERTS, PATCH, PATCHES_A_SIDE = 4, 16, 512, 4, 8, 4
-MULTIPLE = 16  # of an MLP's width
+MULTIPLE = 16  # the width of an MLP is a multiple of this
 
 
 def tiny(made: Any) -> dict[str, Any]:
-    """The keys that change, as the configuration `made` spells them. Keys that it does not have, or whose value is no number,
-    stay as they are, so that the twin of an unusual model may not be a model at all; who uses the result must try it."""
+    """The keys of a configuration that change for the tiny twin, with their new values.
+
+    made: the configuration as an object of transformers. Keys that it does not have, or whose value is not a number, are not
+    changed. The twin of an unusual model may therefore be invalid; the caller must try to build it.
+    """
     found: dict[str, Any] = {}
 
     def number(name: str) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """A variant on the menu."""
+    """A workload on the menu: a model with its data. A family of models, such as GPT-2, has several of these variants."""
 
     name: str
     summary: str
@@ -60,13 +60,13 @@ class Workload(msgspec.Struct, frozen=True):
 
     @property
     def is_data(self) -> bool:
-        """Whether a configuration defines it, and no code."""
+        """Whether a configuration file (.json) defines the workload, and not code."""
         return self.file is not None and self.file.endswith(".json")
 
     def has_default_options(self, cell: Cell) -> bool:
-        """Whether a cell has the default of each option of the workload."""
+        """Whether all options of the workload have their default in a cell."""
         return all(cell.options.get(option.name) == option.default for option in self.options)
 
     def build(self, cell: Cell, data_path: Path) -> Task:
-        """The task of a cell on this rank. Imports torch."""
+        """The task of a cell on this rank. data_path: the folder or file from which this rank reads its data. Imports torch."""
         return cast("Task", importlib.import_module(self.task).build(cell, data_path, **self.settings))

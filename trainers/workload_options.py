@@ -1,4 +1,4 @@
-"""What menu entries of workloads have in common, without torch: options, the shape of a transformer, and what they refuse."""
+"""What the menu entries of workloads have in common: options for data, and the shape of a transformer. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers.data import data_sets
 
-SUBSET_SEED = 38850191  # in the code of the study that trained ResNet-101 on 131,072 images of ImageNet
+SUBSET_SEED = 38850191  # from the code of the study that trained ResNet-101 on 131,072 images of ImageNet
 IMAGENET_CLASSES = 1000
 
 
 def of_images(image_size: int, dropout: str | None, smallest: int = 1) -> tuple[Option, ...]:
-    """The options of an image workload. dropout: the architecture's own rates in words, or None if it has no dropout. smallest:
-    the smallest width in pixels that the architecture supports."""
+    """The options of an image workload.
+
+    image_size: the default width in pixels. dropout: the architecture's own rates of dropout in words; None if it has no
+    dropout. smallest: the smallest width in pixels that the architecture supports.
+    """
     rates = "the architecture has no dropout" if dropout is None else f"the architecture's own dropout: {dropout}"
     return (
         Option("data", "synthetic", "the data set; the model's head has one output per class of it", choices=data_sets.IMAGES),
@@ -40,7 +43,7 @@ def of_tokens(data: str) -> tuple[Option, ...]:
 
 
 def refuse_tokens(cell: Cell) -> str | None:
-    """Why the data of a language workload cannot be what a cell asks for, as a sentence, or None."""
+    """Why the data options of a cell with a language workload contradict each other, as a sentence, or None if they do not."""
     file, data = cell.options["tokens_file"], cell.options["data"]
     if data == "tokens" and not file:
         return "tokens_file: data: tokens needs a file. Allowed: the path of a file that `python -m trainers tokenize` wrote."
@@ -50,14 +53,15 @@ def refuse_tokens(cell: Cell) -> str | None:
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """layers: number of blocks. width: of the hidden state. heads: number of attention heads; it divides the width."""
+    """The shape of a transformer. layers: number of blocks. width: size of the hidden state. heads: number of attention heads,
+    a divisor of the width."""
 
     layers: int
     width: int
     heads: int
 
     def options(self) -> tuple[Option, ...]:
-        """The options that change the shape; their defaults are this shape."""
+        """The options `n_layer`, `n_embd` and `n_head`; their defaults are this shape."""
         return (
             Option("n_layer", self.layers, "transformer blocks", least=1),
             Option("n_embd", self.width, "width", least=1),
@@ -72,7 +76,7 @@ def shape_of(cell: Cell) -> Shape:
 
 
 def refuse_shape(cell: Cell) -> str | None:
-    """Why no transformer has the shape that a cell asks for, as a sentence, or None."""
+    """Why a transformer with the shape that a cell asks for cannot be built, as a sentence, or None if it can."""
     shape = shape_of(cell)
     if shape.width % shape.heads:
         return f"n_head: {shape.heads} does not divide the width of {shape.width} (n_embd). Allowed: a divisor of the width."

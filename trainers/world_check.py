@@ -1,4 +1,4 @@
-"""Checks the rendezvous of the ranks: on how many machines they are, and over which network interfaces they connect."""
+"""Checks after the rendezvous on how many machines the ranks are, and over which network interfaces they connect."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def check(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
-    """A collective after the rendezvous. Rank 0 writes the event `met`, even if the check then fails.
+    """Check the machines and the network interfaces of all ranks. A collective, called after the rendezvous.
 
-    Raises InputError on all ranks if the ranks are not on as many machines as run.json says, or met over a loopback interface.
+    Rank 0 writes the event `met`, even if the check then fails. Raises InputError on all ranks if the ranks are not on as many
+    machines as run.json says, or if ranks on several machines are connected only over a loopback interface.
     """
     outside, loopback = interfaces()
     over = math.nan if not (outside or loopback) else float(bool(outside))
@@ -46,8 +47,8 @@ def check(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
 
 
 def interfaces() -> tuple[list[str], list[str]]:
-    """The network interfaces of this process's connections, by the addresses of its sockets: (interfaces that reach other
-    machines, loopback interfaces)."""
+    """The network interfaces that this process's TCP connections use: (interfaces that reach other machines, loopback
+    interfaces). They are found by the local addresses of the sockets."""
     names = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
     outside: set[str] = set()
     loopback: set[str] = set()
@@ -59,11 +60,11 @@ def interfaces() -> tuple[list[str], list[str]]:
 
 
 def number(name: str) -> int:
-    """A host's name as a number that float64 holds exactly, for a collective on plain numbers."""
+    """A number for a host's name (a part of its hash), which float64 represents exactly, for a collective on plain numbers."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
 
 
 def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The address; an IPv4 address in an IPv6 socket as IPv4."""
+    """The IP address of a socket. An IPv4 address that is mapped into IPv6 is returned as IPv4."""
     address = ipaddress.ip_address(ip.partition("%")[0])
     return (address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None) or address

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: the state of an engine, where its bytes are, and how they are written and read."""
+"""Checkpoints of a run: the state of an engine as named parts, and the files to which the parts are written."""

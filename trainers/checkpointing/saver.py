@@ -25,17 +25,21 @@ INDEX = "index.json"
 
 
 class Saver:
-    """Saves and loads on one of the ranks that train. Every method is a collective: all these ranks call it.
+    """Saves and loads checkpoints on one of the ranks that train. Every method is a collective of these ranks.
 
-    group: the process group of these ranks, over gloo, because plans and gathered tensors are exchanged on the host.
+    rank, world: the rank of this process and the number of ranks that train. group: the process group of the ranks that train,
+    with gloo as its backend, because plans and gathered tensors are exchanged in host memory.
     """
 
     def __init__(self, engine: Saved, rank: int, world: int, device: torch.device, group: dist.ProcessGroup) -> None:
         self._engine, self._rank, self._world, self._device, self._group = engine, rank, world, device, group
 
     def save(self, growing: Path, layout: Literal["sharded", "whole"]) -> tuple[list[checkpoint.CheckpointFile], int]:
-        """Write the files of a checkpoint into an empty folder that all ranks see. On rank 0, returns the entries of the files
-        for the manifest and their bytes; other ranks get ([], 0)."""
+        """Write the files of a checkpoint into an empty folder that all ranks see.
+
+        layout: `sharded`: each rank writes its own parts; `whole`: rank 0 gathers and writes whole tensors. On rank 0, returns
+        (the entries of the files for the manifest, the sum of their bytes); on other ranks, ([], 0).
+        """
         state = self._named({**self._engine.state(), **state_parts.of_random_numbers(self._device)}, self._world)
         writer = Writer(growing, self._rank)
         if layout == "whole":
@@ -51,8 +55,8 @@ class Saver:
     def load(self, path: Path, manifest: CheckpointManifest) -> None:
         """Load an undamaged checkpoint into the engine. Raises InputError if it does not fit the engine.
 
-        If the world size differs from the saved world size, rank r takes the tensors that each rank has for itself (buffers,
-        PowerSGD's errors) from the saved rank r modulo the saved world size, and random numbers start again from the seed.
+        Some tensors differ between ranks: buffers, and the errors of PowerSGD. If the number of ranks is now different, rank r
+        loads them from the saved rank (r modulo the saved number of ranks), and random numbers start again from the seed.
         """
         self._engine.make_room(manifest.numbers)
         state: State = self._engine.state()
@@ -76,6 +80,7 @@ class Saver:
             state_parts.set_random_numbers(state, self._device)
 
     def _named(self, state: State, saved_world: int) -> dict[str, TensorPart]:
-        """Parts by their names in a checkpoint. The name of a tensor that each rank has for itself begins with the rank."""
+        """The parts of a state by their names in a checkpoint. The name of a tensor that differs between ranks (`own`) begins
+        with the number of the saved rank."""
         rank = self._rank % saved_world
         return {f"rank-{rank:05d}/{name}" if part.own else name: part for name, part in state.items()}

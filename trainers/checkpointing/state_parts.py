@@ -1,4 +1,4 @@
-"""The state of training as named parts of whole tensors: each rank says which boxes of the tensors are in its memory."""
+"""The state of training as named parts of whole tensors: for each tensor, which box of it is in this rank's memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from trainers import model_options
 
 
 class TensorPart:
-    """A box of a named tensor, and this rank's memory of the box. Loading writes into this memory.
+    """A box (a rectangular part) of a tensor, and this rank's memory that contains the box. Loading writes into this memory.
 
-    shape: of the whole tensor. offsets: where the box begins in the tensor. A flat shard of a parameter is a box of the
-    flattened parameter. own: each rank has its own tensor of this name, such as the state of its random numbers.
-    The last three methods make torch.distributed.checkpoint treat a part like a tensor.
+    memory: the elements of the box, as a tensor of the box's shape.
+    shape: the shape of the whole tensor.
+    offsets: the index of the box's first element in the whole tensor.
+    own: whether each rank has a different tensor of this name, such as the state of its random numbers.
+
+    A flat shard of a parameter is a box of the flattened parameter. The methods `size`, `__create_chunk_list__` and
+    `__create_write_items__` let torch.distributed.checkpoint treat a part like a tensor.
     """
 
     def __init__(self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, own: bool = False) -> None:
@@ -28,7 +32,7 @@ class TensorPart:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorPart:
-        """A whole tensor, or this rank's shard of a DTensor."""
+        """The part for a whole tensor, or for this rank's shard of a DTensor."""
         if isinstance(tensor, DTensor):
             (box,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
             return cls(tensor.to_local(), tensor.shape, box.offsets)
@@ -36,7 +40,11 @@ class TensorPart:
 
     @classmethod
     def flat(cls, memory: torch.Tensor, elements: int, begin: int) -> TensorPart:
-        """The part from `begin` on of a flattened tensor of `elements` elements."""
+        """The part for a flat shard.
+
+        memory: the shard. elements: number of elements of the whole tensor. begin: index of the shard's first element in the
+        flattened whole tensor.
+        """
         return cls(memory, (elements,), (begin,))
 
     def size(self) -> torch.Size:
@@ -56,7 +64,8 @@ State = dict[str, TensorPart]
 
 
 def of_parameters(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> State:
-    """Parameters and their optimizer state, whole or as DTensor. Tensors of which this rank has no elements are left out."""
+    """The parts of parameters and of their optimizer state. named: (name, parameter), whole or as DTensor. If this rank has no
+    element of a tensor, the tensor is left out."""
     found = {}
     for name, parameter in named:
         found[f"parameters/{name}"] = TensorPart.of(parameter)
@@ -67,8 +76,11 @@ def of_parameters(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.op
 
 
 def of_shares(shares: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_state: Iterable[dict[str, Any]]) -> State:
-    """Parameters that are sharded flat, and their optimizer state, which has the layout of the shard. shares: for each
-    parameter (name, memory of the shard, elements of the whole parameter, first element of the shard)."""
+    """The parts of parameters with flat shards, and of their optimizer state, which is sharded in the same way.
+
+    shares: for each parameter (name, memory of the shard, elements of the whole parameter, first element of the shard).
+    optimizer_state: for each parameter, in the same order, the entry of the optimizer's state.
+    """
     found = {}
     for (name, memory, elements, begin), state in zip(shares, optimizer_state, strict=True):
         if not memory.numel():
@@ -82,7 +94,8 @@ def of_shares(shares: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_st
 
 
 def of_buffers(model: nn.Module) -> State:
-    """The persistent buffers of a model. Each rank has its own, because statistics of batches differ between ranks."""
+    """The parts of a model's persistent buffers. Each rank saves its own buffers, because BatchNorm's statistics differ between
+    ranks."""
     found = {}
     for path, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -93,7 +106,7 @@ def of_buffers(model: nn.Module) -> State:
 
 
 def of_random_numbers(device: torch.device) -> State:
-    """A copy of the states of torch's random generators; `set_random_numbers` sets them."""
+    """The parts of the states of torch's random generators, as copies. After loading, call `set_random_numbers`."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -107,7 +120,10 @@ def set_random_numbers(state: State, device: torch.device) -> None:
 
 
 def make_room(optimizer: torch.optim.Optimizer) -> None:
-    """Make an optimizer allocate its state as in its first step, by a step that changes no parameter."""
+    """Make an optimizer allocate its state, by a step with zero gradients and learning rate 0, which changes no parameter.
+
+    Without this, an optimizer has no state into which a checkpoint could be loaded before its first step.
+    """
     kept = [(group["lr"], [p.grad for p in group["params"]]) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0

@@ -1,6 +1,7 @@
-"""Storage for torch.distributed.checkpoint in files of bytes and JSON; torch plans which rank writes and reads which bytes.
+"""Storage for torch.distributed.checkpoint with files of plain bytes and an index in JSON.
 
-The files of torch's own storage contain pickles, which can run any code when they are read; our files cannot.
+Torch plans which rank writes and reads which bytes. Torch's own storage is not used, because its files contain pickles, which
+can execute any code when they are read.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from torch.futures import Future
 from shardlab.checkpoint import CheckpointFile, GrowingFile
 from trainers.checkpointing.state_parts import State
 
-ALIGNED = 64  # bytes: a multiple of every element's size, so that a mapped file can be taken for tensors
+ALIGNED = 64  # each box begins at a multiple of 64 bytes, so that a tensor of any dtype can use the mapped file as its memory
 Reorder = Callable[[str, torch.Size], torch.Tensor | None]
 
 
 class Box(msgspec.Struct, frozen=True):
-    """A box of a tensor and the bytes that hold it, row by row."""
+    """A box of a tensor, and the bytes in a file that contain its elements, row by row. begin: offset in the file, in bytes."""
 
     offsets: list[int]
     sizes: list[int]
@@ -42,7 +43,8 @@ class Box(msgspec.Struct, frozen=True):
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """A tensor of a checkpoint. dtype: its name in torch. Boxes do not overlap and leave no gap."""
+    """A tensor of a checkpoint. dtype: its name in torch, such as `float32`. boxes: together they contain each element of the
+    tensor exactly once."""
 
     dtype: str
     shape: list[int]
@@ -50,13 +52,13 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """index.json: every tensor by name."""
+    """The content of index.json: every tensor of the checkpoint by name."""
 
     tensors: dict[str, TensorEntry]
 
 
 class SavingPlanner(DefaultSavePlanner):
-    """Looks up parts by name; a rank has one part per name."""
+    """A planner for saving that finds a `TensorPart` by its name alone, because a rank has only one part per name."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -67,7 +69,7 @@ class SavingPlanner(DefaultSavePlanner):
 
 
 class LoadingPlanner(DefaultLoadPlanner):
-    """Looks up parts by name, as `SavingPlanner` does."""
+    """A planner for loading that finds a `TensorPart` by its name alone, as `SavingPlanner` does."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -83,8 +85,10 @@ class LoadingPlanner(DefaultLoadPlanner):
 
 
 class Writer(StorageWriter):
-    """Each rank writes its boxes into one file, one box after the other. If several ranks have the same box, one of them
-    writes it. Afterwards the first rank has `index` and `files`."""
+    """Writes checkpoints of the layout `sharded`: each rank writes its boxes into one file, one box after the other.
+
+    If several ranks have the same box, one of them writes it. After saving, `index` and `files` are set on the first rank.
+    """
 
     gathers = False
     index: Index
@@ -94,10 +98,10 @@ class Writer(StorageWriter):
         self._path = folder / f"rank-{rank:05d}.bin"
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept between checkpoints."""
+        """Does nothing: each checkpoint has its own writer."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up: the folder is there."""
+        """Does nothing: the folder exists already."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -107,7 +111,7 @@ class Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return False  # it is given a folder and no name to guess one from
+        return False  # torch asks this to choose a storage for a checkpoint name; this writer gets its folder explicitly
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         return _done(self._write((item, planner.resolve_data(item)) for item in plan.items))
@@ -143,7 +147,10 @@ class Writer(StorageWriter):
 
 
 class Gatherer(Writer):
-    """The first rank gathers the tensors one at a time and writes each whole, with elements in the order of `Task.model`."""
+    """Writes checkpoints of the layout `whole`: the first rank gathers one tensor after the other and writes it.
+
+    reorder: as `Saved.reordered`; with it, the elements of a tensor are written in the order of `Task.model`.
+    """
 
     gathers = True
 
@@ -151,7 +158,7 @@ class Gatherer(Writer):
         super().__init__(folder, 0)
         self._path = folder / "whole.bin"
         self._group, self._reorder = group, reorder
-        self._plans: list[SavePlan] = []  # of all ranks, on the first one
+        self._plans: list[SavePlan] = []  # the plans of all ranks; only the first rank has them
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         self._plans = plans
@@ -194,9 +201,10 @@ class Gatherer(Writer):
 
 
 class Reader(StorageReader):
-    """Maps the files and copies the boxes that overlap with a rank's parts, whichever ranks wrote the files.
+    """Reads checkpoints: maps the files into memory and copies the boxes that overlap with the parts of this rank.
 
-    state: the parts to read. With the layout `whole`, a tensor may be read in another shape with the same number of elements.
+    folder: of the checkpoint. sizes: bytes of each file by name. state: the parts to read. reorder: as `Saved.reordered`, for
+    the layout `whole`, with which a tensor may be read in another shape with the same number of elements; else None.
     """
 
     def __init__(self, folder: Path, index: Index, sizes: dict[str, int], state: State, reorder: Reorder | None) -> None:
@@ -212,10 +220,10 @@ class Reader(StorageReader):
         return msgspec.structs.replace(entry, shape=shape, boxes=[box])
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """It is made for one checkpoint."""
+        """Does nothing: each checkpoint has its own reader."""
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up: the index is read."""
+        """Does nothing: the index was read before."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan

@@ -1,1 +1,1 @@
-"""Readers of data sets in their official file formats, and synthetic data sets, which need no files."""
+"""Reads data sets in their official file formats, and generates synthetic data sets, which need no files."""

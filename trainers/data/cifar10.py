@@ -1,7 +1,7 @@
-"""CIFAR-10 in its official binary format, read whole into memory: the set is small, and images are read in random order.
+"""Reads CIFAR-10 in its official binary format. The whole set is kept in memory, because it is small.
 
-A record is 1 byte of label (0 to 9) and 3,072 bytes of pixels: the red, green and blue plane of 32 rows of 32. The
-archive is https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz; the data path contains the folder of the archive.
+A record is 1 byte with the label (0 to 9) and 3,072 bytes of pixels: the red, green and blue planes of 32 rows with 32 pixels.
+The archive is https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz; the data path contains the folder of the archive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # per channel of
 
 
 def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
-    """The split, or a subset of it. Raises InputError, naming what is missing or damaged, and WorkspaceError."""
+    """Open a split, or a subset of it. Arguments as in `image_sets.open_images`.
+
+    Raises InputError with the file that is missing or damaged, and WorkspaceError.
+    """
     folder = data_path / FOLDER
     if not folder.is_dir():
         raise not_staged("cifar10", folder)
@@ -33,12 +36,12 @@ def opened(data_path: Path, split: str, size: int, subset: int | None, subset_se
 
 
 class Cifar10(ImageSet):
-    """The images of one split's files, resized bilinearly if the model wants another size than 32."""
+    """The images of one split. They are resized bilinearly if the model needs another size than 32 pixels."""
 
     classes = CLASSES
 
     def __init__(self, folder: Path, split: str, size: int) -> None:
-        """Raises InputError, naming the file, for anything that is not whole records with labels below 10."""
+        """Raises InputError with the name of a file whose content is not a number of whole records with labels below 10."""
         records = np.concatenate([_records(folder / name, FILES[split]) for name in FILES[split]])
         self._size = size
         self._labels = records[:, 0]

@@ -1,6 +1,6 @@
-"""The names of the data sets, the paths of their files, to report missing files before a run starts, and the record of a set.
+"""The names of the data sets, the paths of their files, and the record of a data set in results.
 
-Needs neither torch nor numpy.
+Commands use the paths to report missing files before a run starts. Needs neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from shardlab.errors import InputError
 IMAGES = ("cifar10", "mnist", "imagenet", "synthetic")
 TOKENS = ("stdlib-text", "synthetic", "tokens")
 SPLITS = ("train", "validation")
-FOLDERS = {"cifar10": "cifar-10-batches-bin", "mnist": "mnist", "imagenet": "imagenet"}  # within the data path
+FOLDERS = {"cifar10": "cifar-10-batches-bin", "mnist": "mnist", "imagenet": "imagenet"}  # data set -> folder in the data path
 
 
 class DataSource(msgspec.Struct, frozen=True):
-    """The data of a run: its name, the SHA-256 of its bytes, and whether it is synthetic.
+    """The data of a run, as recorded in its result.
 
-    classes: number of classes of labelled data, and of outputs of the model's head; None if there are no labels.
+    name: of the data set. sha256: of its content. synthetic: whether it is generated. items: number of items. classes: number
+    of classes of labelled data, and of outputs of the model's head; None if there are no labels.
     """
 
     name: str
@@ -33,7 +34,7 @@ class DataSource(msgspec.Struct, frozen=True):
 
 
 class DataPath(NamedTuple):
-    """The file or folder that a data set is read from. refusal: the error message if it does not exist."""
+    """The file or folder from which a data set is read. refusal: the error message if this path does not exist."""
 
     name: str
     path: Path
@@ -41,7 +42,7 @@ class DataPath(NamedTuple):
 
 
 def of(options: Mapping[str, Any], data_path: Path) -> DataPath | None:
-    """The place of the data set that a cell with these options reads, or None for a set that needs no file."""
+    """The path of the data set that a cell with these options reads; None if the data set needs no file from the user."""
     name = str(options.get("data"))
     if name in FOLDERS:
         folder = data_path / FOLDERS[name]
@@ -53,7 +54,7 @@ def of(options: Mapping[str, Any], data_path: Path) -> DataPath | None:
 
 
 def not_staged(name: str, missing: Path) -> InputError:
-    """The error if the files of a data set are missing. They are never replaced by other data without being asked."""
+    """The error for missing files of a data set. It is an error because the data are never silently replaced by other data."""
     return InputError(
         f"{missing}: not found, so the data set {name} cannot be read. To let `provision` stage it, write "
         f"`data: {{sets: [{{name: {name}, archive: PATH_OR_URL}}]}}` into cluster.yaml (docs/data.md). "
@@ -62,12 +63,13 @@ def not_staged(name: str, missing: Path) -> InputError:
 
 
 def path_of(tokens_file: str, data_path: Path) -> Path:
-    """The token file that a cell names: within the data path, unless the name is absolute."""
+    """The path of the token file that a cell names: relative to the data path, or absolute."""
     return data_path / Path(tokens_file).expanduser()
 
 
 def not_copied(options: Mapping[str, Any]) -> str | None:
-    """Why the data of a cell with these options cannot be copied to the nodes; None if it can, or is in no file."""
+    """Why the data of a cell with these options cannot be copied to the nodes, as a sentence; None if they can be copied, or
+    need no file."""
     name = str(options.get("tokens_file"))
     if options.get("data") != "tokens" or not (Path(name).expanduser().is_absolute() or ".." in Path(name).parts):
         return None

@@ -1,4 +1,5 @@
-"""The list of image files that a run reads: drawn once and written with a checksum each, so that later runs read the same.
+"""The list of image files that a run reads. It is written once, with a checksum for each image, so that later runs use the same
+images.
 
 A list is a file of JSON lines: first a header, then `[path, class, SHA-256]` for each image, in the order of the paths.
 """
@@ -24,7 +25,11 @@ SUFFIXES = (".jpeg", ".jpg")
 
 
 class ListHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The header of a list: it has `images` images of a split, drawn from `found` images by `seed` if `seed` is not null."""
+    """The header of a list.
+
+    schema: version of the format. split: `train` or `val`. classes: number of classes. found: number of images in the folder.
+    images: number of images in the list. seed: the seed by which they were drawn; None if the list has all images.
+    """
 
     schema: int
     split: str
@@ -35,7 +40,7 @@ class ListHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImageEntry(msgspec.Struct, frozen=True, array_like=True):
-    """An image: its path within the data set's folder, its class, and its file's SHA-256 in hexadecimal."""
+    """An image: its path relative to the data set's folder, its class, and the SHA-256 of its file in hexadecimal."""
 
     path: str
     label: int
@@ -43,7 +48,8 @@ class ImageEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageList(msgspec.Struct, frozen=True):
-    """A list as read, and the SHA-256 of its file, which covers the checksum of every image in the list."""
+    """The content of a list, and the SHA-256 of its file. Since the file contains the checksums of all images, this SHA-256
+    identifies the content of the images too."""
 
     head: ListHeader
     entries: list[ImageEntry]
@@ -51,9 +57,12 @@ class ImageList(msgspec.Struct, frozen=True):
 
 
 def ready(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
-    """The list of `root/train` or `root/val`, made at `path_of` if it does not exist. Raises InputError, WorkspaceError.
+    """The list of `root/train` or `root/val`. If it does not exist, it is written to `path_of`.
 
-    The first caller reads every drawn image once, for its checksum; all later callers read the list.
+    The first caller reads every image of the list once, to compute its checksum; all later callers read only the list.
+
+    split: `train` or `val`. subset: number of images to draw; None: all. seed: draws the subset. Raises InputError and
+    WorkspaceError.
     """
     path = path_of(root, split, subset, seed)
     make_once(path, lambda temporary: _make(root, split, subset, seed, temporary))
@@ -61,18 +70,19 @@ def ready(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
 
 
 def path_of(root: Path, split: str, subset: int | None, seed: int) -> Path:
-    """Where the list is, or will be made: beside `root`, or in the user's cache if that folder cannot be written."""
-    return writable(root.with_name(file_name(root, split, subset, seed)))  # `root` may be a link to a folder that is not ours
+    """The path of the list, which may not exist yet: next to `root`, or in the user's cache if that folder is not writable."""
+    # Not inside `root`, because `root` may be a link to a folder of other users.
+    return writable(root.with_name(file_name(root, split, subset, seed)))
 
 
 def file_name(root: Path, split: str, subset: int | None, seed: int) -> str:
-    """The name of a list, by all that decides its content."""
+    """The file name of a list. It contains everything that decides the content of the list."""
     drawn = f"-{subset}-seed-{seed}" if subset else ""
     return f"{root.name}-{split}{drawn}.list"
 
 
 def read(path: Path, split: str, subset: int | None) -> ImageList:
-    """A list, checked line by line. Raises InputError, naming the file and the line."""
+    """Read a list and check every line. Raises InputError with the file and the line of the first error."""
     with files.as_workspace_error("read the list of images"):
         lines = path.read_bytes().splitlines()
     try:
@@ -107,7 +117,10 @@ def read(path: Path, split: str, subset: int | None) -> ImageList:
 
 
 def class_names(root: Path) -> list[str]:
-    """The names of the folders of `root/train`, sorted; the number of a class is its position. Raises InputError."""
+    """The sorted names of the folders in `root/train`. The number of a class is the position of its folder in this list.
+
+    Raises InputError if there are fewer than 2 classes.
+    """
     names = sorted(entry.name for entry in _entries(root / "train") if entry.is_dir() and not entry.name.startswith("."))
     if len(names) < 2:
         raise InputError(
@@ -139,7 +152,7 @@ def _make(root: Path, split: str, subset: int | None, seed: int, path: Path) -> 
 def _images(root: Path, split: str, folder: str) -> list[str]:
     place = root / split / folder
     if split != "train" and not place.is_dir():
-        return []  # a validation split need not show every class
+        return []  # a validation split may have no images of some classes
     return [f"{split}/{folder}/{name}" for name in sorted(e.name for e in _entries(place) if e.name.lower().endswith(SUFFIXES))]
 
 

@@ -1,4 +1,4 @@
-"""Opens a set of labelled images by its name. Workloads do not depend on a particular set."""
+"""Opens a set of labelled images by its name, so that workloads do not depend on a particular set."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 def open_images(
     name: str, data_path: Path, split: str, *, size: int, classes: int | None, subset: int | None, subset_seed: int
 ) -> ImageSet:
-    """One split of a set, images of size x size pixels in three colours.
+    """Open one split of a data set. Its images have size x size pixels and three colours.
 
-    classes: number of classes of the synthetic set (None: 10); a set in files has its own number (`ImageSet.classes`).
-    subset: number of images of the training split, drawn by `subset_seed`, or the length of the synthetic set; None: all
-    images. The validation split is always whole. Raises InputError if the files are missing or damaged, or if the set has
-    fewer images than `subset`, and WorkspaceError.
+    name: the data set, one of IMAGES.
+    split: `train` or `validation`.
+    classes: number of classes of the synthetic set (None: 10). Sets in files have their own number (`ImageSet.classes`).
+    subset: number of images of the training split, which are drawn by `subset_seed`; for the synthetic set, its number of
+        images. None: all images. The validation split always has all its images.
+
+    Raises InputError if files are missing or damaged, or if the set has fewer images than `subset`, and WorkspaceError.
     """
     if name not in IMAGES:
         raise UnknownName("data set", name, IMAGES)

@@ -1,8 +1,9 @@
-"""ImageNet, or any set of class folders of JPEGs. Images are decoded during training: the set is too large for memory.
+"""Reads ImageNet, or any set of class folders with JPEG files. Images are decoded during training: the set is too large for
+memory.
 
-`imagenet/train/WNID/*.JPEG` and `imagenet/val/WNID/*.JPEG` in the data path. An image is scaled so that its shorter side
-has size * 256 / 224 pixels (bilinear), cut at its centre to size x size, and normalised: no augmentation, so that every
-strategy and every epoch sees the same values.
+The files are `imagenet/train/WNID/*.JPEG` and `imagenet/val/WNID/*.JPEG` in the data path. An image is scaled so that its
+shorter side has size * 256 / 224 pixels (bilinear), its centre of size x size pixels is cut out, and the pixels are normalised.
+There is no augmentation, so that every strategy and every epoch gets the same values.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from trainers.data.images import ImageSet
 
 FOLDER = data_sets.FOLDERS["imagenet"]
 FOLDERS = {"train": "train", "validation": "val"}
-MARGIN = 256 / 224  # the shorter side's length over that of the square cut from it
+MARGIN = 256 / 224  # length of the image's shorter side / side of the square that is cut out
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # per channel of the official training set, pixels in 0..1
-MOST_PIXELS = 2**27  # twice the largest of the official set; more is damage or an attack
+MOST_PIXELS = 2**27  # twice the largest image of the official set; a larger image is damaged or an attack
 MOST_THREADS = 8
 
 
 def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
-    """The split, or a subset of it. Raises InputError, naming what is missing or damaged, and WorkspaceError."""
+    """Open a split, or a subset of it. Arguments as in `image_sets.open_images`.
+
+    Raises InputError with the file or folder that is missing or damaged, and WorkspaceError.
+    """
     root = data_path / FOLDER
     if not root.is_dir():
         raise not_staged("imagenet", root)
@@ -38,10 +42,10 @@ def opened(data_path: Path, split: str, size: int, subset: int | None, subset_se
 
 
 class ImageFolders(ImageSet):
-    """The images of one split in its class folders. Every read checks the image against its checksum in the list."""
+    """The images of one split in its class folders. Each time an image is read, its checksum is compared with the list."""
 
     def __init__(self, root: Path, split: str, size: int, subset: int | None, subset_seed: int) -> None:
-        """Raises InputError, naming the file or folder."""
+        """Raises InputError with the file or folder that is wrong."""
         listed = image_list.ready(root, FOLDERS[split], subset, subset_seed)
         self.classes = listed.head.classes
         self._root, self._size, self._entries = root, size, listed.entries
@@ -54,10 +58,10 @@ class ImageFolders(ImageSet):
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = [self._entries[int(index)] for index in indices]
         images = np.empty((len(entries), 3, self._size, self._size), np.float32)
-        if self._pool is None:  # at the first read, in the process that reads: a fork would inherit a pool without threads
+        if self._pool is None:  # not created earlier, because a forked process would inherit a pool without threads
             self._pool = ThreadPoolExecutor(threads())
         for _ in self._pool.map(self._fill, images, entries):
-            pass  # an exception of a thread comes out here
+            pass  # iterating over the results raises the exception of a thread
         return images, np.array([entry.label for entry in entries], np.int64)
 
     def _fill(self, image: np.ndarray, entry: image_list.ImageEntry) -> None:
@@ -72,20 +76,23 @@ class ImageFolders(ImageSet):
 
 
 def decode(content: bytes, path: Path, size: int, image: np.ndarray) -> None:
-    """Fill `image`, (3, size, size) in float32, from the bytes of a file. Raises InputError, naming `path`."""
+    """Decode, scale and normalise an image into `image`, (3, size, size) in float32.
+
+    content: the bytes of the file. path: the file, for the message of an InputError.
+    """
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as opened:  # a few official .JPEG files are PNG
             if opened.width * opened.height > MOST_PIXELS:
                 raise InputError(f"{path}: found {opened.width} x {opened.height} pixels. Allowed: at most {MOST_PIXELS}.")
             side = min(opened.size) / MARGIN
-            # The decoder may leave out detail that twice the scaled image would not show.
+            # The JPEG decoder may skip detail finer than an image of twice the needed size, which makes it faster.
             opened.draft("RGB", (round(2 * opened.width * size / side), round(2 * opened.height * size / side)))
             colours = opened.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{path}: the image is damaged or incomplete: {error}.") from None
     side = min(colours.size) / MARGIN
     left, top = (colours.width - side) / 2, (colours.height - side) / 2
-    # Scaling the square alone gives what scaling all and then cutting gives, without the part that is cut away.
+    # Only the square is scaled. The result is the same as if the whole image were scaled and the square were then cut out.
     square = colours.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
     mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (MEAN, STD))
     np.multiply(np.asarray(square).transpose(2, 0, 1), 1 / (255 * std), out=image)
@@ -93,6 +100,9 @@ def decode(content: bytes, path: Path, size: int, image: np.ndarray) -> None:
 
 
 def threads() -> int:
-    """Threads of a rank: the processors that this process may use, shared among the ranks of this host, at most 8."""
+    """The number of threads with which a rank decodes images: its share of the processors that this process may use, at most 8.
+
+    The processors are shared among the ranks of this host (LOCAL_WORLD_SIZE).
+    """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // ranks))

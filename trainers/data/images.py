@@ -1,4 +1,4 @@
-"""The interface of a reader of labelled images, and what readers share: subsets and resizing."""
+"""The interface of a data set of labelled images, and functions for all these sets: subsets and resizing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class ImageSet(ABC):
-    """One split of a data set. classes: number of labels, which are 0 to classes - 1; the same in every split."""
+    """One split of a data set of labelled images.
+
+    source: the record of the data set. classes: number of classes, the same in every split; labels are 0 to classes - 1.
+    """
 
     source: DataSource
     classes: int
@@ -26,25 +29,29 @@ class ImageSet(ABC):
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The images with these indices, (n, 3, size, size) in float32 and normalised, and their labels, (n,) in int64.
 
-        The result depends on the indices alone. Several threads may call it at once. Raises InputError, naming the file, if a
-        file is damaged.
+        The result depends only on the indices. Several threads may call this method at the same time. Raises InputError with
+        the name of a damaged file.
         """
 
 
 def draw(items: int, subset: int, seed: int, name: str) -> np.ndarray:
-    """The indices of `subset` of `items` items, ascending, (subset,) in int64. Raises InputError if there are too few."""
+    """Draw `subset` of `items` items at random. Returns their indices in ascending order, (subset,) in int64.
+
+    name: the data set, for messages. Raises InputError if there are fewer items than `subset`.
+    """
     if subset > items:
         raise InputError(f"subset: found {subset}, but {name} has {items} images. Allowed: at most {items}.")
-    # Raw numbers: NumPy guarantees their stream in all its versions, but not the result of `permutation`.
+    # Raw random numbers are sorted, because NumPy guarantees that they are the same in all its versions. It does not guarantee
+    # this for the result of `permutation`.
     numbers = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(items)
     return np.sort(np.argsort(numbers, kind="stable")[:subset])
 
 
 class Subset(ImageSet):
-    """Some images of another set. The checksum is computed from the checksum of the set and the indices of the images."""
+    """Some images of another set. The checksum is computed from the checksum of that set and the indices of the images."""
 
     def __init__(self, whole: ImageSet, subset: int, seed: int) -> None:
-        """Raises InputError where the set has fewer images."""
+        """Raises InputError if the set has fewer than `subset` images."""
         self._whole = whole
         self._chosen = draw(whole.source.items, subset, seed, whole.source.name)
         self.classes = whole.classes
@@ -61,7 +68,10 @@ class Subset(ImageSet):
 
 
 def resized(images: np.ndarray, size: int) -> np.ndarray:
-    """Bilinear, (n, c, h, w) to (n, c, size, size) in float32, as Pillow's BILINEAR: shrinking averages over what it spans."""
+    """Resize images bilinearly, from (n, c, h, w) to (n, c, size, size), in float32.
+
+    The result is that of Pillow's BILINEAR: when an image shrinks, a pixel is a weighted mean of all pixels that it covers.
+    """
     height, width = images.shape[-2:]
     images = images.astype(np.float32, copy=False)
     if (height, width) == (size, size):
@@ -72,7 +82,8 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
 
 @functools.cache
 def _weights(source: int, target: int) -> np.ndarray:
-    """Each of `target` pixels as a mean of `source` pixels, (target, source): a triangle about its centre."""
+    """The weights for resizing one dimension from `source` to `target` pixels, (target, source). Each row is a triangle around
+    the centre of a target pixel, with the sum 1."""
     scale = source / target
     centres = (np.arange(target) + 0.5) * scale
     distance = np.abs(np.arange(source) + 0.5 - centres[:, None]) / max(scale, 1.0)

@@ -1,4 +1,5 @@
-"""Makes a data set once per data folder, even if several ranks and runs need it at once: one makes it, the others wait."""
+"""Creates a file once per data folder, even if several ranks and runs need it at the same time: one process creates it, the
+others wait."""
 
 from __future__ import annotations
 
@@ -13,17 +14,17 @@ from shardlab import data_cache, files
 
 
 def writable(path: Path) -> Path:
-    """`path` if it exists or can be made there; otherwise a path of the same name in this user's cache, because the data path
-    may be a copy of the site that nobody may change."""
+    """`path` if it exists or if its folder is writable. Otherwise a path with the same name in this user's cache, because the
+    data path may be a folder of the site that users cannot write to."""
     if path.exists() or not path.parent.exists() or data_cache.is_writable(path.parent):
         return path
     return data_cache.folder_of(path.parent) / path.name
 
 
 def make_once(path: Path, make: Callable[[Path], None]) -> None:
-    """If `path` does not exist, `make` writes a temporary file beside it, which is then renamed: `path` is whole or absent.
+    """Create `path` if it does not exist. `make` writes a temporary file, which is then renamed, so `path` is never incomplete.
 
-    Raises WorkspaceError.
+    A lock file ensures that only one process at a time creates the file. Raises WorkspaceError.
     """
     if path.exists():
         return
@@ -31,7 +32,7 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
     with files.as_workspace_error("make the data set"):
         lock = os.open(path.parent / f".{path.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it however this process ends
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases the lock even if this process is killed
             if path.exists():
                 return
             folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))

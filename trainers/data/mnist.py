@@ -1,9 +1,9 @@
-"""MNIST in its official IDX files, unpacked or as they are published (.gz), read whole into memory.
+"""Reads MNIST from its official IDX files, unpacked or as they are published (.gz). The whole set is kept in memory.
 
-A file is two zero bytes, the type (8: unsigned bytes), the number of dimensions, each dimension as a big-endian 32-bit
-number, and the bytes. The grey plane is repeated three times, for networks with three colours. 28 x 28 pixels get a frame of
-two black pixels on each side (32 x 32), and are resized bilinearly if the model wants another size. At size 28 the images
-are not changed.
+A file has two zero bytes, the type (8: unsigned bytes), the number of dimensions, each dimension as a big-endian 32-bit
+number, and the data bytes. The grey plane is repeated three times, for networks with three colours. If the model needs 28 x 28
+pixels, the images are not changed. Otherwise they get two black pixels on each side (32 x 32), and are then resized bilinearly
+if the model needs another size than 32.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ FILES = {
 }
 CLASSES, SIDE, FRAME = 10, 28, 2
 UNSIGNED_BYTES = 8
-MOST_BYTES = 2**30  # the official set has 47 MB; more is damage or an attack
-MEAN, STD = 0.1307, 0.3081  # of the official training set, pixels in 0..1
+MOST_BYTES = 2**30  # the official training set has 47 MB; a file with more bytes than this is damaged or an attack
+MEAN, STD = 0.1307, 0.3081  # of all pixels of the official training set, pixels in 0..1
 
 
 def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
-    """The split, or a subset of it. Raises InputError, naming what is missing or damaged, and WorkspaceError."""
+    """Open a split, or a subset of it. Arguments as in `image_sets.open_images`.
+
+    Raises InputError with the file that is missing or damaged, and WorkspaceError.
+    """
     folder = data_path / FOLDER
     if not folder.is_dir():
         raise not_staged("mnist", folder)
@@ -42,12 +45,13 @@ def opened(data_path: Path, split: str, size: int, subset: int | None, subset_se
 
 
 class Mnist(ImageSet):
-    """The images of one split's two files."""
+    """The images of one split, from its file of images and its file of labels."""
 
     classes = CLASSES
 
     def __init__(self, folder: Path, split: str, size: int) -> None:
-        """Raises InputError, naming the file, for anything that is not whole images with as many labels below 10."""
+        """Raises InputError with the file if images do not have 28 x 28 pixels, or if there is not one label below 10 for each
+        image."""
         images_file, labels_file = (_present(folder, name) for name in FILES[split])
         self._planes, self._labels = read_idx(images_file, 3), read_idx(labels_file, 1)
         if self._planes.shape[1:] != (SIDE, SIDE):
@@ -78,7 +82,10 @@ class Mnist(ImageSet):
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """An IDX file of unsigned bytes as an array of so many dimensions. Raises InputError, before it allocates."""
+    """Read an IDX file of unsigned bytes into an array with this number of dimensions.
+
+    Raises InputError for a wrong header before memory for the data is allocated.
+    """
     try:
         with _unpacked(path) as handle:
             header = handle.read(4 + 4 * dimensions)
@@ -90,12 +97,12 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             shape = struct.unpack(f">{dimensions}I", header[4:])
             count = 1
             for size in shape:
-                count *= size  # in Python's own integers, which do not overflow
+                count *= size  # Python's integers do not overflow, as those of NumPy would
             if not 0 < count <= MOST_BYTES:
                 raise InputError(f"{path}: its header announces {count} bytes. Allowed: 1 to {MOST_BYTES}.")
             if path.suffix != ".gz" and path.stat().st_size != len(header) + count:
                 raise _wrong_size(path, path.stat().st_size - len(header), count)
-            content = handle.read(count + 1)  # one more byte than promised shows what follows
+            content = handle.read(count + 1)  # one byte more than the header announces, to notice a file that is too long
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: the gzip file is damaged or incomplete: {error}.") from None
     except OSError as error:

@@ -1,7 +1,7 @@
 """Copies the data set of a run to the disk of each node, before the run reads it (`data.stage: node` in the cluster file).
 
-The copy is made once per node, outside of all timed steps: the first rank of a node makes it, the other ranks of this node wait
-for it. An event of the run says how many bytes were copied, in how many seconds, and where.
+The data are copied once per node, before the timed steps: the first rank of a node copies them, and the other ranks of the node
+wait. An event of the run records how many bytes were copied, in how many seconds, and to which folder.
 """
 
 from __future__ import annotations
@@ -25,23 +25,28 @@ from trainers.data import data_sets, image_list, token_sets
 
 CHUNK = 1 << 24
 THREADS = 8
-BATCH = 10_000  # files that the threads get at once: each waits in an object of more than 1 KiB
-SAID_S = 20.0  # between two events during the copying: a run whose files do not change counts as hung
+BATCH = 10_000  # number of files that are queued at once: each queued file needs an object of more than 1 KiB
+SAID_S = 20.0  # seconds between two events while files are copied; without events, the supervisor takes the run for hung
 GIB = 1 << 30
 
 
 @contextlib.contextmanager
 def opened(run: Run, run_dir: RunDir) -> Iterator[Path]:
-    """The data path from which this rank reads: the run's own, or the copy on this node. Raises InputError, WorkspaceError."""
+    """The data path from which this rank reads in the `with` block: the data path of the run, or the copy on this node.
+
+    Raises InputError and WorkspaceError.
+    """
     data_path = Path(run.data_path)
     if run.data_stage != "node" or not _reads_files(run.cell, data_path):
         yield data_path
         return
 
-    def fill(folder: Path) -> None:  # the paths of ImageNet take 0.6 GiB: only the rank that copies has them, and not for long
+    # A function, so that only the rank that copies the files builds the list of paths, and only while it copies. The paths of
+    # ImageNet need 0.6 GiB of memory.
+    def fill(folder: Path) -> None:
         _copy(run.cell, data_path, folder, run_dir)
 
-    node_folder.remove_unused()  # what killed runs left takes the room that this run needs
+    node_folder.remove_unused()  # copies that killed runs left behind occupy space that this run needs
     with node_folder.shared(node_folder.name_of(run_dir.path), fill) as folder:
         yield folder
 
@@ -51,7 +56,7 @@ def _reads_files(cell: Cell, data_path: Path) -> bool:
 
 
 def _files(cell: Cell, data_path: Path) -> dict[str, Path]:
-    """The files that the cell reads, by their path in the copy. Raises InputError, WorkspaceError."""
+    """The files that the cell reads, by their relative path in the copy. Raises InputError and WorkspaceError."""
     place = data_sets.of(cell.options, data_path)
     if place is None:
         text = token_sets.stdlib_text(data_path)
@@ -69,7 +74,7 @@ def _files(cell: Cell, data_path: Path) -> dict[str, Path]:
 
 
 def _images(cell: Cell, root: Path) -> dict[str, Path]:
-    """The images in the lists that the cell reads, and the lists, so that no rank makes them again."""
+    """The images in the lists that the cell reads, and the lists themselves, so that no rank has to create them again."""
     splits: list[tuple[str, int | None]] = [("train", cell.options["subset"])]  # type: ignore[list-item]
     if cell.instruments.validation is not None:
         splits.append(("val", None))
@@ -83,13 +88,16 @@ def _images(cell: Cell, root: Path) -> dict[str, Path]:
 
 
 def _copy(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -> None:
-    """Raises InputError if the data set is missing or the node's disk is too small, and WorkspaceError."""
+    """Copy the data set into a folder of this node and write an event of the run.
+
+    Raises InputError if the data set is missing or if the node's disk is too small, and WorkspaceError.
+    """
     begun, progress = time.monotonic(), _Progress(run_dir)
     where, why = node_folder.parent()
     with files.as_workspace_error("copy the data set"):
         names = _files(cell, data_path)
         size = 0
-        for path in names.values():  # a network disk may need minutes to answer for the files of ImageNet
+        for path in names.values():  # this loop may take minutes for the files of ImageNet on a network disk
             size += path.stat().st_size
             progress.add(0)
         free = shutil.disk_usage(folder).free
@@ -102,7 +110,7 @@ def _copy(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -> None:
             listed = list(names)
             for start in range(0, len(listed), BATCH):
                 for _ in pool.map(lambda name: _copy_file(names[name], folder / name, progress), listed[start : start + BATCH]):
-                    pass  # an exception of a thread comes out here
+                    pass  # iterating over the results raises the exception of a thread
     run_dir.write_event(
         _writer(),
         "data_copied",
@@ -124,7 +132,7 @@ def _copy_file(source: Path, target: Path, progress: _Progress) -> None:
 
 
 class _Progress:
-    """Counts what was copied, and shows the supervisor that the run goes on. Several threads use it."""
+    """Counts the copied bytes, and writes events so that the supervisor sees progress. Several threads use one object."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self.copied = 0

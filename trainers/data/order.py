@@ -1,4 +1,4 @@
-"""The order of the data: which items are in which step. It depends on the seed alone, so every strategy sees the same data."""
+"""The order of the data: which items are in which step. It depends only on the seed, so every strategy gets the same data."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from shardlab.errors import InputError
 if TYPE_CHECKING:
     from shardlab.cell import Cell
 
-WARMUP, TIMED, PROOF = 0, 1, 2  # each phase has its own permutations, so that timed epochs are whole passes over the data
+# The phases of a run. Each phase has its own permutations, so that the timed epochs are complete passes over the data.
+WARMUP, TIMED, PROOF = 0, 1, 2
 
 
 class Order:
-    """A new permutation of all items for every epoch. The items after the last whole batch of an epoch are left out, except the
-    first `rest` of them, which make a short step at the end of each timed epoch."""
+    """The items of each step: a new permutation of all items in every epoch, cut into global batches.
+
+    The items after the last whole global batch of an epoch are left out. rest: number of these items that are used in spite of
+    this, in a short step at the end of each timed epoch.
+    """
 
     def __init__(self, items: int, global_batch_size: int, seed: int, rest: int = 0) -> None:
-        self._whole = items // global_batch_size  # steps
-        self.steps_per_epoch = self._whole + (rest > 0)  # of a timed epoch
+        self._whole = items // global_batch_size  # steps with a whole global batch per epoch
+        self.steps_per_epoch = self._whole + (rest > 0)  # steps of a timed epoch, with the short step
         if self._whole == 0:
             raise InputError(
                 f"global_batch_size: found {global_batch_size}, but the data has {items} items. Allowed: at most {items}."
@@ -29,29 +33,30 @@ class Order:
         self._current: tuple[tuple[int, int], np.ndarray] | None = None
 
     def timed_steps(self, cell: Cell) -> int:
-        """Number of timed steps of a cell, which is given in steps or in epochs."""
+        """The number of timed steps of a cell, whose length is given in steps or in epochs."""
         return cell.steps if cell.steps is not None else (cell.epochs or 0) * self.steps_per_epoch
 
     def with_rest(self, share: int) -> Order:
-        """The same order with a short step after each timed epoch: as many whole shares of `share` items as are left."""
+        """The same order with a short step at the end of each timed epoch. share: items of one rank in a step; the short step
+        has as many whole shares as the remaining items allow."""
         left = self._items % self._size
         return Order(self._items, self._size, self._seed, left - left % share)
 
     def items_in(self, phase: int, step: int) -> int:
-        """How many items the global batch of step 0, 1, ... of a phase has."""
+        """The number of items in the global batch of a step. step: 0, 1, ... in the phase."""
         return self._size if self._place(phase, step)[1] < self._whole else self._rest
 
     def batch(self, phase: int, step: int) -> np.ndarray:
-        """The indices of the global batch of step 0, 1, ... of a phase, (items_in,)."""
+        """The indices of the items in the global batch of a step, (items_in(phase, step),). step: 0, 1, ... in the phase."""
         epoch, position = self._place(phase, step)
         begin = position * self._size
         return self._permutation(phase, epoch)[begin : begin + self.items_in(phase, step)]
 
     def micro_batches(self, phase: int, step: int, *, part: int, parts: int, size: int) -> list[np.ndarray]:
-        """Slice `part` of `parts` equal slices of a step's global batch, cut in order into micro-batches of `size` items.
+        """The micro-batches of one slice of a step's global batch, as indices of `size` items each.
 
-        In a short step, the first parts have their full size and the others are empty. Raises InputError if the sizes are not
-        divisible.
+        The global batch is divided into `parts` equal slices; `part` is the number of the slice, from 0. In a short step, the
+        first slices have their full size and the others are empty. Raises InputError if the sizes are not divisible.
         """
         share, rest = divmod(self._size, parts)
         if rest or share % size:
@@ -62,7 +67,7 @@ class Order:
         return [mine[begin : begin + size] for begin in range(0, len(mine), size)]
 
     def _place(self, phase: int, step: int) -> tuple[int, int]:
-        """(epoch, place in it) of a step."""
+        """(epoch of a step, position of the step in this epoch)."""
         return divmod(step, self.steps_per_epoch if phase == TIMED else self._whole)
 
     def _permutation(self, phase: int, epoch: int) -> np.ndarray:

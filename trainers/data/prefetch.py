@@ -8,13 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
-AHEAD = 2  # steps: one that is being fetched while one lies ready
+AHEAD = 2  # number of steps: the batches of one step are being fetched while those of another step are ready
 
 
 def prefetched(steps: Iterable[Callable[[], T]], ahead: int = AHEAD) -> Generator[T, None, None]:
-    """The results of `steps`, in order. A thread calls up to `ahead` of them before their results are requested.
+    """Call functions in a thread and yield their results in order.
 
-    An error of a call is raised when its result is requested. The first calls begin with the first `next`.
+    The thread calls up to `ahead` functions before their results are requested. If a function raises an error, the error is
+    raised when its result is requested. The thread starts when the first result is requested.
     """
     waiting: deque[Future[T]] = deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")

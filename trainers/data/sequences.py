@@ -1,4 +1,4 @@
-"""The interface of a reader of token sequences, independent of the file format, and the split of every set of tokens."""
+"""The interface of a data set of token sequences, and the rule that splits such a set into training and validation."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ import numpy as np
 if TYPE_CHECKING:
     from trainers.data.data_sets import DataSource
 
-VALIDATION = 10  # one sequence of so many, the last ones
+VALIDATION = 10  # the last tenth of the sequences is the validation split
 
 
 class TokenSet(ABC):
-    """One split of a set. vocabulary: every token is smaller; the same in every split."""
+    """One split of a data set of token sequences.
+
+    source: the record of the data set. vocabulary: every token is smaller than this number; the same in every split.
+    """
 
     source: DataSource
     vocabulary: int
 
     @abstractmethod
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """The sequences with these indices, (n, seq_len + 1) in int64: inputs are all but the last, targets all but the first.
+        """The sequences with these indices, (n, seq_len + 1) in int64.
 
-        The result depends on the indices alone. Several threads may call it at once.
+        The inputs are all tokens of a sequence but the last, the targets all tokens but the first. The result depends only on
+        the indices. Several threads may call this method at the same time.
         """
 
 
 def part(sequences: int, split: str) -> tuple[int, int]:
-    """(the first of a split's sequences, how many it has) of so many in the whole set."""
+    """(index of the split's first sequence, number of its sequences). sequences: number of sequences in the whole set."""
     held_out = sequences // VALIDATION
     return (0, sequences - held_out) if split == "train" else (sequences - held_out, held_out)

@@ -1,4 +1,4 @@
-"""Synthetic images that a model can learn, in any size and number of classes. They need no files."""
+"""Generates synthetic images that a model can learn, in any size and with any number of classes. They need no files."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from trainers.data.data_sets import DataSource
 from trainers.data.images import ImageSet
 
 CLASSES, ITEMS = 10, {"train": 2_000, "validation": 500}
-SEED, VERSION = 10, 1  # another rule gets another version, so that no two rules share a checksum
-COARSE = 4  # a class is a pattern of 4 x 4 fields in each colour
-PATTERN, NOISE = 1.3, 1.15  # half-widths of two uniform distributions whose sum has the deviation 1
+SEED, VERSION = 10, 1  # if the rule for the images changes, the version must change, because the checksum is made from it
+COARSE = 4  # the pattern of a class has 4 x 4 fields in each colour
+PATTERN, NOISE = 1.3, 1.15  # half-widths of two uniform distributions, whose sum has the standard deviation 1
 
 
 class SyntheticImages(ImageSet):
-    """A class's coarse pattern under noise, both functions of a fixed seed and the image's index. Nothing is stored."""
+    """Images that consist of the coarse pattern of their class and noise. Both depend only on a fixed seed and the image's
+    index, so no image is stored."""
 
     def __init__(self, split: str, size: int, classes: int, items: int | None) -> None:
-        """items: how many images the split has; None: 2,000 to train on, 500 to validate. Raises InputError."""
+        """items: number of images in the split; None: 2,000 for `train`, 500 for `validation`. Raises InputError for fewer than
+        2 classes."""
         if classes < 2:
             raise InputError(f"classes: found {classes}. Allowed: at least 2, or there is nothing to learn.")
         self.classes, self._size = classes, size
         count = items or ITEMS[split]
-        self._first = 0 if split == "train" else 2**40  # the splits never meet
+        self._first = 0 if split == "train" else 2**40  # so far apart that the two splits have no common image
         drawn = np.random.Philox(key=np.array([SEED, 2**63], np.uint64)).random_raw(classes * 3 * COARSE**2) / 2.0**64
         patterns = (2 * drawn - 1).reshape(classes, 3, COARSE, COARSE) * PATTERN - NOISE
         self._field = np.arange(size) * COARSE // size
-        self._rows = patterns.astype(np.float32)[..., self._field]  # as wide as the image, not yet as high
+        self._rows = patterns.astype(np.float32)[..., self._field]  # already as wide as the image, but only COARSE rows high
         rule = f"synthetic images {VERSION}, seed {SEED}, {split}, {count} of {size} x {size} in {classes} classes"
         self.source = DataSource(
             name=f"synthetic images, {size} x {size}, {classes} classes",
@@ -44,7 +46,8 @@ class SyntheticImages(ImageSet):
         labels = np.empty(len(indices), np.int64)
         images = np.empty((len(indices), 3, size, size), np.float32)
         for row, index in enumerate(indices):
-            # A counter-based generator starts at any index without the ones before it; 8 pixels a draw.
+            # Philox is a counter-based generator, so an image can be drawn without the images before it. One draw of 64 bits
+            # gives 8 pixels.
             generator = np.random.Philox(key=np.array([SEED, self._first + int(index)], np.uint64))
             drawn = generator.random_raw(1 + (values + 7) // 8)
             labels[row] = drawn[0] % self.classes

@@ -1,4 +1,5 @@
-"""Synthetic sequences that a model can learn: usually a rule gives the next token, sometimes it is random. No files needed."""
+"""Generates synthetic token sequences that a model can learn: a rule gives most tokens, the others are random. They need no
+files."""
 
 from __future__ import annotations
 
@@ -11,26 +12,27 @@ from trainers.data.data_sets import DataSource
 from trainers.data.sequences import TokenSet, part
 
 VOCABULARY, SEQUENCES = 256, 10_000
-SEED, VERSION = 10, 1  # another rule gets another version, so that no two rules share a checksum
-MOST_SYMBOLS = 256  # a larger vocabulary is drawn from its first 256, or a short run would hardly see any token twice
-SURPRISE = 0.1  # the probability that a token is drawn evenly from all symbols
+SEED, VERSION = 10, 1  # if the rule for the tokens changes, the version must change, because the checksum is made from it
+# Of a larger vocabulary, only the first 256 tokens are used; else a short run would hardly see any token twice.
+MOST_SYMBOLS = 256
+SURPRISE = 0.1  # the probability that a token is random, with the same probability for each symbol
 
 
 class SyntheticTokens(TokenSet):
-    """token[k + 1] = (5 token[k] + 3) mod symbols, or with probability 0.1 any symbol. A function of seed and index.
+    """Sequences in which token[k + 1] = (5 token[k] + 3) mod symbols, or, with probability 0.1, any symbol.
 
-    The least mean loss is the rule's entropy: with V symbols and q = 0.9 + 0.1 / V it is
-    -q ln q - (V - 1) (0.1 / V) ln(0.1 / V) nats, 0.88 for 256.
+    A sequence depends only on a fixed seed and its index. The smallest possible mean loss is the entropy of the next token:
+    with V symbols and q = 0.9 + 0.1 / V, this is -q ln q - (V - 1) (0.1 / V) ln(0.1 / V) nats, which is 0.88 for 256 symbols.
     """
 
     def __init__(self, split: str, seq_len: int, vocabulary: int) -> None:
-        """Raises InputError."""
+        """vocabulary: size of the model's vocabulary. Raises InputError if it is below 2."""
         if vocabulary < 2:
             raise InputError(f"vocabulary: found {vocabulary}. Allowed: at least 2, or there is nothing to learn.")
         self.vocabulary = vocabulary
         self._symbols = min(vocabulary, MOST_SYMBOLS)
         self._first, items = part(SEQUENCES, split)
-        factors, terms = [1], [0]  # the rule applied k times is one product and one sum
+        factors, terms = [1], [0]  # the rule applied k times is: factors[k] * token + terms[k]
         for _ in range(seq_len):
             factors.append(5 * factors[-1] % self._symbols)
             terms.append((5 * terms[-1] + 3) % self._symbols)
@@ -48,10 +50,13 @@ class SyntheticTokens(TokenSet):
         drawn = np.empty((len(indices), length), np.uint64)
         for row, index in enumerate(indices):
             drawn[row] = np.random.Philox(key=np.array([SEED, self._first + int(index)], np.uint64)).random_raw(length)
-        fresh = (drawn % 2**32 % self._symbols).astype(np.int64)  # the lower half says which, the upper half whether
+        # The lower 32 bits of a draw select the random symbol; the upper 32 bits decide whether the token is random.
+        fresh = (drawn % 2**32 % self._symbols).astype(np.int64)
         positions = np.arange(length)
         surprised = np.where(drawn >> 32 < int(SURPRISE * 2**32), positions, 0)
-        drawn_at = np.maximum.accumulate(surprised, axis=1)  # where the rule's last start was; the first token is one
+        # For each position, the position of the last random token, from which the rule computes this token. The first token of
+        # a sequence is always random.
+        drawn_at = np.maximum.accumulate(surprised, axis=1)
         steps = positions - drawn_at
         begun = np.take_along_axis(fresh, drawn_at, axis=1)
         tokens: np.ndarray = (self._factors[steps] * begun + self._terms[steps]) % self._symbols

@@ -1,4 +1,4 @@
-"""Opens a set of token sequences by its name. Workloads do not depend on a particular set."""
+"""Opens a set of token sequences by its name, so that workloads do not depend on a particular set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainers.data.sequences import VALIDATION, TokenSet, part
 from trainers.data.synthetic_tokens import VOCABULARY, SyntheticTokens
 from trainers.data.tokens import TokenFile
 
-MOST_BYTES = 8 * 2**20  # of the standard library's text
+MOST_BYTES = 8 * 2**20  # the largest size of the text from the standard library
 BYTES = 256  # the vocabulary of a text whose tokens are its bytes
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}  # folders of the standard library
 
@@ -24,11 +24,18 @@ LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 def open_tokens(
     name: str, data_path: Path, split: str, *, seq_len: int, vocabulary: int | None, tokens_file: str | None
 ) -> TokenSet:
-    """One split of a set: the last tenth of its sequences is for validation, the others are for training.
+    """Open one split of a set. The last tenth of the sequences is for validation, the others are for training.
 
-    vocabulary: of the model; it must contain all tokens, and the synthetic set draws from it (None: 256). tokens_file: for
-    `tokens`, a file that `python -m trainers tokenize` wrote, relative to the data path or absolute. Raises InputError if the
-    file is missing or damaged, or has too large tokens or too few tokens, and WorkspaceError.
+    name: the data set, one of TOKENS.
+    split: `train` or `validation`.
+    seq_len: tokens of a sequence.
+    vocabulary: size of the model's vocabulary. It must contain all tokens of a file; the synthetic set draws tokens from it.
+        None: no limit for a file, 256 for the synthetic set.
+    tokens_file: for the data set `tokens`, a file that `python -m trainers tokenize` wrote, relative to the data path or
+        absolute.
+
+    Raises InputError if the file is missing or damaged, if a token is too large for the model, or if there are too few tokens;
+    and WorkspaceError.
     """
     if name not in TOKENS:
         raise UnknownName("data set", name, TOKENS)
@@ -43,10 +50,10 @@ def open_tokens(
 
 
 class FileTokens(TokenSet):
-    """Sequences of a token file; neighbours share one token, so that each token is predicted once."""
+    """Sequences of a token file. Two consecutive sequences share one token, so that each token is predicted once."""
 
     def __init__(self, path: Path, split: str, seq_len: int, vocabulary: int | None) -> None:
-        """Raises InputError, naming the file."""
+        """Raises InputError with the file if it is missing or damaged, or does not fit the model."""
         if not path.exists():
             raise no_such_file(path)
         self._file, self._seq_len = TokenFile(path), seq_len
@@ -66,10 +73,8 @@ class FileTokens(TokenSet):
 def stdlib_text(data_path: Path) -> Path:
     """The path of a token file with the source code of Python's standard library, which needs no download.
 
-    The file is written into the data folder if it does not exist, or into the user's cache if that folder cannot be written.
-    Raises WorkspaceError.
-
-    Python's version is part of the name: another version has another text.
+    If the file does not exist, it is written into the data folder, or into the user's cache if the data folder is not writable.
+    The version of Python is part of the name, because each version has a different text. Raises WorkspaceError.
     """
     path = writable(data_path / stdlib_name())
     make_once(path, _make)

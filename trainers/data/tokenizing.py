@@ -1,4 +1,4 @@
-"""Makes a token file from texts of any length, a piece at a time."""
+"""Writes a token file from text files. The texts may be larger than memory, because they are read in pieces."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 PIECE = 2**20  # bytes read at a time
-LONGEST_LINE = 2**24  # characters; a longer one is cut where it happens to be
-LINE_END = re.compile(r"\n(?=\S)")  # a tokenizer may join spaces and line ends to what follows, never a letter to a line before
+LONGEST_LINE = 2**24  # characters; a longer line is cut at any place
+# A place where a text may be cut: a line end before a character that is not a space. A tokenizer may join line ends and spaces
+# with the characters after them, but it never joins such a character with the line before.
+LINE_END = re.compile(r"\n(?=\S)")
 
 
 def make(texts: list[Path], out: Path, tokenizer: str) -> str:
-    """Write the tokens of the texts to `out`, with nothing between the texts, and return a sentence about the file.
+    """Write the tokens of the texts to `out` and return a sentence about the file. There is no separator between the texts.
 
-    tokenizer: `bytes`, or the path of a tokenizer.json, which gets a text in pieces of about 1 MiB that end at a line end.
-    Raises InputError if a text is missing, empty or not UTF-8, or if the tokenizer cannot be read, and WorkspaceError.
+    tokenizer: `bytes`, or the path of a tokenizer.json of the tokenizers library. The library gets a text in pieces of about
+    1 MiB that end at a line end. Raises InputError if a text is missing, empty or not UTF-8, or if the tokenizer cannot be
+    read; and WorkspaceError.
     """
     for text in texts:
         if not text.is_file():
@@ -46,7 +49,7 @@ def _bytes(texts: Iterable[Path]) -> Iterator[np.ndarray]:
 
 
 def _encoder(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
-    """(the vocabulary's size, from text to tokens) of a tokenizer.json."""
+    """(size of the vocabulary, function from text to tokens) of a tokenizer.json."""
     import numpy as np
 
     try:
@@ -66,7 +69,7 @@ def _encoder(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
 
 
 def _pieces(text: Path) -> Iterator[str]:
-    """The text, cut after the last line end of each piece that is read, where it has one."""
+    """The text in pieces: after each read, the text up to the last line end. The rest is kept for the next piece."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     held, read = "", 0
     try:

@@ -1,6 +1,6 @@
-"""The token file, a format whose header describes the content, so that a wrong or damaged file is refused before training.
+"""Reads and writes token files. A header describes the content, so that a wrong or damaged file is refused before training.
 
-Little-endian: 64 bytes of header, then the tokens.
+The format is little-endian: 64 bytes of header, then the tokens.
 
 ====== ===== =====================================================
 offset bytes
@@ -33,10 +33,10 @@ DTYPES = {2: "<u2", 4: "<u4"}
 
 
 class TokenFile:
-    """A token file, checked whole and mapped into memory: ranks of one host share its pages."""
+    """A token file, mapped into memory, so that the ranks of one host share its pages. The whole file is checked first."""
 
     def __init__(self, path: Path) -> None:
-        """Raises InputError, naming the file, for anything that is not a whole token file."""
+        """Raises InputError with the file if it is not a complete and undamaged token file."""
         width, count, self.vocabulary, digest = _header(path)
         self.sha256 = digest.hex()
         self.tokens: np.ndarray = np.memmap(path, dtype=DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
@@ -46,24 +46,26 @@ class TokenFile:
             raise InputError(f"{path}: found the token {largest}. Allowed: below its vocabulary size {self.vocabulary}.")
 
     def sequences(self, seq_len: int) -> int:
-        """How many samples of seq_len + 1 tokens it gives; neighbours share one token, so that each is predicted once."""
+        """The number of samples of seq_len + 1 tokens in the file. Consecutive samples share one token, so that each token is
+        predicted once."""
         return max(0, (len(self.tokens) - 1) // seq_len)
 
     def sample(self, indices: np.ndarray, seq_len: int) -> np.ndarray:
-        """The samples with these indices, (n, seq_len + 1) in int64."""
+        """The samples with these indices, (n,), as an array (n, seq_len + 1) in int64."""
         offsets = indices[:, None] * seq_len + np.arange(seq_len + 1)
         return self.tokens[offsets].astype(np.int64)
 
 
 def write(path: Path, pieces: Iterable[np.ndarray], vocabulary: int) -> int:
-    """Write a token file of 1-dimensional pieces, in uint16 if the vocabulary allows it, and return its number of tokens.
+    """Write a token file and return its number of tokens.
 
-    Raises InputError if there is no token, and WorkspaceError; `path` is then unchanged.
+    pieces: 1-dimensional arrays of tokens, in order. vocabulary: every token is smaller; up to 2^16, tokens are written in
+    uint16, else in uint32. Raises InputError if there is no token, and WorkspaceError; after an error, `path` is unchanged.
     """
     width = 2 if vocabulary <= 2**16 else 4
     count, digest = 0, hashlib.sha256()
     with files.writing(path) as handle:
-        handle.write(bytes(HEADER.size))  # what the header says is known at the end
+        handle.write(bytes(HEADER.size))  # room for the header, whose values are known only at the end
         for piece in pieces:
             payload = piece.astype(DTYPES[width], copy=False).tobytes()
             digest.update(payload)
@@ -77,7 +79,10 @@ def write(path: Path, pieces: Iterable[np.ndarray], vocabulary: int) -> int:
 
 
 def _header(path: Path) -> tuple[int, int, int, bytes]:
-    """(bytes per token, tokens, vocabulary size, SHA-256), after every check that needs no token."""
+    """Read and check the header: (bytes per token, number of tokens, vocabulary size, SHA-256).
+
+    All checks that do not need the tokens themselves are made here. Raises InputError and WorkspaceError.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as handle:

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration as a function of the cell, so that no default of DeepSpeed's own decides what a run computes."""
+"""Makes DeepSpeed's configuration from a cell. All relevant keys are set, so that no default of DeepSpeed changes a run."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from shardlab.cell import Cell
 from trainers import loss_scaling
 
 # Default bucket size in elements (100 MB in 16 bits). With DeepSpeed's default of 500 million, a model with less than a billion
-# parameters would start its first reduction only when most of backward is over. DeepSpeed allocates whole buckets.
+# parameters would start its first reduction only when most of backward is over. DeepSpeed allocates memory for whole buckets.
 BUCKET = 50_000_000
-NEVER = 10**9  # steps
+NEVER = 10**9  # a number of steps that no run reaches
 
 
 def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str, Any]:
-    """The configuration of a cell at a ZeRO stage. elements: of the whole model. pin_memory: of what is offloaded."""
+    """The configuration for a cell and a ZeRO stage.
+
+    elements: number of elements of all parameters of the model. pin_memory: whether offloaded tensors are in pinned memory.
+    """
     pure, fp16 = cell.precision == "bf16-pure", cell.precision == "fp16"
     bf16 = cell.precision == "bf16" or pure
     config: dict[str, Any] = {
         "train_batch_size": cell.global_batch_size,
         "train_micro_batch_size_per_gpu": cell.micro_batch_size,
         "gradient_accumulation_steps": cell.gradient_accumulation_steps,
-        "gradient_clipping": cell.max_grad_norm or 0.0,  # DeepSpeed clips at 1.0 where nothing is said
+        "gradient_clipping": cell.max_grad_norm or 0.0,  # 0 switches clipping off; without this key, DeepSpeed clips at 1.0
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,
         "communication_data_type": "bf16" if pure else cell.options["communication_dtype"] if bf16 else "fp32",
@@ -34,7 +37,7 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
         },
         "fp16": {"enabled": fp16, **(_dynamic_scale() if fp16 else {})},
         "torch_autocast": {"enabled": False},
-        # The optimizer is torch's, made by trainers.optimization as for every other strategy.
+        # The optimizer is that of torch, from trainers.optimization, as for every other strategy.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": stage, **_zero(cell, stage, elements, pin_memory)},
@@ -45,18 +48,18 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
         "disable_python_gc": False,
     }
     if cell.precision in ("bf16", "fp16") and stage > 0:
-        config["data_types"] = {"grad_accum_dtype": "fp32"}  # without ZeRO, DeepSpeed adds up in 16 bits and in nothing else
+        config["data_types"] = {"grad_accum_dtype": "fp32"}  # at stage 0, DeepSpeed can accumulate only in 16 bits
     return config
 
 
 def _dynamic_scale() -> dict[str, Any]:
-    """The rule of our own loss scaler, as far as DeepSpeed supports it. DeepSpeed stops the run if the scale gets too small."""
+    """The rule of trainers.loss_scaling, as far as DeepSpeed supports it. DeepSpeed stops the run if the scale is too small."""
     return {
-        "auto_cast": True,  # pictures come in fp32
-        "loss_scale": 0,  # none that is fixed
+        "auto_cast": True,  # casts inputs, because images come in fp32
+        "loss_scale": 0,  # 0: the scale is dynamic
         "initial_scale_power": int(math.log2(loss_scaling.START)),
         "loss_scale_window": loss_scaling.INTERVAL,
-        "hysteresis": 1,  # overflows until the scale is halved
+        "hysteresis": 1,  # number of overflows after which the scale is halved
         "consecutive_hysteresis": False,
         "min_loss_scale": 1,
         "fp16_master_weights_and_grads": False,
@@ -64,7 +67,7 @@ def _dynamic_scale() -> dict[str, Any]:
 
 
 def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, Any]:
-    """What is sharded, and in which buckets; sizes are in elements."""
+    """The part `zero_optimization` of the configuration: buckets (sizes in elements), prefetching, ZeRO++ and offloading."""
     if stage == 0:
         return {}
     options, every = cell.options, min(elements + elements % 2, BUCKET)  # DeepSpeed refuses odd sizes
@@ -90,7 +93,7 @@ def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, 
             "stage3_max_live_parameters": options["max_live_parameters"],
             "stage3_module_granularity_threshold": 0,
             "stage3_use_all_reduce_for_fetch_params": False,
-            "sub_group_size": 1_000_000_000,  # elements that the optimizer takes at a time
+            "sub_group_size": 1_000_000_000,  # number of elements that the optimizer updates at a time
             "zero_hpz_partition_size": options["hpz_partition_size"],
             "zero_quantized_weights": options["quantized_weights"],
             "zero_quantized_nontrainable_weights": False,

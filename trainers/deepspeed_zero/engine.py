@@ -1,4 +1,4 @@
-"""The engine of ZeRO, which drives DeepSpeed's own engine, and the bytes that the stages send."""
+"""The engine of ZeRO, which wraps DeepSpeed's own engine, and the bytes that each stage sends by theory."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from trainers.ranks import Ranks
     from trainers.task import Task
 
-FLAGS = 8  # bytes of the gradient's norm and of the sign that a number overflowed, once a step
+FLAGS = 8  # bytes of the gradient norm and of the overflow flag, which are all-reduced once per step
 
 
 class ZeroEngine(ReplicatedEngine):
-    """DeepSpeed's own engine, driven pass by pass; its bf16 and fp16 keep fp32 weights in the optimizer and cast the model."""
+    """Calls DeepSpeed's engine for each pass and step. With bf16 and fp16, DeepSpeed casts the model to 16 bits and keeps fp32
+    weights in its optimizer."""
 
     casts_itself = True
     model: Any  # deepspeed.DeepSpeedEngine
@@ -40,7 +41,7 @@ class ZeroEngine(ReplicatedEngine):
     def __init__(
         self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int, deferred: Deferred | None = None
     ) -> None:
-        """deferred: fills the model, which is on the meta device then; only for stage 3. Else the model is in host memory."""
+        """deferred: fills a model that is on the meta device; only for stage 3. None: the model is in host memory."""
         _set_up(ranks)
         self.stage = stage
         divisible = 2 * ranks.world_size  # ZeRO++ does not quantise parameters whose size this number does not divide
@@ -57,17 +58,18 @@ class ZeroEngine(ReplicatedEngine):
             drawn = {name: p.detach() for name, p in model.named_parameters()} if low else {}
             model.to(low or dtypes.weight_dtype(cell.precision))
         super().__init__(cell, task, ranks, model)
-        self.scaler = None  # DeepSpeed has its own
-        # Each parameter's elements, and which parameter a pass needs when. Parameters that are sharded have no size themselves.
+        self.scaler = None  # DeepSpeed has its own loss scaler
+        # The number of elements of each parameter (a sharded parameter has no size of its own), and the order of use.
         self._sizes = dict(zip((id(p) for p in model.parameters() if p.requires_grad), elements, strict=True))
         self._uses = order_of_use(model)
         self.model, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=self.config)
         self._start_from(drawn, whole=deferred is None)
 
     def _start_from(self, drawn: dict[str, torch.Tensor], *, whole: bool) -> None:
-        """Give the optimizer the weights as they were initialized: DeepSpeed's fp32 weights are those rounded to 16 bits.
+        """Write the initial fp32 weights into the optimizer. Without this, DeepSpeed's fp32 weights would be the initial
+        weights rounded to 16 bits.
 
-        whole: whether `drawn` has whole parameters, else this rank's parts of them.
+        drawn: the initial weights by name. whole: whether `drawn` has whole parameters; if not, it has this rank's parts.
         """
         own = self._own_weights()
         for name, parameter in self.model.module.named_parameters():
@@ -81,7 +83,7 @@ class ZeroEngine(ReplicatedEngine):
                 own[parameter].detach().copy_(drawn[name])
 
     def _own_weights(self) -> dict[torch.Tensor, torch.Tensor]:
-        """The fp32 weight of each 16-bit weight of the model, at stage 0, where nothing is sharded."""
+        """At stage 0, where nothing is sharded: 16-bit weight of the model -> its fp32 weight. Empty at other stages."""
         optimizer = self.model.optimizer
         low, full = (getattr(optimizer, name, []) for name in ("fp16_groups", "fp32_groups"))
         return {p: weight for many, weights in zip(low, full) for p, weight in zip(many, weights)} if self.stage == 0 else {}
@@ -92,9 +94,9 @@ class ZeroEngine(ReplicatedEngine):
 
     def backward(self, loss: torch.Tensor) -> None:
         if self.stage == 0 and self.cell.precision == "fp16":
-            # Without ZeRO, DeepSpeed 0.19 divides gradients by the loss scale in step and multiplies by it nowhere.
+            # At stage 0, DeepSpeed 0.19 divides gradients by the loss scale in `step`, but it never multiplies the loss by it.
             loss = loss * self._scaling().cur_scale
-        self.model.backward(loss, scale_wrt_gas=False)  # it is a share of the step's loss already
+        self.model.backward(loss, scale_wrt_gas=False)  # the loss is already divided by the number of micro-batches
 
     def update(self) -> None:
         self.model.step()
@@ -105,7 +107,7 @@ class ZeroEngine(ReplicatedEngine):
         return float(torch.stack(squares).sum().sqrt()) / (self._scaling().cur_scale if self.cell.precision == "fp16" else 1.0)
 
     def _scaling(self) -> Any:
-        """The object with the loss scale of an fp16 run (`cur_scale`). Gradients are scaled until the step."""
+        """DeepSpeed's object with the loss scale of an fp16 run (`cur_scale`). Gradients stay scaled until the step."""
         optimizer = self.model.optimizer
         return optimizer.loss_scaler if self.stage else optimizer.loss_scale_config
 
@@ -122,7 +124,7 @@ class ZeroEngine(ReplicatedEngine):
         }
 
     def _whole(self, parameters: Iterable[nn.Parameter], *, gradients: bool) -> Iterable[torch.Tensor]:
-        """Each parameter's weight or gradient, whole on every rank."""
+        """The whole weight of each parameter, or its whole gradient, on every rank. A collective."""
         if self.stage:
             return gather_state.whole(parameters, gradients=gradients)
         own = {} if gradients else self._own_weights()
@@ -139,7 +141,7 @@ class ZeroEngine(ReplicatedEngine):
             found["master_parameter"] += zero.fp32_partitioned_groups_flat
             found["parameter"] = [p.ds_tensor for p in parameters]
             found["gathered"] = [p.data for p in parameters]
-            # Before gradients, which for a while are views of it.
+            # `buffer` is before `gradient`: for some time gradients are views of this buffer, and the first category counts.
             found = {"buffer": [bucket.buffer for bucket in zero.ipg_buckets.values() if bucket.buffer is not None], **found}
         return found
 
@@ -153,11 +155,12 @@ class ZeroEngine(ReplicatedEngine):
         zero_state.restored(self.model)
 
     def parameters(self) -> int:
-        return sum(self._sizes.values())  # what is cut has no size of its own
+        return sum(self._sizes.values())  # not the sizes in the model, because a sharded parameter has no size of its own
 
     def theory(self) -> list[Term]:
-        """The bytes of ZeRO++'s integers follow from the source of DeepSpeed 0.19, without their scales (under 1 %). They have
-        not been counted yet, because that needs GPUs."""
+        """As `Accounted.theory`. For ZeRO++, the bytes of quantised values are derived from the source of DeepSpeed 0.19,
+        without the scales of the quantisation (less than 1 %). They have not yet been compared with counted bytes, which needs
+        GPUs."""
         n, elements, passes = self.data_ranks, self.parameters(), self.cell.gradient_accumulation_steps
         weight = precision.computed_bytes(self.cell.precision)
         reduced = elements * (2 if self.config["communication_data_type"] == "bf16" else 4)
@@ -165,7 +168,7 @@ class ZeroEngine(ReplicatedEngine):
             return [Term("gradients, once a step", "all_reduce", reduced, n)]
         flags = Term("gradient norm and overflow, once a step", "all_reduce", FLAGS, n)
         if self.stage < 3:
-            # DeepSpeed reduces whole buckets to every rank at stage 2 as well, which textbooks count as a reduce-scatter.
+            # Also at stage 2, DeepSpeed all-reduces whole buckets; textbooks assume a reduce-scatter.
             times, when = (passes, "each pass") if self.stage == 2 else (1, "once a step")
             gradients = Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", reduced, n, times)
             return [gradients, Term("updated parameters, once a step", "all_gather", elements * weight, n), flags]
@@ -181,8 +184,8 @@ class ZeroEngine(ReplicatedEngine):
         ]
 
     def _gradients(self, itemsize: float) -> list[Term]:
-        """The gradients of stage 3. Those of matrices may be quantised to half a byte per element, and are then summed within a
-        node first, then between nodes."""
+        """The communication of gradients at stage 3. Gradients of matrices may be quantised to half a byte per element; they
+        are then summed first within each node and then between nodes. itemsize: bytes per element of other gradients."""
         passes, nodes = self.cell.gradient_accumulation_steps, self.cell.nnodes
         coarse = self._matrices if self._zero("zero_quantized_gradients") else 0
         whole = (self.parameters() - coarse) * itemsize
@@ -196,15 +199,15 @@ class ZeroEngine(ReplicatedEngine):
         return terms
 
     def _fetched(self) -> tuple[int, int]:
-        """(elements that a pass gathers, each as often as it is gathered; elements that are not sharded).
+        """(elements that a pass gathers, counted each time they are gathered; elements that are not sharded).
 
-        After its use a parameter is freed, unless it is needed again within max_reuse_distance elements. With DeepSpeed's
-        default of 10^9, a model of less than half as many elements is gathered once a pass and then kept: it sends less and
-        needs more memory than textbooks say.
+        After its use a parameter is freed, unless it is needed again within max_reuse_distance elements. DeepSpeed's default
+        is 10^9. A model with less than half of this number of elements is therefore gathered once per pass and then kept: it
+        sends less and needs more memory than textbooks say.
         """
         threshold, distance = (self._zero(f"stage3_{name}") for name in ("param_persistence_threshold", "max_reuse_distance"))
         fetched, passed = 0, 0
-        used: dict[int, int] = {}  # parameter -> elements that had been used when it last was
+        used: dict[int, int] = {}  # parameter -> number of elements that were used up to its last use
         for parameter in self._uses:
             size = self._sizes[parameter]
             if size > threshold and (parameter not in used or passed - used[parameter] >= distance):
@@ -254,20 +257,20 @@ class ZeroEngine(ReplicatedEngine):
 
 def has_quantiser() -> bool:
     """Whether DeepSpeed was installed with its compiled quantiser, or can compile it at first use (needs nvcc)."""
-    from torch.utils import cpp_extension  # with setuptools, which no other run needs
+    from torch.utils import cpp_extension  # imported here, because it imports setuptools, which no other run needs
 
     toolkit = cpp_extension.CUDA_HOME
     return bool(installed_ops.get("quantizer")) or (toolkit is not None and (Path(toolkit) / "bin" / "nvcc").exists())
 
 
 def _set_up(ranks: Ranks) -> None:
-    """Let DeepSpeed use this rank's device and the process group that the rank has joined already."""
+    """Prepare DeepSpeed: it uses this rank's device, and the process group that the rank has already joined."""
     if ranks.device.type == "cuda":
         from deepspeed.accelerator import cuda_accelerator
 
         # With NVML, DeepSpeed asks for free memory by numbers in CUDA_VISIBLE_DEVICES, and fails if it has UUIDs.
         cuda_accelerator.pynvml = None
     if ranks.device.type == "cpu":
-        # It would compile an operation that only inference uses, for a minute, on the first start.
+        # On its first start, DeepSpeed would take a minute to compile an operation that only inference uses.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=ranks.backend, auto_mpi_discovery=False)

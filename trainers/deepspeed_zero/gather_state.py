@@ -1,7 +1,7 @@
-"""Gathers parameters or gradients that ZeRO sharded, whole on every rank, with many parameters in one collective.
+"""Gathers the parameters or gradients that ZeRO has sharded, so that every rank has them whole; many in one collective.
 
-DeepSpeed's own `safe_get_full_grad` and `safe_get_full_fp32_param` need one collective per parameter: over gloo, a proof took
-more time for them than for its steps. The bytes sent are the same.
+DeepSpeed's own `safe_get_full_grad` and `safe_get_full_fp32_param` need one collective per parameter. Over gloo, a same-work
+proof took more time for these calls than for its steps. The number of sent bytes is the same.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_grad
 
-BUCKET = 2**24  # elements: 64 MiB of fp32, twice on a rank, so that a large model is not gathered all at once
+BUCKET = 2**24  # elements per collective: 64 MiB in fp32; a rank needs two copies of them
 
 
 def whole(parameters: Iterable[Any], *, gradients: bool) -> Iterator[torch.Tensor]:
-    """The fp32 weight of each parameter of ZeRO 1 to 3, or its gradient between a backward pass and the update."""
+    """The whole fp32 weight of each parameter, or its whole gradient. For ZeRO stages 1 to 3. A collective.
+
+    gradients: whether to gather gradients, which exist between a backward pass and the update.
+    """
     bucket: list[Any] = []
     for parameter in parameters:
         bucket.append(parameter)
@@ -37,7 +40,7 @@ def _of(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
 
 
 def _gathered(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
-    """For stage 3, which shards each parameter into equal parts; the last part is padded."""
+    """Gather for stage 3, which shards each parameter into equal parts and pads the last part."""
     read = safe_get_local_grad if gradients else safe_get_local_fp32_param
     shares = [read(parameter).detach().float().flatten() for parameter in bucket]
     mine = torch.cat(shares)
@@ -48,17 +51,18 @@ def _gathered(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
 
 
 def _summed(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
-    """For stages 1 and 2, which shard all parameters as one vector: each rank fills its part of zeros, then an all-reduce."""
+    """Gather for stages 1 and 2, which shard all parameters as one vector: each rank writes its part into a tensor of zeros,
+    and an all-reduce adds these tensors."""
     together = torch.zeros(sum(map(_elements, bucket)), dtype=torch.float32, device=bucket[0].device)
     parts = torch.split(together, [_elements(parameter) for parameter in bucket])
     for parameter, part in zip(bucket, parts, strict=True):
         cut = parameter._hp_mapping
         if cut is None:
-            continue  # none of it lies here
+            continue  # this rank has no element of the parameter
         address = cut.lp_fragment_address
         mine = cut.get_lp_grad_fragment(parameter._index_in_param_group).flatten() if gradients else cut.get_hp_fragment()
         if gradients and len(mine) == parameter.numel():
-            mine = mine.narrow(0, address.start, address.numel)  # DeepSpeed's bf16 adds the whole gradient up on every rank
+            mine = mine.narrow(0, address.start, address.numel)  # in bf16, DeepSpeed keeps whole gradients on every rank
         part.narrow(0, address.start, address.numel).copy_(mine.detach())
     dist.all_reduce(together)
     return [part.view_as(parameter) for parameter, part in zip(bucket, parts, strict=True)]

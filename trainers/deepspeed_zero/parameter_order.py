@@ -1,4 +1,4 @@
-"""The order in which a pass needs the parameters. It decides what ZeRO-3 gathers, keeps and frees."""
+"""The order in which a pass needs the parameters. From this order, ZeRO-3 decides when it gathers and frees parameters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 
 
 def order_of_use(model: nn.Module) -> list[int]:
-    """The ids of parameters in the order in which forward and backward need them; a tied parameter once for each module.
+    """The ids of parameters in the order in which forward and backward need them. A tied parameter occurs once for each module
+    that uses it.
 
-    Forward uses modules in the order in which the model names them, backward in reverse order. A checkpointed block is
-    recomputed before its backward, without its last module, because backward needs only the inputs of that module.
+    Forward uses modules in the order of `model.modules()`, backward in the reverse order. A checkpointed block is recomputed
+    before its backward, except its last module, because backward needs only the inputs of the last module.
     """
     wrappers = [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
     wrapper_of = {id(module): wrapper for wrapper in wrappers for module in wrapper.modules()}

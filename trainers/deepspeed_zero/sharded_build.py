@@ -1,4 +1,4 @@
-"""Builds a model for ZeRO-3 block by block, so that no rank ever holds more than its shards and one whole block."""
+"""Builds a model for ZeRO-3 block by block, so that a rank never has more in memory than its shards and one whole block."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def shard(
     config: dict[str, Any],
     computed: torch.dtype | None,
 ) -> dict[str, torch.Tensor]:
-    """Fill and shard the blocks of a model on the meta device, then the rest of the model.
+    """Fill and shard the blocks of a model on the meta device, one by one, and then the rest of the model. A collective.
 
-    computed: the dtype to which the weights are cast, or None. Returns this rank's parts of the fp32 weights by name, in host
-    memory; none if `computed` is None. A collective: all ranks call it.
+    config: DeepSpeed's configuration. computed: the dtype to which the weights are cast; None: they are not cast. Returns this
+    rank's parts of the fp32 weights by name, in host memory; an empty dict if `computed` is None.
     """
     parts: dict[str, torch.Tensor] = {}
     init: Any = None
@@ -37,7 +37,7 @@ def shard(
                 if not parameter.is_meta and name not in parts:
                     parts[name] = part_of(parameter.detach(), ranks.rank, ranks.world_size).cpu()
             module.to(computed)
-        if init is None:  # one for all blocks: each of them allocates buffers of its own if parameters are offloaded to NVMe
+        if init is None:  # one object for all blocks: each object allocates buffers if parameters are offloaded to NVMe
             init = deepspeed.zero.Init(module=module, config_dict_or_path=config)
         else:
             init._convert_to_zero_parameters(module.parameters())
@@ -45,6 +45,7 @@ def shard(
 
 
 def part_of(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
-    """The elements of a parameter that ZeRO-3 gives to a rank, 1-dim; DeepSpeed pads parameters to a multiple of the ranks."""
+    """The elements of a whole parameter that belong to a rank in ZeRO-3, 1-dim. DeepSpeed pads each parameter, so that its size
+    is a multiple of the number of ranks."""
     flat = whole.flatten()
     return pad(flat, (0, -flat.numel() % ranks)).chunk(ranks)[rank]

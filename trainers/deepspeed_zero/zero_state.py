@@ -1,8 +1,8 @@
 """The state of a DeepSpeed engine for checkpoints: fp32 weights and optimizer state, sharded flat over the ranks.
 
-DeepSpeed's own checkpoints are pickles of whole engines. Its public functions for single parameters
-(`deepspeed.utils.safe_get_full_fp32_param` and similar) gather each parameter on every rank. The functions here give the memory
-from which DeepSpeed's functions read, so that each rank saves and loads only its shard.
+DeepSpeed's own checkpoints are pickles of whole engines, and its public functions for single parameters
+(`deepspeed.utils.safe_get_full_fp32_param` and similar) gather each parameter on every rank. The functions of this module use
+the memory from which these functions of DeepSpeed read, so that each rank saves and loads only its own shard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from trainers.checkpointing.state_parts import State
 
 
 def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> State:
-    """This rank's fp32 weights and optimizer state. inner: torch's optimizer. sizes: elements of a parameter, by its id."""
+    """This rank's parts of the fp32 weights and of the optimizer state.
+
+    engine: DeepSpeed's. inner: torch's optimizer, which DeepSpeed's optimizer may wrap. sizes: number of elements of each whole
+    parameter, by the parameter's id.
+    """
     outer, named = engine.optimizer, [(model_options.plain_name(name), p) for name, p in engine.module.named_parameters()]
     if outer is inner:
         return state_parts.of_parameters(named, inner)
@@ -29,7 +33,7 @@ def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> S
     shares, states = [], []
     for name, parameter in named:
         flat, at, count, begin = _cut(outer, parameter)
-        count = min(count, sizes[id(parameter)] - begin)  # the rest of the last rank's share is padding
+        count = min(count, sizes[id(parameter)] - begin)  # the share of the last rank may end with padding
         if count <= 0:
             continue
         shares.append((name, flat.narrow(0, at, count), sizes[id(parameter)], begin))
@@ -39,7 +43,8 @@ def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> S
 
 
 def make_room(engine: Any, inner: torch.optim.Optimizer) -> None:
-    """Make the optimizer allocate its state. At stage 3, the optimizer has its parameter groups only during a step."""
+    """Make the optimizer allocate its state. At stage 3, DeepSpeed gives the optimizer its parameters only during a step, so
+    they are set for this time."""
     outer = engine.optimizer
     lent = hasattr(outer, "_set_fp32_optimizer_param_groups")
     if lent:
@@ -66,7 +71,8 @@ def restored(engine: Any) -> None:
 
 
 def _cut(outer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int]:
-    """(flat memory of fp32 weights, first element of a parameter's shard in it, elements, first element in the parameter)."""
+    """Where this rank's shard of a parameter is: (flat tensor of fp32 weights, index of the shard's first element in this
+    tensor, number of its elements, index of its first element in the flattened parameter)."""
     if hasattr(parameter, "ds_id"):
         group, at, count = map(int, outer.grad_position[outer.get_param_id(parameter)])
         return outer.fp32_partitioned_groups_flat[group], at, count, count * outer._get_param_partition_rank(parameter)

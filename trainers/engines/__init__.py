@@ -1,1 +1,1 @@
-"""The engines: what the menu entries of strategies build. Each module has a function `build`."""
+"""The engines of the strategies on the menu. Each module has a function `build`, which makes the engine of a rank."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound="DdpEngine")
 MIB = 2**20
 WORTH = 2  # PowerSGD compresses a matrix that becomes smaller by more than this factor
-EXACT_STEPS = 2  # before PowerSGD starts; its own least number with error feedback
+EXACT_STEPS = 2  # steps without compression at the start; PowerSGD with error feedback needs at least 2
 
 
 class DdpEngine(ReplicatedEngine):
@@ -47,14 +47,17 @@ class DdpEngine(ReplicatedEngine):
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """The context of a step in which some ranks have no data. A rank without data takes part in the collectives of the
-        other ranks. Gradients are averaged over the ranks with data. At the end all ranks get the parameters of one of them."""
+        """The context of a step in which some ranks have no data.
+
+        A rank without data takes part in the collectives of the other ranks. Gradients are averaged over the ranks with data.
+        At the end, all ranks get the parameters of one rank with data.
+        """
         wrapped = cast("DistributedDataParallel", self.model)
         with wrapped.join(divide_by_initial_world_size=False):
             yield
         wrapped._join_config = _JoinConfig(
             enable=False, throw_on_early_termination=False, is_first_joinable=False
-        )  # torch leaves it on, and validation may follow
+        )  # torch itself does not switch it off, and a validation may follow
 
     def theory(self) -> list[Term]:
         n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
@@ -89,7 +92,7 @@ class DdpEngine(ReplicatedEngine):
 
 
 class PowerSgdEngine(DdpEngine):
-    """DDP with PowerSGD, which keeps its state per bucket. DDP decides its buckets only in its first steps."""
+    """DDP with PowerSGD, which has a state for each bucket of gradients. DDP chooses the buckets only in its first steps."""
 
     kept: PowerSGDState
     hook = "powersgd"
@@ -105,7 +108,7 @@ class PowerSgdEngine(DdpEngine):
         return {**super().numbers(), "powersgd_iterations": float(self.kept.iter)}
 
     def make_room(self, numbers: dict[str, float]) -> None:
-        """Make steps on one item and discard the gradients, until DDP has its buckets and PowerSGD the memory of its state."""
+        """Make steps on one item without updates, until DDP has chosen its buckets and PowerSGD has allocated its state."""
         super().make_room(numbers)
         clock = clock_for(self.device)
         clock.start()
@@ -116,13 +119,13 @@ class PowerSgdEngine(DdpEngine):
 
     def restored(self, numbers: dict[str, float]) -> None:
         super().restored(numbers)
-        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0 if the checkpoint is of another strategy
+        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0 if another strategy saved the checkpoint
 
 
 def _powersgd(model: nn.Module) -> tuple[int, int]:
-    """Bytes of the gradients that PowerSGD (Vogels et al., 2019) does not compress, and of the two factors of all others.
+    """(bytes of the gradients that PowerSGD does not compress, bytes of the two factors of all other gradients).
 
-    A gradient with r rows is an r x c matrix for PowerSGD; its two factors together have RANK (r + c) elements.
+    PowerSGD (Vogels et al., 2019) treats a gradient with r rows as an r x c matrix. Its two factors have RANK (r + c) elements.
     """
     whole = factors = 0
     for parameter in model.parameters():
@@ -160,15 +163,15 @@ def _wrapped(cell: Cell, task: Task, ranks: Ranks, kind: type[E]) -> E:
     return engine
 
 
-def _in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own classes as annotations or none
-    """Average a bucket in bf16. torch's own hook does the same but refuses to on a CPU."""
+def _in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP accepts only its own classes as annotations, or none
+    """A communication hook of DDP: average a bucket of gradients in bf16. Torch's own hook does the same, but not on a CPU."""
     rounded = bucket.buffer().to(torch.bfloat16).div_(world_size)
     sent = dist.all_reduce(rounded, async_op=True).get_future()
     return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
 def _with_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # with modules that no other strategy needs
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # imports modules that no other strategy needs
 
     engine = _wrapped(cell, task, ranks, PowerSgdEngine)
     engine.kept = state = powerSGD_hook.PowerSGDState(

@@ -1,4 +1,4 @@
-"""The engine of FSDP1."""
+"""The engine of FSDP1 (`FullyShardedDataParallel`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 
-FREES = ("FULL_SHARD", "HYBRID_SHARD")  # blocks after forward, so that backward gathers them again
+FREES = ("FULL_SHARD", "HYBRID_SHARD")  # these free gathered parameters after forward, so backward gathers them again
 
 
 class Fsdp1Engine(ReplicatedEngine):
@@ -38,7 +38,7 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, sizes: tuple[int, int], sharding: str) -> None:
         super().__init__(cell, task, ranks, model)
-        self._blocks, self._rest = sizes  # elements wrapped block by block, and those of the outermost unit
+        self._blocks, self._rest = sizes  # number of elements in the units of blocks, and in the outermost unit
         self._sharding = sharding
         self._replicas = cast("int", cell.options["replicas"]) if sharding in HYBRID else 1
 
@@ -58,7 +58,7 @@ class Fsdp1Engine(ReplicatedEngine):
         return overflowed
 
     def gradient_norm(self) -> float:
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards, maybe offloaded
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # shards of this rank; may be offloaded
         squares = [g.float().square().sum().to(self.device) for g in grads]
         square = torch.stack([torch.zeros((), device=self.device), *squares]).sum()
         if self._sharding != "NO_SHARD":
@@ -75,7 +75,8 @@ class Fsdp1Engine(ReplicatedEngine):
         names = {id(p): model_options.plain_name(name) for name, p in self.model.named_parameters()}
         shares, states = [], []
         for unit in FullyShardedDataParallel.fsdp_modules(self.model):
-            # Which part of a parameter a flat shard holds no public interface tells; torch is pinned, and a test resumes.
+            # No public interface tells which part of a parameter a flat shard has, so private fields are read. The version of
+            # torch is pinned, and a test resumes a run with FSDP1.
             flat = unit._handle.flat_param  # type: ignore[union-attr]
             for parameter, here, shape in zip(flat._params or (), flat._shard_param_infos, flat._shapes):
                 if here.in_shard:
@@ -88,7 +89,7 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def theory(self) -> list[Term]:
         passes, shards = self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
-        whole = self.parameters() * float(weight_bytes(self.cell.precision))  # as which gradients are reduced
+        whole = self.parameters() * float(weight_bytes(self.cell.precision))  # bytes of all gradients when they are reduced
         if self._sharding == "NO_SHARD":
             return [Term("gradients, once a step", "all_reduce", whole, self.data_ranks)]
         gathered = float(computed_bytes(self.cell.precision))
@@ -98,7 +99,7 @@ class Fsdp1Engine(ReplicatedEngine):
                      self._blocks * gathered, shards, 2 * passes),
                 Term("the outermost unit's parameters, once a pass", "all_gather", self._rest * gathered, shards, passes),
             ]  # fmt: skip
-        else:  # kept from forward to backward, and until the last pass of a step
+        else:  # parameters stay gathered from forward to backward, and until the last pass of a step
             gathers = [Term("parameters, once a step", "all_gather", self.parameters() * gathered, shards)]
         reduces = [Term("gradients, once a step", "reduce_scatter", whole, shards)]
         if self._replicas > 1:
@@ -127,7 +128,7 @@ class Fsdp1Engine(ReplicatedEngine):
 
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine:
-    """sharding: a member of FSDP's `ShardingStrategy`."""
+    """The engine of a variant. sharding: the name of a member of FSDP's `ShardingStrategy`."""
     options = cell.options
     if options["offload"] == "cpu" and ranks.device.type == "cpu":
         raise InputError(f"offload: {WITHOUT_GPU}")
@@ -143,7 +144,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine
         param_dtype=low,
         reduce_dtype=torch.float32,
         cast_forward_inputs=True,
-        _module_classes_to_ignore=(),  # else BatchNorm keeps fp32 weights, as under no other strategy
+        _module_classes_to_ignore=(),  # FSDP1's default excludes BatchNorm from casting; no other strategy excludes it
     )
     prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
     wrapped = FullyShardedDataParallel(
@@ -158,7 +159,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine
         limit_all_gathers=cast("bool", options["limit_all_gathers"]),
         use_orig_params=True,
         param_init_fn=deferred.fill,
-        sync_module_states=False,  # `fill` sends the weights
-        device_id=ranks.device,  # on a CPU as well: without it FSDP looks for an accelerator
+        sync_module_states=False,  # `deferred.fill` broadcasts the weights
+        device_id=ranks.device,  # also on a CPU, because without device_id FSDP searches for an accelerator
     )
     return Fsdp1Engine(cell, task, ranks, wrapped, sizes, sharding)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class Fsdp2Engine(FullySharded):
-    """Each rank runs the whole model, whose blocks are gathered when they are needed."""
+    """Each rank runs the whole model on its slice of the batch. A block is gathered when it is needed."""
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, *, reshards: bool) -> None:
         super().__init__(cell, task, ranks, model)
-        self._reshards = reshards  # after forward, so that backward gathers again
+        self._reshards = reshards  # whether blocks are freed after forward, so that backward gathers them again
         self._replicas = cast("int", cell.options.get("replicas", 1))
         self._offloaded = cell.options["offload"] == "cpu"
 
@@ -50,7 +50,7 @@ class Fsdp2Engine(FullySharded):
 
     def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
         mesh = cast("DTensor", next(self.model.parameters())).device_mesh
-        dist.all_reduce(overflowed, group=mesh.get_group(mesh.ndim - 1))  # replicas hold the same shards
+        dist.all_reduce(overflowed, group=mesh.get_group(mesh.ndim - 1))  # only within a replica: replicas have equal shards
         return overflowed
 
     def gradient_norm(self) -> float:
@@ -59,7 +59,7 @@ class Fsdp2Engine(FullySharded):
         gradients = [cast("DTensor", p.grad) for p in self.model.parameters() if p.grad is not None]
         square = torch.stack([g.to_local().float().square().sum() for g in gradients]).sum().to(self.device)
         mesh = gradients[0].device_mesh
-        dist.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # NCCL sums nothing that lies on the CPU
+        dist.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # on the GPU, because NCCL reduces no CPU tensors
         return float(square.sqrt())
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
@@ -108,7 +108,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, 
     for block in blocks:
         deferred.fill(block)
         fully_shard(block, reshard_after_forward=reshard_after_forward, **given)
-    # What no block holds (embeddings, head) is needed at once by backward: it is never freed after forward.
+    # Parameters outside of blocks (embeddings, head) are not freed after forward, because backward needs them at once.
     deferred.fill(model)
     fully_shard(model, reshard_after_forward=False, **given)
     _prefetch(cast("list[FSDPModule]", blocks), cast("int", cell.options["prefetch"]))
@@ -116,7 +116,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, 
 
 
 def _prefetch(blocks: list[FSDPModule], ahead: int) -> None:
-    """Have each block gather the `ahead` blocks that come after it, in forward and, the other way, in backward."""
+    """Make each block start to gather the next `ahead` blocks: those after it in forward, those before it in backward."""
     for index, block in enumerate(blocks):
         if ahead:
             block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + ahead])

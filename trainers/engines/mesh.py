@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ShardedTensorEngine(FullySharded, TensorEngine):
-    """Blocks are split over tp; the parameters that a rank then has are sharded over dp."""
+    """Tensor parallelism and FSDP2: blocks are split over tp, and the parts of a rank are then sharded over dp."""
 
     def theory(self) -> list[Term]:
         passes = self.cell.gradient_accumulation_steps
@@ -32,14 +32,15 @@ class ShardedTensorEngine(FullySharded, TensorEngine):
 
 
 class MeshPipelineEngine(PipelineEngine):
-    """A pipeline whose blocks may be split over tp and sharded over dp."""
+    """Pipeline parallelism in which blocks may also be split over tp and sharded over dp."""
 
     def theory(self) -> list[Term]:
         terms, degrees = super().theory(), menu.strategy_of(self.cell).degrees
         if "tp" in degrees:
             terms += activations(self.cell, self.task, self.held)
         if "dp" in degrees:
-            # Gathered by a step's first micro-batch and kept to its last: to gather for each would cost more than it frees.
+            # Parameters are gathered by the first micro-batch of a step and kept until the last one. To gather them again for
+            # each micro-batch would cost more than the freed memory is worth.
             terms += shards(self.cell, self.held, block_gathers=1, other_gathers=1)
         return terms
 
@@ -51,13 +52,14 @@ class MeshPipelineEngine(PipelineEngine):
 
 
 def shards(cell: Cell, held: MeshModel, *, block_gathers: int, other_gathers: int) -> list[Term]:
-    """What fully_shard exchanges over the dp ranks in a step."""
+    """The communication of fully_shard over the dp ranks in a step. block_gathers, other_gathers: how often a step gathers the
+    parameters inside and outside of blocks."""
     inside, outside, ranks = held.padded[True], held.padded[False], held.mesh["dp"].size()
     return fsdp.terms(cell.precision, inside, outside, ranks, block_gathers=block_gathers, other_gathers=other_gathers)
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine:
-    """The engine of the dimensions that the strategy's menu entry names."""
+    """The engine for the mesh dimensions (`degrees`) of the cell's strategy."""
     degrees = menu.strategy_of(cell).degrees
     if "pp" not in degrees:
         sequence = bool(cell.options["sequence_parallel"])

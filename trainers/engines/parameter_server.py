@@ -1,4 +1,4 @@
-"""The engine of a worker, and the server of the last ranks."""
+"""Builds the engine of a worker, and the parameter server of each of the last ranks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, waits: bool = False) -> WorkerEngine:
-    """The engine of a rank that trains."""
+    """The engine of a rank that trains (a worker). waits: as in `mode`."""
     model = model_options.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
     return WorkerEngine(cell, task, ranks, model, mode(cell, waits=waits))
 
 
 def build_server(cell: Cell, task: Task, ranks: Ranks, *, waits: bool = False) -> ParameterServer:
-    """The server of one of the last ranks."""
+    """The parameter server of one of the last ranks. waits: as in `mode`."""
     return ParameterServer(cell, task, ranks, mode(cell, waits=waits))
 
 
 def mode(cell: Cell, *, waits: bool) -> Mode:
-    """How servers treat pushes.
+    """How servers treat pushes. The sections are those of the study (see trainers/strategies/parameter_server.py).
 
-    waits (section 3.4, synchronous): one update for a step of all workers, with the mean of their gradients; the work of one
-    process. Else every push is an update at once, and the learning rate stays what it is (section 5.2: one recipe for all).
-    With options, pushes are bounded (section 5.3.1, which gives no numbers): the bound is that of Ho et al. (2013), the weight
-    1 / (1 + staleness).
+    waits: one update for each step of all workers, with the mean of their gradients, as one process would do it (section 3.4,
+    synchronous). If it is false, each push is an update at once, with the same learning rate (section 5.2: one recipe for all).
+    If the cell has the options of bounded staleness (section 5.3.1, which gives no numbers), the bound is that of Ho et al.
+    (2013), and the weight of a gradient is 1 / (1 + staleness).
     """
     if "staleness_bound" not in cell.options:
         return Mode(waits=waits)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PipelineEngine(MeshModelEngine):
-    """The micro-batches of a step go through the pipeline. All stages of a pipeline train on the same slice of the data."""
+    """Sends the micro-batches of a step through the stages. All stages of a pipeline train on the same slice of the data."""
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: MeshModel, pipeline: Pipeline) -> None:
         super().__init__(cell, task, ranks, held)
@@ -32,7 +32,7 @@ class PipelineEngine(MeshModelEngine):
         pipeline.scaler = self.scaler
         clock = clock_for(ranks.device)
         clock.start()
-        pipeline.rehearse(clock)  # here, not in the first step that is timed
+        pipeline.rehearse(clock)  # the setup of the schedule is done here and not in the first timed step
         self.optimizer.zero_grad(set_to_none=True)
 
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
@@ -55,7 +55,7 @@ class PipelineEngine(MeshModelEngine):
 
 
 def tied_weights(held: MeshModel) -> list[Term]:
-    """The all-reduces of gradients of tied weights, each between the stages that hold the weight."""
+    """The all-reduces of the gradients of tied weights, each over the ranks whose stages have the weight."""
     return [
         Term("gradient of a weight that stages have in common, once a step", "all_reduce", bytes_of([local(p)]), holders)
         for p, holders in held.tied()

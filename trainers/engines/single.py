@@ -1,4 +1,4 @@
-"""The engine of one process with the whole model and the whole batch."""
+"""The engine of one process, which has the whole model and the whole batch."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ class TensorEngine(MeshModelEngine):
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: MeshModel) -> None:
         super().__init__(cell, task, ranks, held)
         if held.sequence:
-            # Outermost, where neither recomputation repeats it nor fully_shard watches over what it gives.
+            # The hooks are on the outermost wrappers: there, recomputation does not repeat them, and fully_shard does not see
+            # their results.
             cut_between(held.blocks[0], held.blocks[-1], held.mesh["tp"])
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
@@ -51,10 +52,10 @@ class TensorEngine(MeshModelEngine):
 
 
 def activations(cell: Cell, task: Task, held: MeshModel) -> list[Term]:
-    """What the split blocks of a rank exchange in a step."""
+    """The communication of a rank's split blocks in a step, over the tensor-parallel ranks."""
     plan = task.plan()
     elements, n = cell.micro_batch_size * math.prod(plan.hidden), held.mesh["tp"].size()
-    # Autocast computes a linear layer in 16 bits but casts inside it: what it reads, and the gradient of that, is fp32.
+    # With autocast, a linear layer computes in 16 bits but casts its input itself: the input and its gradient are fp32.
     written, read = elements * computed_bytes(cell.precision), elements * stream_bytes(cell.precision)
     blocks = len(held.blocks) * cell.gradient_accumulation_steps
     again = model_options.effective(held.module)["checkpointed_blocks"] * cell.gradient_accumulation_steps
@@ -65,7 +66,7 @@ def activations(cell: Cell, task: Task, held: MeshModel) -> list[Term]:
              written, n, plan.forward_reductions * blocks),
         Term("gradients of what column-parallel layers read, each block and pass", "all_reduce",
              read, n, plan.backward_reductions * blocks),
-        # Recomputation stops when backward has all that it saved, and the block's last sum is not among it.
+        # Recomputation stops when it has all tensors that backward needs. The last all-reduce of a block comes after that.
         Term("what they write once more but for the last of a block, each recomputed block and pass", "all_reduce",
              written, n, (plan.forward_reductions - 1) * again),
     ]  # fmt: skip

@@ -1,1 +1,2 @@
-"""Rehearsals that start in a second: ranks are forked from one warm parent, which has already imported torch and the models."""
+"""Starts the ranks of a rehearsal within a second: they are forked from the warm parent, a process that has already imported
+torch and the models."""

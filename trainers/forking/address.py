@@ -1,4 +1,7 @@
-"""The socket of the warm parent of exactly this code, and the messages between the warm parent and its clients."""
+"""The path of the warm parent's socket, and the messages between the warm parent and its clients.
+
+The path depends on the code, so that a client never reaches a warm parent with other code.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from typing import Any
 from shardlab import host
 from shardlab.errors import InputError, ShardlabError
 
-SOURCE = Path(__file__).resolve().parents[2]  # the folder that holds trainers/ and shardlab/
-LONGEST_PATH = 107  # bytes in sockaddr_un, one is the final zero
-LONGEST_LINE = 4 * 2**20  # bytes; an environment is at most 2 MiB on Linux
+SOURCE = Path(__file__).resolve().parents[2]  # the folder that contains trainers/ and shardlab/
+LONGEST_PATH = 107  # bytes of a path in sockaddr_un, without the final zero byte
+LONGEST_LINE = 4 * 2**20  # bytes of a message; it contains an environment, which has at most 2 MiB on Linux
 
 
 def socket_path() -> Path:
-    """The socket of the warm parent for this interpreter, these packages and this source. Raises InputError, ShardlabError."""
+    """The path of the socket for this interpreter, its packages and this source. Raises InputError and ShardlabError."""
     path = folder() / f"{key()}.sock"
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise InputError(f"{path}: too long for a socket: at most {LONGEST_PATH} bytes. Set XDG_RUNTIME_DIR to a shorter path.")
@@ -31,10 +34,10 @@ def socket_path() -> Path:
 
 
 def key() -> str:
-    """A digest of this interpreter, these packages and this source, by which the socket is named.
+    """A digest of this interpreter, its installed packages and this source. It is the name of the socket.
 
-    A change of any of them changes the name of the socket, so that no run uses other code than the code on disk. The place of
-    the source does not count: runs of several workspaces, each with its own copy of the source, use one warm parent.
+    If any of them changes, the name of the socket changes, so that a run always uses the code on disk. The folder of the source
+    is not part of the digest: runs of several workspaces, each with its own copy of the source, use the same warm parent.
     """
     seen = hashlib.sha256(json.dumps([sys.executable, sys.version, host.packages()]).encode())
     for package in ("shardlab", "trainers"):
@@ -45,14 +48,14 @@ def key() -> str:
 
 
 def folder() -> Path:
-    """The user's own folder for sockets, made if it does not exist; no other user can enter it. Raises ShardlabError.
+    """The user's own folder for sockets, which no other user can enter. It is created if it does not exist.
 
-    If another user has already made a folder of this name in the temporary folder, our folder gets a name that nobody can
-    guess; it is found again by its owner and mode.
+    If another user has already created a folder with this name in the temporary folder, a folder with a random name is created;
+    it is found again by its owner and its mode. Raises ShardlabError.
     """
     name, temporary = f"shardlab-{os.getuid()}", Path(tempfile.gettempdir())
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or temporary)
-    bases = [runtime, temporary] if _belongs_to_us(runtime, 0o022) else [temporary]  # no other user can write into the first
+    bases = [runtime, temporary] if _belongs_to_us(runtime, 0o022) else [temporary]  # 0o022: no other user may write there
     for base in bases:
         with contextlib.suppress(OSError):
             (base / name).mkdir(mode=0o700)
@@ -62,7 +65,7 @@ def folder() -> Path:
         if not (ours := _with_unguessable_names(temporary, name)):
             tempfile.mkdtemp(prefix=f"{name}-", dir=temporary)
             ours = _with_unguessable_names(temporary, name)
-        return ours[0]  # of several, made at the same time, all commands choose the same
+        return ours[0]  # if several were created at the same time, all commands choose the first by name
     except (OSError, IndexError) as error:
         raise ShardlabError(
             f"{temporary}: no folder can be made there that only user {os.getuid()} can enter ({error}), and the launcher fork "
@@ -75,7 +78,7 @@ def _with_unguessable_names(temporary: Path, name: str) -> list[Path]:
 
 
 def _belongs_to_us(path: Path, forbidden: int) -> bool:
-    """Whether the path is a folder, no link, that this user owns and whose mode has none of the forbidden bits."""
+    """Whether a path is a folder and not a link, is owned by this user, and has none of the forbidden bits in its mode."""
     try:
         found = path.lstat()
     except OSError:
@@ -84,22 +87,23 @@ def _belongs_to_us(path: Path, forbidden: int) -> bool:
 
 
 def same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end runs as this user, by the kernel's word."""
+    """Whether the process at the other end of a connection runs as this user. The kernel reports its user id."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return bool(uid == os.getuid())
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
-    """Send one message as a line of JSON, with open files beside its first byte."""
+    """Send one message as a line of JSON. descriptors: open files to send with it."""
     line = json.dumps(message).encode() + b"\n"
     sent = socket.send_fds(connection, [line], descriptors) if descriptors else 0
     connection.sendall(line[sent:])
 
 
 def receive(connection: socket.socket, descriptors: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
-    """(the next message, or None if the other end is gone; the open files that came with it).
+    """Receive (the next message, or None if the other end has closed the connection; the open files that came with it).
 
-    If no file is expected, reads byte by byte, so that the next message stays in the socket.
+    descriptors: number of open files to expect. If it is 0, the message is read byte by byte, so that the message after it
+    stays in the socket.
     """
     raw, opened = b"", list[int]()
     while not raw.endswith(b"\n"):

@@ -1,4 +1,7 @@
-"""The command that a job runs: it asks the warm parent to train a run, and starts it if needed. It never imports torch."""
+"""The command that a job executes: it requests a run from the warm parent and starts the warm parent if needed.
+
+It never imports torch, so that it starts fast.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,17 @@ from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
 from trainers.forking import address
 
-START_LIMIT_S = 300  # for importing torch and transformers from a cold, slow disk
+START_LIMIT_S = 300  # time to import torch and transformers from a slow disk whose files are not cached
 LOOK_EVERY_S = 0.02
-# What a warm parent takes over from whoever happens to start it; a run gets its own client's environment in full.
+# The environment variables that a warm parent gets from the client that starts it. A run gets the whole environment of its own
+# client.
 INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "XDG_RUNTIME_DIR")
 
 
 def run(path: Path) -> int:
-    """Train the run at `path` with forked ranks on this machine's CPU and return its exit code.
+    """Train the run whose folder is `path` with forked ranks on this machine's CPU, and return its exit code.
 
-    If this process ends for any reason, the run ends too. Raises InputError, ShardlabError.
+    If this process ends for any reason, the run ends too. Raises InputError and ShardlabError.
     """
     run_dir = RunDir(path.absolute())
     world_size = run_dir.read_run().world.world_size
@@ -46,7 +50,7 @@ def run(path: Path) -> int:
                 except (BrokenPipeError, ConnectionResetError):
                     begun = None
                 if begun is None:
-                    continue  # the warm parent ended, idle, at this moment; the run has not begun
+                    continue  # the warm parent, which was idle, has just ended; the run has not begun, so try again
                 ended, _ = address.receive(connection)
                 if ended is None:
                     raise ShardlabError(f"{run_dir.path}: the parent process of its ranks was killed, and so were the ranks.")
@@ -79,7 +83,7 @@ def _connect(where: Path) -> socket.socket:
 
 
 def _being_started(where: Path) -> bool:
-    """Whether a warm parent runs. It holds the lock from its start, but answers only after all its imports."""
+    """Whether a warm parent runs. It holds the lock from its start on, but answers only after it has imported all modules."""
     with address.lock_path(where).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,5 +102,5 @@ def _start(where: Path) -> subprocess.Popen[bytes]:
             stderr=log,
             cwd=address.SOURCE,
             env={**environment, "CUDA_VISIBLE_DEVICES": ""},
-            start_new_session=True,  # a Ctrl-C in this terminal is not for it
+            start_new_session=True,  # so that Ctrl-C in this terminal does not end the warm parent
         )

@@ -1,4 +1,5 @@
-"""The parent process of the ranks of one run. All ranks end if a needed rank fails, or if the client or this parent ends."""
+"""The parent process of the ranks of one run. It kills all ranks if a rank fails that the run needs, or if the client ends; if
+this process ends, the kernel kills them."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ OF_OTHER_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "M
 
 
 def raise_ranks(connection: socket.socket) -> None:
-    """Read the request from `connection`, fork the ranks in a new session, and answer with their exit code.
+    """Read a request from the client's connection, fork the ranks in a new session, and answer with their exit code.
 
-    If the client ends first, the whole process group is killed, with this process.
+    If the client ends before the ranks, the whole process group is killed, including this process.
     """
     os.setsid()
     request, descriptors = address.receive(connection, descriptors=2)
@@ -46,11 +47,11 @@ def raise_ranks(connection: socket.socket) -> None:
 
 
 def _take_over(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Take over the client's environment, folder, standard output and error; hide all GPUs."""
+    """Use the environment, the working folder, standard output and standard error of the client, and hide all GPUs."""
     os.environ.clear()
     os.environ.update({name: value for name, value in request["environment"].items() if name not in OF_OTHER_LAUNCHERS})
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the machine's own name need not resolve
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # without it, gloo looks up the host name, which may fail
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(request["world_size"])
     os.chdir(request["folder"])
     for descriptor, standard in zip(descriptors, (1, 2)):
@@ -59,7 +60,7 @@ def _take_over(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _fork_rank(rank: int, request: dict[str, Any], connection: socket.socket) -> int:
-    """The process id of a new rank."""
+    """Fork one rank. Returns its process id; the forked process trains and never returns."""
     parent = os.getpid()
     if pid := os.fork():
         return pid
@@ -69,7 +70,7 @@ def _fork_rank(rank: int, request: dict[str, Any], connection: socket.socket) ->
         _die_with(parent)
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
         code = console.run(lambda: _run(Path(request["run_dir"])))
-    except BaseException:  # noqa: BLE001 - nothing may climb out of a fork into the parent's code
+    except BaseException:  # noqa: BLE001 - no exception of the forked process may reach the parent's code
         traceback.print_exc()
     finally:
         exit_at_once(code)
@@ -83,28 +84,31 @@ def _run(path: Path) -> int:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends."""
+    """Tell the kernel to kill this process when its parent ends. parent: the parent's process id."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it ended before we asked
+        os._exit(1)  # the parent ended before the call of prctl
 
 
 def _dispensable(run_dir: RunDir) -> list[int]:
-    """The ranks without which the run can continue, if its strategy allows that: all ranks that train except rank 0, after
-    their setup. Before the end of the setup, the other ranks wait for them.
+    """The ranks without which the run can continue. There are none unless the strategy tolerates lost ranks.
+
+    With such a strategy, they are all ranks that train, except rank 0, after their setup. Before the end of a rank's setup,
+    other ranks wait for it.
     """
     run = run_dir.read_run()
     cell = run.cell
-    if not (run.own_strategy or menu.strategy(cell.strategy)).tolerates_lost_ranks:  # no code of the user is executed here
+    if not (run.own_strategy or menu.strategy(cell.strategy)).tolerates_lost_ranks:  # does not execute a user's code
         return []
     return [rank for rank in range(1, cell.gpus) if run_dir.steps_file(rank).exists()]
 
 
 def _wait(ranks: list[int], connection: socket.socket, run_dir: RunDir) -> int | None:
-    """The exit code of the first rank that failed (128 + number for a signal), 0 if none failed, None if the client ended.
+    """Wait until all ranks have ended. After the first failure, or if the client ends, the other ranks are killed.
 
-    If a dispensable rank is killed, that is an event `lost` of the run, not a failure. If it ends with an error, it has failed
-    like any other rank. After the return no rank is left.
+    Returns the exit code of the first rank that failed (128 + number of the signal if it was killed), 0 if no rank failed, or
+    None if the client ended. If a dispensable rank is killed by a signal, this is not a failure: an event `lost` of the run is
+    written. If a dispensable rank ends with an error, it has failed like any other rank.
     """
     living = {os.pidfd_open(pid): pid for pid in ranks}
     waiting = select.poll()
@@ -113,7 +117,7 @@ def _wait(ranks: list[int], connection: socket.socket, run_dir: RunDir) -> int |
     failed, gone = 0, False
     while living:
         for descriptor, _ in waiting.poll():
-            if descriptor == connection.fileno():  # the client has nothing more to say: it is its end
+            if descriptor == connection.fileno():  # the client sends no more messages, so this means that it has ended
                 gone = True
                 waiting.unregister(descriptor)
             else:

@@ -1,6 +1,6 @@
-"""The warm parent: imports everything once, then forks one parent process for every run that a client requests.
+"""The warm parent: a process that imports all modules once and then forks a parent process for each requested run.
 
-It has only one thread and never computes anything; therefore it is safe to fork.
+A fork of this process is safe, because it has only one thread and never computes anything.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from shardlab import host
 from trainers import menu
 from trainers.forking import address, fork_ranks
 
-IDLE_S = 180  # without a run, then it ends: longer than the one torchrun in the middle of a rehearsed study takes
-# What ranks import beside the engines and tasks of the menus. If a module is missing here, only the start of a run is slower.
+# The warm parent ends after this many seconds without a run. A rehearsed study contains one run that torchrun starts; the warm
+# parent has to outlive this run.
+IDLE_S = 180
+# Modules that ranks import in addition to the engines and tasks of the menus. If one is missing here, runs only start slower.
 PRELOADED = ("numpy.ma", "psutil", "pynvml", "trainers.loop")
-# The library of a family, if it is installed, and the modules that its engine and optimizers import when they are made.
+# For each optional library: the modules that are imported if it is installed. Among them are those that its engine and its
+# optimizers import only when they are created.
 OPTIONAL = {
     "deepspeed": (
         "deepspeed",
@@ -42,7 +45,10 @@ OPTIONAL = {
 
 
 def serve(path: Path) -> int:
-    """Answer requests at the socket `path` until none came for IDLE_S. Returns 0 at once if another warm parent runs."""
+    """Answer requests at the socket `path`, until there was no request and no run for IDLE_S seconds. Returns the exit code 0.
+
+    Returns at once if another warm parent runs.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with address.lock_path(path).open("ab") as lock:
         try:
@@ -50,7 +56,7 @@ def serve(path: Path) -> int:
         except BlockingIOError:
             return 0
         _import_everything()
-        path.unlink(missing_ok=True)  # of a warm parent that was killed
+        path.unlink(missing_ok=True)  # the socket of a warm parent that was killed
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
             listening.bind(str(path))
             listening.listen(128)
@@ -67,20 +73,21 @@ def preloaded() -> list[str]:
 def _import_everything() -> None:
     for name in preloaded():
         importlib.import_module(name)
-    os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed asks once, when it is imported
+    os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed reads this variable only when it is imported
     for library, names in OPTIONAL.items():
         if importlib.util.find_spec(library) is not None:
             for name in names:
                 importlib.import_module(name)
-    host.packages()  # reading the versions of packages imports a parser of mail headers
+    host.packages()  # called here once, because reading the versions of packages imports more modules
     gc.collect()
-    gc.freeze()  # the collector of a fork leaves these objects alone, and so their pages shared
+    gc.freeze()  # the garbage collector of a forked process then does not touch these objects, so their pages stay shared
 
 
 def _answer(listening: socket.socket, lock: int, path: Path) -> None:
-    """Fork a parent process for every connection of this user, until no run is left and no request came for IDLE_S.
+    """Fork a parent process for every connection of this user, until there was no request and no run for IDLE_S seconds.
 
-    If the source of this process was removed or changed, the client starts another warm parent, because ranks import modules.
+    If the source has changed or was removed since this process started, the socket is removed, and the client starts a new warm
+    parent. This is necessary because ranks still import some modules. This process ends when its last run has ended.
     """
     runs: dict[int, int] = {}  # pidfd -> pid
     current = True
@@ -118,14 +125,14 @@ def _answer(listening: socket.socket, lock: int, path: Path) -> None:
 
 
 def _become_parent_of_run(connection: socket.socket, not_ours: list[int]) -> None:
-    """In the forked child: close the descriptors of the warm parent, do the run, and end."""
+    """In the forked process: close the descriptors of the warm parent, execute the run, and exit."""
     code = 1
     try:
         for descriptor in not_ours:
             os.close(descriptor)
         fork_ranks.raise_ranks(connection)
         code = 0
-    except BaseException:  # noqa: BLE001 - nothing may climb out of a fork into the parent's code
+    except BaseException:  # noqa: BLE001 - no exception of the forked process may reach the parent's code
         traceback.print_exc()
         sys.stderr.flush()
     finally:

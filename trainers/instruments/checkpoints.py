@@ -1,4 +1,7 @@
-"""Checkpoints of a run: saved at intervals and before the time limit. A run that is started again resumes from them."""
+"""The instrument `checkpoints`: saves checkpoints at intervals and before the time limit of the job.
+
+A run that is started again resumes from the newest checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,21 @@ if TYPE_CHECKING:
     from trainers.ranks import Peers, Ranks
 
 
-NOTED_S = 1.0  # in so long the supervisor, which wakes when this rank does, has noted that the run stood still
+# Seconds to wait if the run may have been suspended. The supervisor resumes at the same time as this rank, and within this time
+# it has recorded the suspension as an event.
+NOTED_S = 1.0
 
 
 class OutOfTime(Exception):
-    """All ranks saved a checkpoint and end, because of a signal or a near time limit. The text says why and at which step."""
+    """All ranks have saved a checkpoint and end, because of a signal or because the time limit is near. The message says why,
+    and after which step."""
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """The point at which a run resumes: number of timed steps before it, and their records on this rank.
+    """The point from which a run resumes.
 
-    If the steps are from the checkpoint of another cell, there are no records.
+    step: number of timed steps before this point. records: the records of these steps on this rank; empty if the checkpoint is
+    from a run of another cell.
     """
 
     step: int
@@ -47,11 +54,11 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class Checkpoints(Instrument):
-    """Saves between steps.
+    """Saves a checkpoint of the run after every n-th step, and at the end of the available time.
 
-    After SIGUSR1 or SIGTERM to any rank, or at the time in SHARDLAB_SAVE_AT, all ranks save and end after the same step. They
-    agree on the step by an all-reduce that starts after one step and is read after the next step, so that no rank waits for
-    it. A second SIGTERM ends the rank at once.
+    After SIGUSR1 or SIGTERM to any rank, or at the time in the variable SHARDLAB_SAVE_AT, all ranks save and end after the same
+    step. They agree on this step by an all-reduce that starts after one step and is read after the next step, so that no rank
+    waits for it. A second SIGTERM ends the rank at once.
     """
 
     name = "checkpoints"
@@ -69,17 +76,18 @@ class Checkpoints(Instrument):
     ) -> None:
         self._asked, self._engine, self._run, self._run_dir = asked, engine, run, run_dir
         self._rank, self._company, self._world = ranks.rank, company, run.cell.gpus
-        # If each node has its own part of the run's folder: one rank of each node makes and publishes the part there.
+        # If the nodes share no folder, each node has its own part of a checkpoint. One rank per node creates and publishes it.
         self._leads_node = run.separate_folders and ranks.local_rank == 0 and ranks.rank != 0
         self._every = asked.every(steps_per_epoch)
-        # Parameter servers are not in the group and do not call new_group. If all ranks call it, torch gives it a safer name.
+        # Parameter servers are not in the group and do not call new_group, so the group needs local synchronization. Without
+        # parameter servers all ranks call new_group, and torch can give the group a safer name.
         apart = self._world < ranks.world_size
         group = dist.new_group(list(range(self._world)), backend="gloo", use_local_synchronization=apart)
         assert group is not None
         self._group, self._saver = group, Saver(engine, ranks.rank, self._world, ranks.device, group)
         self._train_time = train_time
         self._saved_step, self._saves, self._bytes, self._save_s, self._agreeing_s = 0, 0, 0, 0.0, 0.0
-        self._why = ""  # of the end that this rank knows of
+        self._why = ""  # why the run has to end; empty as long as this rank knows no reason
         self._asking: tuple[torch.Tensor, dist.Work] | None = None
         self._save_at = self._save_first = float(os.environ.get(SAVE_AT, "inf"))
         self._began_s, self._asked_s = time.time(), time.monotonic()
@@ -92,8 +100,10 @@ class Checkpoints(Instrument):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def resume(self) -> Resumed | None:
-        """Load the newest undamaged checkpoint of this run, or of the attempts that run.json names, into the engine. None if
-        there is no checkpoint. Afterwards each rank's step file has its records up to the checkpoint and no later records.
+        """Load the newest undamaged checkpoint of this run, or of the earlier attempts that run.json names, into the engine.
+
+        Returns None if there is no checkpoint. Otherwise the step file of each rank afterwards contains the records up to the
+        checkpoint and no later records. A collective.
 
         Raises InputError if the run has records but no checkpoint from which it can resume, or if its nodes share no folder and
         none of the checkpoints that run.json names can be used.
@@ -116,19 +126,22 @@ class Checkpoints(Instrument):
             self._company.barrier()
             if self._rank == 0:
                 for begin, end in suspension.of(run.events()) if ours and run is not self._run_dir else ():
-                    self._event(suspension.EVENT, seconds=end - begin, ended_s=end)  # as they are in the records and times
+                    # The suspensions of the earlier attempt are copied, because its records and times are part of this run now.
+                    self._event(suspension.EVENT, seconds=end - begin, ended_s=end)
                 self._event("resumed", step=manifest.step, run=run.run_id)
             self._saved_step = manifest.step if run is self._run_dir else 0
             self._train_time.before_s = manifest.train_time_s if ours else 0.0
             return Resumed(manifest.step, records)
-        if self._run.separate_folders and self._run.resume:  # the first node sent a checkpoint that it had checked
+        # If the nodes share no folder, the first node has checked a checkpoint and sent it to the others, so this is an error.
+        if self._run.separate_folders and self._run.resume:
             raise InputError(f"no checkpoint of {', '.join(self._run.resume)} can be used on all nodes; see the run's events.")
         if self._run_dir.steps(self._rank).records:
             raise InputError(f"{self._run_dir.path}: has records, but no usable checkpoint to resume from; see its events.")
         return None
 
     def _damage(self, path: Path, manifest: CheckpointManifest, run: RunDir) -> str | None:
-        """Why a run cannot resume from the checkpoint, or None. Each rank checks its share of the files and its own records."""
+        """Why this run cannot resume from a checkpoint, as a sentence, or None if it can. Each rank checks its share of the
+        files and its own records. run: the run that saved the checkpoint."""
         if manifest.cell_hash == self._run.cell_hash:
             timed = [record.step for record in _records(run, self._rank, manifest.step) if not record.warmup]
             if timed != list(range(manifest.step - len(timed) + 1, manifest.step + 1)) or not timed:
@@ -173,7 +186,7 @@ class Checkpoints(Instrument):
         self._save_s += time.perf_counter() - started
 
     def ends(self, step: int) -> bool:
-        """Whether all ranks save and end after this step: the same answer on each of them."""
+        """Whether all ranks save and end after this step. All ranks return the same."""
         started = time.perf_counter()
         if not self._why and self._is_time():
             self._why = "its time limit is near"
@@ -182,11 +195,12 @@ class Checkpoints(Instrument):
         return told
 
     def _is_time(self) -> bool:
-        """Whether it is time to save and end. Pauses of the run move this time, once the supervisor has recorded them."""
+        """Whether the time has come to save and end. The duration of suspensions is added to this time, as soon as the
+        supervisor has recorded them."""
         since_s, self._asked_s = time.monotonic() - self._asked_s, time.monotonic()
         if time.time() < self._save_at:
             return False
-        if since_s > suspension.LEAST_S:  # it may have stood still since
+        if since_s > suspension.LEAST_S:  # so long since the last call: the run may have been suspended meanwhile
             time.sleep(NOTED_S)
         own = [pause for pause in suspension.of(self._run_dir.events()) if pause[1] > self._began_s]
         self._save_at = self._save_first + suspension.total_s(own)
@@ -205,23 +219,24 @@ class Checkpoints(Instrument):
         return told
 
     def end(self, step: int) -> OutOfTime:
-        """Save, unless this step is saved already, and return the exception with which the rank ends."""
+        """Save a checkpoint, unless this step is already saved, and return the exception with which the rank ends."""
         if self._saved_step != step:
             self.after(step)
         return OutOfTime(f"{self._why or 'another rank was told to end'}: saved after step {step}")
 
     def found(self) -> dict[str, Any]:
-        """bytes: of the last checkpoint. save_s: mean seconds of this rank per checkpoint. agreeing_s: seconds in all
-        steps that this rank spent on the agreement whether to end."""
+        """saves: number of checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per checkpoint.
+        agreeing_s: seconds that this rank spent, in all steps together, on the agreement whether to end."""
         if self._asking is not None:
-            self._asking[1].wait()  # nothing may be under way when the ranks part
+            self._asking[1].wait()  # no collective may be unfinished when the process group is destroyed
         found: dict[str, Any] = {"saves": self._saves, "agreeing_s": round(self._agreeing_s, 6)}
         if self._saves:
             found |= {"bytes": self._bytes, "save_s": round(self._save_s / self._saves, 6)}
         return found
 
     def _candidates(self, runs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
-        """The checkpoints that rank 0 sees; all ranks use this list, even if the file system shows them another one."""
+        """(run, path) of each checkpoint that rank 0 finds, in the order of `runs`, the newest first. A collective: all ranks
+        use the list of rank 0, because a network file system may show them other files."""
         mine = [(n, path) for n, run in enumerate(runs) for path in checkpoint.whole(run.path)]
         for position in range(int(self._company.gather([float(len(mine))])[0, 0])):
             here = [float(mine[position][0]), float(checkpoint.step_of(mine[position][1]))] if self._rank == 0 else [0.0, 0.0]
@@ -236,6 +251,6 @@ class Checkpoints(Instrument):
 
 
 def _records(run: RunDir, rank: int, step: int) -> list[StepRecord]:
-    """A rank's warm-up records and its timed records up to a step. If a step was recorded twice, the last record is used."""
+    """A rank's warm-up records, and its timed records up to a step. If a step was recorded twice, the last record is used."""
     kept = {(not r.warmup, r.step): r for r in run.steps(rank).records if r.warmup or r.step <= step}
     return [kept[key] for key in sorted(kept)]

@@ -1,4 +1,4 @@
-"""Records the host, torch and network of a run in env/HOST.json, as seen on the host itself."""
+"""Records the host, torch and the network of a run in env/HOST.json. A rank on each host writes this file."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from shardlab import files, host
 if TYPE_CHECKING:
     from trainers.ranks import Ranks
 
-# Environment variables that change how the libraries work. Images of clusters set them as often as users do.
+# Names, or the beginnings of names, of environment variables that change how the libraries work. They are recorded, because not
+# only users but also the system images of clusters set them.
 VARIABLES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "UCX_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS",
              "PYTORCH_", "TORCH_DISTRIBUTED_DEBUG")  # fmt: skip
 
 
 def write(path: Path, ranks: Ranks) -> None:
-    """Write what `shardlab.host` knows of this machine, torch's devices and versions, and the network interfaces of the sockets
-    of this process. Called after the rendezvous of the ranks."""
+    """Write env/HOST.json: what `shardlab.host` finds out about this machine, torch's device and versions, environment
+    variables, and the network interfaces that this process uses. Called after the rendezvous of the ranks."""
     files.make_folder(path.parent)
     found: dict[str, Any] = {**msgspec.to_builtins(host.observe()), "torch": _torch(ranks)}
     found["variables"] = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
     if (commit := host.git_commit()) is not None:
         found["git_commit"] = commit
     if (interfaces := _interfaces()) and ranks.world_size > 1:
-        # NCCL meets over sockets, and may then send by NVLink, PCIe or InfiniBand, which no socket tells.
+        # NCCL uses these sockets for its rendezvous. It may then send data over NVLink, PCIe or InfiniBand, which sockets do
+        # not show.
         found["interfaces"] = {"used_by": "gloo" if ranks.backend == "gloo" else "nccl, to meet", "sockets": interfaces}
     files.write_json(path, found)
 
@@ -50,7 +52,8 @@ def _torch(ranks: Ranks) -> dict[str, Any]:
 
 
 def _interfaces() -> dict[str, int]:
-    """The number of TCP connections of this process on each network interface, without those to the rendezvous."""
+    """The number of TCP connections of this process on each network interface, without the connections to the store of the
+    rendezvous (MASTER_PORT)."""
     names = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
     meeting = int(os.environ.get("MASTER_PORT", "0"))
     found: Counter[str] = Counter()
@@ -61,8 +64,9 @@ def _interfaces() -> dict[str, int]:
 
 
 def interface(address: str, names: dict[str, str]) -> str:
-    """The interface that has an address, by `names`; every address of 127.0.0.0/8 is the loopback's."""
-    plain = address.removeprefix("::ffff:")  # IPv4 in an IPv6 socket
+    """The network interface that has an address. names: address -> interface. Every address in 127.0.0.0/8 is the loopback
+    interface's."""
+    plain = address.removeprefix("::ffff:")  # the prefix of an IPv4 address in an IPv6 socket
     if ip_address(plain.partition("%")[0]).is_loopback:
         return "lo (loopback)"
     return names.get(plain) or names.get(address) or f"unknown ({plain})"

@@ -1,4 +1,4 @@
-"""Peak memory of a step: of the GPU's allocator, if there is a GPU, and of the process, as the kernel counts it."""
+"""Measures the memory of each step: the peaks of the CUDA allocator, if there is a GPU, and the process's resident memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 
 
 class MemoryMeter:
-    """`start` before a step, `read` after it; neither waits for the device, as the allocator lives on the host."""
+    """Call `start` before a step and `read` after it. Neither waits for the device, because the allocator's numbers are on the
+    host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -18,7 +19,7 @@ class MemoryMeter:
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def read(self) -> dict[str, int]:
-        """Bytes: rss (resident memory now); on a GPU also allocated and reserved (peaks since `start`)."""
+        """Bytes by kind: `rss`, the resident memory now; on a GPU also `allocated` and `reserved`, the peaks since `start`."""
         found = {"rss": int(self._process.memory_info().rss)}
         if self._device.type == "cuda":
             found["allocated"] = torch.cuda.max_memory_allocated(self._device)

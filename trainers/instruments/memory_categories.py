@@ -1,4 +1,7 @@
-"""Memory during one step, by category and over time. Every storage is followed; nothing is estimated from sums."""
+"""The instrument `memory: categories`: records the memory during one step, by category and over time.
+
+Every single storage is followed; no category is computed as a difference of sums.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from trainers.strategy import Strategy
 
 SCHEMA = 1
-STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # tensors of a parameter's size that the optimizer keeps
+STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # number of state tensors that the optimizer has for each parameter
 UNKNOWN = (
     "the part of the CUDA allocator's peak that is in no category: memory that operators allocate internally, rounding to "
     "blocks, and memory from before the step that no operator of the step uses"
@@ -29,8 +32,11 @@ UNKNOWN = (
 
 
 class MemoryCategories(Instrument):
-    """The instrument `memory: categories`. A storage has one category from its allocation to its end: as what the engine keeps
-    it, else how an operator uses it, else how long it exists."""
+    """Records one step. Each storage has the same category from its allocation to its release.
+
+    If the engine keeps the storage (`Accounted.keeps`), the engine names the category. Else the use by an operator decides
+    (`gathered`), else the time of its release (`buffer`, `activation`, `temporary`).
+    """
 
     name = "memory"
 
@@ -40,7 +46,7 @@ class MemoryCategories(Instrument):
         self._cell, self._strategy, self._engine = cell, strategy, engine
         self._path, self._step, self._ranks, self._company = path, step, ranks, company
         self._named: dict[int, str] = {}
-        self._looking = False  # for gradients, from the end of backward to the optimizer's step
+        self._looking = False  # whether gradients are searched: true until the optimizer's step, in which they may be released
         self._timeline: Timeline | None = None
         self._unknown_bytes = 0
 
@@ -62,16 +68,17 @@ class MemoryCategories(Instrument):
         self._timeline = timeline(self._log.changes, lambda number: self._category(storages[number]))
         written: dict[str, Any] = {"schema": SCHEMA, "rank": self._ranks.rank, "step": step, "device": self._ranks.device.type}
         if self._ranks.device.type == "cuda":
-            allocated = torch.cuda.max_memory_allocated(self._ranks.device)  # since the step began
+            allocated = torch.cuda.max_memory_allocated(self._ranks.device)  # the peak since the start of the step
             self._unknown_bytes = max(0, allocated - sum(self._timeline.peak.values()))
             written |= {"allocated": allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN}
         files.make_folder(self._path.parent)
         files.write_json(self._path, {**written, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
         del self._log
-        self._company.barrier()  # else a rank that ends early would wait in its next step, which is timed
+        self._company.barrier()  # without it, a rank that is done early would wait inside its next step, which is timed
 
     def found(self) -> dict[str, Any]:
-        """Bytes by category on the rank with the highest peak: at the peak, the maximum of each category, and the estimate."""
+        """The results, from the rank with the highest peak. peak_bytes: bytes by category at the peak. largest_bytes: the
+        maximum of each category. estimate_bytes: the estimate by formula, if there is one. A collective."""
         assert self._timeline is not None, "the step was refused or made"
         total = sum(self._timeline.peak.values())
         mine = [total, self._unknown_bytes, *self._timeline.peak.values(), *self._timeline.most.values()]
@@ -109,14 +116,17 @@ class MemoryCategories(Instrument):
 
 
 def estimate(parameters: int, precision: str, optimizer: Optimizer, *, cut: dict[str, int] | None = None) -> dict[str, int]:
-    """The estimate of papers, without a measurement: bytes on one rank of parameter, gradient and optimizer_state. w P each,
-    times the tensors that the optimizer keeps.
+    """The bytes of parameters, gradients and optimizer state on one rank, estimated by the formula of papers, not measured.
 
-    P: trainable parameters of the whole model. w: 4 bytes, 2 for bf16-pure: under mixed precision weights, gradients and
-    optimizer stay fp32. cut: number of ranks over which each category is sharded. ceil(w P / ranks) (Rajbhandari et al., 2020,
-    "ZeRO", section 3 and figure 1). It is how the study of GPT-2 on two H100s estimates in its section 4.2.1, whose figures
-    (474.70, 474.70 and 949.40 MiB) are those of 124,439,808 parameters of 4 bytes. Like it, it leaves out activations,
-    buffers and what is temporary.
+    With P parameters of w bytes, sharded over n ranks, a category has ceil(w P / n) bytes; optimizer state has this for each of
+    its tensors (Rajbhandari et al., 2020, "ZeRO", section 3 and figure 1). w is 2 for bf16-pure, else 4, because with mixed
+    precision weights, gradients and optimizer state stay fp32. Activations, buffers and temporary memory are not included.
+
+    The study of GPT-2 on two H100s uses the same estimate in its section 4.2.1: its numbers (474.70, 474.70 and 949.40 MiB) are
+    those of 124,439,808 parameters with 4 bytes.
+
+    parameters: number of trainable parameters of the whole model. cut: number of ranks over which a category is sharded, by
+    category; 1 for a category that is not in it.
     """
     w = 2 if precision == "bf16-pure" else 4
     states = STATES[optimizer.name] if optimizer.name != "sgd" or optimizer.momentum else 0
@@ -125,7 +135,8 @@ def estimate(parameters: int, precision: str, optimizer: Optimizer, *, cut: dict
 
 
 def estimate_of_cell(parameters: int, cell: Cell, strategy: Strategy) -> dict[str, int] | None:
-    """The estimate for a cell of `strategy`; None if the strategy does not only shard over data-parallel ranks."""
+    """The estimate for a cell with this strategy; None if the strategy divides the model in another way than by sharding over
+    data-parallel ranks."""
     if strategy.cuts is None:
         return None
     replicas = cell.options.get("replicas", 1)

@@ -1,4 +1,4 @@
-"""Computes curves of memory by category over a step, from the changes of storages. Needs no torch."""
+"""Computes curves of memory by category during a step, from the changes of storages. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ POINTS = 1000
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """Bytes by category. peak: when their sum was largest; most: each category's own largest; start: before the step;
-    end: after it.
+    """Memory during a step, in bytes by category.
 
-    t_ms, phase and points (by category) are curves of equal length, at most POINTS long, of moments: where more changes
-    fall together, the moment with the largest sum stands for them.
+    peak: at the time when the sum of all categories was largest. peak_t_ms, peak_phase: this time and its phase.
+    most: the largest value of each category, which each category may have at another time.
+    start, end: before and after the step.
+    t_ms, phase, points: curves with at most POINTS points: time in ms, phase, and bytes by category. If there were more
+        changes, each point stands for several consecutive changes and has the values of the change with the largest sum.
     """
 
     peak_t_ms: float
@@ -41,9 +43,10 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 def timeline(changes: Sequence[tuple[float, str, int, int]], category: Callable[[int], str]) -> Timeline:
-    """From changes (seconds since the step began, phase, storage, bytes more or less) and the category of a storage.
+    """Compute the curves of a step.
 
-    What was there before has changes at 0 s. Each storage is of one category from its making to its end.
+    changes: (seconds since the start of the step, phase, number of the storage, added bytes; negative if released). Storages
+    that existed before the step have a change at 0 s. category: returns the category of a storage by its number.
     """
     names = list(CATEGORIES)
     place = {name: index for index, name in enumerate(names)}
@@ -77,7 +80,8 @@ def timeline(changes: Sequence[tuple[float, str, int, int]], category: Callable[
 
 
 def _coalesced(rows: Sequence[tuple[float, str, list[int]]]) -> list[tuple[float, str, list[int]]]:
-    """At most POINTS rows: the first, the last, and of each run of those between the one with the largest sum."""
+    """Reduce rows to at most POINTS: the first row, the last row, and, of each group of consecutive rows between them, the row
+    with the largest sum."""
     between = rows[1:-1]
     size = -(-len(between) // (POINTS - 2)) or 1
     runs = [between[first : first + size] for first in range(0, len(between), size)]

@@ -1,4 +1,5 @@
-"""The timed steps that the instruments memory and profile use, and why a run cannot have an instrument. Needs no torch."""
+"""The timed steps in which the instruments `memory` and `profile` measure, and why a run cannot have an instrument. Needs no
+torch."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterator
 
 from shardlab.cell import Cell
 
-MEMORY_FROM = 2  # the first step makes the optimizer's state
+MEMORY_FROM = 2  # the first step is not typical, because the optimizer allocates its state in it
 
 
 def memory_step(cell: Cell) -> int:
@@ -18,9 +19,9 @@ def memory_step(cell: Cell) -> int:
 
 
 def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iterator[tuple[str, str]]:
-    """(cell key, why) for each instrument that a run of so many timed steps cannot have.
+    """(cell key, why) for each instrument of a cell that its run cannot have.
 
-    steps: None if the number depends on the data. cuda: whether ranks have GPUs; None if that is not known yet.
+    steps: number of timed steps; None if it depends on the data. cuda: whether ranks have GPUs; None if this is not known yet.
     """
     profile, memory = cell.instruments.profile, cell.instruments.memory
     if profile is not None:

@@ -1,4 +1,4 @@
-"""Processor time and storage traffic of this process, as the kernel counts them."""
+"""Reads the processor time and the bytes read from and written to storage of this process, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import os
 import time
 from typing import Any
 
-_COUNTERS = {b"read_bytes": "disk_read_bytes", b"write_bytes": "disk_write_bytes"}  # of /proc/PID/io -> of StepRecord
+_COUNTERS = {b"read_bytes": "disk_read_bytes", b"write_bytes": "disk_write_bytes"}  # name in /proc/PID/io -> in StepRecord
 
 
 class ProcessUsage:
-    """Reads the counters of the process in which it is made."""
+    """Reads the counters of the process that created this object."""
 
     def __init__(self) -> None:
         try:
             self._io: int | None = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a kernel without task accounting
+        except OSError:  # the kernel was built without task accounting
             self._io = None
 
     def read(self) -> dict[str, Any]:
-        """cpu_s, disk_read_bytes and disk_write_bytes since the start of the process, of all its threads; what the kernel does
-        not count is absent."""
+        """`cpu_s`, `disk_read_bytes` and `disk_write_bytes` of all threads since the start of the process. Counters that the
+        kernel does not have are absent."""
         found: dict[str, Any] = {"cpu_s": time.process_time()}
         try:
             text = os.pread(self._io, 4096, 0) if self._io is not None else b""

@@ -1,4 +1,7 @@
-"""Profiles operators and kernels of a few steps with torch's profiler, into a trace that Perfetto and Chrome can open."""
+"""The instrument `profile`: records operators and kernels of a few steps with torch's profiler.
+
+Perfetto and Chrome can open the trace.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class Profiler(Instrument):
-    """Profiles the ranks that the cell names. Its steps count as slowed down on the other ranks too, because they wait."""
+    """Profiles the ranks that the cell names. Its steps are marked as slowed down on the other ranks too, because these ranks
+    wait for the profiled ranks."""
 
     name = "profile"
 
@@ -28,7 +32,7 @@ class Profiler(Instrument):
         self._here = ranks.rank in profile.ranks
         activities = [ProfilerActivity.CPU]
         if ranks.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)  # through CUPTI
+            activities.append(ProfilerActivity.CUDA)  # torch uses CUPTI for it
         self._activities = activities
         self._step = ExitStack()
 
@@ -46,7 +50,8 @@ class Profiler(Instrument):
                 profile_memory=self._profile.memory,
             )
             self._profiler.start()
-        # The name that trace readers look for; torch's own would count from the profiler's start.
+        # Programs that read traces look for this name. Torch's own numbers are not used, because they count from the start of
+        # the profiler.
         self._step.enter_context(torch.profiler.record_function(f"ProfilerStep#{step}"))
 
     def after(self, step: int) -> None:
@@ -56,7 +61,7 @@ class Profiler(Instrument):
                 self._profiler.stop()
                 self._write()
         if step == self._last:
-            self._company.barrier()  # writing takes seconds: nobody else's next step shall wait for it
+            self._company.barrier()  # writing takes seconds, for which other ranks would wait inside their next step
 
     def found(self) -> dict[str, Any]:
         profile = self._profile
@@ -64,8 +69,9 @@ class Profiler(Instrument):
 
     def _write(self) -> None:
         files.make_folder(self._path.parent)
-        temporary = self._path.with_name(f".{self._path.name.removesuffix('.json.gz')}.tmp.json.gz")  # gzipped by its suffix
+        # Torch compresses the trace because of the suffix .gz.
+        temporary = self._path.with_name(f".{self._path.name.removesuffix('.json.gz')}.tmp.json.gz")
         with files.as_workspace_error("write"):
             self._profiler.export_chrome_trace(str(temporary))
             temporary.rename(self._path)
-        del self._profiler  # and the events that it holds
+        del self._profiler  # frees the recorded events

@@ -1,4 +1,4 @@
-"""The instruments that a cell asks for."""
+"""Creates the instruments that a cell asks for, except checkpoints, which the training loop creates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chosen(
     *,
     meets: bool,
 ) -> list[Instrument]:
-    """The instruments that a cell asks for, in the order in which they act after a step.
+    """The instruments that a cell asks for, in the order in which they act after a step, without checkpoints.
 
     meets: whether ranks may wait for each other before the last step. Raises InputError if this run cannot have an instrument.
     """

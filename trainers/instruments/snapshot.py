@@ -1,4 +1,7 @@
-"""A snapshot of the CUDA allocator: its blocks and their history during a step. It has not run on a GPU yet."""
+"""The instrument `memory: snapshot`: writes the blocks of the CUDA allocator and their history during a step.
+
+It has not yet been tested on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ if TYPE_CHECKING:
     from trainers.ranks import Peers, Ranks
 
 SCHEMA = 1
-ENTRIES = 200_000  # of history; a step of a large model makes some ten thousand
+ENTRIES = 200_000  # limit of the history; a step of a large model has some ten thousand entries
 
 
 class MemorySnapshot(Instrument):
-    """torch writes snapshots as pickles; here the same dictionaries (segments, device_traces) stand as gzipped JSON."""
+    """Writes the dictionaries `segments` and `device_traces` of torch's snapshot as gzipped JSON. Torch itself writes snapshots
+    as pickles, which can execute code when they are read."""
 
     name = "memory"
 
@@ -41,7 +45,7 @@ class MemorySnapshot(Instrument):
         document = {"schema": SCHEMA, "rank": self._ranks.rank, "step": step, **kept}
         files.make_folder(self._path.parent)
         files.write_atomic(self._path, gzip.compress(msgspec.json.encode(document), mtime=0), sync=False)
-        self._company.barrier()  # writing takes seconds: nobody else's next step shall wait for it
+        self._company.barrier()  # writing takes seconds, for which other ranks would wait inside their next step
 
     def found(self) -> dict[str, Any]:
         return {"step": self._step}

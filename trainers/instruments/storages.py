@@ -1,4 +1,5 @@
-"""Follows the storages of all tensors of a step, from allocation to release. The use of torch's private parts stays here."""
+"""Follows the storages of all tensors of a step, from allocation to release. Only this module uses private parts of torch for
+this."""
 
 from __future__ import annotations
 
@@ -20,20 +21,24 @@ FORWARD, BACKWARD, OUTSIDE = PHASES = ("forward", "backward", "outside")
 class TensorStorage:
     """A piece of memory that one or more tensors share.
 
-    nbytes: its present size. as_weight: an operator used it as an nn.Parameter or as a 16-bit copy of a weight. saved: made
-    by forward (or by its recomputation) and not released before backward continues. stays: not released at the end of the step.
+    number: its index in `StorageLog.storages`. nbytes: its present size. as_weight: whether an operator used it as an
+    nn.Parameter or as a 16-bit copy of a weight. saved: whether it was allocated in forward (or in its recomputation) and still
+    existed when backward continued. stays: whether it still existed at the end of the step.
     """
 
     __slots__ = ("as_weight", "first", "nbytes", "number", "saved", "stays")
 
     def __init__(self, number: int, nbytes: int, first: int | None) -> None:
         self.number, self.nbytes = number, nbytes
-        self.first = first  # the change with which an operator took it, where nobody was seen to make it
+        # If the storage was first seen as an input, and not as the output of an operator: the index of its first change. Else
+        # None.
+        self.first = first
         self.as_weight = self.saved = self.stays = False
 
 
 class StorageChange(NamedTuple):
-    """At t_s (seconds since the step began), in a phase, a storage grew by so many bytes, or shrank (negative)."""
+    """A change of a storage's size. t_s: seconds since the start of the step. phase: one of PHASES. number: of the storage.
+    nbytes: added bytes; negative if the storage shrank or was released."""
 
     t_s: float
     phase: str
@@ -42,13 +47,15 @@ class StorageChange(NamedTuple):
 
 
 class StorageLog(TorchDispatchMode):
-    """A context around a step that sees the inputs and outputs of operators, and when each storage is resized or released.
+    """A context around a step. It sees the inputs and outputs of all operators, and when a storage is resized or released.
 
-    A storage that an operator reads but no operator made existed before the step if it still exists after the step; else it
-    counts from its first use (gloo makes such memory in its collectives). Not seen: memory that an operator allocates and
-    releases internally, memory of libraries, and memory from before the step that no operator uses.
-    Storages on other devices than `device` are left out. between: called before each operator that comes after a
-    backward pass and before the next forward pass.
+    Some storages are read by an operator although no operator was seen to allocate them. If such a storage still exists after
+    the step, it is recorded as memory from before the step. Else it is recorded from its first use on; gloo allocates such
+    storages in its collectives. Not seen are memory that an operator allocates and releases internally, memory of libraries,
+    and memory from before the step that no operator uses.
+
+    device: storages on other devices are ignored. between: called before each operator that runs after a backward pass and
+    before the next forward pass.
     """
 
     def __init__(self, device: torch.device, between: Callable[[], object]) -> None:
@@ -57,14 +64,16 @@ class StorageLog(TorchDispatchMode):
         self._after_backward = False
         self.storages: list[TensorStorage] = []
         self.changes: list[StorageChange] = []
-        self._live: dict[int, TensorStorage] = {}  # by the address of torch's own StorageImpl, which is its own while it lives
+        # By the address of torch's StorageImpl, which is unique as long as the storage exists.
+        self._live: dict[int, TensorStorage] = {}
         self._ends: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._fresh: dict[int, TensorStorage] = {}  # made by a forward pass that is not over
+        self._fresh: dict[int, TensorStorage] = {}  # storages that the current forward pass allocated
         self._began = 0.0
 
     def __enter__(self) -> StorageLog:
         self._began = time.perf_counter()
-        self._resize = resize = torch.UntypedStorage.resize_  # FSDP frees and refills with it, past every operator
+        # FSDP frees and allocates storages by this method, which is not an operator, so the method is replaced during the step.
+        self._resize = resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             self._seen(storage)
@@ -87,7 +96,8 @@ class StorageLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # DTensor and its like unfold first: memory is in what they unfold to
+            # DTensor and similar classes then call operators on their inner tensors, which have the memory.
+            return NotImplemented
         taken = list(_plain(pytree.tree_leaves((args, kwargs))))
         self._turn(_phase())
         for tensor in taken:
@@ -100,12 +110,13 @@ class StorageLog(TorchDispatchMode):
         return given
 
     def find(self, tensor: torch.Tensor) -> TensorStorage | None:
-        """The storage of a tensor (of a DTensor's local part), known from now on; None where it lies on another device."""
+        """The storage of a tensor, or of a DTensor's local tensor; None if it is on another device. A storage that was not
+        known is recorded from now on."""
         local = getattr(tensor, "_local_tensor", tensor)
         return self._seen(local.untyped_storage()) if _is_plain(local) else None
 
     def _turn(self, phase: str) -> None:
-        """Notice where a pass ends, by the phase of the operator that comes next."""
+        """Detect the end of a forward or backward pass. phase: that of the operator that runs next."""
         if phase == BACKWARD:
             for storage in self._fresh.values():
                 storage.saved = True
@@ -145,7 +156,7 @@ class StorageLog(TorchDispatchMode):
 
 
 def _phase() -> str:
-    """forward: gradients are on, which they also are where backward computes a part of forward again."""
+    """The current phase. It is FORWARD if gradients are enabled; this is also so when backward recomputes a part of forward."""
     if torch.is_grad_enabled():
         return FORWARD
     return BACKWARD if torch._C._current_graph_task_id() != -1 else OUTSIDE

@@ -1,4 +1,4 @@
-"""Times the parts of a step without slowing it down: with the host's clock on a CPU, with CUDA events on a GPU."""
+"""Measures the times of a step's parts without slowing it down: with the host's clock on a CPU, with CUDA events on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DATA, FORWARD, BACKWARD, OPTIMIZER = PARTS = ("data", "forward", "backward", "op
 
 
 class Reading(ABC):
-    """The times of one step; on a GPU they are known only when the GPU has come to the step's end."""
+    """The times of one step. On a GPU they are known only when the GPU has finished the step."""
 
     @abstractmethod
     def ready(self) -> bool:
@@ -21,28 +21,29 @@ class Reading(ABC):
 
     @abstractmethod
     def parts_ms(self) -> dict[str, float]:
-        """Milliseconds by part; waits for the device where it has to. Their sum is the step's time."""
+        """Milliseconds by part (PARTS). Their sum is the time of the step. Waits until the device has finished the step."""
 
 
 class Clock(ABC):
-    """The clock of a rank for all steps: start it, mark the end of each part (a part may occur several times), stop it."""
+    """The clock of a rank, used for all its steps. In each step, call `start`, then `mark` at the end of each part (a part may
+    occur several times), then `stop`."""
 
     @abstractmethod
     def start(self, *, goes_on: bool = False) -> None:
-        """Begin a step now or, with goes_on, at the end of the step before. The time between the two steps then belongs to the
-        first part of this step, so that the step times add up to the whole time."""
+        """Begin a step. goes_on: whether the step begins at the end of the step before, and not now. The time between the two
+        steps then belongs to the first part of this step, so that the sum of the step times is the whole time."""
 
     @abstractmethod
     def mark(self, part: str) -> None:
-        """The time since the mark before (or the start) belongs to `part`."""
+        """End a part: the time since the last mark, or since the start, belongs to `part`."""
 
     @abstractmethod
     def stop(self) -> Reading:
-        """The step ended with the last mark."""
+        """End the step, at the time of the last mark."""
 
 
 class HostClock(Clock):
-    """`time.perf_counter`: right where the host itself computes, as on a CPU."""
+    """A clock for a CPU, with `time.perf_counter`. It is correct if the host itself computes the step."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[str, float]] = []
@@ -69,7 +70,8 @@ class HostReading(Reading):
 
 
 class CudaClock(Clock):
-    """CUDA events in the GPU's stream: nothing waits inside a timed step, so the host can run ahead of the GPU as usual."""
+    """A clock for a GPU, with CUDA events in its stream. Nothing waits inside a timed step, so the host can run ahead of the
+    GPU as usual."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[str, torch.cuda.Event]] = []
@@ -97,7 +99,7 @@ class CudaReading(Reading):
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock that is right on this device."""
+    """The clock for a device: `CudaClock` on a GPU, else `HostClock`."""
     return CudaClock() if device.type == "cuda" else HostClock()
 
 

@@ -1,4 +1,5 @@
-"""Loss and accuracy on the validation split during a run: a faster strategy must not lose accuracy."""
+"""The instrument `validation`: measures loss and accuracy on the validation split during a run. It shows whether a faster
+strategy loses accuracy."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Validator(Instrument):
-    """Every rank evaluates its slice of the split, divided like a step. Items that do not fill a global batch are left out."""
+    """Evaluates the model on the validation split. The items are divided over ranks and micro-batches as in a training step;
+    the items after the last whole global batch are left out."""
 
     name = "validation"
 
@@ -43,8 +45,10 @@ class Validator(Instrument):
         *,
         meets: bool,
     ) -> None:
-        """path: file for the records, which rank 0 writes. meets: whether ranks may wait for each other
-        before the last step. Raises InputError if there is no validation data."""
+        """asked: the settings of the cell. path: the file for the records, which rank 0 writes. meets: whether ranks may wait
+        for each other before the last step; if not, only the last step is followed by a validation. Raises InputError if the
+        data set has no validation split, or if the split is smaller than a global batch.
+        """
         split = task.validation()
         if split is None:
             raise InputError(
@@ -86,7 +90,7 @@ class Validator(Instrument):
             t_s=time.monotonic(),
             wall_s=time.time(),
             loss=float(sums[:, 0].mean()),
-            accuracy=float(sums[:, 1].sum() / sums[:, 2].sum()),  # ranks that share a slice count it alike
+            accuracy=float(sums[:, 1].sum() / sums[:, 2].sum()),  # ranks that share a slice have equal counts, so this is right
             items=self._batches * self._cell.global_batch_size,
         )
         if self._ranks.rank == 0:

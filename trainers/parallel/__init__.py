@@ -1,1 +1,1 @@
-"""The parts shared by strategies whose ranks hold parts of a model: the mesh, the model part of a rank, the pipeline's step."""
+"""What strategies have in common whose ranks have only parts of a model: the mesh, a rank's part, and the pipeline's step."""

@@ -1,4 +1,4 @@
-"""The base of the tensor, pipeline and mesh engines, whose ranks hold parts of a model."""
+"""The base of the engines of tensor and pipeline parallelism and their combinations, whose ranks have only parts of a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class MeshModelEngine(ReplicatedEngine):
-    """Ranks of a mesh's tp and pp dimensions share one model and one slice of the data; dp counts the slices."""
+    """An engine over a mesh. The ranks of the mesh dimensions tp and pp share one model and one slice of the data; the
+    dimension dp is the number of slices."""
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: MeshModel) -> None:
         super().__init__(cell, task, ranks, held.module)
@@ -34,7 +35,7 @@ class MeshModelEngine(ReplicatedEngine):
         self.held.clip(max_norm)
 
     def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(overflowed)  # over all dimensions of the mesh: every rank has a part of its own
+        dist.all_reduce(overflowed)  # over all dimensions of the mesh, because every rank has another part of the gradient
         return overflowed
 
     def gradient_norm(self) -> float:
@@ -61,7 +62,7 @@ class MeshModelEngine(ReplicatedEngine):
         }
 
     def agreeing(self) -> list[Term]:
-        """The one number that clipping by the global norm needs from everyone, and the one that skipping a step does."""
+        """The all-reduces of single numbers: the gradient norm for clipping, and the overflow flag for skipping a step."""
         ranks = self.held.mesh.size()
         norm = [] if self.cell.max_grad_norm is None else [Term("the gradient's norm", "all_reduce", 4, ranks)]
         return [*norm, *loss_scaling.sign(self.cell.precision, ranks)]

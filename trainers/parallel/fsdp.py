@@ -1,4 +1,4 @@
-"""What engines over PyTorch's FSDP have in common: the mesh of replicas; passes, bytes and settings of `fully_shard`."""
+"""What engines with PyTorch's FSDP have in common: the mesh of replicas; the passes, bytes and settings of `fully_shard`."""
 
 from __future__ import annotations
 
@@ -22,39 +22,40 @@ if TYPE_CHECKING:
 
 
 class FullySharded(ReplicatedEngine):
-    """An engine whose model is sharded by `fully_shard`, which itself casts the weights for computing."""
+    """An engine whose model is sharded by `fully_shard`, which also casts the weights to the cell's precision."""
 
     casts_itself = True
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
-        # Until the last pass gradients stay as they are on every rank: no communication, at the price of their memory.
+        # Before the last pass, ranks do not reduce gradients. This saves communication, but needs memory for whole gradients.
         cast("FSDPModule", self.model).set_requires_gradient_sync(last)
         return nullcontext()
 
 
 def replicas_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
-    """The mesh (replicas, shards). The ranks of a replica have consecutive numbers, so they are on one node if possible."""
+    """The 2-D mesh (replicas, shards). Ranks of a replica have consecutive numbers, so they are on one node if possible."""
     replicas = cast("int", cell.options["replicas"])
     shape = (replicas, ranks.world_size // replicas)
     return init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicas", "shards"))
 
 
 def policy(precision: str) -> MixedPrecisionPolicy:
-    """The dtypes in which `fully_shard` gathers parameters and reduces gradients in a precision."""
+    """The policy of `fully_shard` for a precision: the dtypes in which it gathers parameters and reduces gradients."""
     low = cast_dtype(precision)
     return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32) if low else MixedPrecisionPolicy()
 
 
 def padded(shape: torch.Size, ranks: int) -> int:
-    """Elements of a parameter of this shape that is sharded over ranks: the rows are padded to a multiple of the ranks."""
+    """The number of elements of a parameter when it is sharded over ranks: its rows are padded to a multiple of the ranks."""
     rows = shape[0] if shape else 1
     return shape.numel() // rows * -(-rows // ranks) * ranks
 
 
 def terms(precision: str, blocks: int, others: int, ranks: int, *, block_gathers: int, other_gathers: int) -> list[Term]:
-    """What `fully_shard` exchanges over the ranks of a shard group in a step.
+    """The communication of `fully_shard` over the ranks of a shard group in a step.
 
-    blocks, others: padded elements inside and outside of blocks. block_gathers, other_gathers: how often a step gathers them.
+    blocks, others: number of padded elements inside and outside of blocks. ranks: number of ranks in a shard group.
+    block_gathers, other_gathers: how often a step gathers the parameters inside and outside of blocks.
     """
     gathered, reduced = computed_bytes(precision), weight_bytes(precision)
     return [
@@ -65,10 +66,10 @@ def terms(precision: str, blocks: int, others: int, ranks: int, *, block_gathers
 
 
 def effective(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, Any]:
-    """How `fully_shard` sharded a model, for a run's `knobs.effective`. blocks: those that are sharded one by one.
+    """How `fully_shard` has sharded a model, for a run's `knobs.effective`. blocks: the blocks that are sharded one by one.
 
-    Read from private fields, because torch has no public interface for them: torch is pinned, and a test reads them. torch 2.11
-    and earlier have another name for the groups of a module.
+    The settings are read from private fields, because torch has no public interface for them. The version of torch is pinned,
+    and a test reads these fields. torch 2.11 and earlier have another name for the groups of a module.
     """
     groups = {
         id(module): group

@@ -1,4 +1,4 @@
-"""One rank's part of a model that is distributed over up to three mesh dimensions, and how to gather the whole model."""
+"""The part of a model that one rank has, if the model is distributed over a mesh of up to three dimensions."""
 
 from __future__ import annotations
 
@@ -24,21 +24,25 @@ if TYPE_CHECKING:
 
 
 def mesh_of(cell: Cell, ranks: Ranks) -> DeviceMesh:
-    """The mesh (pp, dp, tp) of all ranks. tp sends most, so its ranks are neighbours; pp sends least."""
+    """The mesh (pp, dp, tp) of all ranks. tp sends the most bytes, so its ranks have consecutive numbers; pp sends least."""
     return init_device_mesh(ranks.device.type, (cell.pp, cell.dp, cell.tp), mesh_dim_names=("pp", "dp", "tp"))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor."""
+    """The local tensor of a DTensor; any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class MeshModel:
-    """This rank's stages of a model (`parts`), or the whole model as the only part; `module` contains all parts.
+    """The part of a model that this rank has, and collectives on it.
 
-    stages: number of stages of the whole pipeline. blocks: the repeated blocks in the parts, with their wrappers. parameters:
-    number of trainable parameters of the whole model. padded: elements inside (True) and outside (False) of blocks, as sharded
-    over dp: the rows of each parameter are padded to a multiple of the dp ranks.
+    parts: the pipeline stages of this rank by number; without a pipeline, the whole model is the only part.
+    module: a module that contains all parts.
+    stages: number of stages of the whole pipeline; 0 without a pipeline.
+    blocks: the repeated blocks in the parts, with their wrappers.
+    parameters: number of trainable parameters of the whole model.
+    padded: number of elements inside (True) and outside (False) of blocks, when they are sharded over dp: the rows of each
+        parameter are padded to a multiple of the dp ranks.
     """
 
     def __init__(
@@ -52,9 +56,11 @@ class MeshModel:
         sequence: bool = False,
         reshard_after_forward: bool | None = None,
     ) -> None:
-        """stages: number of stages of the whole pipeline, which are given to its ranks in turn; 0 if the model has no stages.
-        split: whether blocks are split over the mesh's tp ranks. sequence: whether positions between their layers are too.
-        reshard_after_forward: for blocks, if the model is also sharded over the mesh's dp ranks; None if it is not."""
+        """stages: number of stages of the whole pipeline; rank r of n has the stages r, r + n, ...; 0: no pipeline.
+        split: whether blocks are split over the tp ranks. sequence: whether the positions between split layers are split too.
+        reshard_after_forward: whether blocks are resharded after forward, if the model is sharded over the dp ranks; None: it
+        is not sharded.
+        """
         self.mesh = mesh_of(cell, ranks)
         self.stages, self._plan, self._split, self.sequence = stages, task.plan(), split, sequence
         deferred = Deferred(task, ranks, dtypes.weight_dtype(cell.precision))
@@ -70,7 +76,7 @@ class MeshModel:
         self.blocks = [block for block in wrapped if id(block) in mine]
         self.padded = {True: 0, False: 0}
         self._partial: set[str] = set()
-        # One block at a time, so that a rank never holds two whole blocks.
+        # One block at a time, so that a rank never has two whole blocks in memory.
         for block, outer in zip(bare, wrapped, strict=True):
             deferred.fill(block, keep=id(outer) in mine)
             if id(outer) in mine:
@@ -82,7 +88,7 @@ class MeshModel:
             self._shard(part, cell.precision, rest, inside=False, again=False)
 
     def _divide(self, model: nn.Module, names: dict[int, str]) -> None:
-        """Divide the model into the stages of the whole pipeline and take those of this rank. names: of parameters, by id."""
+        """Divide the model into all stages of the pipeline and keep the stages of this rank. names: id of parameter -> name."""
         every = [self._plan.stage(model, index, self.stages) for index in range(self.stages)] or [model]
         here, ends = self.mesh["pp"].get_local_rank(), self.mesh["pp"].size()
         self.parts = {index: part for index, part in enumerate(every) if index % ends == here}
@@ -96,8 +102,10 @@ class MeshModel:
         self._tied_groups = self._meet({tuple(having) for having in self._holders.values() if len(having) > 1})
 
     def _distribute(self, block: nn.Module, outer: nn.Module, precision: str, again: bool | None) -> None:
-        """Split a block of this rank over tp and shard it over dp, if the model is. outer: the block with its wrappers. again:
-        whether it is resharded after forward; None if it is not sharded."""
+        """Split a block of this rank over tp and shard it over dp, if the model is split and sharded.
+
+        outer: the block with its wrappers. again: whether the block is resharded after forward; None if it is not sharded.
+        """
         if self._split:
             partial = set(map(id, self._plan.split(block, self.mesh["tp"], sequence=self.sequence)))
             self._partial |= {name for name, p in self.named() if id(p) in partial}
@@ -105,17 +113,20 @@ class MeshModel:
             self._shard(outer, precision, list(outer.parameters()), inside=True, again=again)
 
     def _shard(self, module: nn.Module, precision: str, parameters: list[nn.Parameter], *, inside: bool, again: bool) -> None:
-        """Shard a block, or the rest of a part, over the mesh's dp ranks. Must be the last wrapper of the module.
+        """Shard a block, or the rest of a part, over the dp ranks. No other wrapper may follow.
 
-        inside: whether it is a block. again: reshard_after_forward. The rest (parameters outside blocks) is not resharded after
-        forward, because backward needs it at once.
+        inside: whether the module is a block. again: reshard_after_forward; false for the rest (parameters outside of blocks),
+        because backward needs these parameters at once.
         """
         mesh = self.mesh["dp"]
         self.padded[inside] += sum(fsdp.padded(local(parameter).shape, mesh.size()) for parameter in parameters)
         fully_shard(module, mesh=mesh, mp_policy=fsdp.policy(precision), reshard_after_forward=again)
 
     def _meet(self, sets: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """The process groups of stages of this rank's pipeline that share a tied weight. A collective: all ranks call it."""
+        """Create the process groups of ranks of a pipeline that share a tied weight. A collective of all ranks.
+
+        sets: for each group, the positions of its ranks in the pipeline. Returns the groups of this rank.
+        """
         found = {}
         lines = self.mesh.mesh.flatten(1)  # (pp, pipelines)
         for ends in sorted(sets):
@@ -126,18 +137,19 @@ class MeshModel:
         return found
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
-        """This rank's parameters by the names that `Task.model` gives them."""
+        """This rank's parameters, with the names that they have in `Task.model`."""
         return [(self._names[model_options.plain_name(name)], p) for name, p in self.module.named_parameters()]
 
     def by_mesh(self) -> list[nn.Parameter]:
-        """Parameter groups for an optimizer, one per mesh: its fused kernels do not support parameters of several meshes."""
+        """The parameter groups for an optimizer: one group for each mesh, because fused optimizers do not support parameters of
+        several meshes in one group."""
         groups: dict[object, list[nn.Parameter]] = {}
         for _, parameter in self.named():
             groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
         return [{"params": group} for group in groups.values()]  # type: ignore[misc]
 
     def tied(self) -> list[tuple[nn.Parameter, int]]:
-        """Tied parameters, which stages on other ranks have too, and the number of ranks of this pipeline that have them."""
+        """(parameter, number of ranks of this pipeline that have it) for each tied parameter that other ranks have too."""
         return [(p, len(self._holders[name])) for name, p in self.named() if len(self._holders[name]) > 1]
 
     def sum_tied_gradients(self) -> None:
@@ -149,7 +161,8 @@ class MeshModel:
                 dist.all_reduce(local(parameter.grad), group=self._tied_groups[ends])
 
     def sum_partial_gradients(self) -> None:
-        """Sum, over the tp ranks, the gradients of parameters that see only a slice of the positions on each rank."""
+        """Sum the gradients of some parameters over the tp ranks: of those that see only a slice of the positions on each rank,
+        such as layer norms with sequence parallelism."""
         gradients = [local(p.grad) for name, p in self.named() if name in self._partial and p.grad is not None]
         if gradients:
             together = torch.cat([gradient.flatten() for gradient in gradients])
@@ -158,11 +171,11 @@ class MeshModel:
                 gradient.copy_(summed.view_as(gradient))
 
     def partial(self) -> int:
-        """Elements on this rank of parameters whose gradients `sum_partial_gradients` adds up."""
+        """The number of elements, on this rank, of the parameters whose gradients `sum_partial_gradients` sums."""
         return sum(local(p).numel() for name, p in self.named() if name in self._partial)
 
     def gradient_norm(self) -> torch.Tensor:
-        """The L2 norm (0-dim) of the whole model's gradient; replicated parameters count once. All ranks call it."""
+        """The L2 norm (0-dim) of the whole model's gradient; replicated parameters count once. A collective."""
         squares = torch.zeros((), device=self.mesh.device_type)
         for name, parameter in self.named():
             if parameter.grad is not None:
@@ -172,7 +185,7 @@ class MeshModel:
         return squares.sqrt()
 
     def _copies(self, parameter: nn.Parameter) -> int:
-        """Number of ranks of one stage that have the same elements of a parameter as this rank."""
+        """The number of ranks with the same stage that have the same elements of a parameter as this rank."""
         ranks = self.mesh["dp"].size() * self.mesh["tp"].size()
         if not isinstance(parameter, DTensor):
             return ranks
@@ -180,14 +193,14 @@ class MeshModel:
         return ranks // math.prod(size for placement, size in cut if not placement.is_replicate())
 
     def clip(self, max_norm: float) -> None:
-        """Scale the gradients by max_norm / norm if this is below 1. All ranks call it."""
-        scale = torch.clamp(max_norm / (self.gradient_norm() + 1e-6), max=1.0)  # 1e-6 as torch.nn.utils has it
+        """Scale the gradients by max_norm / norm if this ratio is below 1. A collective."""
+        scale = torch.clamp(max_norm / (self.gradient_norm() + 1e-6), max=1.0)  # 1e-6 as in torch.nn.utils.clip_grad_norm_
         for _, parameter in self.named():
             if parameter.grad is not None:
                 local(parameter.grad).mul_(scale)
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
-        """The whole model's parameters, as `Engine.whole_parameters` has them. All ranks call it."""
+        """The whole model's parameters, as in `Engine.whole_parameters`. A collective."""
         mine, found = dict(self.named()), {}
         pipeline, here = self.mesh["pp"].get_group(), self.mesh["pp"].get_local_rank()
         for name, shape in self._shapes.items():
@@ -199,12 +212,12 @@ class MeshModel:
                 if here == self._holders[name][0]:
                     whole.copy_(gathered)
             if self.mesh["pp"].size() > 1:
-                dist.all_reduce(whole, group=pipeline)  # all but one add zeros
+                dist.all_reduce(whole, group=pipeline)  # works as a broadcast: all ranks but one add zeros
             found[name] = whole.cpu()
         return found
 
     def order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
-        """`Engine.reordered` for the parameter of this name, or for optimizer state of the same layout."""
+        """As `Engine.reordered`, for the parameter with this name, or for optimizer state of the same shape."""
         if not self._split or name not in self._shapes or shape.numel() != self._shapes[name].numel():
             return None
         numbers = torch.arange(shape.numel()).view(shape)
@@ -217,7 +230,8 @@ def _dimensions(cut: DTensor) -> tuple[str, ...]:
 
 
 def _gathered(cut: DTensor) -> torch.Tensor:
-    """The whole tensor, gathered over one mesh dimension after the other; torch warns if all are gathered at once."""
+    """The whole tensor of a DTensor. It is gathered over one mesh dimension after the other, because torch warns if it is
+    gathered over all dimensions at once."""
     for dimension in range(cut.device_mesh.ndim):
         placements = list(cut.placements)
         placements[dimension] = Replicate()

@@ -1,4 +1,4 @@
-"""The step of a pipeline on one rank, by torch's schedules. The clock times every pass, with the wait before it."""
+"""The step of a pipeline on one rank, with torch's schedules. The clock measures every pass, including the wait before it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from trainers.parallel.mesh_model import MeshModel
     from trainers.task import Batch, Task
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that logits can have
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the dtypes that logits can have
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
 
 
 class Pipeline:
-    """The stages of this rank and their schedule, which exchanges hidden states with the neighbours on other ranks.
+    """The stages of this rank and their schedule, which exchanges hidden states with the neighbouring stages on other ranks.
 
-    sharded: the stages are wrapped by fully_shard, which itself casts the weights for computing.
+    schedule: a key of SCHEDULES. sharded: whether the stages are wrapped by fully_shard, which casts the weights itself.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Pipeline:
             self._stages if schedule == "interleaved" else self._stages[0],
             cell.gradient_accumulation_steps,
             loss_fn=self._loss,
-            scale_grads=False,  # each loss is its share of the step's already
+            scale_grads=False,  # each loss is already divided by the number of micro-batches
         )
 
     @property
     def stages(self) -> int:
-        """Of the whole pipeline."""
+        """The number of stages of the whole pipeline."""
         return self._held.stages
 
     @property
@@ -61,23 +61,23 @@ class Pipeline:
         return self._group
 
     def weights(self) -> AbstractContextManager[object]:
-        """The context of forward and backward passes in which stages compute with weights in the cell's precision."""
+        """The context of forward and backward passes: in it, the weights of the stages are cast to the cell's precision."""
         return cast_weights(self._held.module, None if self._sharded else dtypes.cast_dtype(self._cell.precision))
 
     def computing(self) -> AbstractContextManager[object]:
-        """The context of a forward pass in which operators compute in the cell's precision."""
+        """The context of a forward pass: torch's autocast, if the cell's precision uses autocast."""
         return dtypes.autocast(self._cell.precision, self._device)
 
     def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self._output_dtype = outputs.dtype
         loss = self._task.criterion(outputs, targets) / self._cell.gradient_accumulation_steps
-        return loss if self.scaler is None else self.scaler.scaled(loss)  # backward starts from it, inside the schedule
+        return loss if self.scaler is None else self.scaler.scaled(loss)  # scaled here, because the schedule calls backward
 
     def step(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
-        """Accumulate the gradients of a step on this rank's stages; the pipeline's mean loss (0-dim), on all its ranks."""
+        """Accumulate the gradients of a step on this rank's stages. Returns the mean loss (0-dim), on every rank."""
         for stage in self._stages:
             stage.clock = clock
-        # The schedule takes a whole batch and cuts it again, into as many equal pieces.
+        # The schedule needs one whole batch, which it cuts again into the same number of micro-batches.
         whole = torch.cat([batch.inputs for batch in micro_batches])
         inputs = dtypes.as_inputs(whole, self._cell.precision)
         targets = torch.cat([batch.targets for batch in micro_batches])
@@ -100,7 +100,8 @@ class Pipeline:
     def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Engine.evaluate`, on all ranks of this pipeline.
 
-        Runs stage by stage, without the schedule: the schedule would infer all shapes again in the next timed step.
+        The stages run one after the other, without the schedule, because after an evaluation the schedule would infer all
+        shapes again in the next timed step.
         """
         here, hidden = self._held.mesh["pp"].get_local_rank(), dtypes.as_inputs(batch.inputs, self._cell.precision)
         found = torch.zeros(2, dtype=torch.float64, device=self._device)
@@ -124,13 +125,14 @@ class Pipeline:
 
     @property
     def _between(self) -> torch.dtype:
-        """Of hidden states."""
+        """The dtype of hidden states between stages."""
         return dtypes.stream_dtype(self._cell.precision)
 
     def rehearse(self, clock: Clock) -> None:
-        """A step whose gradients the caller discards: in its first step, the schedule infers shapes and opens connections."""
+        """Make a step, whose gradients the caller discards. In its first step, the schedule infers shapes and opens
+        connections, which must not happen in a timed step."""
         some = self._task.fetch(np.zeros(self._cell.micro_batch_size, dtype=np.int64), self._device)
-        with self.computing():  # shapes are found out by calls of the modules alone
+        with self.computing():  # to infer shapes, the schedule calls the modules without the context of `Stage`
             self.step([some] * self._cell.gradient_accumulation_steps, clock)
 
     @property
@@ -138,7 +140,7 @@ class Pipeline:
         return self._held.mesh["pp"].size()
 
     def theory(self) -> list[Term]:
-        """What this rank sends to its neighbours in a step."""
+        """The communication of this rank with its neighbours in a step."""
         size = self._cell.micro_batch_size * math.prod(self._task.plan().hidden) * self._between.itemsize
         passes, others = self._cell.gradient_accumulation_steps, 0 if self._pp == 1 else 1
         onward = sum(not stage.is_last for stage in self._stages) * others
@@ -150,7 +152,7 @@ class Pipeline:
         ]
 
     def effective(self) -> dict[str, Any]:
-        """The settings read from the schedule and the stages of all ranks of this pipeline. A collective."""
+        """The settings that took effect, from the schedule and the stages of all ranks of this pipeline. A collective."""
         switched = model_options.effective(self._held.module)
         logits = DTYPES.index(self._output_dtype) if self._stages[-1].is_last and self._output_dtype else 0
         everywhere = torch.tensor([*switched.values(), logits], device=self._device)
@@ -167,7 +169,7 @@ class Pipeline:
 
 
 class Stage(PipelineStage):
-    """A stage that computes in the cell's precision and tells the clock of each pass that it has made."""
+    """A pipeline stage that computes in the cell's precision and marks the end of each pass on the clock."""
 
     clock: Clock
 

@@ -1,1 +1,1 @@
-"""Servers that hold the parameters, workers that push gradients to them and pull parameters back."""
+"""Parameter servers: servers store the parameters; workers push gradients to them and pull parameters from them."""

@@ -10,10 +10,12 @@ import msgspec
 class Mode(msgspec.Struct, frozen=True):
     """How a server treats pushes.
 
-    waits: wait for the gradients of all workers and make one update with their mean; else each push is an update at once.
+    waits: whether the server waits for the gradients of all workers and makes one update with their mean; if not, each push is
+        an update at once.
     staleness_bound: a worker may begin a step only if it has finished at most this many steps more than the slowest worker
-    (the clock distance of Ho et al., 2013); None: no bound. staleness_weighted: weight a gradient by 1 / (1 + staleness).
-    pull_interval: a worker pulls parameters with every k-th push.
+        (the clock distance of Ho et al., 2013). None: no bound.
+    staleness_weighted: whether a gradient is weighted by 1 / (1 + staleness).
+    pull_interval: k, if a worker pulls parameters with every k-th push.
     """
 
     waits: bool = False
@@ -32,22 +34,24 @@ class Ledger:
     def __init__(self, workers: int, mode: Mode) -> None:
         self.mode = mode
         self.updates = 0  # also the version of the parameters
-        self.steps = [0] * workers  # that each worker has pushed
-        self.pulls = 0  # of all workers
-        self.staleness: Counter[int] = Counter()  # staleness -> pushes
-        self.largest_lead = 0  # steps finished beyond the slowest worker's, of any worker as it began a step
+        self.steps = [0] * workers  # number of steps that each worker has pushed
+        self.pulls = 0  # number of pulls of all workers
+        self.staleness: Counter[int] = Counter()  # staleness -> number of pushes
+        self.largest_lead = 0  # the most steps that a worker was ahead of the slowest worker when it began a step
         self.present = set(range(workers))
         self.lost: set[int] = set()
 
     def push(self, worker: int, version: int) -> float:
-        """Record a push of a gradient that was computed on this version of the parameters; returns its weight in the update."""
+        """Record a push and return the weight of its gradient in the update. version: the version of the parameters with which
+        the gradient was computed."""
         staleness = self.updates - version
         self.staleness[staleness] += 1
         self.steps[worker] += 1
         return 1 / (1 + staleness) if self.mode.staleness_weighted else 1.0
 
     def go_on(self, updates: int) -> None:
-        """Set the state after `updates` updates with gradients of all workers, where each worker pulled after each update."""
+        """Set the state of a run that resumes. Before, there were `updates` updates with gradients of all workers, and each
+        worker pulled the parameters after every update."""
         self.updates, self.pulls = updates, updates * len(self.steps)
         self.steps = [updates] * len(self.steps)
         self.staleness = Counter({0: self.pulls})

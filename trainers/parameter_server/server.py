@@ -1,4 +1,5 @@
-"""A parameter server: one thread per worker receives, one loop answers, so that a slow or lost worker delays no other."""
+"""A parameter server. One thread per worker receives requests and one loop answers them, so that a slow or lost worker does not
+delay other workers."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request that a listening thread received. The payload belongs to this thread; it is reused after the answer."""
+    """A request that a thread received. a, b, c: as in `Kind`. payload: a buffer that the thread reuses after the answer."""
 
     worker: int
     kind: Kind
@@ -37,13 +38,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class ParameterServer(Server):
-    """Keeps its share of the parameters on the CPU and updates it with SGD, by the rules of its mode.
+    """Stores its share of the parameters on the CPU and updates it with SGD, by the rules of its mode.
 
-    Memory: the size of the share for parameters, gradient and momentum, and for each worker for requests and replies.
+    It needs memory of the size of the share for each of parameters, gradient and momentum, and for the requests and replies of
+    each worker.
     """
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, mode: Mode) -> None:
-        """The share is a slice of the weights that every worker too draws from the cell's seed; no weights are sent."""
+        """Initialize the share of the parameters from the cell's seed. Workers do the same, so no weights are sent."""
         self._link = ServerLink(ranks)
         model = task.model().to(weight_dtype(cell.precision))
         whole = parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
@@ -54,8 +56,8 @@ class ParameterServer(Server):
         self._optimizer = optimization.make(cell.optimizer, [self._parameters])
         self._ledger = Ledger(cell.gpus, mode)
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._pushed: dict[int, Request] = {}  # pushes of a round, where it waits for all
-        self._held: dict[int, Request] = {}  # pushes that are applied, of workers that may not begin their next step yet
+        self._pushed: dict[int, Request] = {}  # pushes that wait for those of all other workers, if the mode says so
+        self._held: dict[int, Request] = {}  # by worker: pushes that are applied, but not answered yet
         self._met: dict[int, torch.Tensor] = {}
 
     def serve(self) -> None:
@@ -73,7 +75,7 @@ class ParameterServer(Server):
         return [Term("its share of the parameters, to every worker that pulls", "send", size, self._cell.world_size, pulls)]
 
     def _listen(self, worker: int) -> None:
-        """Receive a worker's requests until it leaves or is lost."""
+        """Receive the requests of a worker until the worker leaves or is lost. Runs in its own thread."""
         gradient = torch.empty_like(self._parameters, requires_grad=False)
         try:
             while True:
@@ -88,8 +90,8 @@ class ParameterServer(Server):
                 self._requests.put(Request(worker, kind, a, b, c, payload))
                 if kind is Kind.BYE:
                     return
-        except RuntimeError as error:  # its connection closed, or it was silent for as long as gloo waits
-            print(f"worker {worker} is lost: {error}", flush=True)  # into this rank's log
+        except RuntimeError as error:  # the connection was closed, or no message came before gloo's timeout
+            print(f"worker {worker} is lost: {error}", flush=True)  # goes to this rank's log
             self._requests.put(Request(worker, Kind.LOST))
 
     def _answer(self, request: Request) -> None:
@@ -118,18 +120,18 @@ class ParameterServer(Server):
             self._meet()
 
     def _take(self, request: Request) -> None:
-        """Keep a gradient until those of all workers are here, or apply it at once."""
+        """Apply the gradient of a push: at once, or, if the mode says so, when the gradients of all workers have arrived."""
         if not self._ledger.mode.waits:
             self._update([request])
             self._held[request.worker] = request
             return
         self._pushed[request.worker] = request
         if self._pushed.keys() == self._ledger.present:
-            self._update([self._pushed[worker] for worker in sorted(self._pushed)])  # in one order, for equal rounding
+            self._update([self._pushed[worker] for worker in sorted(self._pushed)])  # always in this order: equal rounding
             self._held, self._pushed = self._pushed, {}
 
     def _update(self, pushes: list[Request]) -> None:
-        """One update with the mean of the gradients, each weighted by its age."""
+        """Make one update with the mean of the pushed gradients, each with its weight from the ledger."""
         mean = self._parameters.grad
         assert mean is not None
         mean.zero_()
@@ -142,7 +144,8 @@ class ParameterServer(Server):
         self._ledger.updates += 1
 
     def _restore(self, request: Request) -> None:
-        """Load the saved state of a server of the same share. Each of its updates was one step of every worker."""
+        """Load the state from a RESTORE request. Only servers that wait for all workers are saved, so each update so far was
+        one step of every worker."""
         assert request.payload is not None
         parameters, *momentum = torch.split(request.payload, self._parameters.numel())
         with torch.no_grad():
@@ -153,14 +156,15 @@ class ParameterServer(Server):
         self._reply(request.worker, (), None)
 
     def _let_begin(self) -> None:
-        """Answer the workers whose push is applied and that may begin their next step."""
+        """Answer each worker whose push is applied and that may begin its next step."""
         for worker in [worker for worker in self._held if self._ledger.may_begin(worker)]:
             self._ledger.begin(worker)
             push = self._held.pop(worker)
             self._reply_parameters(push, wanted=push.c == 1)
 
     def _meet(self) -> None:
-        """Answer all MEET requests when every worker that is left has sent one. A worker lost after its MEET counts too."""
+        """Answer all MEET requests if every worker that is left has sent MEET. The numbers of a worker that was lost after its
+        MEET are in the answer too."""
         if not self._met or not self._met.keys() >= self._ledger.present:
             return
         rows = torch.stack([self._met[worker] for worker in sorted(self._met)])
@@ -172,7 +176,7 @@ class ParameterServer(Server):
         return torch.empty(0, dtype=torch.float64) if request.payload is None else request.payload
 
     def _reply_parameters(self, request: Request, *, wanted: bool) -> None:
-        # A copy: the next update must not change what is still being sent.
+        # A copy is sent, because the next update must not change a message that is still being sent.
         parameters = self._parameters.detach().clone() if wanted else None
         self._ledger.pulls += wanted
         self._reply(request.worker, (self._ledger.updates,), parameters)
@@ -181,7 +185,7 @@ class ParameterServer(Server):
         self._reply(worker, (len(text),), torch.frombuffer(bytearray(text), dtype=torch.uint8))
 
     def _reply(self, worker: int, header: tuple[float, ...], payload: torch.Tensor | None) -> None:
-        with contextlib.suppress(RuntimeError):  # it is lost: its listener says so
+        with contextlib.suppress(RuntimeError):  # the worker is lost; the thread that listens to it reports this
             self._link.send(worker, header, payload)
 
     def _known(self) -> dict[str, Any]:

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
 
 class WorkerEngine(ReplicatedEngine):
-    """The model's parameters are views of one vector, its gradients of another. Every server has a slice of these vectors.
+    """The engine of a worker. The model's parameters are views of one vector, its gradients views of another vector. Every
+    server has a slice of these vectors.
 
-    `update` pushes and pulls: its time includes waiting for servers and, if the mode says so, for other workers. The optimizer
-    only carries the learning rate, which each push sends to the servers; it makes no step and has no state.
+    `update` pushes gradients and pulls parameters. Its time includes waiting for servers and, if the mode says so, for other
+    workers. The optimizer only contains the learning rate, which each push sends to the servers; it makes no step and has no
+    state.
     """
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, mode: Mode) -> None:
@@ -42,10 +44,10 @@ class WorkerEngine(ReplicatedEngine):
         self._flatten()
         self._servers = range(cell.gpus, cell.world_size)
         self._slices = dict(zip(self._servers, protocol.shares(self._parameters.numel(), cell.servers)))
-        self._versions = dict.fromkeys(self._servers, 0.0)  # of the parameters that this worker computes on
+        self._versions = dict.fromkeys(self._servers, 0.0)  # server -> version of the parameters that this worker has
         self._link = ServerLink(ranks)
-        self._speaks = ranks.rank == 0 and cell.optimizer.momentum > 0  # for all workers, when servers save or restore
-        self._room: torch.Tensor | None = None  # for the servers' momentum, while it is read from a checkpoint
+        self._speaks = ranks.rank == 0 and cell.optimizer.momentum > 0  # whether this worker saves and restores momentum
+        self._room: torch.Tensor | None = None  # memory for the servers' momentum while a checkpoint is loaded
         everyone = list(range(cell.gpus))
         self._workers = dist.new_group(everyone, backend="gloo", use_local_synchronization=True) if mode.waits else None
 
@@ -59,23 +61,23 @@ class WorkerEngine(ReplicatedEngine):
         for parameter, weights, gradient in views:
             parameter.data = weights.view_as(parameter)
             parameter.grad = gradient.view_as(parameter)
-        # What is pulled arrives here: on a CPU the parameters themselves.
+        # Pulled parameters are received into this tensor. On a CPU it is the vector of parameters itself.
         on_gpu = self.device.type == "cuda"
         self._pulled = torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
-        # Gradients to push are copied here first: copies from a GPU are faster into pinned memory than into new memory.
+        # On a GPU, gradients are first copied into this tensor: copies into pinned memory are faster than into new memory.
         self._pushed = torch.empty_like(self._gradients, device="cpu", pin_memory=True) if on_gpu else self._gradients
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
 
     def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
-        sign = overflowed.cpu()  # the workers' group is on gloo
+        sign = overflowed.cpu()  # the group of workers uses gloo
         if self._workers is not None:
             dist.all_reduce(sign, group=self._workers)
-        return sign  # where no server waits for all workers, each has a scale of its own and skips by itself
+        return sign  # if servers do not wait for all workers, each worker has its own loss scale and skips steps alone
 
     def update(self) -> None:
-        if not self.may_step():  # no push: the servers know nothing of it
+        if not self.may_step():  # a skipped step is not pushed, so the servers do not count it
             self._gradients.zero_()
             return
         self._steps += 1
@@ -95,7 +97,7 @@ class WorkerEngine(ReplicatedEngine):
         return self._pushed.copy_(gradients)
 
     def _await_parameters(self, *, pulls: bool) -> None:
-        """Wait for the servers' answers to a push or a pull, and take the new parameters if they were requested."""
+        """Wait for the servers' answers to a push or a pull. pulls: whether new parameters come with the answers."""
         for server, part in self._slices.items():
             version = self._link.header(server)[0]
             if pulls:
@@ -105,7 +107,8 @@ class WorkerEngine(ReplicatedEngine):
             self._parameters.copy_(self._pulled)
 
     def state(self) -> State:
-        """Every worker has the parameters. The first worker also has the momentum, which it gets from the servers."""
+        """As `Saved.state`. Every worker has the parameters. The first worker also has the momentum, which it requests from the
+        servers."""
         found = super().state()
         if self._speaks:
             momentum = self._momentum() if self._room is None else self._room
@@ -130,9 +133,10 @@ class WorkerEngine(ReplicatedEngine):
         self._room = torch.zeros_like(self._parameters, device="cpu")
 
     def restored(self, numbers: dict[str, float]) -> None:
-        """The first worker sends the servers their shares. Every worker loaded its parameters from the checkpoint."""
+        """As `Saved.restored`. Every worker has loaded its parameters from the checkpoint; the first worker sends each server
+        its share of the state."""
         super().restored(numbers)
-        updates = numbers.get("updates", 0.0)  # none where another strategy saved
+        updates = numbers.get("updates", 0.0)  # absent if another strategy saved the checkpoint
         self._steps, self._versions = int(updates), dict.fromkeys(self._servers, updates)
         assert self._room is not None
         if self.data_rank == 0:
@@ -144,15 +148,15 @@ class WorkerEngine(ReplicatedEngine):
         self._room = None
 
     def gradient_norm(self) -> float:
-        """The norm of the mean gradient if the servers wait for all workers; else of this worker's gradient."""
+        """The norm of the mean gradient of all workers, if the servers wait for all workers; else of this worker's gradient."""
         mean = self._gradients.cpu().clone()
         if self._workers is not None:
             dist.all_reduce(mean, group=self._workers)
             mean /= self.data_ranks
-        return float(torch.linalg.vector_norm(mean, dtype=torch.float64))  # one sum over all: fp32 would lose digits
+        return float(torch.linalg.vector_norm(mean, dtype=torch.float64))  # fp32 would lose digits in one sum over all elements
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
-        if not self._mode.waits:  # other workers have pushed since this one pulled
+        if not self._mode.waits:  # other workers may have pushed since this worker's last pull
             for server in self._servers:
                 self._link.send(server, (Kind.PULL,))
             self._await_parameters(pulls=True)
@@ -163,7 +167,7 @@ class WorkerEngine(ReplicatedEngine):
         return [gradient, *loss_scaling.sign(self.cell.precision, self.data_ranks if self._mode.waits else 1)]
 
     def textbook_bytes(self) -> float:
-        return 2.0 * self._psi()  # pushed, and pulled
+        return 2.0 * self._psi()  # gradients are pushed, and parameters are pulled
 
     def _psi(self) -> float:
         return float(self._gradients.numel() * self._gradients.element_size())
@@ -172,7 +176,7 @@ class WorkerEngine(ReplicatedEngine):
         for server in self._servers:
             self._link.send(server, (Kind.ASK,))
         known = [self._read(server) for server in self._servers]
-        # Every push reaches every server by itself; counts (of warm-up steps too) are those of the first one.
+        # Each server counts for itself; most counts in the result are those of the first server. They include warm-up steps.
         return {
             **super().effective(),
             **{name: value for name, value in known[0].items() if name != "elements"},
@@ -197,20 +201,22 @@ class WorkerEngine(ReplicatedEngine):
 
 
 class ServerPeers:
-    """The workers synchronise through the first server: a collective of all ranks would fail if a worker is lost."""
+    """Collectives of the workers through the first server. Collectives of torch are not used, because they would fail if a
+    worker is lost."""
 
     def __init__(self, link: ServerLink, server: int, device: torch.device) -> None:
         self._link, self._server, self._device = link, server, device
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """The numbers of every worker that is left, by rank, (workers, n) in float64; all give equally many."""
+        """Gather the numbers of all workers that are left: (workers, n) in float64, in the order of ranks. Every worker passes
+        n numbers."""
         mine = torch.tensor(numbers, dtype=torch.float64)
         self._link.send(self._server, (Kind.MEET, len(mine)), mine if len(mine) else None)
         rows = torch.empty(int(self._link.header(self._server)[0]), len(mine), dtype=torch.float64)
         return (self._link.receive(self._server, rows) if rows.numel() else rows).numpy()
 
     def barrier(self) -> None:
-        """Wait until every worker that is left is here and its device has nothing left to do."""
+        """Wait until every worker that is left has called `barrier` and its device is idle."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.gather([])

@@ -1,1 +1,1 @@
-"""How a workload's model is divided: linear layers are split over tensor-parallel ranks, blocks into pipeline stages."""
+"""The plans by which models are divided: linear layers are split over tensor-parallel ranks, blocks into pipeline stages."""

@@ -1,7 +1,8 @@
-"""The split of a model by the tensor-parallel plan that transformers has for its blocks, where that plan says all.
+"""Splits a model by the tensor-parallel plan that transformers has for its blocks, if this plan is sufficient.
 
-The plan names linear layers whose outputs (colwise) or inputs (rowwise) are divided. It is used only if a block is two pairs of
-such layers, attention and MLP, and if these parts have no other parameters: those would get a part of their gradient.
+The plan of transformers names linear layers whose outputs (colwise) or inputs (rowwise) are divided. It is used only if a block
+has two parts that end with a rowwise layer, attention and MLP, and if these parts have no other parameters. Other parameters
+would get only a part of their gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ COLUMNS, ROWS = "colwise", "rowwise"
 
 
 class Split(NamedTuple):
-    """columns, rows: the layers of a block, by name. degrees: the numbers of ranks, from 2, that can share a block."""
+    """How a block is split. columns, rows: the names of the layers that are split by columns and by rows. degrees: the possible
+    numbers of ranks, from 2."""
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
@@ -29,7 +31,10 @@ class Split(NamedTuple):
 
 
 def split_of(model: nn.Module, blocks: Sequence[nn.Module], made: Any) -> Split | str:
-    """How a block is split, or why it cannot be, as the end of a sentence. made: the configuration of the model."""
+    """How the blocks of a model can be split; or the reason why they cannot, as the end of a sentence.
+
+    made: the configuration of the model, as an object of transformers.
+    """
     planned = getattr(made, "base_model_tp_plan", None)
     if not planned or not blocks:
         return "transformers has no tensor-parallel plan for its blocks"
@@ -61,7 +66,7 @@ def split_of(model: nn.Module, blocks: Sequence[nn.Module], made: Any) -> Split 
 
 
 class DerivedPlan(ModelPlan):
-    """positions, width: of a hidden state."""
+    """A plan with the split from `split_of`, without pipeline stages. positions, width: the shape of a hidden state."""
 
     def __init__(self, positions: int, width: int, split: Split) -> None:
         self.hidden, self._split, self.backward_reductions = (positions, width), split, len(split.columns)
@@ -70,7 +75,7 @@ class DerivedPlan(ModelPlan):
         assert not sequence, "refused at plan time"
         styles: dict[str, Any] = {name: ColwiseParallel() for name in self._split.columns}
         styles |= {name: RowwiseParallel() for name in self._split.rows}
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # nothing to send: all ranks drew the same weights
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: no broadcast, because all ranks have equal weights
         return []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The plan of transformers' GPT-2. Its linear layers are stored transposed, and one layer computes q, k and v."""
+"""The plan for transformers' GPT-2. Its linear layers are stored transposed (Conv1D), and one layer computes q, k and v."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FUSED = ("attn.c_attn.weight", "attn.c_attn.bias")
 
 
 class Gpt2Plan(ModelPlan):
-    backward_reductions = 2  # into c_attn and into c_fc
+    backward_reductions = 2  # of the gradients of the inputs of c_attn and c_fc
 
     def __init__(self, positions: int, width: int) -> None:
         self.hidden = (positions, width)
@@ -25,8 +25,8 @@ class Gpt2Plan(ModelPlan):
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         layer = cast("Any", block)
         _, width = self.hidden
-        # ColwiseParallel takes nn.Linear only, not the library's Conv1D; q|k|v are reordered so that equal slices of rows
-        # hold whole heads of each.
+        # ColwiseParallel supports only nn.Linear and not Conv1D of transformers. The rows of q|k|v are reordered, so that each
+        # of the equal slices contains whole heads of q, of k and of v.
         layer.attn.c_attn = _linear(layer.attn.c_attn, fused_rows(width, mesh.size()))
         layer.attn.split_size = width // mesh.size()
         layer.attn.c_proj = _linear(layer.attn.c_proj)
@@ -38,7 +38,7 @@ class Gpt2Plan(ModelPlan):
             "mlp.c_fc": ColwiseParallel(input_layouts=between),
             "mlp.c_proj": RowwiseParallel(output_layouts=between),
         }
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # nothing to send: all ranks drew the same weights
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: no broadcast, because all ranks have equal weights
         return [*layer.ln_1.parameters(), *layer.ln_2.parameters()] if sequence else []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
@@ -51,7 +51,8 @@ class Gpt2Plan(ModelPlan):
 
 
 class Gpt2Stage(nn.Module):
-    """Token ids (items, positions) or a hidden state in; a hidden state or logits (items, positions, vocabulary) out."""
+    """A pipeline stage of GPT-2. The first stage gets token ids (items, positions), the others a hidden state. The last stage
+    returns logits (items, positions, vocabulary), the others a hidden state."""
 
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()
@@ -78,12 +79,12 @@ class Gpt2Stage(nn.Module):
 
 
 def fused_rows(width: int, ranks: int) -> torch.Tensor:
-    """The indices (3 * width,) that reorder the rows of q|k|v to q0|k0|v0|q1|k1|v1|..., so that each rank has its q|k|v."""
+    """The indices (3 * width,) that reorder the rows of q|k|v to q0|k0|v0|q1|k1|v1|..., so that rank 0 gets q0|k0|v0."""
     return torch.arange(3 * width).reshape(3, ranks, width // ranks).transpose(0, 1).flatten()
 
 
 def _linear(stored: nn.Module, rows: torch.Tensor | None = None) -> nn.Linear:
-    """The nn.Linear that computes what a Conv1D does, its outputs reordered."""
+    """An nn.Linear that computes the same as a Conv1D of transformers. rows: the order of its outputs; None: unchanged."""
     weight, bias = cast("torch.Tensor", stored.weight).detach().t(), cast("torch.Tensor", stored.bias).detach()
     if rows is not None:
         weight, bias = weight[rows.to(weight.device)], bias[rows.to(bias.device)]

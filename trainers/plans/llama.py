@@ -1,4 +1,4 @@
-"""The plan of transformers' LLaMA. Its blocks get the rotation of the positions as an argument, not from a table."""
+"""The plan for transformers' LLaMA. Its blocks get the rotary position embeddings as an argument."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class LlamaPlan(ModelPlan):
         styles: dict[str, Any] = {name: ColwiseParallel() for name in COLUMNS}
         styles |= {name: RowwiseParallel(output_layouts=between) for name in ROWS}
         if sequence:
-            # Gathered once for the layers that read it, and not by each of them.
+            # The hidden state is gathered once for all layers that read it, and not by each of these layers.
             styles["mlp"] = PrepareModuleInput(input_layouts=between, desired_input_layouts=Replicate())
             styles["self_attn"] = PrepareModuleInput(
                 input_kwarg_layouts={"hidden_states": between}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
             )
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # nothing to send: all ranks drew the same weights
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: no broadcast, because all ranks have equal weights
         layer = cast("Any", block)
         return [layer.input_layernorm.weight, layer.post_attention_layernorm.weight] if sequence else []
 
@@ -44,7 +44,8 @@ class LlamaPlan(ModelPlan):
 
 
 class LlamaStage(nn.Module):
-    """Token ids (items, positions) or a hidden state in; a hidden state or logits (items, positions, vocabulary) out."""
+    """A pipeline stage of LLaMA. The first stage gets token ids (items, positions), the others a hidden state. The last stage
+    returns logits (items, positions, vocabulary), the others a hidden state."""
 
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class LlamaStage(nn.Module):
         body = whole.model
         first, last = index == 0, index == count - 1
         self.embed_tokens: nn.Module | None = body.embed_tokens if first else None
-        self.rotary_emb = body.rotary_emb  # without parameters: each stage turns by the positions itself
+        self.rotary_emb = body.rotary_emb  # has no parameters, so each stage computes the position embeddings itself
         self.layers = nn.ModuleList(body.layers[share(len(body.layers), index, count)])
         self.norm: nn.Module | None = body.norm if last else None
         self.lm_head: nn.Module | None = whole.lm_head if last else None

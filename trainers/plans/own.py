@@ -1,4 +1,4 @@
-"""The plan of a workspace's own model: what the functions `tensor_parallel` and `pipeline` of its file say of it."""
+"""The plan for a workspace's own model, made from the functions `tensor_parallel` and `pipeline` of the user's file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from trainers.plans.plan import ModelPlan, share
 if TYPE_CHECKING:
     from trainers.own_model import OwnModel
 
-MOST_RANKS = 1024  # that are tried as a tensor-parallel degree
+MOST_RANKS = 1024  # the largest tensor-parallel degree that is tried
 STYLES = {"columns": ColwiseParallel, "rows": RowwiseParallel}
 
 
 class OwnPlan(ModelPlan):
-    """find_blocks: gives the blocks of a model. model: on the meta device. shapes: what enters and leaves its blocks, for one
-    item."""
+    """The plan of a user's file.
+
+    own: the definitions of the file. find_blocks: returns the blocks of a model. model: a model on the meta device. shapes: the
+    shapes of all inputs and outputs of its blocks, for one item, without the dimension of items.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class OwnPlan(ModelPlan):
             self._must_join()
 
     def _must_join(self) -> None:
-        """Raises InputError if a split layer reads or writes anything but the hidden state between blocks."""
+        """Raises InputError if a split layer reads or writes a tensor of another width than the hidden state between blocks."""
         for name, how in self._layers_of_first(1).items():
             layer = self._first.get_submodule(name)
             assert isinstance(layer, nn.Linear)
@@ -67,7 +70,10 @@ class OwnPlan(ModelPlan):
                 )
 
     def degrees(self) -> tuple[int, ...]:
-        """The numbers of ranks, from 2, over which the blocks can be split. Raises InputError if there are none."""
+        """The numbers of ranks, from 2, over which the blocks can be split; empty if no number divides all split layers.
+
+        Raises the InputError of the file if it refuses all possible numbers.
+        """
         sizes = [_divided(self._first.get_submodule(n), how) for n, how in self._layers_of_first(1).items()]
         common = math.gcd(*sizes)
         divisors = [n for n in range(2, min(common, MOST_RANKS) + 1) if common % n == 0]
@@ -89,7 +95,7 @@ class OwnPlan(ModelPlan):
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         assert not sequence, "refused at plan time: the menu gives own workloads no positions"
         styles = {name: STYLES[how]() for name, how in _layers(self._own, block, mesh.size()).items()}
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # nothing to send: all ranks drew the same weights
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: no broadcast, because all ranks have equal weights
         return []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
@@ -110,7 +116,8 @@ class OwnPlan(ModelPlan):
         return OwnStage(ends[0] if index == 0 else None, part, ends[1] if index == count - 1 else None)
 
     def _must_cover(self, model: nn.Module, modules: Sequence[nn.Module]) -> None:
-        """Raises InputError if a parameter is in none of these modules, or belongs to a module that is not in the model."""
+        """Raises InputError if a parameter of the model is in none of these modules. Modules that are not part of the model do
+        not count."""
         known = {id(module) for module in model.modules()}
         inside = {
             id(parameter)
@@ -127,7 +134,12 @@ class OwnPlan(ModelPlan):
 
 
 class OwnStage(nn.Module):
-    """The inputs or a hidden state in; a hidden state or the outputs out. before, behind: None in other stages."""
+    """A pipeline stage of a user's model.
+
+    before: the module before the blocks, only in the first stage, else None. blocks: the blocks of this stage. behind: the
+    module after the blocks, only in the last stage, else None. The first stage gets the model's inputs, the others a hidden
+    state; the last stage returns the model's outputs, the others a hidden state.
+    """
 
     def __init__(self, before: nn.Module | None, blocks: Sequence[nn.Module], behind: nn.Module | None) -> None:
         super().__init__()
@@ -141,13 +153,16 @@ class OwnStage(nn.Module):
 
 
 def _divided(layer: Any, how: str) -> int:
-    """The size of the dimension that is divided over the ranks."""
+    """The size of the dimension of a linear layer that is divided over the ranks. how: `columns` or `rows`."""
     return int(layer.out_features if how == "columns" else layer.in_features)
 
 
 def _layers(own: OwnModel, block: nn.Module, ranks: int) -> dict[str, str]:
-    """`columns` or `rows` by the name of each linear layer of a block that is split. The function of the file may change the
-    block. Raises InputError if it returns anything else, or a layer cannot be divided by the ranks."""
+    """Call the function `tensor_parallel` of the file: name of each split linear layer -> `columns` or `rows`.
+
+    The function may change the block. Raises InputError if it returns anything else, or if the size of a layer cannot be
+    divided by the number of ranks.
+    """
     found = own.call("tensor_parallel", block, ranks)
     if not isinstance(found, dict) or not found or not all(how in STYLES for how in found.values()):
         raise InputError(

@@ -1,4 +1,4 @@
-"""The interface between a model and tensor and pipeline parallelism: how to split its layers and divide it into stages."""
+"""The interface of a plan: how to split a model's layers for tensor parallelism, and how to divide it into pipeline stages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 class ModelPlan(ABC):
     """How one model is split and divided into stages.
 
-    hidden: the shape of the hidden state of one item between two blocks; of a transformer, (positions, width).
+    hidden: the shape of the hidden state of one item between two blocks; for a transformer, (positions, width).
     backward_reductions: number of all-reduces of a hidden state in the backward pass of a split block, one for each
-    column-parallel layer that reads the block's input. forward_reductions: the same in the forward pass, one for each
-    row-parallel layer; a transformer has one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019,
-    section 3).
+        column-parallel layer.
+    forward_reductions: number of all-reduces of a hidden state in the forward pass of a split block, one for each row-parallel
+        layer. A transformer has one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019, section 3).
     """
 
     hidden: tuple[int, ...]
@@ -27,36 +27,45 @@ class ModelPlan(ABC):
 
     @abstractmethod
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
-        """Split a block's linear layers over the ranks of a 1-D mesh, in place. All ranks have the same weights before.
+        """Split a block's linear layers over the ranks of a 1-D mesh, in place. Before the call, all ranks have equal weights.
 
-        sequence: hidden states that enter and leave the block have only this rank's slice of the positions. Returns the
-        parameters that then see only this slice; the caller must sum their gradients over the ranks.
+        sequence: whether the hidden states that enter and leave the block have only this rank's slice of the positions
+        (sequence parallelism). Returns the parameters that see only this slice; the caller must sum their gradients over the
+        ranks.
         """
 
     @abstractmethod
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
-        """A gathered parameter of a model that is split over `ranks`, in the shape and order that it has in `Task.model`."""
+        """Undo the changes of `split` in a gathered parameter: return it in the shape and order that it has in `Task.model`.
+
+        name: of the parameter in `Task.model`. ranks: number of ranks over which the model is split.
+        """
 
     @abstractmethod
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
-        """Stage `index` of `count`. It shares the model's modules. The first stage takes inputs, the last stage returns
-        outputs; between stages goes a hidden state (items, *hidden)."""
+        """The pipeline stage `index` (from 0) of `count` stages. It uses modules of the model, without copies.
+
+        The first stage gets the model's inputs, the last stage returns its outputs. Between stages, a hidden state
+        (items, *hidden) is passed on.
+        """
 
 
 POSITIONS = 1  # the dimension of a hidden state (items, positions, width)
 
 
 def share(blocks: int, index: int, count: int) -> slice:
-    """The blocks of a stage: consecutive, and in numbers as equal as possible."""
+    """The blocks of stage `index` of `count` stages: consecutive blocks, as equal in number as possible. blocks: number of all
+    blocks."""
     return slice(index * blocks // count, (index + 1) * blocks // count)
 
 
 def cut_between(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> None:
-    """Sequence parallelism: between split layers, each rank keeps only its slice of the positions.
+    """Prepare sequence parallelism, in which each rank has only its slice of the positions between split layers.
 
-    A reduce-scatter and an all-gather replace each all-reduce of tensor parallelism: the same bytes, and 1/n of the memory
-    (Korthikanti et al., Reducing activation recomputation, 2022). Here the hidden state that enters the first block is sliced,
-    and the one that leaves the last block is gathered. A hidden state is a block's first argument and all of its output.
+    With sequence parallelism, a reduce-scatter and an all-gather replace each all-reduce of tensor parallelism; they send the
+    same bytes and need 1/n of the memory (Korthikanti et al., Reducing activation recomputation, 2022). This function adds the
+    hooks that slice the hidden state before the first block and gather the hidden state after the last block. A hidden state is
+    the first argument of a block and its only output.
     """
 
     def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

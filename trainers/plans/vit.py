@@ -1,4 +1,4 @@
-"""The plan of transformers' Vision Transformer. Its q, k and v are separate layers."""
+"""The plan for transformers' Vision Transformer, in which q, k and v are separate layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainers.plans.plan import ModelPlan, share
 
 
 class VitPlan(ModelPlan):
-    backward_reductions = 4  # into each of q_proj, k_proj and v_proj, and into fc1
+    backward_reductions = 4  # of the gradients of the inputs of q_proj, k_proj, v_proj and fc1
 
     def __init__(self, positions: int, width: int) -> None:
         self.hidden = (positions, width)
@@ -28,7 +28,7 @@ class VitPlan(ModelPlan):
             "mlp.fc1": ColwiseParallel(),
             "mlp.fc2": RowwiseParallel(),
         }
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # nothing to send: all ranks drew the same weights
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: no broadcast, because all ranks have equal weights
         return []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
@@ -39,7 +39,8 @@ class VitPlan(ModelPlan):
 
 
 class VitStage(nn.Module):
-    """Images (items, colours, height, width) or a hidden state in; a hidden state or logits (items, classes) out."""
+    """A pipeline stage of a Vision Transformer. The first stage gets images (items, colours, height, width), the others a
+    hidden state. The last stage returns logits (items, classes), the others a hidden state."""
 
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()
@@ -55,5 +56,5 @@ class VitStage(nn.Module):
         for block in self.layers:
             hidden = block(hidden)
         if self.layernorm is not None and self.classifier is not None:
-            hidden = self.classifier(self.layernorm(hidden)[:, 0])  # of the class token's position
+            hidden = self.classifier(self.layernorm(hidden)[:, 0])  # position 0 is that of the class token
         return hidden

@@ -1,1 +1,1 @@
-"""The strategies: how a model is distributed over ranks. Each file is a family and lists its variants in `VARIANTS`."""
+"""The strategies on the menu: how a model is distributed over ranks. Each file has one family, with variants in `VARIANTS`."""

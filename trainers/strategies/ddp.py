@@ -1,4 +1,4 @@
-"""DistributedDataParallel: a whole model on every rank, gradients averaged in buckets while backward still runs."""
+"""DistributedDataParallel: each rank has the whole model, and gradients are averaged in buckets while backward still runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from shardlab.registry import Option
 from trainers.precision import ALL, scales_loss
 from trainers.strategy import SWITCHES, Strategy
 
-MOST_MIB = 2**43 - 1  # torch counts a bucket's bytes in 64 bits
+MOST_MIB = 2**43 - 1  # torch stores the bytes of a bucket in 64 bits
 WITHOUT_GPU = "torch supports SyncBatchNorm on GPUs only, and the ranks of this run compute on a CPU. Allowed: false."
-RANK = 1  # of PowerSGD's approximation
+RANK = 1  # rank of the matrices with which PowerSGD approximates gradients
 
 
 def refuse(cell: Cell) -> str | None:

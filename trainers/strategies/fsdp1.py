@@ -15,10 +15,10 @@ HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
 
 def refuser(sharding: str) -> Callable[[Cell], str | None]:
-    """The function that says why a cell cannot run with this sharding."""
+    """The function `refuse` of a strategy with this sharding. sharding: a name of FSDP's `ShardingStrategy`."""
 
     def refuse(cell: Cell) -> str | None:
-        # With one rank torch turns every sharding into NO_SHARD.
+        # With one rank, torch changes every sharding to NO_SHARD.
         if (sharding == "NO_SHARD" or cell.gpus == 1) and cell.precision in CAST and cell.gradient_accumulation_steps > 1:
             return (
                 f"FSDP1 without shards keeps {cell.precision} gradients between micro-batches; torch 2.13 needs fp32 there and "

@@ -1,8 +1,8 @@
-"""Parameter servers: ranks that hold the parameters and update them with the gradients that workers push.
+"""Parameter servers: ranks that store the parameters and update them with the gradients that workers push.
 
-The study (paper 3, sections 3.4 and 5.3.1) has three of them: synchronous ("all nodes must await completion of the slowest
-worker"), asynchronous ("workers independently compute and apply parameter updates"), and a modified asynchronous one
-against staleness: bounded staleness, gradients weighted by their age, and a chosen frequency of communication.
+The study (paper 3, sections 3.4 and 5.3.1) has three variants: a synchronous one ("all nodes must await completion of the
+slowest worker"), an asynchronous one ("workers independently compute and apply parameter updates"), and a modified asynchronous
+one that reduces staleness: it has bounded staleness, gradients that are weighted by their age, and an interval between pulls.
 
 Workers are the first ranks, servers the last ranks. Workers therefore have the same numbers as the ranks of every other
 strategy: rank 0 trains, and local rank r has GPU r. Servers compute on the CPU and have no GPU.
@@ -24,7 +24,7 @@ def refuse(cell: Cell) -> str | None:
     return None
 
 
-SUPPORTED = ("activation_checkpointing", "compile")  # to clip, servers would have to know the norm of the whole gradient
+SUPPORTED = ("activation_checkpointing", "compile")  # no clipping, because no server knows the norm of the whole gradient
 NO_COMMON_STEP = "workers are at different steps, so the parameters never belong to one step of all workers"
 OWN_ORDER = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: ranks hold consecutive blocks as stages, and micro-batches pass through the stages in turn."""
+"""Pipeline parallelism: each rank has consecutive blocks as a stage, and micro-batches go through the stages in turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainers.workload import Workload
 
 
 def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
-    """Why a workload's blocks cannot be divided into so many stages, or None."""
+    """Why the blocks of a cell's workload cannot be divided into pp * stages_per_rank stages, as a sentence, or None."""
     workload, stages = menu.workload_of(cell), cell.pp * stages_per_rank
     if workload.file is not None:
         return _why_own_is_not_staged(cell, workload, stages)
@@ -32,7 +32,8 @@ def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
 
 
 def _why_own_is_not_staged(cell: Cell, workload: Workload, stages: int) -> str | None:
-    """The same for a workspace's own workload. Other options may have another number of blocks, which the ranks check."""
+    """As `why_not_staged`, for a workspace's own workload. If a cell changes the options, the number of blocks may be
+    different; then only the ranks check it."""
     if not workload.most_stages and workload.is_data:
         return (
             f"{cell.strategy} cannot divide {cell.workload} into pipeline stages: where it may be cut is not known "
@@ -49,7 +50,10 @@ def _why_own_is_not_staged(cell: Cell, workload: Workload, stages: int) -> str |
 
 
 def why_not_1f1b(cell: Cell) -> str | None:
-    """Why the one-forward-one-backward schedule has no steady state for a cell, or None."""
+    """Why the 1F1B schedule (one forward, one backward) is not possible for a cell, as a sentence, or None.
+
+    The schedule needs at least as many micro-batches as stages.
+    """
     if cell.gradient_accumulation_steps < cell.pp:
         return (
             f"the 1F1B schedule needs at least one micro-batch per step for each of {cell.pp} stages: "

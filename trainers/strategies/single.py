@@ -1,4 +1,4 @@
-"""One process with the whole model and the whole batch: what every other strategy is compared with."""
+"""One process with the whole model and the whole batch. Every other strategy is compared with it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from trainers.workload import Workload
 
 
 def why_not_split(cell: Cell) -> str | None:
-    """Why a workload's blocks cannot be split over so many ranks, or None."""
+    """Why the blocks of a cell's workload cannot be split over the cell's tp ranks, as a sentence, or None."""
     workload = menu.workload_of(cell)
     if workload.file is not None:
         return _why_own_is_not_split(cell, workload)
@@ -27,7 +27,8 @@ def why_not_split(cell: Cell) -> str | None:
 
 
 def _why_own_is_not_split(cell: Cell, workload: Workload) -> str | None:
-    """The same for a workspace's own workload. Other options may have other sizes, which the ranks check."""
+    """As `why_not_split`, for a workspace's own workload. If a cell changes the options, the sizes of layers may be different;
+    then only the ranks check them."""
     if not workload.tensor_degrees and workload.is_data:
         return (
             f"{cell.strategy} cannot split {cell.workload}: no split of its layers is known (docs/model-by-configuration.md)."
@@ -44,7 +45,10 @@ def _why_own_is_not_split(cell: Cell, workload: Workload) -> str | None:
 
 
 def why_not_in_slices(cell: Cell) -> str | None:
-    """Why the positions of a sequence cannot be split over so many ranks, or None. Always None if the option is off."""
+    """Why the positions of a sequence cannot be split over the cell's tp ranks, as a sentence, or None.
+
+    Always None if the option sequence_parallel is off.
+    """
     if not cell.options["sequence_parallel"]:
         return None
     if cell.seq_len is None:

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: stage 1 shards optimizer state, stage 2 also gradients, stage 3 also parameters; stage 0 shards nothing."""
+"""DeepSpeed's ZeRO: stage 0 shards nothing, stage 1 shards optimizer state, stage 2 also gradients, stage 3 also parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainers.strategy import Strategy
 
 
 def refuser(stage: int) -> Callable[[Cell], str | None]:
-    """The function that says why a cell cannot run at this stage."""
+    """The function `refuse` of the strategy for a ZeRO stage."""
 
     def refuse(cell: Cell) -> str | None:
         options = cell.options
@@ -47,12 +47,13 @@ def _zeropp(cell: Cell) -> str | None:
 
 
 def quantized(cell: Cell) -> str:
-    """The names of the options that quantise messages, if any is on; else an empty string."""
+    """The names of the options of a cell that are on and quantise messages, joined by `and`; an empty string if none is on."""
     return " and ".join(name for name in ("quantized_weights", "quantized_gradients") if cell.options.get(name) is True)
 
 
 def unprovable(cell: Cell) -> str | None:
-    """Why a cell is not compared with one process. ZeRO++'s quantisers round to 255 or 15 steps of a group's largest value."""
+    """Why a cell is not compared with one process, as a sentence, or None. The quantisers of ZeRO++ round each value to one of
+    255 or 15 steps of the largest value in a group."""
     if found := quantized(cell):
         return f"{found}: ZeRO++ rounds what it sends to integers of 8 or 4 bits, which no tolerance of a precision covers"
     return None
@@ -84,7 +85,7 @@ OVERLAP = "reduce gradients while backward still runs"
 
 
 def _cut(*, overlaps: bool) -> tuple[Option, ...]:
-    """The options of stages 1 and 2. overlaps: the default of overlap_comm; DeepSpeed has no overlap for stage 1 in bf16."""
+    """The options of stages 1 and 2. overlaps: the default of overlap_comm (DeepSpeed has no overlap for stage 1 in bf16)."""
     return (
         COMMUNICATION,
         BUCKET,
@@ -137,7 +138,7 @@ ALL_CUT = (
     Option("quantized_gradients", False, "send gradients as 4-bit integers (ZeRO++)"),
 )
 NO_PURE = "without ZeRO, DeepSpeed keeps an fp32 copy of the bf16 weights"
-CUTS = ("", "parameter", "gradient", "optimizer_state")  # the last so many as the stage says
+CUTS = ("", "parameter", "gradient", "optimizer_state")  # stage n shards the last n of these
 HONOURED = ("activation_checkpointing", "max_grad_norm")
 
 

@@ -1,6 +1,7 @@
-"""The tasks: what the menu entries of workloads build. Each module has a function `build`.
+"""The tasks of the workloads on the menu: model, data and loss. Each module has a function `build`, which makes a task.
 
-torchvision is imported first, in the way that works with every torch: torchvision and transformers cannot be imported before.
+torchvision is imported here first, in a way that works with every build of torch. Without this, some builds of torch cannot
+import torchvision and the models of transformers.
 """
 
 from trainers.tasks import vision_library

@@ -1,8 +1,8 @@
 """Causal attention for models of transformers, without the mask that transformers builds for every pass.
 
-To build its mask, transformers asks the GPU whether sequences are packed, and the host waits for the answer in every forward
-pass (`create_causal_mask`). Sequences here are never packed and never padded, and torch's scaled_dot_product_attention needs
-no mask to be causal.
+To build its mask (`create_causal_mask`), transformers reads from the GPU whether sequences are packed, so the host waits for
+the GPU in every forward pass. The mask is not needed: sequences are never packed or padded here, and torch's
+scaled_dot_product_attention can be causal without a mask.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import functools
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-NAME = "causal_sdpa"  # transformers builds no mask for an unknown name; with "flash" in it, it would require flash-attn
+# transformers builds no mask for a name that it does not know. A name with "flash" in it would require flash-attn.
+NAME = "causal_sdpa"
 
 
 @functools.cache
 def register() -> str:
-    """Register torch's causal attention with transformers; returns its name. vision_library.load() must have run before."""
+    """Register torch's attention with transformers and return its name. Call `vision_library.load()` before."""
     AttentionInterface.register(NAME, sdpa_attention_forward)
     return NAME

@@ -1,6 +1,6 @@
-"""The tasks of models by their configuration (docs/model-by-configuration.md).
+"""The tasks of models that a configuration file defines (docs/model-by-configuration.md).
 
-Language models and image classifiers of transformers, with random weights.
+They are language models and image classifiers of transformers, with random weights.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from trainers.data.sequences import TokenSet
     from trainers.plans.plan import ModelPlan
 
-MASKED, SEED = 0.15, 15  # the share of masked positions: Devlin et al., BERT, 2019, section 3.1
+MASKED, SEED = 0.15, 15  # the share of masked positions (Devlin et al., BERT, 2019, section 3.1), and the seed that draws them
 
 
 class Transformer(Task):
-    """What tasks of models of transformers have in common. made: the configuration as transformers reads it."""
+    """The base of tasks with a model of transformers. made: the configuration, as an object of transformers."""
 
     _architecture: Architecture
     made: Any
@@ -58,7 +58,7 @@ class Transformer(Task):
 
 
 class CausalTask(Transformer, TokenTask):
-    """To predict the next token."""
+    """A language model that predicts the next token."""
 
     def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
         self.prepare(found, made)
@@ -80,8 +80,11 @@ class CausalTask(Transformer, TokenTask):
 
 
 class MaskedTask(Transformer, TokenTask):
-    """To predict the tokens at masked positions: the same number of positions in each sequence, so that the mean over a part of
-    a batch weighs as much as the part. The inputs are the tokens (items, positions) followed by the masked positions."""
+    """A language model that predicts the tokens at masked positions.
+
+    Each sequence has the same number of masked positions, so that the mean loss of a part of a batch has the right weight. The
+    inputs of an item are its tokens, followed by the numbers of its masked positions: (items, seq_len + masked positions).
+    """
 
     def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
         self.prepare(found, made)
@@ -116,7 +119,7 @@ class MaskedTask(Transformer, TokenTask):
 
 
 class ClassifierTask(Transformer, ImageTask):
-    """To classify images."""
+    """An image classifier."""
 
     def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
         self.prepare(found, made)
@@ -146,7 +149,10 @@ TASKS: dict[str, Any] = {
 
 
 def of_content(content: dict[str, Any], cell: Cell, data_path: Path, *, twin: bool) -> Task:
-    """The task of a model whose file has this content. twin: of its tiny twin. Raises InputError without the file's name."""
+    """The task of a model, by the content of its configuration file.
+
+    twin: whether to make the task of its tiny twin. Raises InputError without the name of the file.
+    """
     dropout = bool(cell.options.get("dropout", False))
     if "torchvision" in content:
         return vision_classifier.build(cell, data_path, content["torchvision"], twin=twin)
@@ -160,7 +166,10 @@ def of_content(content: dict[str, Any], cell: Cell, data_path: Path, *, twin: bo
 
 
 def build(cell: Cell, data_path: Path, *, file: Path, twin: bool) -> Task:
-    """The task of a cell. Raises InputError if the file is not the one that the cell names."""
+    """The task of a cell. file: the configuration file. twin: whether the cell uses the tiny twin.
+
+    Raises InputError if the file was changed after the run was submitted, or if transformers cannot build the model.
+    """
     source = plugin_source.read(file)
     if source.digest != cell.workload_code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")

@@ -1,4 +1,4 @@
-"""The task of a convolutional network: to classify images. Its operations are counted layer by layer."""
+"""The task of a convolutional network that classifies images. Its floating-point operations are counted layer by layer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 
 class ConvolutionalTask(ImageTask):
-    """architecture: makes the network, given the number of classes and whether it has its own dropout. blocks: finds its
-    repeated blocks."""
+    """The task of a convolutional network.
+
+    architecture: function of (number of classes, whether the network has its own dropout) that returns the network. blocks:
+    function that returns the repeated blocks of a network.
+    """
 
     def __init__(
         self,
@@ -41,26 +44,29 @@ class ConvolutionalTask(ImageTask):
         return self._blocks(model)
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        # Where a strategy keeps the weights themselves in bf16, images have to be that too, as transformers' models have it.
+        # Images need the dtype of the weights, because some strategies keep the weights in bf16. (The models of transformers
+        # cast their inputs themselves.)
         images = batch.inputs.to(next(model.parameters()).dtype)
         if self._cell.options["channels_last"] and images.is_cuda:
-            # Only the images: FSDP needs contiguous weights, and a convolution takes the memory format of its input.
+            # Only the images get this memory format: FSDP needs contiguous weights, and a convolution uses the memory format of
+            # its input.
             images = images.contiguous(memory_format=torch.channels_last)
         return cast("torch.Tensor", model(images))
 
     def flops_per_unit(self) -> float | None:
-        """By FLOPS_SOURCE, counted in a forward pass of one image on the meta device, which needs no memory."""
+        """As `Task.flops_per_unit`, by the rule in FLOPS_SOURCE. The operations are counted in a forward pass of one image on
+        the meta device, which needs no memory."""
         with torch.device("meta"):
             model, image = self.model().eval(), torch.empty(1, 3, self.image_size, self.image_size)
         return flops_per_image(model, image)
 
 
 def flops_per_image(model: nn.Module, image: torch.Tensor) -> float:
-    """Floating-point operations of forward and backward for `image`, (1, 3, size, size), by FLOPS_SOURCE."""
+    """Floating-point operations of forward and backward for one image, (1, 3, size, size), by the rule in FLOPS_SOURCE."""
     found: list[int] = []
 
     def count(layer: Any, _: object, output: torch.Tensor) -> None:
-        found.append(output.numel() * layer.weight[0].numel())  # each output sums over the weights of its channel
+        found.append(output.numel() * layer.weight[0].numel())  # each output is a sum over the weights of its channel
 
     hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
     model(image)
@@ -75,9 +81,9 @@ def of_type(block: type, model: nn.Module) -> list[nn.Module]:
 
 
 class MixedBatchNorm2d(nn.BatchNorm2d):
-    """torch's BatchNorm2d, also with weights in bf16 and statistics in fp32, which torch's own does not support.
+    """A BatchNorm2d that also works with weights in bf16 and statistics in fp32, which torch's BatchNorm2d does not support.
 
-    If the weights have another dtype than the statistics, they are cast to that of the statistics.
+    If the weights have another dtype than the statistics, they are cast to the dtype of the statistics.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
@@ -95,5 +101,5 @@ def mix(model: nn.Module) -> nn.Module:
     """Turn every BatchNorm2d of a network into MixedBatchNorm2d, in place. Parameters and their names stay the same."""
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
-            module.__class__ = MixedBatchNorm2d  # not every architecture can be told which class to build
+            module.__class__ = MixedBatchNorm2d  # changed afterwards, because not every architecture has a parameter for it
     return model

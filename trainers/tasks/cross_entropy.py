@@ -1,8 +1,8 @@
-"""The cross-entropy of 16-bit logits without fp32 copies of all logits.
+"""Computes the cross-entropy of 16-bit logits without fp32 copies of all logits.
 
-For GPT-2's vocabulary the logits of 8 x 1024 tokens are 0.8 GB in 16 bits. torch's cross_entropy on fp32
-logits keeps the logits, the log-softmax and the gradients in fp32: three times 1.6 GB. Here only one chunk of rows is cast to
-fp32 at a time, and only one fp32 number a row is kept for backward.
+With GPT-2's vocabulary, the logits of 8 x 1024 tokens have 0.8 GB in 16 bits. torch's cross_entropy on fp32 logits keeps the
+logits, the log-softmax and the gradients in fp32: three times 1.6 GB. Here, only one chunk of rows at a time is cast to fp32,
+and only one fp32 number per row is kept for backward.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-CHUNK = 2**24  # logits taken at a time: 64 MiB in fp32
+CHUNK = 2**24  # number of logits that are cast at a time: 64 MiB in fp32
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -41,11 +41,13 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, classes: int | None = None) -> torch.Tensor:
-    """The mean (0-dim, fp32) over rows of logits (rows, n), of any floating dtype, for targets (rows,) in int64.
+    """The mean cross-entropy over rows, 0-dim in fp32.
 
-    classes: the number of real classes; the columns after them are padding and are ignored. Computed in fp32; the gradient of
-    the logits has the dtype of the logits. -log softmax(logits)[target], with gradient
-    (softmax(logits) - onehot(target)) / rows.
+    The loss of a row is -log softmax(logits)[target]; the gradient of the logits is (softmax(logits) - onehot(target)) / rows.
+    Both are computed in fp32; the gradient has the dtype of the logits.
+
+    logits: (rows, n), of any floating dtype. targets: (rows,) in int64. classes: number of real classes; the columns after them
+    are padding and are ignored; None: all n columns are classes.
     """
     found: torch.Tensor = _CrossEntropy.apply(logits, targets, classes)  # type: ignore[no-untyped-call]
     return found

@@ -18,7 +18,8 @@ def original(classes: int, dropout: bool) -> nn.Module:
 
 
 def small(classes: int, dropout: bool) -> nn.Module:
-    """Three dense blocks: behind a fourth, 32 x 32 pixels would leave BatchNorm one position."""
+    """A small network with three dense blocks. With a fourth block, an image of 32 x 32 pixels would end as a single position,
+    which is too few for BatchNorm."""
     return cast("nn.Module", DenseNet(growth_rate=12, block_config=(2, 3, 3), num_init_features=24, num_classes=classes))
 
 

@@ -1,4 +1,4 @@
-"""Asynchronous copies of batches to the device: meanwhile the host prepares the next batch."""
+"""Copies batches to the device asynchronously, so that the host can prepare the next batch in the meantime."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device. On a GPU the copy is asynchronous, on the current stream."""
+    """Copy an array to the device, as a tensor. On a GPU the copy is asynchronous, on the current stream."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
-    with torch.cuda.device(device):  # a new thread's device is GPU 0, where pinning memory would make a context
+    with torch.cuda.device(device):  # else a new thread would use GPU 0, and pinning memory would create a CUDA context there
         return tensor.pin_memory().to(device, non_blocking=True)
 
 
@@ -31,16 +31,20 @@ class SideStream:
         if self._stream is None:
             yield
             return
-        # Sets the device too: at its end, torch.cuda.stream restores the previous device; GPU 0 would get a CUDA context then.
+        # The device is set too: at its end, torch.cuda.stream restores the previous device of the thread. In a new thread this
+        # is GPU 0, which would then get a CUDA context.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
     def copied(self) -> torch.cuda.Event | None:
-        """An event after all copies that were queued so far; None on a CPU, where copies are synchronous."""
+        """An event that completes after all copies that were queued so far; None on a CPU, where copies are synchronous."""
         return None if self._stream is None else self._stream.record_event()
 
     def take(self, tensors: Iterable[torch.Tensor], copied: torch.cuda.Event | None) -> None:
-        """Make the current stream wait for the copies, and keep the memory of the tensors until this stream has used it."""
+        """Make the current stream wait for copies, and keep the memory of the tensors until this stream has used them.
+
+        copied: the event from `copied`. tensors: the copied tensors.
+        """
         if copied is None:
             return
         current = torch.cuda.current_stream(self._device)

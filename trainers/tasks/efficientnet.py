@@ -28,7 +28,7 @@ def original(classes: int, dropout: bool) -> nn.Module:
 
 
 def small(classes: int, dropout: bool) -> nn.Module:
-    """Both kinds of block, with and without halving of the image: 32 x 32 pixels end as 2 x 2."""
+    """A small network with both kinds of blocks, with and without halving of the image. 32 x 32 pixels end as 2 x 2."""
     settings = [
         FusedMBConvConfig(1, 3, 1, 16, 16, 1),
         FusedMBConvConfig(4, 3, 2, 16, 24, 1),

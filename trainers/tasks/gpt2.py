@@ -1,4 +1,4 @@
-"""The task of GPT-2: to predict the next token."""
+"""The task of GPT-2, a language model that predicts the next token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainers.workloads.gpt2 import GELU, flops_per_token, parameters
 
 
 class Gpt2Task(TokenTask):
-    """positions: rows of the table of positions; more if the cell's sequences are longer."""
+    """The task of GPT-2. positions: number of rows of the position embedding; more if the cell's sequences are longer."""
 
     def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int, positions: int) -> None:
         self._shape = shape_of(cell)
@@ -37,7 +37,7 @@ class Gpt2Task(TokenTask):
             n_layer=self._shape.layers,
             n_embd=self._shape.width,
             n_head=self._shape.heads,
-            resid_pdrop=0.0,  # with dropout, two ways to spread the same work would no longer agree
+            resid_pdrop=0.0,  # no dropout: with it, strategies that do the same work would give different results
             embd_pdrop=0.0,
             attn_pdrop=0.0,
             use_cache=False,

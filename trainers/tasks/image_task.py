@@ -1,4 +1,4 @@
-"""The part that all image workloads share: the data set, the size of the images and the number of classes."""
+"""The base of the tasks of all image workloads: the data set, the size of the images and the number of classes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 
 class ImageTask(Task):
-    """classes: number of classes of the synthetic data set, and of the workload on the menu. A data set in files has its own
-    number of classes."""
+    """A task that classifies images.
+
+    classes: number of classes of the workload on the menu, which the synthetic data set uses. A data set in files has its own
+    number of classes.
+    """
 
     units_per_item = 1
 
@@ -33,7 +36,7 @@ class ImageTask(Task):
 
     @property
     def classes(self) -> int:
-        """Number of classes of the data, and of outputs of the model's head."""
+        """The number of classes of the data, which is also the number of outputs of the model."""
         return self._images.classes
 
     def _opened(self, split: str, classes: int) -> ImageSet:

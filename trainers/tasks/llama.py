@@ -1,4 +1,4 @@
-"""The task of LLaMA: to predict the next token."""
+"""The task of LLaMA, a language model that predicts the next token."""
 
 from __future__ import annotations
 

@@ -27,13 +27,14 @@ GIVEN = "FLOPS_PER_UNIT of the file"
 
 
 class OwnTask(Task):
-    """own: what the file defines. options: the arguments of its function `model`."""
+    """The task of a user's file. own: the definitions of the file. code: the digest of the file. options: the arguments of its
+    function `model`."""
 
     def __init__(self, own: OwnModel, code: str, options: dict[str, Value]) -> None:
         self._own, self._options = own, options
         self.units_per_item = own.units_per_item
         name = own.file.rpartition("/")[2]
-        # What the items contain is the code's matter, so the code is what tells them apart.
+        # The code of the file decides what the items contain, so the digest of the code identifies the data.
         sha256 = hashlib.sha256(f"items of {name} {code}".encode()).hexdigest()
         self.source = DataSource(name=f"batch() of {name}", sha256=sha256, synthetic=False, items=own.items)
         if own.data is not None:
@@ -56,7 +57,7 @@ class OwnTask(Task):
         return found
 
     def plan(self) -> OwnPlan:
-        """Raises InputError if the file does not say enough for one."""
+        """As `Task.plan`. Raises InputError if the blocks of the model do not fit tensor or pipeline parallelism."""
         if self._plan is None:
             self._plan = self._found_plan()
         return self._plan
@@ -93,7 +94,7 @@ class OwnTask(Task):
             return self._own.flops_per_unit
         try:
             return counted_flops.of(self, Batch(*self.items(np.arange(1)))).flops or None
-        except Exception:  # noqa: BLE001 - the code of a user, on a device without data; `jobs workloads` says why
+        except Exception:  # noqa: BLE001 - a user's code may raise anything on the meta device; `jobs workloads` shows why
             return None
 
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
@@ -101,7 +102,8 @@ class OwnTask(Task):
         return Batch(inputs=to_device(inputs.numpy(), device), targets=to_device(targets.numpy(), device))
 
     def items(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """(inputs, targets) on the host. Raises InputError if they are not tensors with one entry for each item."""
+        """(inputs, targets) of the items with these indices, (n,), on the CPU. Raises InputError if the function `batch` does
+        not return two tensors with one entry for each item."""
         found = self._own.call("batch", torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64)))
         fits = isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, torch.Tensor) for part in found)
         if not fits or any(part.ndim == 0 or len(part) != len(indices) or part.device.type != "cpu" for part in found):
@@ -112,7 +114,8 @@ class OwnTask(Task):
         return cast("tuple[torch.Tensor, torch.Tensor]", tuple(part.detach().contiguous() for part in found))
 
     def must_repeat_items(self) -> None:
-        """Raises InputError if the same item is not the same each time: strategies would then train on different data."""
+        """Raises InputError if two calls of `batch` for the same items return different tensors, because strategies would then
+        train on different data."""
         some = np.arange(min(2, self.source.items))
         for first, second in zip(self.items(some), self.items(some), strict=True):
             if not torch.equal(first, second):
@@ -123,7 +126,7 @@ class OwnTask(Task):
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         inputs = batch.inputs
-        if inputs.is_floating_point():  # where a strategy keeps the weights in 16 bits, inputs have to be that too
+        if inputs.is_floating_point():  # inputs need the dtype of the weights, which some strategies keep in 16 bits
             inputs = inputs.to(next(model.parameters()).dtype)
         found = model(inputs)
         if not isinstance(found, torch.Tensor):
@@ -140,7 +143,8 @@ class OwnTask(Task):
 
 
 def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
-    """The task of a cell. Raises InputError if the file is not the one that the cell names."""
+    """The task of a cell. file: the user's file. Raises InputError if the file was changed after the run was submitted, or if
+    its definitions are wrong."""
     source = plugin_source.read(file)
     if source.digest != cell.workload_code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
@@ -151,8 +155,8 @@ def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
 
 
 def repeated(model: nn.Module) -> list[nn.Module]:
-    """The members of the longest list of modules (`nn.ModuleList`, or `nn.Sequential`) of which all have one class and
-    parameters; none if there is no such list."""
+    """The repeated blocks of a model, found by a rule: the members of the longest list (`nn.ModuleList` or `nn.Sequential`)
+    whose members all have the same class and have parameters. Empty if there is no such list."""
     found: list[nn.Module] = []
     for module in model.modules():
         members = list(module) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []

@@ -19,8 +19,11 @@ def original(depth: int, classes: int, dropout: bool) -> nn.Module:
 
 
 def tiny(layers: tuple[int, int, int, int], classes: int, dropout: bool) -> nn.Module:
-    """Bottlenecks of 8 to 64 channels that do not widen fourfold. The last stage keeps 2 x 2 positions of 32 x 32 pixels, so
-    that BatchNorm has more than one value per channel even if a micro-batch is one image."""
+    """A narrow network: bottlenecks with 8 to 64 channels, whose outputs are not four times as wide.
+
+    layers: number of bottlenecks in each stage. Of an image with 32 x 32 pixels, 2 x 2 positions are left in the last stage, so
+    that BatchNorm has more than one value per channel even if a micro-batch is a single image.
+    """
 
     class Narrow(Bottleneck):  # type: ignore[misc]
         expansion = 1
@@ -42,6 +45,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def build(
     cell: Cell, data_path: Path, *, classes: int, depth: int = 0, layers: tuple[int, int, int, int] | None = None
 ) -> ConvolutionalTask:
-    """depth: of one of the library's networks. layers: bottlenecks in each stage of a narrow network instead."""
+    """The task of a ResNet. depth: selects a network of torchvision, such as 50. layers: if given, a narrow network with these
+    numbers of bottlenecks per stage is built instead."""
     architecture = partial(original, depth) if layers is None else partial(tiny, layers)
     return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=blocks)

@@ -1,4 +1,4 @@
-"""The part that all language workloads share: the tokens, the length of sequences, and prediction of the next token."""
+"""The base of the tasks of all language workloads: the tokens, the length of sequences, and predicting the next token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TokenTask(Task):
-    """vocabulary: number of outputs of the model; the vocabulary of the data may be smaller."""
+    """A task that predicts the next token. vocabulary: number of tokens that the model knows; the data may use fewer."""
 
     def __init__(self, cell: Cell, data_path: Path, vocabulary: int) -> None:
         assert cell.seq_len is not None, "the workload has a default"

@@ -1,7 +1,8 @@
-"""torch's attention for models of transformers whose sequences are neither packed nor padded.
+"""Torch's attention for models of transformers whose sequences are neither packed nor padded.
 
-For each pass, transformers asks the GPU whether sequences are packed or padded, and the host waits for the answer. Here
-neither is ever so. The mask that a model needs otherwise, such as that of a sliding window, is made as transformers makes it.
+In each pass, transformers reads from the GPU whether sequences are packed or padded, and the host waits for the GPU. Here,
+sequences are never packed or padded, so this is not needed. If a model needs a mask for another reason, such as a sliding
+window, transformers makes the mask as usual.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ NAME = "unpacked_sdpa"
 
 @functools.cache
 def register() -> str:
-    """Register the attention with transformers; returns its name. vision_library.load() must have run before."""
+    """Register the attention with transformers and return its name. Call `vision_library.load()` before."""
     AttentionInterface.register(NAME, sdpa_attention_forward)
     AttentionMaskInterface.register(NAME, _mask_without_padding)
     return NAME
 
 
 def nothing_padded(tokens: torch.Tensor) -> torch.Tensor:
-    """The mask (items, positions) of sequences without padding; if it is given, transformers does not look for packing."""
+    """The padding mask (items, positions) of sequences without padding. If it is given, transformers does not check whether
+    sequences are packed."""
     return torch.ones_like(tokens)
 
 
 def _mask_without_padding(*sizes: Any, attention_mask: torch.Tensor | None = None, **named: Any) -> torch.Tensor | None:
-    """attention_mask: `nothing_padded`, about which nobody has to ask."""
+    """Make a mask as transformers does, without reading the padding mask from the GPU. attention_mask: that of
+    `nothing_padded`; it is ignored, because its content is known."""
     found: torch.Tensor | None = sdpa_mask(*sizes, attention_mask=None, **named)
     return found

@@ -22,9 +22,9 @@ def original(classes: int, dropout: bool) -> nn.Module:
 
 
 def narrow(classes: int, dropout: bool) -> nn.Module:
-    """The 13 convolutions with a sixteenth of the channels, and linear layers that fit them."""
+    """A VGG with 13 convolutions that have a sixteenth of the channels, and with narrow linear layers."""
     features = stages(NARROW)
-    with torch.device("meta"):  # the library's own linear layers are 4,096 wide behind whatever convolutions
+    with torch.device("meta"):  # on the meta device, because the linear layers of torchvision are 4,096 wide and replaced below
         network = VGG(features, num_classes=classes, dropout=DROPOUT if dropout else 0.0)
     device = next(features.parameters()).device
     for index, (inputs, outputs) in {
@@ -35,7 +35,10 @@ def narrow(classes: int, dropout: bool) -> nn.Module:
 
 
 def stages(configuration: Any) -> nn.Sequential:
-    """The library's layers, grouped into one module per stage: the convolutions up to and including the next pooling."""
+    """The layers of torchvision, grouped into one module per stage: all layers up to and including the next pooling.
+
+    configuration: channels of the convolutions, and `M` for a pooling.
+    """
     found: list[list[nn.Module]] = [[]]
     for layer in make_layers(list(configuration)):
         found[-1].append(layer)
@@ -45,7 +48,8 @@ def stages(configuration: Any) -> nn.Sequential:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The stages, and the linear layers as one more: they hold 124 of the 138 million parameters."""
+    """The blocks: each stage, and all linear layers together as one block. In VGG-16, the linear layers have 124 of the 138
+    million parameters."""
     network = cast("Any", model)
     return [*network.features, network.classifier]
 

@@ -1,4 +1,4 @@
-"""The task of any image classifier of torchvision, by its name."""
+"""The task of an image classifier of torchvision, selected by its name."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ TWIN_CLASSES = 10
 
 
 def names() -> list[str]:
-    """The image classifiers of torchvision."""
+    """The names of the image classifiers of torchvision."""
     library = vision_library.load()
     return list(library.models.list_models(module=library.models))
 
 
 def network(name: str, classes: int, dropout: bool, *, twin: bool) -> nn.Module:
-    """The network with random weights. Raises InputError, without the name of the file, if torchvision cannot build it."""
+    """The network with random weights.
+
+    classes: number of outputs. dropout: whether its own rates of dropout stay; if not, they are 0. twin: whether to shorten it
+    to its tiny twin. Raises InputError, without the name of the file, if torchvision cannot build it.
+    """
     library = vision_library.load()
     if name not in names():
         raise UnknownName("image classifier of torchvision", name, names())
@@ -44,13 +48,14 @@ def network(name: str, classes: int, dropout: bool, *, twin: bool) -> nn.Module:
 
 
 def rates(model: nn.Module) -> list[nn.Module]:
-    """The modules that drop parts of what they get, at a rate above 0."""
+    """The modules of dropout and stochastic depth whose rate is above 0."""
     depth = vision_library.load().ops.StochasticDepth
     return [module for module in model.modules() if isinstance(module, (_DropoutNd, depth)) and module.p]
 
 
 def _shorten(model: nn.Module) -> None:
-    """Keep the first block of each list of blocks, in which later blocks do not change the shape; two if there is one list."""
+    """Remove blocks from a network, in place. Of each list of blocks, only the first block is kept, because later blocks do not
+    change the shape of the data. If there is only one list, two blocks are kept."""
     lists: dict[str, list[str]] = {}
     for name in blocks.names(model):
         outer, _, inner = name.rpartition(".")
@@ -62,19 +67,20 @@ def _shorten(model: nn.Module) -> None:
             del holder._modules[inner]
     for outer in lists:
         holder = model.get_submodule(outer)
-        if isinstance(holder, nn.ModuleList):  # its members are found by their number
+        if isinstance(holder, nn.ModuleList):  # its members need consecutive numbers as names
             holder._modules = {str(number): module for number, module in enumerate(holder._modules.values())}
 
 
 class VisionTask(ConvolutionalTask):
-    """Some networks compute with more than convolutions and linear layers, so that all operations are counted."""
+    """The task of a network of torchvision. All its operations are counted, because some networks compute with more than
+    convolutions and linear layers."""
 
     def flops_per_unit(self) -> float | None:
         return counted_flops.of_task(self)
 
 
 def build(cell: Cell, data_path: Path, name: str, *, twin: bool) -> VisionTask:
-    """The task of the network. Raises InputError."""
+    """The task of the network with this name. twin: whether it is the tiny twin. Raises InputError."""
 
     def architecture(classes: int, dropout: bool) -> nn.Module:
         return network(name, classes, dropout, twin=twin)

@@ -1,8 +1,8 @@
-"""Imports torchvision even if torch was built without CUDA, so that torchvision's compiled operators cannot be loaded.
+"""Imports torchvision, even if its compiled operators cannot be loaded because torch was built without CUDA.
 
-The compiled part of the published wheel needs libtorch_cuda. Without it `import torchvision` fails ("operator
-torchvision::nms does not exist"), and so does every import of transformers' models, which look for torchvision first.
-No classifier uses these operators; it is enough to define their names.
+The compiled part of the published wheel needs libtorch_cuda. Without this library, `import torchvision` fails ("operator
+torchvision::nms does not exist"). Every import of transformers' models fails too, because transformers imports torchvision.
+No image classifier uses these operators, so it is enough to define their names.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 
 @functools.cache
 def load() -> ModuleType:
-    """torchvision, imported so that it works with this torch; before anything imports transformers' models."""
-    spec = importlib.util.find_spec("torchvision")  # finds it, does not run it
+    """Import torchvision in a way that works with this build of torch, and return it. Must be called before any model of
+    transformers is imported."""
+    spec = importlib.util.find_spec("torchvision")  # finds the package without importing it
     assert spec is not None, "torchvision is installed with trainers"
     folder = Path(next(iter(spec.submodule_search_locations or [])))
     try:
@@ -34,7 +35,7 @@ def load() -> ModuleType:
 
 @functools.cache
 def _name_operators() -> object:
-    """The library that holds the names; they live as long as it is referenced, here by the cache."""
+    """Define the names of the operators. They exist as long as the returned library, to which the cache keeps a reference."""
     library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The task of a Vision Transformer: to classify images."""
+"""The task of a Vision Transformer that classifies images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainers.workloads.vit import CHANNELS, DROPOUT, flops_per_image
 
 
 class VitTask(ImageTask):
-    """patch: width and height in pixels of a patch, which becomes one position."""
+    """The task of a Vision Transformer. patch: width and height of a patch in pixels; each patch is one position."""
 
     def __init__(self, cell: Cell, data_path: Path, *, classes: int, patch: int) -> None:
         self._shape, self._patch = shape_of(cell), patch
@@ -44,7 +44,7 @@ class VitTask(ImageTask):
         return list(cast("Any", model).vit.layers)
 
     def plan(self) -> ModelPlan:
-        return VitPlan((self.image_size // self._patch) ** 2 + 1, self._shape.width)  # the class token before the patches
+        return VitPlan((self.image_size // self._patch) ** 2 + 1, self._shape.width)  # + 1 for the class token
 
     def flops_per_unit(self) -> float:
         return flops_per_image(self._shape, self.image_size, self._patch, self.classes)

@@ -1,1 +1,1 @@
-"""The workloads: model, data, unit of work and loss. Each file is a family and lists its variants in `VARIANTS`."""
+"""The workloads on the menu: model, data, unit of work and loss. Each file has one family, with its variants in `VARIANTS`."""

@@ -1,4 +1,4 @@
-"""Image classification with torchvision's EfficientNetV2, from random weights."""
+"""Workloads: image classification with torchvision's EfficientNetV2, from random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predict the next token with GPT-2 of the transformers library, from random weights."""
+"""Workloads: predicting the next token with GPT-2 of the transformers library, from random weights."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from shardlab.registry import Option
 from trainers.workload import Workload
 from trainers.workload_options import Shape, of_tokens, refuse_shape, refuse_tokens
 
-VOCABULARY = 50_257  # of the published byte-pair encoding
-# The same formula, with the tanh approximation (Hendrycks and Gimpel, 2016), by transformers' names.
+VOCABULARY = 50_257  # size of the published byte-pair encoding
+# Value of the option -> name in transformers. Both compute the same formula, GELU with the tanh approximation (Hendrycks and
+# Gimpel, 2016).
 GELU = {"fused": "gelu_pytorch_tanh", "unfused": "gelu_new"}
 GELU_OPTION = Option("gelu", "fused", "GELU as one operator, or as the eight operators of transformers' GPT-2", tuple(GELU))
 PAD_OPTION = Option(
@@ -22,7 +23,8 @@ FLOPS_SOURCE = (
 
 
 def parameters(shape: Shape, vocabulary: int, positions: int) -> int:
-    """Trainable parameters: two tables, the first of them tied to the head, and per block 12 d^2 weights and 13 d others."""
+    """The number of trainable parameters: the embeddings of tokens (tied to the head) and of positions; for each block of width
+    d, 12 d^2 weights and 13 d other parameters; and the last layer norm."""
     width = shape.width
     return (vocabulary + positions) * width + shape.layers * (12 * width**2 + 13 * width) + 2 * width
 
@@ -30,8 +32,9 @@ def parameters(shape: Shape, vocabulary: int, positions: int) -> int:
 def flops_per_token(parameters: int, shape: Shape, seq_len: int) -> float:
     """Floating-point operations of forward and backward for one token, by FLOPS_SOURCE; a multiply-add counts as 2.
 
-    6N: each weight multiplies once in forward and twice in backward. 12*L*d*T: attention's two products with all T
-    positions (what a causal kernel may skip is counted), again three times.
+    6N: each weight is used in one multiply-add in forward and in two in backward. 12*L*d*T: the two matrix products of
+    attention with all T positions, also once in forward and twice in backward. Positions that a causal kernel may skip are
+    counted.
     """
     return 6.0 * parameters + 12.0 * shape.layers * shape.width * seq_len
 

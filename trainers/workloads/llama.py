@@ -1,4 +1,4 @@
-"""Predict the next token with LLaMA of the transformers library, from random weights."""
+"""Workloads: predicting the next token with LLaMA of the transformers library, from random weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ FLOPS_SOURCE = (
 
 
 def inner_width(width: int) -> int:
-    """Width of the MLP: 43/16 of the width, which is 11,008 for 4096 (LLaMA 7B) and 5,504 for 2048 (Sheared-LLaMA 1.3B)."""
+    """The width of the MLP: 43/16 of the model's width; 11,008 for 4096 (LLaMA 7B), 5,504 for 2048 (Sheared-LLaMA 1.3B)."""
     return width * 43 // 16
 
 
 def parameters(shape: Shape, vocabulary: int) -> int:
-    """Trainable parameters: table and head, and per block 4 d^2 of attention, 3 d i of the MLP and two norms."""
+    """The number of trainable parameters: the embedding and the head; for each block of width d with an MLP of width i, 4 d^2
+    in attention, 3 d i in the MLP and two norms; and the last norm."""
     width = shape.width
     block = 4 * width**2 + 3 * width * inner_width(width) + 2 * width
     return 2 * vocabulary * width + shape.layers * block + width

@@ -1,4 +1,4 @@
-"""Image classification with torchvision's ResNet, from random weights."""
+"""Workloads: image classification with torchvision's ResNet, from random weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trainers.convolutional_workload import variant
 from trainers.workload_options import IMAGENET_CLASSES
 
 TASK = "trainers.tasks.resnet"
-OPTIMIZER = Optimizer(name="sgd", lr=0.1)  # He et al., 2016, section 3.4, at 256 images
+OPTIMIZER = Optimizer(name="sgd", lr=0.1)  # as in He et al., 2016, section 3.4, for a global batch of 256 images
 
 
 VARIANTS = (

@@ -1,4 +1,4 @@
-"""Image classification with torchvision's VGG, from random weights. Most of its weights are in three linear layers."""
+"""Workloads: image classification with torchvision's VGG, from random weights. Most weights of a VGG are in 3 linear layers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from trainers.convolutional_workload import variant
 from trainers.workload_options import IMAGENET_CLASSES
 
 TASK = "trainers.tasks.vgg"
-OPTIMIZER = Optimizer(name="sgd", lr=0.01)  # Simonyan and Zisserman, 2015, section 3.1, at 256 images
-TWINS_OPTIMIZER = Optimizer(name="adamw", lr=2e-3)  # with the original's, nothing is learned in a short run
+OPTIMIZER = Optimizer(name="sgd", lr=0.01)  # as in Simonyan and Zisserman, 2015, section 3.1, for a global batch of 256 images
+TWINS_OPTIMIZER = Optimizer(name="adamw", lr=2e-3)  # with OPTIMIZER, the tiny twin learns nothing in a short run
 
 
 VARIANTS = (

@@ -1,4 +1,4 @@
-"""Image classification with a Vision Transformer of the transformers library, from random weights."""
+"""Workloads: image classification with a Vision Transformer of the transformers library, from random weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainers.workload import Workload
 from trainers.workload_options import IMAGENET_CLASSES, Shape, of_images, refuse_shape
 
 CHANNELS = 3
-DROPOUT = 0.1  # trained on ImageNet: Dosovitskiy et al., 2021, table 3
+DROPOUT = 0.1  # the rate for training on ImageNet in Dosovitskiy et al., 2021, table 3
 FLOPS_SOURCE = (
     "per image 72*L*d^2*S + 12*L*d*S^2 + 4*c*p^2*d*P + 6*d*K, the terms of PaLM's appendix B (Chowdhery et al., 2022) written "
     "out for a ViT: L layers, width d, P patches of p x p pixels in c colours, S = P + 1 positions, K classes"
@@ -20,9 +20,9 @@ FLOPS_SOURCE = (
 def flops_per_image(shape: Shape, image_size: int, patch: int, classes: int) -> float:
     """Floating-point operations of forward and backward for one image, by FLOPS_SOURCE; a multiply-add counts as 2.
 
-    A block has 12*d^2 weights, each used at S positions, once forward and twice backward; so is attention, whose two
-    products meet all S positions. The patches need no gradient: their projection counts 4 instead of 6. The head
-    sees one position.
+    A block has 12*d^2 weights. Each weight is used at S positions, in one multiply-add in forward and in two in backward. The
+    two matrix products of attention with all S positions also count once in forward and twice in backward. The pixels of
+    patches need no gradient, so the projection of patches counts 4 instead of 6. The head is used at one position.
     """
     layers, width = shape.layers, shape.width
     patches = (image_size // patch) ** 2
