@@ -1,4 +1,4 @@
-"""The jobs that prove the nodes of a site: which types of nodes get a job, how it is judged, and what is kept of it."""
+"""Proof jobs, which test the nodes of a site: which types of nodes get a job, how its result is judged, and what is kept."""
 
 import json
 import os
@@ -33,7 +33,7 @@ REPORT = (
 
 
 def summed(wrong: int = 0, spread: float = 0.01) -> CommandOutput:
-    """What rank 0 of an all-reduce prints, after lines of NCCL."""
+    """Returns the output of rank 0 of an all-reduce, which follows lines of NCCL."""
     return CommandOutput(0, "NCCL version 2.27\n" + REPORT.format(wrong=wrong, spread=spread), "")
 
 
@@ -47,7 +47,7 @@ def host(name: str, **changes: object) -> Host:
 
 
 def proof(name: str = "g1", **changes: object) -> NodeProof:
-    """The result of a node with two GPUs on which all went well, in a job of two nodes."""
+    """Returns the result of a node with two GPUs on which every test passed, in a job of two nodes."""
     known = {
         "host": host(name),
         "trial": Trial(TORCH, all_reduce=summed(), product=CommandOutput(0, "", "")),
