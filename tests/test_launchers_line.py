@@ -1,4 +1,4 @@
-"""Every launcher on this machine, with real ranks: equal losses, no failure lost, and a launcher's own signal honoured."""
+"""Runs every launcher on this machine with real ranks: the losses are equal, no failure is lost, and signals are handled."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def exit_code(folder):
 
 
 def at_work(bench):
-    """The one run, once all its ranks make steps."""
+    """Waits until all ranks of the only run make steps, then returns its folder."""
     return until(
         lambda: next((f for f in bench.folders() if all(f.steps(rank).records for rank in (0, 1))), None),
         "its ranks make steps",
@@ -40,7 +40,7 @@ def at_work(bench):
 
 
 def test_the_same_cell_has_the_same_losses_through_each(bench, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # ranks have what a person gave; equal to the last bit on a CPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # losses on CPUs are equal to the last bit
     assert EVERY == ["deepspeed", "fork", "submitit", "torchrun"]
     name = bench.matrix(f"axes: {{strategy: [ddp], gpus: [2], launcher: {EVERY}, prove: ['off']}}", steps=5)
     sent = bench.json("jobs", "submit", "--matrix", name, "--wait")
@@ -90,7 +90,7 @@ def test_on_submitits_signal_all_ranks_save_and_a_retry_goes_on(bench):
 
 
 def process_of_rank(folder, rank):
-    """submitit's process of a rank."""
+    """Returns the process that submitit started for this rank."""
     for process in processes_of(folder.path):
         if "submitit.core._submit" in process.cmdline() and process.environ()["SUBMITIT_LOCAL_GLOBALID"] == str(rank):
             return psutil.Process(process.pid)

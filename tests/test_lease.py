@@ -1,4 +1,5 @@
-"""The lease of lent machines: where its end is read, how old this is, what is said of it, and how the inventory keeps it."""
+"""The lease of borrowed machines: where its end is read from, how old the reading is, and what messages and the inventory
+say."""
 
 import json
 import os
@@ -25,7 +26,8 @@ FILE = "schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {manifest: [a.xml,
 
 @pytest.fixture
 def experiment(tmp_path):
-    """A cluster file with two manifests, of which the second ends first; taken at NOW, or the second an hour earlier."""
+    """A cluster file with two manifests. The second manifest ends first. The first was read at NOW, the second an hour
+    earlier."""
     texts = {
         "a.xml": manifest(node("gpu0", 1), lan(["gpu0", "gpu1"]), expires="2031-05-02T19:00:00Z"),
         "b.xml": manifest(node("gpu1", 2), expires="2031-05-02T13:00:00-05:00"),

@@ -1,4 +1,4 @@
-"""The whole line as a newcomer walks it, in a workspace whose name has spaces and quotes: machine, runs, records, report."""
+"""The whole path of a new user, in a workspace whose name has spaces and quotes: provision, submit, fetch, summarize."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ repeats: 2
 
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory):
-    """A workspace after the four commands."""
+    """A workspace after the four commands `provision`, `jobs submit`, `collect fetch` and `collect summarize`."""
     bench = Bench(tmp_path_factory.mktemp("line"))
     (bench.path / "cluster.yaml").write_text("schema: 1\nname: here\nprovider: local\n")
     assert bench.json("provision", str(bench.path / "cluster.yaml"))["verified"] is True

@@ -1,4 +1,5 @@
-"""`data: {stage: node}`: a run reads a copy on the node's own disk, made once for all ranks of the node, and removes it."""
+"""`data: {stage: node}`: all ranks of a node read one copy of the data on the node's own disk; the copy is removed at the
+end."""
 
 import json
 import os
@@ -19,7 +20,8 @@ CIFAR = "cifar-10-batches-bin"
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
-    short = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")  # for sockets, whose paths are short
+    # a short path, because the path of a socket has a length limit
+    short = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")
     monkeypatch.setenv("XDG_RUNTIME_DIR", short.name)
     (tmp_path / "node").mkdir()
     for bench in benches(tmp_path):
@@ -65,7 +67,7 @@ def test_the_copy_of_a_killed_run_is_removed(bench):
     bench.run("jobs", "submit", "--matrix", matrix(bench, steps=10**7))
     (folder,) = bench.folders()
     until(lambda: folder.steps(0).records, "the run makes steps")
-    assert len(copies(bench)) == 2  # the copy and its lock
+    assert len(copies(bench)) == 2  # the copy and its lock file
     bench.run("jobs", "cancel", "--all")
     until(lambda: folder.judge().state == "cancelled", "the run ended")
     until(lambda: copies(bench) == [], "its copy is removed")
@@ -76,7 +78,7 @@ def test_what_a_run_left_whose_supervisor_was_killed_too_is_removed_by_the_next_
     (folder,) = bench.folders()
     until(lambda: folder.steps(0).records, "the run makes steps")
 
-    def processes():  # also of the fork server, whose socket is in the second folder, and its ranks
+    def processes():  # the processes of the runs, of the fork server (its socket is in the second folder) and of its ranks
         return [*processes_of(bench.path.parent), *processes_of(Path(os.environ["XDG_RUNTIME_DIR"]))]
 
     for process in processes():

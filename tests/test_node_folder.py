@@ -1,4 +1,4 @@
-"""A folder on a node's own disk: filled once for all processes that use it, and gone when the last of them is gone."""
+"""A folder on a node's own disk: it is filled once for all processes that use it, and removed after the last process ended."""
 
 import multiprocessing
 import os
@@ -40,7 +40,8 @@ def use(notes, inside, leave):
 
 @pytest.fixture
 def users(disk, tmp_path):
-    """Starts a process that uses the folder, and waits until it is inside: (the process, the event that lets it leave)."""
+    """Returns a function that starts a process, waits until the process uses the folder, and returns (process, event to end
+    it)."""
     started = []
 
     def start():
@@ -136,7 +137,7 @@ def test_without_tmpdir_it_is_tmp_and_the_reason_is_said(monkeypatch, value, why
 
 @pytest.fixture
 def staged(tmp_path, monkeypatch):
-    """The folder of a run that copies its data to the node, whose id is the beginning of other ids. Waiting is not allowed."""
+    """The folder of a run that copies its data to the node. Its run id is a prefix of other run ids. The test must not wait."""
     folder = RunDir(tmp_path / "runs/x-r1")
     folder.path.mkdir(parents=True)
     run = Run(

@@ -1,4 +1,4 @@
-"""Commands about a cluster that is elsewhere: what is brought there, what is refused before anything leaves."""
+"""Commands about a cluster whose controller is another machine: what is sent there, and what is refused before it is sent."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def workspace(tmp_path):
 
 @pytest.fixture
 def invocation(workspace):
-    """The call of `jobs` with these words in this workspace."""
+    """Returns a function that builds the call of `jobs` with the given words in this workspace."""
     return lambda *words: Invocation(parser().parse_args(["--workspace", str(workspace.path), *words]))
 
 

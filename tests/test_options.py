@@ -1,4 +1,4 @@
-"""Options of strategies and workloads state what they take, and refuse all else in a sentence."""
+"""Options of strategies and workloads: each states which values it allows, and refuses all other values with one sentence."""
 
 import math
 
@@ -12,7 +12,7 @@ EVERY = {
     for entry in (*menu.strategies().values(), *menu.workloads().values())
     for option in entry.options
 }
-NULLABLE = {  # with what null means, if it is not "none"
+NULLABLE = {  # maps an option that allows null to the meaning of null, unless null means "none"
     "allgather_bucket_size": "the model's size",
     "nvme_path": "nowhere",
     "reduce_bucket_size": "the model's size",

@@ -59,7 +59,7 @@ def call(made, verb, *words):
 
 @pytest.fixture(autouse=True)
 def _only_ours():
-    """Helpers that a test let this process import are not those of the next test."""
+    """Removes the helper modules that a test imported, so that the next test does not see them."""
     yield
     for finder in [entry for entry in sys.meta_path if isinstance(entry, own_code.HelperFinder)]:
         sys.meta_path.remove(finder)
@@ -124,7 +124,7 @@ def test_helpers_are_executed_as_they_were_digested_and_bytecode_beside_them_is_
     (tmp_path / "strategies" / "_engine.py").write_text("1 / 0\n")
     sys.modules.pop("_engine")
     (strategy,) = own_strategy.load(source)
-    own_strategy._must_build("", strategy)  # from the bytes that were read
+    own_strategy._must_build("", strategy)  # built from the bytes that were read earlier
     assert own_strategy.describe(source.file).fault.startswith(f"{tmp_path}/strategies/_engine.py:1: ZeroDivisionError")
     assert not (tmp_path / "strategies" / "__pycache__").exists()
 
@@ -217,7 +217,7 @@ def test_a_refusal_that_fails_is_a_sentence_and_nothing_of_it_goes_on(tmp_path, 
 
 
 def wait_for_end(pids):
-    """Returns when these processes are gone, or wait for somebody to ask how they ended."""
+    """Waits until these processes are gone or are zombies."""
     while any(psutil.pid_exists(pid) and _is_alive(pid) for pid in pids):
         time.sleep(0.01)
 
@@ -242,7 +242,7 @@ def test_what_the_code_prints_is_no_answer_and_a_new_question_starts_another_pro
 
 
 def test_code_that_does_not_end_is_killed_with_what_it_started(tmp_path, monkeypatch):
-    """And what it prints fills no memory, and no pipe that its child keeps open is waited for."""
+    """The code also prints much text and leaves a child with an open pipe: neither fills the memory nor makes us wait."""
     monkeypatch.setattr(own_answers, "ANSWER_S", 1.5)
     pids = tmp_path / "pids"
     code = textwrap.dedent(f"""
@@ -332,7 +332,8 @@ def test_strategies_go_to_the_cluster_and_those_that_were_removed_are_removed_th
 
 
 def test_the_example_of_the_docs_asks_for_no_more_than_the_interface(tmp_path):
-    """It is found, and refuses a period that does not divide the steps."""
+    """shardlab finds the two strategies of the page; `average-rarely` refuses a period that does not divide the number of
+    steps."""
     for path, text in files_of("own-strategies.md").items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)

@@ -1,4 +1,4 @@
-"""docs/own-strategies.md as a reader follows it: the files of the page in an empty folder, its commands, and the report."""
+"""Follows docs/own-strategies.md as a reader would: the files of the page in an empty folder, its commands, and the report."""
 
 import json
 
@@ -12,7 +12,7 @@ PAGE = "own-strategies.md"
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """A workspace with the files of the page, after its commands."""
+    """A workspace with the files of the page, after all commands of the page."""
     for bench in benches(tmp_path_factory.mktemp("own")):
         bench.printed = follow(bench, PAGE)
         yield bench

@@ -1,4 +1,4 @@
-"""Templates of a workspace: the workspace's are taken, and none of them runs Python or is filled in halfway."""
+"""Templates in a workspace replace ours; a template can run no Python code and is never filled in partially."""
 
 import json
 
@@ -19,7 +19,8 @@ NAME = "launch/local.sh.j2"
 
 @pytest.fixture
 def workspace(tmp_path, monkeypatch):
-    """A workspace that is not the current folder, in which somebody left a template of the same name."""
+    """A workspace that is not the current folder. The current folder has a template of the same name, which must not be
+    used."""
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "templates" / "launch").mkdir(parents=True)
     (elsewhere / "templates" / NAME).write_text("of the current folder\n")
@@ -29,7 +30,7 @@ def workspace(tmp_path, monkeypatch):
 
 
 def rendered(workspace, text, code):
-    """What `jobs render` makes of a template with this text, and what it says."""
+    """Runs `jobs render` with a template of this text, checks the exit code, and returns the rendered scripts."""
     if text is not None:
         (workspace / "templates" / NAME).write_text(text)
     words = ["render", "--matrix", "quickstart", "--where", "gpus == 1", "--repeats", "1", "--workspace", str(workspace)]
@@ -130,7 +131,7 @@ def test_a_fault_in_a_template_of_several_runs_is_wrong_input(tmp_path):
 
 
 def test_nothing_of_a_template_ran(workspace, tmp_path):
-    """The proof that a sandbox is there: what a template without one does, this one does not."""
+    """Without a sandbox, this template makes a folder. With our sandbox, it does not."""
     mark = tmp_path / "owned"
     text = f"{{{{ cycler.__init__.__globals__.os.mkdir('{mark}') }}}}"
     jinja2.Template(text).render()
@@ -141,7 +142,7 @@ def test_nothing_of_a_template_ran(workspace, tmp_path):
 
 
 def test_every_template_of_slurm_and_what_it_includes_has_a_digest_and_is_said(tmp_path, capfd, monkeypatch):
-    Queue(tmp_path / "slurm", monkeypatch)  # so that this machine is the controller of the cluster
+    Queue(tmp_path / "slurm", monkeypatch)  # makes this machine the controller of the cluster
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     own = tmp_path / "templates"
     (own / "launch").mkdir(parents=True)

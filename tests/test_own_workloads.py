@@ -35,7 +35,7 @@ axes: {seed: [1]}
 
 
 def workspace(folder, text=MODEL, name="points"):
-    """A workspace that defines one workload, with a matrix that names it."""
+    """A trusted workspace that defines one workload, with a matrix that names the workload."""
     (folder / "workloads").mkdir(parents=True)
     (folder / "workloads" / f"{name}.py").write_text(text)
     (folder / "m.yaml").write_text(MATRIX)
@@ -44,7 +44,7 @@ def workspace(folder, text=MODEL, name="points"):
 
 
 def render(made):
-    """The only run of the matrix, after `jobs render`."""
+    """Runs `jobs render` and returns the folder of the only run."""
     assert main(["render", "--matrix", str(made.path / "m.yaml"), "--workspace", str(made.path)]) == 0
     (run_dir,) = made.all_runs()
     return run_dir
@@ -104,7 +104,7 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
         own_plugins.of_run(ours, run, trust=False)
     assert not ours.own.exists()
     own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
-    with pytest.raises(InputError, match="--trust"):  # a copy that was not made here is no better
+    with pytest.raises(InputError, match="--trust"):  # a copy that another workspace made is not trusted either
         own_plugins.of_run(ours, run, trust=False)
     workspace_trust.trust(ours)
     assert own_plugins.of_run(ours, run, trust=False).workloads.known["points"] == run.own_workload

@@ -1,4 +1,4 @@
-"""The five studies as matrices: every cell that they ran, every number and claim about a cell that is there."""
+"""The five studies as matrix files: every cell that the studies ran, and every number and claim about an existing cell."""
 
 import subprocess
 import sys
@@ -16,13 +16,13 @@ from shardlab.expression import Expression
 from shardlab.workspace import Workspace
 from trainers import menu
 
-# paper1: 7 strategies x (1 and 2 GPUs at one batch, 4 and 8 at three) = 56, less hybrid sharding on 1 and 2; one process,
-#         FSDP block by block, checkpointing, accumulation, a pipeline
-# paper2: (3 distributed + their 2 FSDP2 twins + the baseline) x (training, traces) = 12, 6 batch sizes, 2 looks at memory,
-#         2 strategies on 4 and 8 GPUs that it expects and did not run
-# paper3: (2 strategies + 3 parameter servers) x 3 nets x 1, 2, 4 GPUs
-# paper4: ResNet-50 4; GPT-2 3 DDP, TP, 15 pipelines, 1F1B; 1.3 B 9; 7 B 4
-# paper5: (control, 2 and 4 GPUs of 2 systems) x (run time, memory)
+# paper1: 7 strategies x (1 and 2 GPUs with one batch size, 4 and 8 GPUs with three) = 56, minus hybrid sharding on 1 and 2
+# GPUs; plus 5 cells: one process, FSDP of single blocks, activation checkpointing, gradient accumulation, and a pipeline
+# paper2: (3 distributed strategies + their 2 FSDP2 twins + the baseline) x (training, traces) = 12; 6 batch sizes; 2 memory
+# measurements; 2 strategies on 4 and 8 GPUs, which the study predicts and did not run
+# paper3: (2 strategies + 3 parameter servers) x 3 networks x 1, 2, 4 GPUs
+# paper4: ResNet-50: 4 cells; GPT-2: 3 with DDP, 1 with TP, 15 with pipelines, 1 with 1F1B; 1.3 B parameters: 9; 7 B: 4
+# paper5: (the control, 2 and 4 GPUs with 2 systems) x (run time, memory)
 CELLS = {
     "paper1": 56 - 2 + 5,
     "paper2": 12 + 6 + 2 + 4,
@@ -103,7 +103,7 @@ def test_notes_say_recomputed_numbers(name, printed, computed):
     assert float(number) == round(computed, decimals)
 
 
-# --scale tiny
+# Tests of --scale tiny.
 
 
 def test_twins_keep_apart_and_know_what_they_stand_for(study):
@@ -261,7 +261,7 @@ def test_a_plan_shows_what_this_machine_cannot_hold_and_submitting_it_is_refused
 def test_a_rehearsed_matrix_says_so_in_everything_that_is_written(tmp_path):
     space = ("--workspace", str(tmp_path))
     rendered = jobs("render", "--matrix", "paper3", "--scale", "tiny", "--where", "workload == 'vgg16' and gpus == 2", *space)
-    assert "10 run(s) rendered" in rendered.stdout  # 5 cells that claims name, twice each
+    assert "10 run(s) rendered" in rendered.stdout  # 5 cells that claims name, with two runs each
     workspace = Workspace(tmp_path)
     for folder in workspace.all_runs():
         run = folder.read_run()

@@ -1,7 +1,8 @@
-"""The five studies at --scale tiny, from matrix to report and verdicts. Ranks are forked; torchrun starts one cell.
+"""Runs the five studies at --scale tiny, from matrix to report and verdicts. Ranks are forked; one cell uses torchrun.
 
-Studies 1, 2, 3 and 4 have 59, 24, 45 and 37 cells. `make test` runs those that SOME selects, `make test-long` runs all.
-A claim that needs a cell which did not run has the verdict "not run".
+Studies 1, 2, 3 and 4 have 59, 24, 45 and 37 cells. `make test` runs only the cells that SOME selects, `make test-long` runs
+all.
+A claim that needs a cell that did not run has the verdict "not run".
 """
 
 import json
@@ -24,7 +25,7 @@ SOME = {
     "paper3": "gpus == 4 or workload == 'vgg16' and strategy in ['ddp', 'fsdp1-full-shard']",
 }
 ALL = {"paper2": 24, "paper1": 59, "paper4": 37, "paper3": 45}
-FORKED = set() if LONG else {"paper1", "paper3"}  # studies whose cell for torchrun is not in SOME
+FORKED = set() if LONG else {"paper1", "paper3"}  # studies whose torchrun cell is not selected by SOME
 CELLS = {"paper5": 10, **(ALL if LONG else {"paper2": 22, "paper1": 18, "paper4": 21, "paper3": 19})}
 # The matrix file of each study asks for repeated runs. Only `make test-long` repeats runs, and only those of one study: the 9
 # cells that its claims use run twice, and the tenth cell runs once. With all repeats, the tests would take twice as long.
@@ -33,14 +34,15 @@ REPEATED = "paper5" if LONG else None
 RUNS = CELLS | ({REPEATED: 9 * 2 + 1} if REPEATED else {})
 ARRIVAL = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
 OVERFLOWS = "the gradients of one process, or in fp16 those of the strategy, are not finite in the first 3 steps"
-# Each needs a figure that only a GPU gives; paper1's network bytes need samples, of which a twin may be too short to get any.
+# These claims need a figure that only a GPU gives. The network bytes of paper1 need samples, and a tiny twin may end too soon
+# for any sample.
 NOT_MEASURED = {
     "paper1": {"p1-deepspeed-more-network", "p1-full-shard-least-network"},
     "paper2": {"p2-check-memory"},
     "paper3": {"p3-gpu-use-comparable", "p3-sync-uses-gpu-more", "p3-memory-below-half"},
     "paper4": set(),
 }
-if not LONG:  # claims of cells that are not in SOME
+if not LONG:  # claims about cells that SOME does not select
     NOT_MEASURED["paper2"].add("p2-fsdp-scales-better")
     NOT_MEASURED["paper3"] |= {
         "p3-ddp-fastest", "p3-fsdp-2-3x-slower", "p3-efficientnet-ratio", "p3-convnext-ratio", "p3-halved-by-2-gpus",
@@ -55,18 +57,19 @@ WORDS = {"reproduced", "contradicted", "undecided", "not run"}
 
 
 def as_expected(cell, same_work):
-    """Whether the verdict is the one expected: proven, except for work that cannot be proven."""
+    """Returns whether the same-work verdict of a run is "proven", or "not provable" where the work cannot be proven."""
     if cell.strategy in ("ps-async", "ps-ssp"):
         return same_work.verdict == "not provable" and same_work.why.startswith(ARRIVAL)
-    # With BatchNorm frozen, the gradients of this deep twin are near fp16's largest number; which of them overflow depends on
-    # the processor.
+    # With BatchNorm frozen, the gradients of this deep twin are near the largest fp16 number; which gradients overflow depends
+    # on the processor.
     if cell.workload == "efficientnet-v2-l-tiny" and cell.gpus > 1 and same_work.why.startswith(OVERFLOWS):
         return same_work.verdict == "not provable"
     return same_work.verdict == "proven"
 
 
 class Rehearsed(NamedTuple):
-    """A study after its four commands. sent: its runs; summarized: what `collect summarize` printed."""
+    """A study after its four commands. sent: its runs as `jobs submit` reported them; summarized: the output of `collect
+    summarize`."""
 
     name: str
     bench: Bench
@@ -107,7 +110,7 @@ def test_a_study_is_rehearsed_from_end_to_end(rehearsed):
         assert "rehearsal on CPU" in text
         assert "synthetic data in" in text
     assert summary["rehearsal"]
-    rows = [row for row in summary["rows"] if row["n"]]  # cells that were not sent have rows too
+    rows = [row for row in summary["rows"] if row["n"]]  # cells without a run have rows too
     assert len(rows) == CELLS[study]
     assert {state for row in rows for state in row["states"]} == {"completed"}
     assert sum(row["n"] for row in rows) == RUNS[study]
@@ -129,7 +132,7 @@ def test_the_report_of_a_study_opens_in_a_browser(rehearsed):
 
 
 def everyone_saw_the_same(found):
-    """Every cell of paper5 passes over the same images twice, the control in four times the steps of 4 ranks."""
+    """Checks that every cell of paper5 reads the same images twice; the control needs four times as many steps as 4 ranks."""
     steps = {(run.cell.strategy, run.cell.gpus): result.steps for run, result in found}
     assert steps == {("single", 1): 32, ("ddp", 2): 16, ("ddp", 4): 8, ("zero3", 2): 16, ("zero3", 4): 8}
     watched = {run.cell.rehearses.epochs: set(result.instruments) for run, result in found}
@@ -137,7 +140,7 @@ def everyone_saw_the_same(found):
 
 
 def judged(study, told, summary):
-    """Every claim has a verdict by one of the words, and numbers wherever a CPU gives them."""
+    """Checks that every claim has one of the verdicts in WORDS, and has numbers wherever a CPU can measure them."""
     assert told["rehearsal"]
     verdicts = told["verdicts"]
     assert verdicts == summary["verdicts"]

@@ -1,4 +1,4 @@
-"""Nothing of ours reads a pickle, as that runs what its writer wanted. submitit reads the one that our launcher wrote."""
+"""Our code never reads a pickle, because a pickle can execute code of its writer. Only submitit reads one: our launcher's."""
 
 import ast
 import pickle
@@ -24,7 +24,7 @@ WRITES_FOR_SUBMITIT = ROOT / "jobs/launchers/submitit.py"
 
 
 def readers_of_pickles(path: Path) -> set[str]:
-    """What a file of source uses that reads pickles."""
+    """Returns the names in a source file that can read a pickle."""
     tree = ast.parse(path.read_text())
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -35,11 +35,11 @@ def readers_of_pickles(path: Path) -> set[str]:
 
 def test_no_file_of_ours_reads_a_pickle():
     found = {path: readers for path in SOURCES if (readers := readers_of_pickles(path))}
-    assert found == {WRITES_FOR_SUBMITIT: {"pickle"}}  # it imports the module to write one
+    assert found == {WRITES_FOR_SUBMITIT: {"pickle"}}  # this file imports the module only to write a pickle
 
 
 class Canary:
-    """Makes a file as soon as a pickle of it is read."""
+    """An object that makes a file when its pickle is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,4 +60,4 @@ def test_a_report_of_runs_that_hold_pickles_reads_none(tmp_path):
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     assert not canary.exists()
     pickle.loads(content)
-    assert canary.exists()  # the control: a reader would have made it
+    assert canary.exists()  # the control: reading the pickle does make the file

@@ -1,4 +1,5 @@
-"""The planner's time: collectives, the pipeline's schedule, and exchanges against the bytes that were worked out by hand."""
+"""The planner's time estimate: collectives, the schedule of a pipeline, and the bytes of exchanges, compared with hand
+calculations."""
 
 import math
 from itertools import pairwise
@@ -14,7 +15,7 @@ from jobs.planner.pipeline_schedule import drawn, simulate
 from shardlab.prediction import exactly
 from trainers import menu
 
-# Study 4's table: stages, micro-batches, bubble in percent, total, ideal, throughput.
+# Table of study 4. Columns: stages, micro-batches, bubble in percent, total time, ideal time, throughput.
 STUDY_4 = """
 2 4 20.0 15 12 0.267 | 2 8 11.1 27 24 0.296 | 2 16 5.9 51 48 0.314 | 2 32 3.0 99 96 0.323 | 2 64 1.5 195 192 0.328
 4 4 42.9 21 12 0.190 | 4 8 27.3 33 24 0.242 | 4 16 15.8 57 48 0.281 | 4 32 8.6 105 96 0.305 | 4 64 4.5 201 192 0.318
@@ -62,13 +63,13 @@ def test_no_pass_overlaps_another_or_begins_before_its_input(schedule):
 
 def test_the_timeline_has_a_line_per_rank_and_dots_where_it_waits():
     lines = drawn(simulate("gpipe", 2, 2), width=18)
-    # forward 1, backward 2: rank 0 waits between its last forward and the first gradient
+    # forward takes 1, backward takes 2: rank 0 waits between its last forward pass and the first gradient
     assert [line.split()[2] for line in lines] == ["0011......aaaabbbb"[:18], "..0011aaaabbbb...."]
 
 
 @pytest.mark.parametrize(
     ("op", "size", "expected_s"),
-    [  # 4 ranks, alpha 1 ms, 1e9 bytes/s, by hand
+    [  # by hand for 4 ranks, latency (alpha) 1 ms, 1e9 bytes/s
         ("all_reduce", 1e9, 6e-3 + 1.5),  # ring: 6 hops, 2 * 3/4 of 1 s
         ("all_reduce", 0, 4e-3),  # tree: 2 * log2(4) hops
         ("all_gather", 1e9, 3e-3 + 0.75),
@@ -93,7 +94,7 @@ def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
 
 @pytest.mark.parametrize(
     ("strategy", "keys", "sent"),
-    [  # rank 0 of 4, or of 2 where it says so; the same numbers by hand as in test_trainers_bytes.py
+    [  # bytes sent by rank 0 of 4 ranks (or 2, where the keys say so); the same hand calculations as in test_trainers_bytes.py
         ("ddp", {}, 1.5 * PSI),
         ("fsdp2", {}, 0.75 * (2 * BLOCKS + REST + PSI)),
         ("fsdp2-zero2", {}, 0.75 * (PSI + PSI)),
@@ -132,7 +133,8 @@ def test_the_network_between_nodes_must_be_known():
 
 
 def test_a_range_contains_published_throughputs():
-    """MosaicML's 760M on 8 GPUs in PyTorch: 78,581 tokens/s a GPU on H100 and 29,765 on A100; GPT-2 Large has 774M."""
+    """MosaicML published, for 760M parameters on 8 GPUs with PyTorch, 78,581 tokens/s per GPU on H100 and 29,765 on A100.
+    GPT-2 Large has 774M parameters."""
     for name, published in (("NVIDIA H100 80GB HBM3", 78_581), ("a100-80gb", 29_765)):
         one = cell("gpt2-large", "ddp", 8, micro=16, precision="bf16")
         step = step_time.of(one, machine(name)).seconds
@@ -147,13 +149,13 @@ def test_a_measured_run_calibrates_cells_alike():
     assert corrected.step_s.likely == pytest.approx(1.2 * plain.step_s.likely)
     assert corrected.tensor_bytes.likely == pytest.approx(0.9 * plain.tensor_bytes.likely)
     assert corrected.step_s.high / corrected.step_s.low == pytest.approx(1.05 / 0.95)
-    assert corrected.formula_step_s == plain.formula_step_s  # or the next calibration would correct twice
+    assert corrected.formula_step_s == plain.formula_step_s  # otherwise the next calibration would correct the prediction twice
     other = msgspec.structs.replace(one, precision="fp32")
     assert predict.of(other, machine(), calibration=earlier).step_s == predict.of(other, machine()).step_s
 
 
 def test_scale_out_holds_study_2s_table():
-    """Study 2, table 5.4.1: on one node, DDP 3.6 of 4 and 6.8 of 8; relative to its 1.9 of 2 GPUs, 1.89 and 3.58."""
+    """Study 2, table 5.4.1, DDP on one node: speedup 1.9 on 2 GPUs, 3.6 on 4, 6.8 on 8; relative to 2 GPUs: 1.89 and 3.58."""
     one = cell("gpt2-large", "ddp", 2, micro=8, passes=2, precision="tf32")
     where = machine("NVIDIA H100 80GB HBM3")
     for gpus, printed in ((4, 3.6 / 1.9), (8, 6.8 / 1.9)):
@@ -166,7 +168,7 @@ def test_scale_out_holds_study_2s_table():
 
 @pytest.mark.parametrize(
     ("parameters_b", "link_name", "expected"),
-    [  # what study 4's recommend_strategy prints, with 8 GPUs of 80 GB
+    [  # the output of study 4's recommend_strategy for 8 GPUs of 80 GB
         (0.025, "nvlink", "study4-ddp"),
         (0.125, "nvlink", "study4-ddp"),
         (1.3, "nvlink", "study4-checkpointing"),

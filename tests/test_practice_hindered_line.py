@@ -1,4 +1,4 @@
-"""Practice nodes with somebody in the way: a held lock of apt, Ctrl-C, a worker that was drained, another user of the host."""
+"""Practice nodes with an obstacle: a held lock of apt, Ctrl-C, a worker that was drained, another user of the machine."""
 
 import json
 import re
@@ -14,7 +14,8 @@ from provision.practice import base
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 
-# Takes the lock of dpkg as apt does, which the lock of flock(1) would not hinder, and keeps it until it is killed.
+# Takes the lock of dpkg in the way apt does (a lock of flock(1) would not stop apt), and keeps the lock until the process is
+# killed.
 HOLD = """
 import fcntl, time
 lock = open("/var/lib/dpkg/lock-frontend", "w")
@@ -33,7 +34,7 @@ APT = "pgrep -f '^/?[a-z/]*apt-get .*install [a-z]' || true"
 
 
 def waits_for_apt(practice):
-    """Whether apt-get waits on work2 for a lock that somebody holds."""
+    """Returns whether apt-get on work2 waits for a lock that another process holds."""
     installing = practice.run("work2", APT).split()
     taken = practice.run("work2", f"python3 -c {shlex.quote(TAKEN)}") == "taken\n"
     return taken and installing and practice.run("work2", APT).split() == installing
@@ -41,13 +42,13 @@ def waits_for_apt(practice):
 
 @pytest.fixture
 def held_lock(practice):
-    """work2 without slurmd, and with the lock of dpkg held; lets go of the lock."""
+    """Removes slurmd from work2 and holds the lock of dpkg there. Gives the test a function that releases the lock."""
     practice.run("work2", "apt-get -qq -y remove slurmd")
     practice.run("work2", f"rm -f /run/held; systemd-run -q --unit=hold python3 -c {shlex.quote(HOLD)}")
     until(lambda: practice.run("work2", "ls /run/held 2>/dev/null || true"), "the lock is held")
 
     def let_go():
-        practice.run("work2", "systemctl stop hold 2>/dev/null || true")  # the second time it is gone
+        practice.run("work2", "systemctl stop hold 2>/dev/null || true")  # at the second call the unit does not exist any more
 
     yield let_go
     let_go()
@@ -105,7 +106,7 @@ def test_another_user_of_this_machine_gains_nothing_from_practice_nodes(practice
     for secret in (machine.host_key, practice.folder / ".shardlab/practice/id_ed25519"):
         assert secret.is_file()
         assert run("cat", secret).returncode != 0
-    # what root of a node may make in the shared folder has no effect here, nor there
+    # special files that root of a node makes in the shared folder have no effect on this machine or on the nodes
     shared = practice.shared
     make = "cp /usr/bin/id {0}/setuid; chown root:root {0}/setuid; chmod 4755 {0}/setuid; mknod -m 666 {0}/memory c 1 1"
     practice.run("work1", make.format(shared))

@@ -1,4 +1,4 @@
-"""From nothing to a verified Slurm cluster on practice nodes, what may go wrong on the way, and back to nothing."""
+"""Builds a verified Slurm cluster on practice nodes from nothing, with failures on the way, and removes all of it."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from provision.providers import virtual
 from shardlab.remote import Address, Remote, Unreachable
 from shardlab.workspace import Workspace
 
-# By a process that ends: the node goes on without it.
+# Run in a process of its own that ends; the node keeps running without it.
 START = """
 import sys
 from pathlib import Path
@@ -52,7 +52,7 @@ pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY o
 
 
 def proven_without(said: dict, name: str, why: str) -> None:
-    """verify tells once that a node is away, and proves the others."""
+    """Checks that verify reports the unreachable node once and proves the other nodes."""
     assert said["verified"] is False
     told = [one for one in said["checks"] if one["node"] == name or one["passed"] is False]
     assert [(one["node"], one["check"]) for one in told] == [(name, "answers")]
@@ -70,12 +70,12 @@ def test_a_second_time_changes_nothing_and_passes_every_check_that_applies(pract
     assert {check for (_, check), one in outcomes.items() if one["passed"] is None} == without_gpus
     assert all(one["passed"] for (_, check), one in outcomes.items() if check not in without_gpus)
     assert outcomes["head", "network"]["measured"]["ranks"] == 3
-    # the link was asked to carry 1 Gbit/s, and tc's bucket lets a little more through at first
+    # the link is limited to 1 Gbit/s; at first, the token bucket of tc lets a little more through
     assert outcomes["head", "network"]["measured"]["bus_bandwidth_gb_per_s"] < 0.2
 
 
 def test_ranks_use_the_same_python_on_each_release(practice):
-    """Nodes of another release have it as a module; they find its libraries after their own."""
+    """Nodes of another release get this Python as a module. They search its libraries after their own libraries."""
     inventory = json.loads((practice.folder / ".shardlab/inventory.json").read_text())
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     told = [practice.run("work1", f"{node['python']} --version", root=False) for node in inventory["nodes"]]
@@ -100,12 +100,12 @@ def test_a_crashed_node_is_booted_again_and_works_again(practice):
     proven_without(practice.provision("verify", code=1), "work2", "cannot be reached")
     said = practice.provision()
     assert states(said)["work2", "machine"]["says"] == ["boot the practice node work2 at 10.89.77.3"]
-    assert states(said)["work2", "trust"]["state"] == "nothing to do"  # it still knows the keys of the other nodes
+    assert states(said)["work2", "trust"]["state"] == "nothing to do"  # work2 still has the host keys of the other nodes
     assert said["verified"] is True
 
 
 def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(practice):
-    """Its sshd starts once somebody has looked for it in vain."""
+    """The sshd of the node starts only after one attempt to log in has failed."""
     slow, go = "/etc/systemd/system/ssh.service.d", "/root/go"
     text = f'[Service]\\nExecStartPre=/bin/sh -c "until test -e {go}; do sleep 0.1; done"\\n'
     practice.run("work2", f"mkdir -p {slow}; printf '{text}' > {slow}/slow.conf")
@@ -129,7 +129,7 @@ def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(pract
     log_in, node.remote.run = node.remote.run, once
     found = virtual.bring_up(practice.cluster, workspace, node)
     assert isinstance(found, Nothing)
-    assert len(asked) > 1  # it did not answer at first
+    assert len(asked) > 1  # the first attempt got no answer
     said = practice.provision("plan")
     assert states(said)["work2", "machine"]["state"] == "nothing to do"
     practice.run("work2", f"rm -r {slow} {go}; systemctl daemon-reload")
@@ -154,7 +154,8 @@ def test_a_machine_that_hangs_up_during_the_login_says_nothing_of_keys(practice)
 
 
 def test_services_of_two_nodes_start_and_end_at_once_without_harm(practice):
-    """Were a control group shared, one node's systemd would remove that of the service which the other is just starting."""
+    """If the nodes shared a control group, the systemd of one node would remove the group of a service that the other node
+    is starting."""
     unit = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nType=oneshot\nExecStart=/bin/true\n"
     script = f"""
         printf '{unit}' > /run/systemd/system/often.service; systemctl daemon-reload
@@ -180,9 +181,12 @@ def test_an_operation_that_reboots_sees_the_new_boot_and_reboots_once_and_the_se
 
 
 def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
-    """A wrong munge key and an unknown host on work1, where slurmd is off; an interrupted installation on work2; and on head, a
-    file that slurmctld has not read since it changed, as when provisioning was killed between the file and the start that
-    has it read."""
+    """One `provision` repairs different damage on three nodes.
+
+    work1 has a wrong munge key, lacks the host key of work2, and its slurmd is off. On work2, an installation was interrupted.
+    On head, slurmctld has not read a file since the file changed, as if provisioning had been killed after writing the file and
+    before restarting slurmctld.
+    """
     key = practice.run("head", "base64 -w0 /etc/munge/munge.key")
     practice.run("head", "touch /etc/slurm/slurm.conf")
     wrong = "head -c 128 /dev/urandom > /etc/munge/munge.key; systemctl restart munge"
@@ -200,7 +204,7 @@ def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
     told.pop(("head", "slurm-nodes"), None)  # waits for workers, if they are not ready yet
     assert told.keys() == {
         ("head", "slurm-controller"),
-        ("work2", "packages"), ("work2", "slurm-workers"),  # slurmd ends with the munge that was unpacked
+        ("work2", "packages"), ("work2", "slurm-workers"),  # unpacking munge stopped slurmd
         ("work1", "munge"), ("work1", "slurm-workers"), ("work1", "trust"),
     }  # fmt: skip
     assert told["head", "slurm-controller"] == ["restart slurmctld, because its files have changed"]
@@ -227,7 +231,7 @@ def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(
         for line in process.stderr:
             if line.startswith("work2: munge-user: changed"):
                 break
-        practice.give_disk("work2", "24M")  # the packages come next
+        practice.give_disk("work2", "24M")  # the packages are installed next
         stdout, stderr = process.communicate(timeout=900)
     assert process.returncode == 1, stderr
     one = states(json.loads(stdout))
@@ -312,7 +316,8 @@ def test_a_full_disk_says_so_and_the_old_file_stands(practice):
 
 
 def test_a_skewed_clock_and_a_sudo_with_a_password_stop_their_nodes_and_no_other(practice):
-    """Practice nodes share this machine's clock: the one of work1 is skewed by a date that lies."""
+    """All practice nodes have the clock of this machine. To skew the clock of work1, its `date` is replaced by a program
+    that adds 5 s."""
     date = practice.machine("work1").root / "usr/local/bin/date"
     rule = practice.machine("work2").root / f"etc/sudoers.d/{base.USER}"
     before = rule.read_text()
@@ -394,7 +399,7 @@ def test_a_command_past_its_limit_does_not_live_on(practice):
 
 
 def test_a_late_end_of_the_input_breaks_no_other_command(practice, monkeypatch):
-    """OpenSSH's server disconnects a client that sends something to a session which is over."""
+    """OpenSSH's server disconnects a client that sends a message to a session that has ended."""
     send = paramiko.Transport._send_user_message
 
     def late(transport, message):
@@ -416,7 +421,7 @@ def test_words_cross_the_shells_as_they_are(practice):
 
 
 def test_the_user_goes_from_node_to_node_without_a_question(practice):
-    for name in ("work2", "10.89.77.3", "head"):  # by name and by address
+    for name in ("work2", "10.89.77.3", "head"):  # both by name and by address
         said = practice.run("work1", f"{STRICT} {name} 'id -un; hostname'", root=False)
         assert said.split() == [base.USER, "work2" if name == "10.89.77.3" else name]
     private = (practice.machine("work1").root / f"home/{base.USER}/.ssh/id_ed25519").read_text().splitlines()[2]

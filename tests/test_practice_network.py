@@ -1,4 +1,4 @@
-"""The bridge of practice nodes, a real one in a network namespace of its own."""
+"""The network bridge of practice nodes: a real bridge in a separate network namespace."""
 
 import subprocess
 import sys

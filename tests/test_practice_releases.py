@@ -1,4 +1,4 @@
-"""Practice nodes of another release than this machine's: when they are refused, and what a file of theirs decides."""
+"""Practice nodes that run another Debian release than this machine: when they are refused, and what `release:` decides."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from provision.providers import virtual
 from shardlab import cluster
 from shardlab.workspace import Workspace
 
-# In a mount namespace of its own; a lazy umount, because processes of this machine are in such groups.
+# Runs in a separate mount namespace. The umount is lazy, because processes of this machine are in these control groups.
 WITHOUT = """
 grep ' cgroup2 ' /proc/self/mounts | while read -r _ target _; do umount --lazy "$target"; done
 exec "$@"

@@ -1,4 +1,4 @@
-"""What practice nodes share with this machine gives no other user rights on it: real mounts, in a namespace of their own."""
+"""Folders that practice nodes share with this machine give other users no rights. Uses real mounts in a separate namespace."""
 
 import os
 import subprocess
@@ -16,7 +16,8 @@ from shardlab import cluster
 WHY = why_not()
 pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
 
-# Two clusters share one folder; prints what a setuid program in it does, and whether the folder is mounted, at each step.
+# Two clusters share one folder. After each step, prints the user id that a setuid program in the folder runs with, and whether
+# the folder is protected.
 STEPS = """
 import os, subprocess, sys
 from pathlib import Path
@@ -55,7 +56,7 @@ def test_a_setuid_program_in_the_shared_folder_has_no_effect_while_a_cluster_use
     states, folder = tmp_path / "states", tmp_path / "not" / "there yet"
     states.mkdir()
     tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:3]:  # pytest's own are root's alone; another user has to reach the program
+    for parent in tmp_path.parents[:3]:  # the folders of pytest are open to root only; here another user must reach the program
         if parent.stat().st_uid == os.geteuid() and str(parent) != "/" and not parent.stat().st_mode & 0o001:
             parent.chmod(parent.stat().st_mode | 0o011)
     command = ["unshare", "--mount", sys.executable, "-P", "-c", STEPS, states, folder]
@@ -67,7 +68,7 @@ def test_a_setuid_program_in_the_shared_folder_has_no_effect_while_a_cluster_use
         "two 1000 True",
         "one-gone 1000 True",
         "left 0o100755 False",
-        "bare 0 False",  # so the program would have had effect
+        "bare 0 False",  # without protection, the program has its effect
     ]
     assert sorted(path.name for path in states.rglob("*")) == ["one", "two"]
 
@@ -117,8 +118,8 @@ def test_nodes_of_a_former_version_get_their_shared_folder_protected(state, tmp_
     described = cluster.load(file)
     folder.mkdir()
     state.mkdir(mode=0o700)
-    assert virtual._protections(described) == []  # no node of this cluster is here
+    assert virtual._protections(described) == []  # this machine has no node of this cluster
     (state / described.name).mkdir()
-    if not shared.is_protected(folder):  # /tmp may be mounted so itself
+    if not shared.is_protected(folder):  # /tmp itself may be mounted with these options
         (change,) = virtual._protections(described)
         assert change.says == f"mount {folder} with nosuid,nodev"

@@ -1,4 +1,4 @@
-"""Time, users and keys as data: what nodes say goes in, commands come out, and a second plan asks for nothing."""
+"""Time, users and keys, tested as data: from the answers of nodes to commands; a second plan contains no changes."""
 
 import hashlib
 import time
@@ -24,7 +24,7 @@ from shardlab.remote import CommandOutput
 
 A_CONTAINER = msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn")
 
-# time
+# Tests of the time.
 
 
 def test_chrony_alone_sets_the_clock():
@@ -43,7 +43,7 @@ def test_chrony_alone_sets_the_clock():
 
 
 class Skewed(LocalNode):
-    """A machine whose clock is ahead by so many seconds; chronyc helps it, or does not."""
+    """A machine whose clock is ahead by `ahead` seconds. `helped` says whether chronyc can correct the clock."""
 
     ahead: float = 0.0
     helped: bool = True
@@ -122,7 +122,7 @@ def test_the_order_has_its_reasons():
     assert names[0] == "space"
 
 
-# users
+# Tests of users.
 
 THERE = Users("alice", {"slurm": User(64030, 64030), "munge": User(499, 499), "alice": User(1000, 1000)})
 
@@ -189,7 +189,7 @@ def test_who_logs_in_may_differ_where_nothing_is_shared(found, says):
         users_operation.plan_agree(shared, w2)
 
 
-# keys
+# Tests of keys.
 
 
 def with_keys_between() -> Site:
@@ -240,7 +240,7 @@ def test_all_are_let_in_and_known_by_name_and_address_and_then_nothing_is_asked(
     assert changes[0].argv[-2:] == ["alice:", "600"]
     w1.facts.answers[KEYS.name] = msgspec.structs.replace(own, authorized=("theirs", *authorized), known=(*known, "theirs"))
     assert keys_operation.plan_trust(one, w1) == Nothing("3 nodes know one another")
-    one.left["w2"] = "machine failed"  # what it had is not forgotten because it is away
+    one.left["w2"] = "machine failed"  # the keys of w2 are kept while w2 is unreachable
     assert keys_operation.plan_trust(one, w1) == Nothing("not changed: w2 cannot be asked")
 
 

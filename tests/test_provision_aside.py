@@ -1,4 +1,5 @@
-"""Disks, users and keys made for real by this machine's own tools, in namespaces that leave it as it is."""
+"""Creates real disks, users and keys with this machine's own tools, in namespaces, so that the machine itself does not
+change."""
 
 import subprocess
 import tempfile
@@ -20,12 +21,12 @@ from shardlab.cluster import Cluster
 from shardlab.cluster_keys import NodeEntry, Ssh, Storage
 from shardlab.slurm_keys import Slurm
 
-# A table of partitions as DOS wrote it: one of Linux from the second sector on.
+# A DOS partition table with one Linux partition, which starts at the second sector.
 PARTITIONS = (
     r"printf '\000\000\000\000\203\000\000\000\001\000\000\000\000\020\000\000' | dd of={0} bs=1 seek=446 conv=notrunc; "
     r"printf '\125\252' | dd of={0} bs=1 seek=510 conv=notrunc"
 )
-# The superblock of a member of a RAID, format 0.90: 64 KiB before the end, while all before it is zeros.
+# The superblock of a RAID member, format 0.90. It lies 64 KiB before the end of the disk; everything before it is zeros.
 RAID = (
     r"printf '\374\116\053\251\000\000\000\000\132\000\000\000' | dd of={0} bs=1 seek=$(($(blockdev --getsize64 {0}) - 65536)) "
     "conv=notrunc"
@@ -70,7 +71,7 @@ def mydata(tmp_path):
 
 @pytest.fixture
 def as_a_disk(monkeypatch):
-    """A loop device counts for a disk here."""
+    """Makes shardlab treat a loop device as a disk."""
     program = disk_fact.PROGRAM.replace("tr -d '\\n')", 'tr -d \'\\n\' | sed \'s/"type": *"loop"/"type":"disk"/\')')
     assert program != disk_fact.PROGRAM
     monkeypatch.setattr(disk_fact, "PROGRAM", program)
@@ -91,7 +92,8 @@ def test_an_empty_disk_is_made_and_mounted_and_fstab_keeps_what_it_had(nodes, lo
     assert ours.startswith("UUID=")
     assert ours.endswith(f" {mydata} ext4 defaults,nofail 0 2")
     assert target.node.run(["findmnt", "-no", "SOURCE", mydata], timeout_s=10).stdout == f"{loop}\n"
-    # killed before the mount, and before the line of fstab: it goes on from there, and formats nothing again
+    # as if provisioning had been killed before the mount and before the line in fstab: it continues there and formats nothing
+    # again
     target.node.run(["umount", mydata], timeout_s=10)
     target.facts.forget()
     assert settle(disks.DISKS, one, target) == [f"make the folder {mydata}", f"mount {mydata}"]
@@ -115,7 +117,7 @@ def test_a_disk_that_holds_anything_is_never_touched(nodes, loop, as_a_disk, myd
     planned_before = disks.plan(one, one.targets[0])
     subprocess.run(["sh", "-euc", fill.format(loop)], check=True, capture_output=True)
     before = Path(loop).read_bytes()
-    with pytest.raises(Unanswered):  # a plan that was made before it was filled
+    with pytest.raises(Unanswered):  # this plan was made before the disk was filled
         planned_before[0].make(one.targets[0].node)
     one.targets[0].facts.forget()
     with pytest.raises(Unanswered, match=what):
@@ -167,8 +169,8 @@ def test_nodes_know_one_anothers_keys_and_other_lines_stay(nodes):
     modes = "stat -c '%a %n' /root/.ssh/id_ed25519 /root/.ssh/authorized_keys /etc/ssh/ssh_known_hosts; ls -A /root/.ssh"
     said = one.targets[0].node.run(["sh", "-c", modes], timeout_s=10).stdout.splitlines()
     assert [line.split()[0] for line in said[:3]] == ["600", "600", "644"]
-    assert sorted(said[3:]) == ["authorized_keys", "id_ed25519", "id_ed25519.pub"]  # nothing temporary is left
-    # a node whose key is another now is told to all anew, and its old one is let in no more
+    assert sorted(said[3:]) == ["authorized_keys", "id_ed25519", "id_ed25519.pub"]  # no temporary file is left
+    # if the key of a node changes, all nodes get the new key, and the old key is not accepted any more
     second = one.targets[1]
     old = second.facts[KEYS].key
     second.node.run(["sh", "-c", "rm /root/.ssh/id_ed25519"], timeout_s=10)
@@ -228,7 +230,7 @@ def test_lines_of_ours_that_somebody_tore_apart_stop_it(nodes):
 )
 def test_a_user_writes_a_file_to_find_out_whether_this_is_possible(nodes, prepare, why_not):
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
-    with tempfile.TemporaryDirectory() as folder:  # other users may not enter the folders of pytest
+    with tempfile.TemporaryDirectory() as folder:  # in a folder that other users may enter, unlike the folders of pytest
         Path(folder).chmod(0o755)
         nodes[0].run(["sh", "-euc", prepare.format(folder)], timeout_s=10)
         fact = write_test(f"{folder}{'' if why_not else '/not/there/yet'}")

@@ -1,4 +1,4 @@
-"""What nodes do together (the network check, the munge key), and how commands and downloads of this machine fail."""
+"""Work between nodes (the network check, the munge key), and how commands and downloads of this machine fail."""
 
 import base64
 import http.server
@@ -25,11 +25,11 @@ from shardlab.remote import CommandOutput
 from shardlab.slurm_keys import Slurm
 
 REPORT = {"backend": "gloo", "ranks": 2, "bytes": 1_000_000, "wrong": 0, "iterations": 10, "time_s": 0.001}
-SENT = 10_000_000  # what each of two nodes sends by theory: 2 * (2 - 1) / 2 * bytes * iterations
+SENT = 10_000_000  # bytes that each of two nodes sends in theory: 2 * (2 - 1) / 2 * bytes * iterations
 
 
 class Node:
-    """A node that gives these answers, one after another."""
+    """A fake node that returns the given answers one after another."""
 
     port, user, python, wheelhouse, may_sudo = None, None, "python", None, True
 
@@ -54,7 +54,8 @@ def site(*nodes, roles=("worker", "worker"), **of_nodes):
 
 
 def two(before="eth0 5\n", after=f"eth0 {SENT + 5}\n", *, ranks=CommandOutput(0, json.dumps(REPORT), "")):  # noqa: B008
-    """Two nodes whose counters of sent bytes say this before and after their ranks summed."""
+    """Returns two nodes. `before` and `after` are their counters of sent bytes before and after the all-reduce of their
+    ranks."""
     return [
         Node(name, f"10.0.0.{at}", CommandOutput(0, before, ""), ranks, CommandOutput(0, after, ""))
         for at, name in enumerate("ab", 1)
@@ -84,7 +85,7 @@ def test_ranks_that_fail_are_named_with_what_they_said():
 
 
 def test_an_interface_that_came_meanwhile_counts_from_zero():
-    """Of 10 MB, 1 MB elsewhere is the most that passes as other traffic; 1 byte more fails."""
+    """The node sends 10 MB. Up to 1 MB on another interface is accepted as other traffic; 1 byte more fails the check."""
     most = SENT // 10
     assert check(two(after=f"eth0 {SENT + 5}\neth1 {most}\n")).passed is True
     outcome = check(two(after=f"eth0 {SENT + 5}\neth1 {most + 1}\n"))
@@ -93,7 +94,7 @@ def test_an_interface_that_came_meanwhile_counts_from_zero():
 
 
 def shared_key(controller_answer, worker_answer):
-    """The change that copies the controller's munge key to a worker, and both nodes."""
+    """Returns the change that copies the munge key of the controller to a worker, then both nodes."""
     head, worker = Node("head", "10.0.0.1", controller_answer), Node("w1", "10.0.0.2", worker_answer)
     running = {"munge": Service("active", True, 200.0)}
     found = site(head, worker, roles=("controller", "worker"), **{FILES.name: {}, SERVICES.name: running})
@@ -133,7 +134,7 @@ def test_a_failed_command_on_this_machine_is_named_with_its_last_words():
 
 
 class Failing:
-    """A server that answers every request with this status, and counts the requests."""
+    """A server that answers every request with the given status, and counts the requests."""
 
     def __init__(self, status):
         self.requests = 0
@@ -161,7 +162,7 @@ class Failing:
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """How long the download waits before each attempt, without the waiting."""
+    """A list of the seconds that the download would wait before each attempt. The test does not really wait."""
     seconds = []
     monkeypatch.setattr(download.time, "sleep", seconds.append)
     return seconds

@@ -1,4 +1,4 @@
-"""The node that failed is the node that is blamed, whichever node an operation was asked on; all others go on."""
+"""A failure is attributed to the node that failed, even if another node ran the operation. All other nodes continue."""
 
 import msgspec
 import pytest
@@ -21,14 +21,14 @@ from shardlab.workspace import Workspace
 
 
 class Cut:
-    """A connection of which the other end is gone."""
+    """A connection whose other end is gone."""
 
     def run(self, argv, **options):
         raise Unreachable("10.0.0.3: cannot be reached: no route to host.")
 
 
 def cut(target) -> None:
-    """From now on this node answers nothing more; what it said before is still known."""
+    """Makes this node unreachable from now on. Facts that were read before are still known."""
     node = target.node
     gone = SshNode(node.name, node.host, None, None, None, node.python, Cut())
     msgspec.structs.force_setattr(target, "node", gone)
@@ -114,7 +114,7 @@ def test_a_node_on_which_an_operation_failed_is_not_touched_by_those_after_it():
 
     one, first = two(fails)
     steps = run(one, first, Operation("after", after))
-    assert sorted(planned) == ["a", "b"]  # once each: nobody else is at fault
+    assert sorted(planned) == ["a", "b"]  # each is planned once, because no other node failed
     assert asked == ["b", "b changed"]
     assert states(steps)["a", "after"] == "not reached"
     assert [step.says for step in steps if step.node == "a"] == [["a: it is broken"], ["try failed"]]

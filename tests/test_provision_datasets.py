@@ -1,4 +1,4 @@
-"""A data set is staged whole or not at all, once, from where cluster.yaml says; what an attacker would send is refused."""
+"""A data set is staged completely or not at all, only once, from the source in cluster.yaml. Malicious archives are refused."""
 
 import gzip
 import json
@@ -197,7 +197,8 @@ def test_folders_are_copied_linked_or_unpacked(tmp_path):
     parts.mkdir()
     for split in ("train", "val"):
         of_split = {name: content for name, content in imagenet_members().items() if name.startswith(split)}
-        cut = f"{split}/" if split == "val" else ""  # with the split's name before it, or without
+        # tests both: paths that begin with the name of the split, and paths that do not
+        cut = f"{split}/" if split == "val" else ""
         tar(parts / f"{split}.tar", {name.removeprefix(cut): content for name, content in of_split.items()})
     assert stage.stage(Wanted(str(tmp_path / "third"), "imagenet", str(parts))).ready
     assert tree(tmp_path / "third" / "imagenet") == imagenet_members()
@@ -330,7 +331,7 @@ def cluster(folder, sets):
 
 
 def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("provision.roles.CHECKS", [])  # what they show is not asked here
+    monkeypatch.setattr("provision.roles.CHECKS", [])  # this test does not need the checks
     made = tar(tmp_path / "it's; x.tar.gz", cifar_members())
     file = cluster(tmp_path, f'[{{name: cifar10, archive: "{made.name}", sha256: {sha256(made)}}}]')
     words = [file, "--only", "datasets", "--json", "--workspace", str(tmp_path)]
@@ -359,7 +360,8 @@ def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeyp
 def test_data_sets_of_a_node_whose_environment_is_not_made_are_planned_but_not_staged(tmp_path, python):
     node = LoginNodeHere(name="w1", python=str(tmp_path / "python"))
     if python != "missing":
-        Path(node.python).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')  # without any package
+        # a Python that sees no installed package
+        Path(node.python).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
         Path(node.python).chmod(0o755)
     sets = [DataSet("cifar10", str(tmp_path / "set.tar"))]
     described = Cluster(schema=1, name="a", provider="ssh", data=Data(str(tmp_path / "data"), sets))
@@ -483,7 +485,7 @@ env -i PATH="$PATH" PYTHONPATH="$PYTHONPATH" bash "$script" > "$log" 2>&1
 
 @pytest.fixture
 def managed(tmp_path, monkeypatch):
-    """A login node of a site whose jobs run at once, and the folder of its programs."""
+    """A login node of a site whose jobs run immediately. The value is the folder of its programs."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in {"sbatch": SBATCH, "squeue": '#!/bin/sh\ncat "$(dirname "$0")/queue" 2> /dev/null\nexit 0\n'}.items():

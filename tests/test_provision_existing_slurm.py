@@ -1,4 +1,4 @@
-"""A Slurm that shardlab did not set up is used as it is: nothing of it is changed, and what it lacks is said in a sentence."""
+"""An existing Slurm that shardlab did not set up is used without any change; anything it lacks is reported in one sentence."""
 
 import json
 import os

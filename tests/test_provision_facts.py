@@ -1,4 +1,4 @@
-"""Facts and checks judged purely, on what real and broken machines print."""
+"""The parsers of facts and the judgement of checks, tested on recorded output of real and broken machines."""
 
 import functools
 import os
@@ -57,7 +57,7 @@ GPU = parse_host(A100S)
 
 
 class Recorded:
-    """A node that answers from a recording: a part of the command to its answer."""
+    """A node that answers from a recording. `answers` maps a part of a command to the answer."""
 
     name, host, port, user, identity, python = "gpu0", "10.10.1.1", 22, "alice", None, "/opt/venv/bin/python"
     address = host

@@ -1,4 +1,4 @@
-"""A mount that does not answer is said to hang, and nobody waits for it longer than its limit."""
+"""A mount that does not answer is reported as hanging, and no command waits for it longer than a limit."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from provision.facts import mounts
 from provision.facts.mounts import ANSWERS_S, PROGRAM
 
-# Mounts a FUSE file system whose server never answers, in a mount namespace of its own, and runs the words after its folder.
+# Makes a separate mount namespace, mounts a FUSE file system there whose server never answers, and runs the given command.
 HUNG = """
 import ctypes, os, subprocess, sys
 folder, *words = sys.argv[1:]
@@ -35,7 +35,7 @@ sys.exit(done.returncode)
 
 
 def quick(folder: Path) -> list[str]:
-    """The question for a folder, with limits of a second."""
+    """Returns the command that asks about a folder, with a time limit of one second."""
     program = PROGRAM.replace(f"timeout -k 1 {ANSWERS_S} ", "timeout -k 1 1 ")
     assert program.count("timeout -k 1 1 stat") == 2
     return ["sh", "-c", program, "place", str(folder)]
@@ -58,7 +58,7 @@ def test_a_mount_whose_server_does_not_answer_hangs(tmp_path):
     ("stat", "hangs", "there"),
     [
         ("exec sleep 600", True, True),
-        ("trap '' TERM; while :; do sleep 1; done", True, True),  # what ends with KILL alone
+        ("trap '' TERM; while :; do sleep 1; done", True, True),  # ends only with SIGKILL
         ("echo 'stat: cannot stat: Stale file handle' >&2; exit 1", True, True),
         ("echo 'stat: cannot statx: No such file or directory' >&2; exit 1", False, False),
         ("exit 0", False, True),

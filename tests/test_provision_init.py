@@ -1,4 +1,4 @@
-"""`provision init`: what a Slurm site prints becomes a cluster file that `provision` reads."""
+"""`provision init`: the output of a Slurm site becomes a cluster file that `provision` can read."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def site(**changes: object) -> Survey:
 
 
 def described(tmp_path, survey: Survey, rejected: dict[str, str | None], login: Login | None = None):
-    """The text, and the cluster that it describes."""
+    """Returns the text of the cluster file, and the cluster read from this text."""
     text = init.site_text(login, survey, proposal.propose(survey), rejected)
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
@@ -252,11 +252,11 @@ def test_no_quota_is_no_error(text):
 
 
 def test_a_command_that_is_missing_or_hangs_is_passed_over(tmp_path):
-    """Its program: `quota` never answers, `lfs` answers, `mmlsquota` does not exist."""
+    """The program of the fact gets stand-ins: `quota` never answers, `lfs` answers, and `mmlsquota` does not exist."""
     scripts = {
         "quota": "exec sleep 1000",
         "lfs": 'echo "       $5 1024 0 2048 - 5 0 10 -"',
-        "awk": "echo /scratch",  # the mounts of this machine are other ones
+        "awk": "echo /scratch",  # stands in for the list of this machine's mounts
         "myquota": "exec sleep 1000",
         "timeout": 'shift; case $1 in quota) exit 124 ;; esac; exec "$@"',
     }

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one true sentence at any moment, exit 130, and nothing that was started is left behind."""
+"""Ctrl-C and SIGTERM: at any moment the command prints one true sentence, exits with 130, and leaves no process behind."""
 
 import os
 import re
@@ -16,13 +16,13 @@ from provision.interruption import sentence
 ROOT = Path(__file__).parent.parent
 LOCAL = str(ROOT / "examples/local.yaml")
 SIGNALS = [pytest.param(number, id=number.name) for number in (signal.SIGINT, signal.SIGTERM)]
-# A package that every command imports, which says that its import has begun and never ends it.
+# A package that every command imports. It writes a file when its import begins, and its import never ends.
 SLOW = """
 import os, pathlib, time
 pathlib.Path(os.environ["SEEN"]).write_text("")
 time.sleep(600)
 """
-# Two commands of a change on this machine, one of them in a thread, as operations run theirs.
+# Runs two commands of a change on this machine at the same time, in threads, as operations do.
 CHANGE = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +50,7 @@ def start(*words, **environment):
 
 
 def interrupted(process, number):
-    """What the process said on standard error; it ended in time, by itself, and said nothing else."""
+    """Sends the signal and returns standard error. Checks that the process ended in time with 130 and printed nothing else."""
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
@@ -71,7 +71,7 @@ def test_while_a_command_still_imports_a_signal_ends_it_with_a_sentence(command,
 
 
 def test_a_signal_that_the_shell_ignores_stays_ignored():
-    """As of a command that a script puts in the background."""
+    """A script ignores SIGINT for a command that runs in the background."""
     script = f"trap '' INT; exec {sys.executable} -P -m provision --version"
     code = "from shardlab import command_start; import signal; command_start.start('shardlab')"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
@@ -86,7 +86,7 @@ def test_during_the_checks_of_this_machine_what_runs_is_ended_and_said(number, t
     process = start("-m", "provision", LOCAL, "verify", "--json", "--workspace", str(tmp_path))
     children = until(lambda: psutil.Process(process.pid).children(recursive=True), "a check runs")
     said = interrupted(process, number).splitlines()[-1]
-    # on a busy machine it may not be seen in time that all was ended, or the command had ended by itself
+    # on a busy machine the command may not notice in time that everything has ended, or a check may have ended by itself
     told = "(; the commands on localhost were ended|; on localhost these commands may run until .*)?"
     assert re.fullmatch(rf"interrupted; nothing was changed{told}\.", said), said
     until(lambda: not any(map(lives, children)), "its processes end")

@@ -1,4 +1,4 @@
-"""provision as a person runs it on this machine: it converges, verifies, and says what is wrong in a sentence."""
+"""provision as a person runs it on this machine: it converges, verifies, and reports each problem in one sentence."""
 
 import json
 import os
@@ -29,7 +29,7 @@ LOCKED = {
     ".shardlab",
     ".shardlab/provision.lock",
     ".shardlab/trusted.json",
-}  # what a command leaves that changed nothing else
+}  # files that remain after a command that changed nothing
 
 
 @pytest.fixture
@@ -46,7 +46,8 @@ def provision(*words, env=None, cwd=None):
 
 
 def stamps(folder):
-    """Everything below a folder: names, bytes, times of change. Of the lock, which says who held it last, the name alone."""
+    """Returns the names, contents and modification times of all files below a folder. Of the lock file, only the name: its
+    content is the last holder."""
     return {
         str(path.relative_to(folder)): None
         if path.name == "provision.lock"
@@ -285,7 +286,7 @@ def test_verified_needs_one_that_passed_and_none_that_failed():
 
 def test_past_its_limit_a_command_ends_with_everything_that_it_started(tmp_path):
     pids = tmp_path / "pids"
-    # As torchrun does: a child in a session of its own, and a parent that does not listen.
+    # Like torchrun: a child in a session of its own, and a parent that ignores SIGTERM.
     program = (
         "import os, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

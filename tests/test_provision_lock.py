@@ -1,4 +1,4 @@
-"""One command at a time changes a cluster; a second one says at once who is at work, and changes nothing."""
+"""Only one command at a time changes a cluster. A second command says at once which command is running, and changes nothing."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from shardlab.errors import InputError, WorkspaceError
 
 ROOT = Path(__file__).parent.parent
 LOCAL = str(ROOT / "examples/local.yaml")
-# Holds the lock of its first word; with a program of its own that lives on.
+# Holds the lock whose path is the first argument, and starts a program that outlives the holder.
 HOLD = """
 import subprocess, sys, time
 from pathlib import Path
@@ -41,7 +41,7 @@ def workspace(tmp_path):
 
 @pytest.fixture
 def hold():
-    """Starts processes that hold a lock, and ends what is left of them."""
+    """Returns a function that starts a process which holds a lock. All started processes are killed after the test."""
     started = []
 
     def start(path):
@@ -74,7 +74,7 @@ def test_a_second_command_says_in_one_sentence_who_is_at_work_and_changes_nothin
     assert files_of(workspace) == before
     for verb in ("verify", "down", "warm"):
         assert main([LOCAL, verb, "--workspace", str(workspace)]) == 2
-    for verb in ("plan", "facts"):  # they look, and disturb nobody
+    for verb in ("plan", "facts"):  # these commands only read, so the lock does not stop them
         assert main([LOCAL, verb, "--workspace", str(workspace)]) == 0
     assert main([LOCAL, "request", "--workspace", str(workspace)]) == 2
     assert "nothing to request" in capsys.readouterr().err
@@ -135,7 +135,8 @@ def test_a_process_that_was_killed_is_not_named_for_the_one_that_holds_the_lock(
     hold(path)
     written = path.read_text()
     old = {"pid": int(dead.stdout), "user": "old", "host": gethostname(), "since": "", "command": ""}
-    for entry in (old, old | {"pid": os.getpid(), "created": 1.0}):  # whose number another process has by now
+    # the number of the old process now belongs to another process
+    for entry in (old, old | {"pid": os.getpid(), "created": 1.0}):
         path.write_text(json.dumps(entry))
         with pytest.raises(InputError, match="which the lock file does not name"), lock.held([(path, "it")], []):
             pass

@@ -1,4 +1,4 @@
-"""NVIDIA and RDMA as data: what such machines print goes in, commands come out. None was there to try them on."""
+"""NVIDIA and RDMA, tested as data: from the output of such machines to commands. These tests ran on no such machine."""
 
 import hashlib
 import itertools
@@ -53,7 +53,7 @@ NO_SMI = "sh: 8: nvidia-smi: not found"
 def said(
     device, count, *, loaded="", module="", nvml=None, persistence="Enabled", mig="Disabled", **more
 ) -> nvidia_fact.Nvidia:
-    """What the script prints on a machine with `count` such GPUs, read."""
+    """Returns the parsed output of the script for a machine with `count` GPUs of this device number."""
     lines = [f"pci=0000:{place:02x}:00.0 0x030200 0x{device:04x}" for place in range(1, count + 1)]
     lines += [f"pci=0000:{place:02x}:00.0 0x068000 0x1af1" for place in range(0xC0, 0xC0 + more.get("switches", 0))]
     lines += [f"loaded={loaded}", f"module={module}"]
@@ -86,7 +86,7 @@ RUNNING = {name: Service("active", True, 200.0) for name in ("nvidia-persistence
 
 
 def site(found, *, packages=FRESH, files=None, services=None, system=NOBLE, state="idle", wheelhouse=None, **more) -> Site:
-    """A controller and one worker, which has answered."""
+    """A site with a controller and one worker. The answers of the worker are known."""
     entries = [NodeEntry(name="head", roles=["controller"]), NodeEntry(name="w1")]
     gpus = Gpus(per_node=more.get("asked", 4))
     cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries, gpus=gpus, slurm=Slurm())
@@ -113,7 +113,7 @@ def plan(found, **more):
 
 
 def done(found, **more):
-    """As it is when all is done: the same machine, its packages held."""
+    """Returns the plan for the same machine after all changes: its packages are on hold."""
     packages = more.pop("packages", DRIVEN)
     held = [name for name in packages if re.match(nvidia.KEPT, name)]
     found = msgspec.structs.replace(found, held=held)
@@ -170,7 +170,7 @@ def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
     ranges = sorted(pair for one in gpu_generations.GENERATIONS for pair in one.ids)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
     constraints = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
-    assert f"torch=={gpu_generations.TORCH}" in constraints  # read RELEASE.md of PyTorch again when this changes
+    assert f"torch=={gpu_generations.TORCH}" in constraints  # if the version of torch changes, read PyTorch's RELEASE.md again
 
 
 def test_flavours():
@@ -373,9 +373,10 @@ def test_the_compile_check():
         assert says in outcome.says
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch itself, when it loads its compiler
+# torch itself causes the warning when it loads its compiler
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_compiled_function_that_gives_something_else_shows(monkeypatch):
-    """The processor stands for a GPU."""
+    """The CPU stands in for a GPU. A compiled function with a wrong result must be detected."""
     cpu = _compiled.torch.device("cpu")
     assert _compiled.difference(cpu) <= compiled_check.LARGEST
     monkeypatch.setattr(_compiled.torch, "compile", lambda function, **_: lambda numbers: function(numbers) + 1e-3)
@@ -383,8 +384,8 @@ def test_a_compiled_function_that_gives_something_else_shows(monkeypatch):
 
 
 def test_a_device_that_multiplies_right_has_no_wrong_element_and_one_that_does_not_has_as_many(monkeypatch, capsys):
-    """The processor stands for a GPU; a faulty one adds what is less than any rounding that float32 would be excused for."""
-    assert _matmul.SIDE * (_matmul.TOP - 1) ** 2 < 2**24  # whole numbers that float32 holds exactly
+    """The CPU stands in for a GPU. The faulty one adds an error that is smaller than the rounding that float32 would allow."""
+    assert _matmul.SIDE * (_matmul.TOP - 1) ** 2 < 2**24  # integers that float32 represents exactly
     cpu = _matmul.torch.device("cpu")
     assert _matmul.wrong_elements(cpu) == 0
     multiply = _matmul.torch.Tensor.__matmul__

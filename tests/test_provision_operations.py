@@ -1,4 +1,4 @@
-"""Operations as data: what nodes say goes in, commands come out, and what was made true asks for nothing more."""
+"""Operations, tested as data: from the answers of nodes to commands; a state that is already reached needs no change."""
 
 import hashlib
 import re
@@ -32,7 +32,7 @@ RUNNING = {name: Service("active", True, 200.0) for name in ("munge", "mariadb",
 
 
 def site(*, gpus=None, shared=None, slurm_=True, **of_worker) -> Site:
-    """A controller and two workers, of which one may differ."""
+    """A site with a controller and two workers. The keyword arguments change the answers of one worker."""
     entries = [NodeEntry(name="head", roles=["controller"]), NodeEntry(name="w1"), NodeEntry(name="w2")]
     cluster = Cluster(
         schema=1,
@@ -67,7 +67,7 @@ def commands(planned) -> list[str]:
 
 
 def with_files(target: Target, wanted: dict[str, tuple[bytes, int, str]], at: float = 100.0) -> None:
-    """As if these files had been written."""
+    """Changes the known facts of the node as if these files had been written."""
     found = {
         path: NodeFile(mode, owner, at, hashlib.sha256(content).hexdigest()) for path, (content, mode, owner) in wanted.items()
     }
@@ -139,11 +139,11 @@ def test_the_key_is_random_and_readable_by_munge_alone():
     assert "umask 077" in make
     assert "chmod 400" in make
     assert (enable, start) == ("systemctl enable --quiet munge", "systemctl restart munge")
-    assert munge.plan_shared(one, w1)[0].says == "copy the munge key from head"  # which will have made one by then
+    assert munge.plan_shared(one, w1)[0].says == "copy the munge key from head"  # by then, head will have made a key
     head.facts.answers[FILES.name] = {munge.PATH: KEY}
     changes = munge.plan_shared(one, w1)
     assert changes[0].says == "copy the munge key from head"
-    assert changes[0].command == ""  # a key is in no command
+    assert changes[0].command == ""  # the key is never part of a command
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_the_environment_is_named_by_its_packages_and_made_once_on_shared_storag
     made = site(environment=there)
     assert isinstance(environment.plan(made, made.targets[2]), Nothing)
     old = site(environment=InstalledEnvironment(packages=software.digest(), source="0" * 12, version="3.11"))
-    assert len(environment.plan(old, old.targets[2])) == 2  # the source alone
+    assert len(environment.plan(old, old.targets[2])) == 2  # only the source is installed again
     shared = site(shared="/mydata")
     assert environment.plan(shared, shared.targets[1]) == Nothing(
         "head makes the environment for all nodes, on the shared storage"

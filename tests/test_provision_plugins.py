@@ -1,4 +1,4 @@
-"""Every fact, operation and check of the folders: found by walking them, so that a new file needs no line in a list."""
+"""All facts, operations and checks are found by searching their folders, so a new file needs no entry in a list."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ TESTS = Path(__file__).parent
 
 
 def defined(folder: str, kind: type) -> dict[str, Any]:
-    """What the files of a folder define of a kind, by FILE.NAME."""
+    """Returns all objects of this type that the files of a folder define, by FILE.NAME."""
     modules = registry.load_all(f"provision.{folder}")
     return {f"{one.__name__}.{name}": value for one in modules for name, value in vars(one).items() if isinstance(value, kind)}
 
@@ -31,7 +31,7 @@ FACTS = defined("facts", Fact)
 
 @pytest.mark.parametrize("place", FACTS)
 def test_a_fact_says_the_type_of_its_answer(place):
-    """By it the answers in a file are read (provision plan --pretend)."""
+    """The type is used to decode the answers in a facts file (provision plan --pretend)."""
     assert get_type_hints(FACTS[place].parse)["return"] is not None
 
 
@@ -59,13 +59,13 @@ def test_every_check_has_its_place_in_the_order():
 
 @pytest.mark.parametrize("operation", roles.OPERATIONS, ids=lambda operation: operation.name)
 def test_a_file_of_etc_that_an_operation_writes_is_one_that_it_names(operation):
-    """A file that no operation names is not looked at: it would be written again each time."""
+    """`provision` looks only at files that an operation names. It would write any other file again at each run."""
     one = site(gpus=Gpus(per_node=0), shared="/mydata")
     for target in one.targets:
         target.facts.answers[USERS.name] = Users("alice", {})
         try:
             planned = operation.plan(one, target)
-        except (Unanswered, AttributeError):  # it asks what this test does not answer
+        except (Unanswered, AttributeError):  # the operation needs facts that this test does not provide
             continue
         for change in () if isinstance(planned, Nothing) else planned:
             if isinstance(change, Write) and change.path.startswith("/etc/"):

@@ -1,4 +1,4 @@
-"""`provision plan --pretend FACTS.json`: a plan for machines as a file describes them, without any machine."""
+"""`provision plan --pretend FACTS.json`: makes a plan for machines that a file describes, and reaches no machine."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ slurm: {partition: batch}
 
 @pytest.fixture
 def workspace(tmp_path, monkeypatch):
-    """A workspace with a cluster file; a command on a machine is an error."""
+    """A workspace with a cluster file. Any command on a machine raises an error."""
 
     def run(self, argv, **options):
         raise AssertionError(f"a machine was reached: {argv}")
@@ -37,7 +37,7 @@ def plan(workspace, facts, *words):
 
 
 def changed(workspace, **of_head):
-    """A file in which some facts of the node head are others; None: the fact is not there."""
+    """Writes a facts file in which some facts of the node head are replaced. None removes the fact."""
     document = json.loads(FACTS.read_text())
     known = document["nodes"][0]["facts"]
     known |= of_head

@@ -1,4 +1,5 @@
-"""How far each node is, as a table on a terminal and as lines anywhere else; and how many nodes are changed at once."""
+"""The progress of each node, as a table on a terminal and as lines elsewhere; and how many nodes are changed at the same
+time."""
 
 import io
 import threading
@@ -56,7 +57,7 @@ def test_a_table_on_a_terminal_and_nothing_left_of_it():
         watch.ends(step("head", "space", "changed", 1))
     text = said.remarks.file.getvalue()
     assert "operations" in text
-    assert text.endswith("\x1b[2K")  # the last line of it is erased again
+    assert text.endswith("\x1b[2K")  # the last line of the table is erased again
 
 
 def test_lines_in_a_pipe():

@@ -1,4 +1,4 @@
-"""Every provider states what it gives; what it does not have is said once, for all providers."""
+"""Every provider declares its features. A missing feature is reported by the same code for all providers."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""A reboot as data: told once, proven by another boot, what is left planned anew. A real one is in test_practice_line.py."""
+"""Reboots, tested as data: requested once, proven by a new boot id, then planned again. test_practice_line.py has a real
+one."""
 
 import pytest
 
@@ -12,7 +13,7 @@ from shardlab.remote import CommandOutput, Unreachable
 
 
 class Machine:
-    """A node with a boot id: it answers a reboot as `after` says."""
+    """A fake node with a boot id. `after` lists its state at each question after a reboot: "away", or its boot id."""
 
     name, host, port, user, python, wheelhouse, may_sudo = "w1", "10.0.0.1", None, None, "python", None, True
 
@@ -48,7 +49,7 @@ def test_a_reboot_that_does_not_end_says_so(after, says):
 
 
 def restarted(wanted):
-    """One operation, made by `converge`; wanted: its plan by boot."""
+    """Lets `converge` run one operation. wanted: maps a boot id to the plan of the operation at this boot."""
     machine = Machine()
     target = Target(machine, Facts(machine), NodeEntry(name="w1"))
     operation = Operation("it", lambda site, target: wanted[target.node.boot])

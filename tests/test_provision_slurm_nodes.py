@@ -1,4 +1,4 @@
-"""Workers that Slurm does not use: which are resumed, which are left to the person who drained them, and what is said."""
+"""Workers that Slurm does not use: which are resumed, which stay drained by the person who drained them, and the messages."""
 
 import subprocess
 
@@ -17,7 +17,7 @@ LOW = "Low RealMemory (reported:1000 < 100.00% of configured:2000)"
 
 
 def with_worker(line, *, services=RUNNING, conf=True):
-    """A site whose second worker Slurm tells of in this line of sinfo, and whose first one is ready."""
+    """A site whose first worker is ready, and whose second worker has the given line in the output of sinfo."""
     one = site()
     head = one.targets[0]
     for target in one.targets:
@@ -52,11 +52,13 @@ def test_a_worker_is_resumed_if_we_drained_it_or_if_the_reason_no_longer_holds(l
     ("scontrol", "sinfo", "code"),
     [
         ("true", "echo drain", 0),
-        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo idle; echo idle", 0),  # in two partitions
+        # two lines, because the worker is in two partitions
+        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo idle; echo idle", 0),
         ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo mix", 0),
         ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo drain", 1),
         ("echo 'slurm_update error: Unable to contact slurm controller' >&2; exit 1", "exit 1", 1),
-        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo 'unk*'", 0),  # the controller started anew
+        # the controller has just restarted
+        ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo 'unk*'", 0),
         ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo 'drain*'", 1),
     ],
 )
@@ -76,12 +78,12 @@ def test_a_worker_that_slurm_resumed_meanwhile_is_no_failure(tmp_path, scontrol,
     ("line", "options"),
     [
         ("w2|drain|alice|fan is loud", {}),
-        ("w2|drain|root|Not responding", {}),  # Slurm's own words, but written by a person
+        ("w2|drain|root|Not responding", {}),  # the text is Slurm's own, but a person set it
         ("w2|drng|alice|Low RealMemory", {}),
         ("w2|down|alice|sold", {}),
-        ("w2|drain|slurm|Kill task failed", {}),  # says something of the machine that no fact answers
-        ("w2|drain|slurm|Not responding", {"services": {}}),  # and its slurmd does not run
-        (f"w2|drain|slurm|{LOW}", {"conf": False}),  # and slurm.conf does not say what the worker is
+        ("w2|drain|slurm|Kill task failed", {}),  # no fact shows whether this problem of the machine is solved
+        ("w2|drain|slurm|Not responding", {"services": {}}),  # slurmd does not run on the worker
+        (f"w2|drain|slurm|{LOW}", {"conf": False}),  # slurm.conf does not match the worker
     ],
 )
 def test_a_worker_that_is_to_stay_drained_fails_with_the_reason_and_the_command_that_resumes_it(line, options):
@@ -111,7 +113,7 @@ def test_a_worker_that_is_down_is_waited_for():
 
 
 class Controller:
-    """Runs the command on this machine, where `sinfo` is a stand-in, and waits no longer than it has to."""
+    """Runs commands on this machine with a stand-in for `sinfo`, and shortens the wait."""
 
     name = "head"
 
@@ -133,7 +135,7 @@ def waited(tmp_path, line):
     one = with_worker("w2|down*|slurm|Not responding")
     head = one.targets[0]
     (wait,) = slurm.plan_nodes(one, head)
-    one.left["w1"] = "away"  # so that one line is all that sinfo has to say
+    one.left["w1"] = "away"  # so that sinfo needs to print only one line
     (wait,) = slurm.plan_nodes(one, head)
     msgspec.structs.force_setattr(head, "node", Controller(tmp_path, line))
     wait.make(head.node)

@@ -1,4 +1,4 @@
-"""Disks, shared storage and room as data: what nodes say goes in, commands come out, and a second plan asks for nothing."""
+"""Disks, shared storage and free space, tested as data: from the answers of nodes to commands; a second plan has no changes."""
 
 import os
 import re
@@ -42,7 +42,7 @@ def with_place(target: Target, path: str, found: MountPlace) -> None:
     target.facts.answers[f"place {path}"] = found
 
 
-# disks
+# Tests of disks.
 
 ON_DISK = Storage(disk=DISK, mount=MOUNT)
 EMPTY = disk.Disk(DISK)
@@ -139,7 +139,7 @@ def test_a_disk_that_is_not_plainly_empty_is_refused(place, found, says):
         planned(ON_DISK, place, found)
 
 
-# shared storage
+# Tests of shared storage.
 
 SHARES = Storage(shared=SHARED, server="head")
 SERVES = {**RUNNING, "nfs-server": Service("active", True, 1.0)}
@@ -178,7 +178,8 @@ def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
     head.facts.answers |= {EXPORTS.name: {SHARED: ["10.0.0.2", "10.0.0.3"]}, SERVICES.name: SERVES}
     with_files(head, {nfs.EXPORTED: (nfs.content(one, head), 0o644, "root:root")})
     assert nfs.plan_server(one, head) == Nothing("/mydata/bench is exported to 2 nodes")
-    head.facts.answers[EXPORTS.name] = {}  # killed between the file and its reading
+    # as if provisioning had been killed after writing the file and before NFS read the file
+    head.facts.answers[EXPORTS.name] = {}
     assert commands(nfs.plan_server(one, head)) == ["exportfs -ra"]
     assert nfs.plan_server(one, one.targets[1]) == Nothing("it is not storage.server")
 
@@ -207,7 +208,7 @@ def test_the_environment_is_not_made_below_a_mount_that_is_missing():
 
 @pytest.mark.parametrize("may_sudo", [True, False])
 def test_the_node_says_whether_root_checks_its_mounts(may_sudo):
-    """Whatever ssh.sudo says: a login node of a site never has sudo."""
+    """This does not depend on ssh.sudo: on the login node of a site, the user never has sudo."""
     one = with_storage(Storage(shared=SHARED, server="w1"))
     one.targets[0].node.may_sudo = may_sudo
     (check,) = fstab.guard(one, one.targets[0])
@@ -250,7 +251,7 @@ def test_a_shared_folder_that_the_user_cannot_write_is_refused(why_not, advice):
 
 
 def test_a_shared_folder_is_tested_when_it_is_mounted_and_not_before():
-    """The fact of the test is not answered here: asking it would be an error."""
+    """The facts of this test have no answer for the write test before the mount: asking for it would raise an error."""
     one = with_storage(Storage(shared=SHARED, server="w1"))
     head, server, client = one.targets
     with_place(server, SHARED, MountPlace(there=False))
@@ -286,7 +287,7 @@ def test_a_write_test_that_does_not_answer_is_not_taken_for_success(printed):
 
 
 def test_the_second_look_at_a_disk_finds_what_lies_at_its_end_alone(tmp_path):
-    """The command itself, on a file; `lsblk`, which takes no file, is a stand-in."""
+    """Runs the real command on a file. `lsblk` is a stand-in, because the real one does not accept a file."""
     lsblk = tmp_path / "lsblk"
     lsblk.write_text("#!/bin/sh\necho /dev/x\n")
     lsblk.chmod(0o755)
@@ -404,7 +405,7 @@ def test_an_export_that_the_file_no_longer_names_is_withdrawn_once_nobody_mounts
     assert "exportfs -ra" in withdraw.command
     w1.facts.answers[FILES.name] = {}
     assert nfs.plan_server(one, w1) == Nothing("it is not storage.server")
-    without = with_storage(Storage())  # also where the file names no storage any more
+    without = with_storage(Storage())  # the same is done if the cluster file names no storage any more
     with_files(without.targets[0], {nfs.EXPORTED: (b"", 0o644, "root:root")})
     for target in without.targets:
         target.facts.answers |= {EXPORTED_BY_US.name: ["/old"], NFS_MOUNTS.name: {}}
@@ -421,18 +422,18 @@ def test_what_we_exported_is_read_off_our_file(tmp_path):
     assert NFS_MOUNTS.parse(LocalNode().run(NFS_MOUNTS.command(""), timeout_s=30).stdout) == {}
 
 
-# room
+# Tests of free space.
 
 DONE = {
     PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
     ENVIRONMENT.name: InstalledEnvironment(packages=software.digest()),
 }
 LARGE = Room(10**12, 10**7, "/")
-HERE = "/opt/shardlab/python-x"  # of the nodes' environment
+HERE = "/opt/shardlab/python-x"  # the folder of the nodes' Python environment
 
 
 def with_room(one: Site, **rooms: Room) -> Site:
-    """Rooms of / and of where the environment will lie, on all nodes."""
+    """Sets the free space of / and of the file system for the Python environment, on all nodes."""
     for target in one.targets:
         target.facts.answers |= {
             room("/").name: rooms.get("root", LARGE),
@@ -456,7 +457,7 @@ def test_too_little_room_is_refused_before_anything_is_changed(free, inodes, say
     one = with_room(site(), root=Room(free, inodes, "/"))
     with pytest.raises(Unanswered, match=says):
         space.plan(one, one.targets[2])
-    one.targets[2].facts.answers |= DONE  # what is there needs no more room
+    one.targets[2].facts.answers |= DONE  # packages that are already installed need no more space
     assert space.plan(one, one.targets[2]) == Nothing("nothing large will be installed on it")
 
 
@@ -502,7 +503,8 @@ def test_room_on_shared_storage_is_told_by_the_node_that_has_it():
             else:
                 assert "environment" not in space.plan(one, target).why
     one = with_room(with_storage(Storage(shared=SHARED, disk=DISK, mount=MOUNT)), environment=small)
-    with_place(one.targets[0], MOUNT, MountPlace())  # an empty disk to come: what is there now is not where it will lie
+    # the environment will be on an empty disk that is not mounted yet, so the free space there now does not matter
+    with_place(one.targets[0], MOUNT, MountPlace())
     assert "environment" not in space.plan(one, one.targets[0]).why
     with_place(one.targets[0], MOUNT, MountPlace(mount=Mount(DISK, "ext4", ())))
     with pytest.raises(Unanswered, match="GiB are free on /mydata/bench"):

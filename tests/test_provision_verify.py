@@ -1,4 +1,5 @@
-"""The checks of a stage run at once, in stages; who is away is named once and waited for by nobody."""
+"""Checks run in stages; all checks of a stage run at the same time. An unreachable node is reported once, and nothing waits
+for it."""
 
 import threading
 
@@ -16,7 +17,7 @@ from shardlab.remote import CommandOutput, Unreachable
 
 
 class Node:
-    """One that answers, or not."""
+    """A fake node that gives the same answer to every command, or raises it if the answer is an exception."""
 
     host, port, user, python, wheelhouse, may_sudo = "10.0.0.1", None, None, "python", None, True
 

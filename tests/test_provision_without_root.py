@@ -1,4 +1,5 @@
-"""`ssh: {sudo: false}`: what the user may do is done, and an administrator gets the exact commands for the rest."""
+"""`ssh: {sudo: false}`: shardlab does what the user may do, and prints the exact commands for an administrator to do the
+rest."""
 
 import json
 import os
@@ -29,7 +30,7 @@ storage: {shared: SHARED}
 
 
 class AsNobody:
-    """In the place of Remote: runs commands on this machine as a user without rights."""
+    """Replaces `Remote`: runs commands on this machine as a user without rights."""
 
     home: Path
 
@@ -40,7 +41,7 @@ class AsNobody:
     def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False):
         if root:
             raise Unreachable("a command asked for root")
-        path = f"{self.home}/bin:/usr/bin:/bin"  # without the folders of an administrator, as over SSH
+        path = f"{self.home}/bin:/usr/bin:/bin"  # without the folders for administrators, as in a login over SSH
         words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *argv]
         variables = {"PATH": path, "HOME": str(self.home), "LC_ALL": "C", **(env or {})}
         done = subprocess.run(words, input=stdin, capture_output=True, env=variables, check=False, timeout=timeout_s, cwd="/")
@@ -52,7 +53,7 @@ class AsNobody:
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """A workspace whose cluster has one node: this machine, as the user nobody. Its `sudo` notes that it was started."""
+    """A workspace whose cluster has one node: this machine, as the user nobody. If `sudo` is ever started, the test fails."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     home = Path(
@@ -75,7 +76,7 @@ def lab(tmp_path, monkeypatch):
 
 
 def provision(lab, capsys, *words) -> tuple[int, str, dict]:
-    """(exit code, what a person reads, the JSON document)."""
+    """Runs `provision` and returns (exit code, text on standard error, JSON document)."""
     code = cli.main([*words, "--json", "--workspace", str(lab), "--skip", "environment,inventory"])
     said = capsys.readouterr()
     return code, said.err, json.loads(said.out)
@@ -120,7 +121,8 @@ def test_verify_names_the_missing_part_as_well(lab, capsys, monkeypatch):
 def test_later_changes_wait_for_an_administrator(lab, capsys, monkeypatch):
     monkeypatch.setitem(tools.PROBES, "rsync", "false")
     text = (lab / "cluster.yaml").read_text()
-    (lab / "cluster.yaml").write_text(f"{text}environment: {{wheelhouse: /nowhere}}\n")  # a defect must not download torch
+    # so that a bug in shardlab cannot download torch
+    (lab / "cluster.yaml").write_text(f"{text}environment: {{wheelhouse: /nowhere}}\n")
     assert cli.main(["--json", "--workspace", str(lab), "--skip", "inventory"]) == 1
     document = json.loads(capsys.readouterr().out)
     (environment,) = [entry for entry in document["nodes"][0]["operations"] if entry["name"] == "environment"]
@@ -130,7 +132,7 @@ def test_later_changes_wait_for_an_administrator(lab, capsys, monkeypatch):
 
 
 def test_the_user_makes_what_the_user_may_make(lab, capsys, monkeypatch):
-    """Up to pip, which finds no packages in an empty folder of wheels."""
+    """The user's part ends at pip, which finds no packages in an empty folder of wheels."""
     wheels = AsNobody.home / "wheels"
     wheels.mkdir()
     text = (lab / "cluster.yaml").read_text()
@@ -157,7 +159,7 @@ def test_the_scripts_for_an_administrator_do_what_the_changes_do(tmp_path):
     assert Path(f"{path}.2").read_bytes() == b"a\nb\n"
 
 
-LONG = f"printf '%s\\n' 'a\tb' '{'x' * 5000}'"  # a tab, and a line that is longer than all lines for persons
+LONG = f"printf '%s\\n' 'a\tb' '{'x' * 5000}'"  # a tab, and a line longer than any line that is printed for persons
 
 
 def shown(capsys, script) -> str:

@@ -1,4 +1,4 @@
-"""The pages of docs/reference say what the code says."""
+"""The pages of docs/reference agree with the code."""
 
 import pytest
 import support_reference

@@ -1,4 +1,5 @@
-"""An unknown or changed host key stops the login to a real SSH server; a file of which other bytes arrive is not written."""
+"""An unknown or changed host key stops the login to a real SSH server; a file whose bytes differ after transfer is not
+written."""
 
 import hashlib
 import os
@@ -14,7 +15,7 @@ from shardlab.remote import Address, Remote, Unreachable, fingerprint, putting
 
 
 class Door(paramiko.ServerInterface):
-    """Lets nobody in."""
+    """An SSH server that accepts no login."""
 
     def get_allowed_auths(self, username):
         return "publickey"
@@ -22,8 +23,8 @@ class Door(paramiko.ServerInterface):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """(port, host key) of an SSH server on this machine."""
-    monkeypatch.setenv("HOME", str(tmp_path))  # whose known_hosts and configuration are empty
+    """Starts an SSH server on this machine and returns (port, host key)."""
+    monkeypatch.setenv("HOME", str(tmp_path))  # the known_hosts and the SSH configuration of this home are empty
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     key = paramiko.ECDSAKey.generate()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "identity"], check=True)
@@ -41,7 +42,7 @@ def server(tmp_path, monkeypatch):
             transport.add_server_key(key)
             try:
                 transport.start_server(server=Door())
-            except (EOFError, paramiko.SSHException):  # whoever came did not like the key
+            except (EOFError, paramiko.SSHException):  # the client did not accept the host key
                 continue
 
     thread = threading.Thread(target=serve)
@@ -77,7 +78,8 @@ def test_an_unknown_host_key_stops_with_the_fingerprint_that_openssh_prints(serv
 def test_a_new_host_key_is_remembered_where_the_file_accepts_new_ones_and_a_changed_one_stops_all_the_same(server, tmp_path):
     port, key = server
     known = tmp_path / "known_hosts"
-    assert "it accepts no SSH key of this user" in log_in(port, known, "accept-new")  # so it came past the host key
+    # this error shows that the host key was accepted
+    assert "it accepts no SSH key of this user" in log_in(port, known, "accept-new")
     assert known.read_text() == f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n"
     assert "it accepts no SSH key of this user" in log_in(port, known)
     other = paramiko.ECDSAKey.generate()
@@ -100,7 +102,8 @@ def test_why_a_machine_cannot_be_reached_is_said_in_words(tmp_path, monkeypatch)
 
 
 def put(path: Path, promised: bytes, arrived: bytes) -> int:
-    """The exit code of what writes a file on a node, run here, for which other bytes arrive than were promised."""
+    """Runs here the command that writes a file on a node, and returns its exit code. The bytes that arrive may differ from
+    the promised ones."""
     argv = putting(promised, str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
     return subprocess.run(argv, input=arrived, capture_output=True, check=False).returncode
 

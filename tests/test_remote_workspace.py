@@ -1,4 +1,4 @@
-"""What a command on another machine answers, with an `ssh` of our own that runs or refuses it here."""
+"""How the answer of a command on another machine is read. An `ssh` of this test runs the command here, or refuses it."""
 
 import json
 from pathlib import Path
@@ -17,9 +17,9 @@ THERE = RemoteWorkspace(
 
 @pytest.fixture
 def ssh(tmp_path, monkeypatch):
-    """Puts a program called ssh first on PATH, which logs in to this machine; `python` there is the script.
+    """Returns a function that puts a fake `ssh` first on PATH. It runs commands on this machine, where `python` is `script`.
 
-    shell: what the shell of the login does before the command. login: what ssh itself does first.
+    shell: code that the login shell runs before the command. login: code that ssh itself runs first.
     """
 
     def made(script, shell="true", login="true"):
@@ -33,7 +33,7 @@ def ssh(tmp_path, monkeypatch):
 
 
 def test_a_document_is_an_answer_whatever_the_exit_code_is(ssh):
-    """Commands end with 1 where a run failed, and say which in their document."""
+    """Commands exit with 1 if a run failed, and their document says which run."""
     ssh("""echo '{"failed": 2}'; exit 1""")
     assert THERE.ask("jobs", ["status"], dict[str, int]) == {"failed": 2}
 

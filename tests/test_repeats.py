@@ -1,4 +1,5 @@
-"""How often each cell of a matrix runs: what its file says, which cells claims name, what --repeats changes, what it costs."""
+"""How often each cell of a matrix runs: the keys in the file, the cells that claims name, the option --repeats, and the
+cost."""
 
 import json
 
@@ -22,8 +23,8 @@ repeats: {claims: 3, others: 1}
 claims:
   - {id: a, says: DDP is faster., where: table 1, test: "throughput_per_s(strategy='ddp') > 2 * throughput_per_s(gpus=1)"}
 """
-# Runs of each shipped study, worked out by hand from its claims:
-# paper1: 13 cells that claims name x 3 + 46; paper2: 17 x 3 + 7; paper3: 45 x 2; paper4: 27 x 3 + 10; paper5: 9 x 2 + 1
+# The number of runs of each shipped study, worked out by hand from its claims:
+# paper1: 13 cells that claims name x 3 + 46 others; paper2: 17 x 3 + 7; paper3: 45 x 2; paper4: 27 x 3 + 10; paper5: 9 x 2 + 1
 RUNS = {"paper1": 85, "paper2": 58, "paper3": 90, "paper4": 91, "paper5": 19, "quickstart": 24}
 
 
@@ -51,7 +52,8 @@ def test_cells_that_claims_name_run_more_often(file):
 
 
 def test_arguments_of_a_metric_choose_no_cell(file):
-    """`of` and `accuracy_pct` are given to the metric; `jobs` does not take them for keys of a cell that no cell has."""
+    """`of` and `accuracy_pct` are arguments of a metric. `jobs` must not treat them as keys of a cell, which no cell would
+    match."""
     file.write_text(TEXT.replace("throughput_per_s(strategy='ddp')", "operator_ms(strategy='fsdp2', of='GEMM')"))
     found = matrix.load(file)
     cells = resolve(found)
@@ -85,7 +87,7 @@ def cost(workspace, cells, counts):
 
 
 def test_the_cost_is_that_of_runs_that_completed_here(file, tmp_path):
-    """Two runs of 3.2 s and of 7.2 s from their start to their end: three planned runs of the cell take 3 x 5.2 s."""
+    """Two runs took 3.2 s and 7.2 s from start to end, so three planned runs of the cell take 3 x 5.2 s."""
     workspace = Workspace(tmp_path)
     ddp, single = support.cell("ddp", 2), support.cell()
     counts = {ddp.name(): 3, single.name(): 1}

@@ -1,4 +1,5 @@
-"""The report opened in a browser: what it asks for, draws, says to a keyboard and a screen reader, and saves."""
+"""The report in a real browser: what it loads and draws, how it works with a keyboard and a screen reader, and what it
+saves."""
 
 import contextlib
 import itertools
@@ -36,7 +37,8 @@ FOCUSED = """(what) => {
   one.dataset.reached = 'yes';
   return { reachable: one.matches(what), again: seen, outlined: outlineStyle !== 'none' && parseFloat(outlineWidth) >= 2 };
 }"""
-# links that Tab leaves out and that lead where no other link of their row leads
+# LOST counts links that Tab skips and whose target no other link of their row has. DEAD counts links whose target does not
+# exist.
 LOST = """() => [...document.querySelectorAll('a[tabindex="-1"]')].filter((link) =>
   !link.closest('tr').querySelector(`a[href="${link.getAttribute('href')}"]:not([tabindex])`)).length"""
 DEAD = """() => [...document.querySelectorAll('a[href^="#"]')].filter((link) => !document.querySelector(link.hash)).length"""
@@ -50,7 +52,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory):
-    """Two strategies, two launchers, and every way to end."""
+    """A report about two strategies, two launchers, and every way in which a run can end."""
     workspace = support.matrix(tmp_path_factory.mktemp("it's <a> #1 matrix"))
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     return workspace.report / "index.html"
@@ -58,7 +60,7 @@ def failing(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Three strategies with what a study says of them, none of it rehearsed."""
+    """A report about three strategies, with the title, numbers and claims of a study. No run is a rehearsal."""
     workspace = Workspace(tmp_path_factory.mktemp("study"))
     cells = [support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)]
     support.keep(workspace, cells, **STUDY)
@@ -76,7 +78,8 @@ def report(request):
 
 @pytest.fixture(scope="module")
 def show(browser):
-    """A report in a scheme, opened once, as that takes longest: no test leaves it in a state that another minds."""
+    """Returns a function that opens a report in a color scheme. Each page is opened only once, because opening is slow. No
+    test leaves a page in a state that disturbs another test."""
     with contextlib.ExitStack() as stack:
         known = {}
 
@@ -100,7 +103,7 @@ def test_it_asks_for_itself_alone_draws_every_figure_and_can_be_read(show, repor
 
 
 def test_what_is_asked_for_or_not_drawn_or_too_faint_would_be_found(browser, study):
-    """What the test above goes by; and the page's policy refuses what a script of ours might ask for."""
+    """Shows that the checks of the test above can fail, and that the page's security policy refuses requests of scripts."""
     with support_browser.opened(browser, study) as found:
         found.found("() => { new Image().src = 'https://example.invalid/x.png'; }")
         found.found("() => document.querySelector('.plot .cartesianlayer').remove()")
@@ -159,7 +162,7 @@ def test_details_open_by_key_and_by_what_leads_to_them(show, study):
     for opened in (True, False):
         summary.press("Enter")
         assert (details.get_attribute("open") is not None) is opened
-    for _ in range(2):  # the second time the address is the page's already
+    for _ in range(2):  # the second time, the browser is already at this address
         found.page.locator("#reported a[href='#runs-1']").first.click()
         found.page.wait_for_function("() => document.querySelector('#runs-1').open")
         run = details.locator("tbody tr").first
@@ -193,7 +196,8 @@ def test_on_a_phone_only_tables_scroll_sideways(show, report):
     found = show(report)
     found.fold(False)
     found.page.set_viewport_size({"width": support_browser.PHONE, "height": support_browser.HEIGHT})
-    found.page.wait_for_function(f"() => document.documentElement.scrollWidth <= {support_browser.PHONE}")  # figures follow
+    # the figures become narrower too
+    found.page.wait_for_function(f"() => document.documentElement.scrollWidth <= {support_browser.PHONE}")
     found.page.set_viewport_size({"width": support_browser.WIDTH, "height": support_browser.HEIGHT})
 
 
@@ -223,7 +227,7 @@ def test_a_figure_is_saved_in_light_colours_whatever_the_page_has(show, study, s
     text = saved["SVG"].decode()
     assert text.startswith("<svg")
     assert "var(" not in text
-    assert "rgb(27, 29, 31)" in text  # the ink of the light page
+    assert "rgb(27, 29, 31)" in text  # the text color of the light page
     assert "Throughput" in text
     assert saved["PNG"].startswith(b"\x89PNG")
     assert struct.unpack(">I", saved["PNG"][16:20]) == (2 * 640,)

@@ -1,4 +1,4 @@
-"""What the files of a run tell is read once, and no more of them than it takes."""
+"""What the files of a run say is read only once, and no more of the files is read than necessary."""
 
 import msgspec
 import pytest
@@ -12,7 +12,8 @@ from shardlab.rundir import RunDir
 
 @pytest.fixture
 def ended(tmp_path):
-    """A run of 10 steps on 2 ranks whose supervisor saw it end well, and found so many steps recorded."""
+    """Returns a function that makes a run of 10 steps on 2 ranks that exited with 0. `counted`: the steps that its
+    supervisor counted; `recorded`: the steps in the records of each rank."""
 
     def made(counted: int | None, *, recorded: int) -> RunDir:
         folder = RunDir(tmp_path / run_id(CELL, 1))
@@ -37,7 +38,7 @@ def ended(tmp_path):
 
 @pytest.mark.parametrize(("counted", "recorded"), [(10, 10), (None, 10), (9, 10), (10, 0)])
 def test_steps_are_counted_again_unless_all_of_them_were_found(ended, counted, recorded):
-    """Fewer may be those that a shared file system did not show yet when the run ended."""
+    """The supervisor may count too few steps if a shared file system did not show all of them yet when the run ended."""
     assert ended(counted, recorded=recorded).judge().state == "completed"
 
 

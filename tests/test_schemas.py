@@ -1,4 +1,4 @@
-"""What an editor is told about our files is what the reader of those files takes."""
+"""The schemas that editors use for our files agree with the code that reads these files."""
 
 import json
 import re
@@ -95,7 +95,8 @@ def test_options_have_names_that_no_schema_knows():
 
 
 def test_the_bounds_of_each_key_are_those_of_the_reader(tmp_path):
-    """A value on the wrong side of a bound is refused by both; the bound itself, or a value beside it, is no mistake."""
+    """A value beyond a bound is refused by the schema and by the reader. The bound, or a value inside, is accepted by the
+    schema."""
     tried = 0
     beside = {"minimum": (-1, 0), "maximum": (1, 0), "exclusiveMinimum": (0, 0.5), "exclusiveMaximum": (0, -0.5)}
     for key, schema in json_schema.schemas()["matrix"]["$defs"]["CellKeys"]["properties"].items():
@@ -111,6 +112,6 @@ def test_the_bounds_of_each_key_are_those_of_the_reader(tmp_path):
 
 
 def mistakes(name, data):
-    """(place, word of the schema) of each mistake, found by a library that is not ours."""
+    """Returns (place, keyword of the schema) of each mistake, found by an independent library."""
     found = Draft202012Validator(json_schema.schemas()[name]).iter_errors(data)
     return [(".".join(map(str, error.absolute_path)), str(error.validator)) for error in found]

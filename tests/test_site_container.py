@@ -1,4 +1,4 @@
-"""Ranks in a container: the scripts that start them, a real container of Charliecloud, and what its packages lack."""
+"""Ranks in a container: the scripts that start them, a real container of Charliecloud, and packages that the image lacks."""
 
 import json
 import re
@@ -42,7 +42,7 @@ data: {path: /project/data}
 environment: {modules: [containers/1.3], container: /project/torch.sif, runtime: RUNTIME}
 """
 FOLDER = PurePosixPath("/scratch/alice/shardlab/python-0123456789ab")
-# What a rank sees; the script in the container starts the interpreter again, as launchers do.
+# Prints what a rank sees. The script in the container starts the interpreter a second time, as launchers do.
 SEEN = """\
 import json, os, subprocess, sys
 again = 'import os; print(os.environ["NCCL_DEBUG"], os.environ["OMP_NUM_THREADS"])'
@@ -57,7 +57,7 @@ open('written', 'w').write('by a rank')
 
 
 class LoginWithoutJobs(UserNode):
-    """A login node on which Slurm says that no job waits."""
+    """A login node on which Slurm reports no waiting job."""
 
     def run(self, argv, **options):
         return CommandOutput(0, "", "") if "waiting" in argv else super().run(argv, **options)
@@ -70,8 +70,9 @@ def described(tmp_path: Path, text: str) -> cluster.Cluster:
 
 @pytest.fixture
 def folder():
-    """A folder that a user without rights may enter and write."""
-    made = Path(tempfile.mkdtemp(prefix="shardlab-container-", dir="/var/tmp"))  # Charliecloud mounts its own folder at /tmp
+    """A folder that a user without rights can enter and write to."""
+    # not in /tmp, because Charliecloud mounts a folder of its own at /tmp
+    made = Path(tempfile.mkdtemp(prefix="shardlab-container-", dir="/var/tmp"))
     made.chmod(0o755)
     (made / "shared").mkdir()
     shutil.chown(made / "shared", USER, USER)
@@ -87,7 +88,7 @@ def test_the_scripts_of_a_site_with_a_container(tmp_path, runtime):
 
 
 def test_srun_mounts_the_disk_of_the_node_if_data_is_copied_there(tmp_path, monkeypatch):
-    """In a container that pyxis starts, /tmp is in memory."""
+    """In a container that pyxis starts, /tmp is in memory, so the node's disk must be mounted."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     site = described(tmp_path, TEXT.replace("RUNTIME", "pyxis").replace("data: {", "data: {stage: node, "))
     run = msgspec.structs.replace(run_of("torchrun"), scheduler="slurm", limit_s=600)
@@ -104,7 +105,7 @@ def test_srun_mounts_the_disk_of_the_node_if_data_is_copied_there(tmp_path, monk
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
 @pytest.mark.parametrize("launcher", ["torchrun", "submitit"])
 def test_the_script_of_a_run_starts_its_ranks_in_the_container(tmp_path, monkeypatch, runtime, launcher):
-    """The supervisor stays outside, where Slurm's commands are."""
+    """The supervisor runs outside the container, because Slurm's commands are there."""
     monkeypatch.setenv("SHARDLAB_PYTHON", f"{FOLDER}/bin/python")
     site = described(tmp_path, TEXT.replace("RUNTIME", runtime))
     run = run_of(launcher)
@@ -115,7 +116,7 @@ def test_the_script_of_a_run_starts_its_ranks_in_the_container(tmp_path, monkeyp
 
 
 class LoginThatRecords(LoginNodeHere, eq=False):
-    """A login node that only records which files are written."""
+    """A login node that only records which files would be written."""
 
     written: ClassVar[dict[str, str]] = {}
 
@@ -156,7 +157,7 @@ def test_bash_can_read_a_script(path):
 
 
 def test_all_variables_of_a_job_script_arrive_in_the_container(tmp_path):
-    """An image may set variables of the same names."""
+    """The scripts save these variables, because an image may set variables of the same names."""
     script = python.script(described(tmp_path, TEXT.replace("RUNTIME", "pyxis")), FOLDER, "0").decode()
     saved = set(re.search(r"for name in ([A-Z_ \\\n]+)", script)[1].replace("\\", "").split())
     for path in (templates.FOLDER / "launch").glob("slurm.sbatch.j2"):

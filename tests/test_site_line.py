@@ -1,4 +1,4 @@
-"""A managed Slurm site, from `provision init` to the report, by a user without root on another machine."""
+"""A managed Slurm site, from `provision init` to the report. The user has no root rights there and works on another machine."""
 
 import ipaddress
 import json
@@ -38,7 +38,7 @@ def site(slurm, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def described(site):
-    """The site's cluster file as `provision init` prints it; the wheels replace the package index, which no node reaches."""
+    """The site's cluster file, as `provision init` prints it. Nodes reach no package index, so a folder of wheels is added."""
     text = site.run("provision", "init", "--site", "uni").stdout
     text = text.replace("modules: []", 'modules: ["python/3.11.2"]').replace(
         "environment:\n", f"environment:\n  wheelhouse: {WHEELS}\n"
@@ -49,7 +49,7 @@ def described(site):
 
 @pytest.fixture(scope="module")
 def ready(site, described):
-    """The document of the first `provision`."""
+    """The JSON document of the first `provision`."""
     return json.loads(site.run("provision", "--json").stdout)
 
 
@@ -93,7 +93,7 @@ def test_the_inventory_has_the_compute_nodes_as_their_jobs_found_them(site, read
 
 
 def test_one_matrix_trains_alike_at_the_site_on_a_cluster_with_root_and_over_plain_ssh(site, ready, tmp_path):
-    """By the same commands, up to the report: the same losses, bit by bit."""
+    """The same commands, up to the report, give the same losses, bit by bit."""
     trained = {}
     for place in ("site", "root", "ssh"):
         desk = site
@@ -133,7 +133,7 @@ def test_the_plan_shows_from_the_desk_what_the_account_has_left(site, ready):
 
 
 def losses(folder):
-    """The loss of each step of each rank, by strategy and number of nodes."""
+    """Returns the losses of all steps for each rank, by (strategy, number of nodes)."""
     made = {}
     for path in (folder / "runs").glob("[!.]*/run.json"):
         run = RunDir(path.parent)
@@ -166,7 +166,7 @@ def test_a_request_that_the_site_rejects_is_reported_in_its_words_and_nothing_is
 
 
 def test_a_site_without_accounting(site, ready, tmp_path):
-    """`provision init` says what it could not find out, and a run is followed to its end by the controller's answers."""
+    """`provision init` says what it could not find out. `jobs` follows a run to its end by asking the controller only."""
     with site.without_accounting():
         text = site.run("provision", "init", "--site", "uni").stdout
         assert re.search(r"# .*ask.*account", text, re.IGNORECASE)
@@ -191,23 +191,23 @@ def test_a_small_quota_is_noticed_before_anything_is_installed(site, ready, tmp_
 
 @pytest.fixture(scope="module")
 def venv(site, ready):
-    """The packages that `provision` installed."""
+    """The Python environment that `provision` installed at the site."""
     (made,) = site.shared.glob("python-*/venv")
     return made
 
 
 def operation(said):
-    """What the operation of the environment did."""
+    """Returns the entry of the operation site-environment in a document."""
     return next(one for one in said["nodes"][0]["operations"] if one["name"] == "site-environment")
 
 
 def jobs_of(site):
-    """The numbers of all jobs that the user submitted."""
+    """Returns the numbers of all jobs that the user has submitted."""
     return site.as_user("sacct -nX -o jobid -S 2020-01-01").split()
 
 
 def trained(site, *nnodes):
-    """Submit a run on each of these numbers of nodes; the run folders with their records, as they were fetched."""
+    """Submits one run for each of these numbers of nodes and fetches the records. Returns the run folders."""
     (site.desk / "site.yaml").write_text(MATRIX.replace("[ddp, fsdp2]", "[ddp]").replace("[1, 2]", str(list(nnodes))))
     site.run("jobs", "submit", "--matrix", str(site.desk / "site.yaml"), "--wait")
     runs = json.loads(site.run("jobs", "status", "--json").stdout)["runs"]
@@ -240,7 +240,7 @@ def test_an_own_environment_is_used_as_it_is(site, described, ready, venv):
     (site.scratch / "record").rename(record)
     (record,) = packages.glob("torch-*.dist-info")
     other = re.sub(r"\nVersion: \S+", "\nVersion: 2.99.0", (record / "METADATA").read_text())
-    (record / "METADATA").unlink()  # another name of the file of the tested environment
+    (record / "METADATA").unlink()  # this file is a hard link to the file in the tested environment, which must not change
     (record / "METADATA").write_text(other)
     files = sorted(own.rglob("*.py"))
     said = json.loads(used.run("provision", "--json").stdout)
@@ -276,7 +276,7 @@ def test_ranks_train_in_a_container_and_the_desk_sends_the_other_packages(site, 
 
 def test_the_login_node_downloads_from_a_package_index(site, described, ready, venv, tmp_path):
     image = site.scratch / "image"
-    address = str(ipaddress.ip_network(site.slurm.cluster.lan.subnet)[-2])  # of this machine
+    address = str(ipaddress.ip_network(site.slurm.cluster.lan.subnet)[-2])  # the address of this machine
     with package_index(wheels_folder(), tmp_path, address) as url:
         setup = [f"export PIP_INDEX_URL={url} PIP_TRUSTED_HOST={address}"]
         made = site.at("index", described, {"container": str(image), "runtime": "charliecloud"}, setup)

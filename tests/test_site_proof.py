@@ -1,4 +1,4 @@
-"""The jobs that prove the nodes of a site: which types of nodes get a job, how it is judged, and what is kept of it."""
+"""Proof jobs, which test the nodes of a site: which types of nodes get a job, how its result is judged, and what is kept."""
 
 import json
 import os
@@ -33,7 +33,7 @@ REPORT = (
 
 
 def summed(wrong: int = 0, spread: float = 0.01) -> CommandOutput:
-    """What rank 0 of an all-reduce prints, after lines of NCCL."""
+    """Returns the output of rank 0 of an all-reduce, which follows lines of NCCL."""
     return CommandOutput(0, "NCCL version 2.27\n" + REPORT.format(wrong=wrong, spread=spread), "")
 
 
@@ -47,7 +47,7 @@ def host(name: str, **changes: object) -> Host:
 
 
 def proof(name: str = "g1", **changes: object) -> NodeProof:
-    """The result of a node with two GPUs on which all went well, in a job of two nodes."""
+    """Returns the result of a node with two GPUs on which every test passed, in a job of two nodes."""
     known = {
         "host": host(name),
         "trial": Trial(TORCH, all_reduce=summed(), product=CommandOutput(0, "", "")),
@@ -158,11 +158,11 @@ DEFAULT = "PartitionName=cpu Default={} State=UP\nPartitionName=gpu Default={} S
 
 
 class LoginHere(LoginNodeHere, eq=False):
-    """The login node, whose user has the rights of this one."""
+    """The login node. Commands on it run as the user of this process."""
 
 
 def at(tmp_path, sinfo: str = SINFO, partition: str = "gpu", constraint: str = "null", default: str = "cpu"):
-    """A site, and its login node with the answers of Slurm."""
+    """Returns a site and its login node, whose answers of Slurm are given by the arguments."""
     text = FILE.replace("PARTITION", partition).replace("CONSTRAINT", constraint).replace("SHARED", str(tmp_path / "shared"))
     (tmp_path / "cluster.yaml").write_text(text)
     described = cluster.load(tmp_path / "cluster.yaml")
@@ -175,7 +175,7 @@ def at(tmp_path, sinfo: str = SINFO, partition: str = "gpu", constraint: str = "
 
 
 def types(site: Site, target: Target) -> dict[str, str]:
-    """The nodes of each type that gets a job, and the nodes that this job must avoid."""
+    """Maps the nodes of each type that gets a proof job to the nodes that this job must avoid."""
     partition = node_types._partition(site.cluster, target)
     known = node_types._types(site.cluster, target.facts[NODE_TYPES], partition)
     return {kind.names: others for kind, others in known.items()}
@@ -188,7 +188,7 @@ def types(site: Site, target: Target) -> dict[str, str]:
         ({"constraint": "a100&ib"}, {"g3": "h[1-4],v[1-9],s[1-7]", "h[1-4]": "g3,g[1-2],v[1-9],s[1-7]"}),
         ({"partition": "other"}, {"o1": ""}),
         ({"partition": "null", "default": "gpu"}, {"g[1-2]": "h[1-4],v[1-9],s[1-7]", "h[1-4]": "g3,g[1-2],v[1-9],s[1-7]"}),
-        # The default partition has no such GPUs: a submit plugin chooses the partition.
+        # Runs may not choose a partition, and the default partition has no such GPUs: a submit plugin of the site chooses one.
         ({"partition": "null"}, {"g[1-2]": "c[1-90],h[1-4],v[1-9],s[1-7]", "h[1-4]": "c[1-90],g3,g[1-2],v[1-9],s[1-7],o1"}),
     ],
 )
@@ -215,7 +215,8 @@ SQUEUE = (
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
-    """Slurm's commands: a job leaves the files of `results`; the queue forgot it, or shows it with the words of `state`."""
+    """Stand-ins for Slurm's commands. sbatch writes the files of `results` into the folder of the job. squeue knows no job,
+    or prints the file `state` if it exists."""
     folder = tmp_path / "slurm"
     (folder / "bin").mkdir(parents=True)
     (folder / "results").mkdir()
@@ -238,7 +239,8 @@ def results(commands, *nodes: NodeProof) -> None:
 
 
 def submitted(commands) -> list[str]:
-    """The folders of the jobs, in the order of their submission."""
+    """Returns the folders of the jobs in the order of submission. Checks that no job got the partition of the user's
+    environment."""
     lines = (commands / "submitted").read_text().splitlines() if (commands / "submitted").exists() else []
     assert not any(line.endswith("of-the-user") for line in lines)
     return [line.strip() for line in lines]

@@ -1,4 +1,4 @@
-"""`provision init` at sites that are not simple: rules about QOS, several types of GPUs, long lists, and hostile answers."""
+"""`provision init` at complicated sites: rules about QOS, several types of GPUs, long lists, and hostile answers."""
 
 import os
 import pwd
@@ -21,7 +21,7 @@ GPU_PARTITION = "AllowQos=normal,high Default=NO DefaultTime=NONE"
 
 
 def changed(old: str, new: str):
-    """The partitions of the site with another text."""
+    """Returns the partitions of the site, parsed after replacing one text."""
     assert old in PARTITIONS
     return partitions.parse(PARTITIONS.replace(old, new))
 
@@ -68,7 +68,7 @@ def test_partitions_with_several_types_of_gpus_are_proposed_for_matrices_that_na
     assert [(one.name, one.gpus.type, one.gpus.per_node, one.max_nodes) for one in known.slurm.partitions] == [
         ("gpu-a100", "a100", 4, 8),
         ("gpu-a100", "v100", 2, 8),
-        ("gpu-h100", "h100", 8, 4),  # and not `short`, whose limit is below slurm.time
+        ("gpu-h100", "h100", 8, 4),  # the partition `short` is missing, because its limit is below slurm.time
     ]
     assert "# partitions:" not in described(tmp_path, site(), {})[0]
 
@@ -111,7 +111,7 @@ def test_a_long_list_of_modules_does_not_hide_those_with_python(tmp_path):
 
 
 def test_a_folder_of_the_user_in_a_network_file_system_needs_no_variable(tmp_path):
-    """Run with a table of mounts whose network file systems are folders of this machine."""
+    """Runs the program on a table of mounts in which folders of this machine are network file systems."""
     user = pwd.getpwuid(os.geteuid()).pw_name
     for name in ("scratch", "nobody", "disk"):
         (tmp_path / name).mkdir()
@@ -137,7 +137,7 @@ def test_a_folder_of_the_user_in_a_network_file_system_needs_no_variable(tmp_pat
 
 @pytest.fixture
 def login(tmp_path, monkeypatch):
-    """A login node: Slurm's commands print the answers of the site, and sbatch notes its options."""
+    """A login node on which Slurm's commands print the answers of the site, and sbatch records its options."""
     folder = tmp_path / "slurm"
     (folder / "bin").mkdir(parents=True)
     for name, answer in (("config", CONFIG), ("partition", PARTITIONS), ("nodes", NODE_TYPES), ("accounts", ACCOUNTS)):
@@ -209,7 +209,7 @@ def test_hostile_answers_become_a_file_that_can_be_read_or_no_answer(tmp_path, s
             try:
                 known[name] = fact.parse(answer)
             except ValueError:
-                continue  # the fact is then one that the site does not answer
+                continue  # this answer counts as missing
         rejected = {"gpus-per-node": generator.choice(HOSTILE), "gres": generator.choice([None, *HOSTILE])}
         text, _ = described(tmp_path, survey.Survey(**known), rejected)
         assert all(char.isprintable() or char == "\n" for char in text)

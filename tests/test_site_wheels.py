@@ -1,4 +1,5 @@
-"""How wheels get to a site whose login node reaches no package index: pip downloads them here, and they are sent."""
+"""How wheels get to a site whose login node reaches no package index: pip downloads them on this machine, and provision
+sends them."""
 
 import io
 import os
@@ -20,7 +21,7 @@ from provision.site.wheels import InterpreterPlatform, WheelDownload
 
 HERE, OTHER = (f"3.{sys.version_info.minor + more}" for more in (0, 1))  # versions of Python
 SITE = InterpreterPlatform(HERE, sys.platform, platform.machine(), ("glibc", "2.28"))
-# Builds a wheel for every Python, as the setup of a package without compiled parts does.
+# Builds a wheel that fits every Python, as the setup of a package without compiled parts does.
 BACKEND = """\
 import zipfile
 
@@ -39,7 +40,7 @@ PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-pat
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A folder that pip uses instead of an index."""
+    """A folder that pip uses in place of a package index."""
     folder = tmp_path / "index"
     folder.mkdir()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -58,7 +59,7 @@ def add_wheel(index: Path, name: str, tag: str) -> None:
 
 
 def add_deepspeed(index: Path) -> None:
-    """deepspeed as its index has it: the tested version, as source alone."""
+    """Adds the tested version of deepspeed as a source archive, because the real package index has no wheel of it."""
     line = next(line for line in software.constraints().decode().splitlines() if line.startswith("deepspeed=="))
     version = line.partition("==")[2]
     texts = {
@@ -105,7 +106,8 @@ def test_wheels_for_another_system_are_not_guessed(tmp_path, other):
 
 
 def test_wheels_for_another_version_of_python_are_refused(index, tmp_path):
-    """pip would leave out the requirement `few; python_version == OTHER`, as it looks at its own version."""
+    """pip evaluates the marker of `few; python_version == OTHER` with its own Python version, so it would skip this
+    requirement."""
     add_wheel(index, "few", "py3-none-any")
     with pytest.raises(
         Unanswered, match=rf"runs here with Python {HERE}, the site's Python is {OTHER}; .*Run `provision` with"
@@ -114,7 +116,7 @@ def test_wheels_for_another_version_of_python_are_refused(index, tmp_path):
 
 
 class CountingLogin(LoginNodeHere, eq=False):
-    """A login node that counts the files that it gets."""
+    """A login node that records the names of the files that are sent to it."""
 
     def put(self, content, path, **options):
         SENT.append(Path(path).name)
@@ -164,7 +166,7 @@ def test_a_failure_after_the_download_is_not_called_a_failure_to_download(index,
     for name in ("few", "compiled"):
         add_wheel(index, name, "py3-none-any")
     asked = a_download(tmp_path, "false")
-    (tmp_path / "site").touch()  # where the folder should be
+    (tmp_path / "site").touch()  # a file where the folder should be
     with pytest.raises(Unanswered, match=r"^login: compiled\S+ was downloaded here, but not sent to \S+: .*(directory|exists)"):
         asked.make(CountingLogin(name="login"))
     asked.interpreter = ["no-python"]
@@ -173,7 +175,7 @@ def test_a_failure_after_the_download_is_not_called_a_failure_to_download(index,
 
 
 def listing(**others: str | None) -> str:
-    """The listing of an environment with the tested versions. others: other versions, None for no such package."""
+    """Returns the listing of an environment with the tested versions. others: replaces versions; None removes a package."""
     pinned = [line.split() for line in software.constraints().decode().splitlines() if "==" in line and line[0] != "#"]
     tested = dict(line[0].split("==") for line in pinned)
     versions = {"python": "3.11.2", **tested, **others}

@@ -1,4 +1,4 @@
-"""`jobs submit`, then `jobs status`, where squeue and sacct print lines as a real Slurm does, of the job that sbatch took.
+"""Runs `jobs submit`, then `jobs status`, while squeue and sacct print lines of a real Slurm about the submitted job.
 
 The lines have the form of those in recorded/slurm, which Slurm 22.05 printed on practice nodes.
 """
@@ -23,7 +23,7 @@ DISABLED = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
 
 
 class Sent:
-    """One run that was sent, and what Slurm's commands answer from then on."""
+    """One submitted run, and stand-ins for Slurm's commands that answer about its job."""
 
     def __init__(self, tmp_path, monkeypatch, capsys):
         self.queue, self.workspace, self.capsys = Queue(tmp_path / "slurm", monkeypatch), Workspace(tmp_path / "w"), capsys
@@ -37,7 +37,7 @@ class Sent:
         (self.folder,) = self.workspace.all_runs()
 
     def answer(self, **scripts):
-        """Have these commands do so from now on; NAME stands for the name that the job was given."""
+        """Sets the scripts of these commands. NAME in a script is replaced by the name of the job."""
         for command, script in scripts.items():
             (self.queue.folder / command).write_text(f"#!/bin/sh\n{script.replace('NAME', self.name)}\n")
 
@@ -46,7 +46,7 @@ class Sent:
             self.folder.write_event("attempt", event, **data)
 
     def status(self):
-        """(state, why, what Slurm says) by `jobs status --json`."""
+        """Returns (state, why, state in Slurm) from `jobs status --json`."""
         self.capsys.readouterr()
         assert cli.main(["status", "--json", "--workspace", str(self.workspace.path)]) == 0
         (run,) = json.loads(self.capsys.readouterr().out)["runs"]
@@ -55,7 +55,7 @@ class Sent:
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(slurm, "LAG_S", 0.0)  # a job that Slurm does not list is unknown at once
+    monkeypatch.setattr(slurm, "LAG_S", 0.0)  # if Slurm does not list a job, the run is unknown at once
     return Sent(tmp_path, monkeypatch, capsys)
 
 
@@ -80,7 +80,7 @@ STARTED, WELL = ("started", {}), ("exited", {"code": 0, "reason": None})
         ((STARTED,), "", f"echo '1|NAME|OUT_OF_MEMORY|{ENDED}'", "oom", "host memory"),
         ((STARTED,), "", f"echo '1|NAME|NODE_FAIL|{ENDED}'", "node_fail", "a node of the job failed"),
         ((), "", f"echo '1|NAME|CANCELLED by 1000|{ENDED}'", "cancelled", "cancelled in Slurm"),
-        # Slurm counts job numbers from 1 again, as after its state was lost: the number is that of somebody else's job.
+        # After losing its state, Slurm numbers jobs from 1 again: this number now belongs to a job of somebody else.
         ((STARTED,), "", f"echo '1|rec.ok|COMPLETED|{ENDED}'", "unknown", "Slurm does not know its job 1"),
         ((STARTED,), f"echo '1|rec.ok|RUNNING|{AT_WORK}'", DISABLED, "unknown", "Slurm does not know its job 1"),
     ],

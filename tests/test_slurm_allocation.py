@@ -1,4 +1,4 @@
-"""`jobs submit --in-allocation`: what an allocation has, and what is refused."""
+"""`jobs submit --in-allocation`: which nodes and GPUs an allocation has, and what is refused."""
 
 import os
 
@@ -58,7 +58,7 @@ def test_its_script_is_a_step_and_has_no_option_of_sbatch(tmp_path):
 
 
 def test_runs_that_wait_when_their_allocation_ends_are_given_back(tmp_path, monkeypatch):
-    """The first run starts, and the allocation ends during this run; then nothing else is started."""
+    """The allocation ends during the first run. After that, no other run is started."""
     study = Study(tmp_path, 3)
     programs = tmp_path / "programs"
     programs.mkdir()

@@ -1,4 +1,4 @@
-"""A run's supervisor in a job whose controller is away: no step can be started without it."""
+"""The supervisor of a run in a Slurm job while the controller does not answer: no job step can be started without it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def supervised(bench, tmp_path):
-    """A run on Slurm, its supervisor, and a path whose existence says that the controller is back."""
+    """Yields the folder of a run on Slurm, its supervisor, and a path. The controller answers once this path exists."""
     (tmp_path / "scontrol").write_text(PING.format(tmp_path / "back"))
     (tmp_path / "scontrol").chmod(0o755)
     bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))

@@ -1,4 +1,4 @@
-"""A controller behind other machines, to which `~/.ssh/config` leads: as provision, jobs and collect reach it."""
+"""A controller behind two other machines, which `~/.ssh/config` names. provision, jobs and collect must reach it."""
 
 import json
 import pwd
@@ -10,7 +10,8 @@ from support_slurm import MATRIX, Desk
 from shardlab.workspace import Workspace
 
 pytestmark = pytest.mark.line
-# Only gate is reached from here; its own name leads nowhere, and neither do the others', which are known behind it alone.
+# This machine can reach only gate. The name gate is no host name, and the names of the other machines are known only behind
+# gate.
 CONFIG = """\
 Host *
   User {user}
@@ -32,13 +33,14 @@ storage: {{shared: {shared}}}
 
 @pytest.fixture
 def desk(slurm, tmp_path):
-    """A desk of a person whose home has that file; the machines on the way are known to the workspace alone."""
+    """The desk of a person whose home has this SSH configuration. Only the workspace knows the host keys of the machines on
+    the way."""
     address = {name: node.address for name, node in slurm.nodes.items()}
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     text = CONFIG.format(user=address["head"].user, identity=address["head"].identity, gate=address["work1"].host)
     (home / ".ssh/config").write_text(text)
-    passwd = tmp_path / "passwd"  # by which OpenSSH finds a home, whatever $HOME says
+    passwd = tmp_path / "passwd"  # OpenSSH finds the home folder in this file and ignores $HOME
     me = pwd.getpwuid(0)
     passwd.write_text(Path("/etc/passwd").read_text().replace(f":{me.pw_dir}:{me.pw_shell}", f":{home}:{me.pw_shell}", 1))
     in_home = [
@@ -75,6 +77,7 @@ def test_through_two_machines_to_the_controller(desk):
     assert "nothing to cancel" in desk.run("jobs", "cancel", "--all").stdout
     assert desk.run("jobs", "logs", "single*").stdout
     told = desk.path / ".shardlab/away.json"
-    told.write_text(told.read_text().replace('"mark": "', '"mark": "another '))  # as if this machine did not see that folder
+    # as if this machine could not see the folder of the cluster
+    told.write_text(told.read_text().replace('"mark": "', '"mark": "another '))
     (run,) = json.loads(desk.run("collect", "fetch", "--json").stdout)
     assert (run["complete"], run.get("problems", [])) == (True, [])

@@ -1,4 +1,4 @@
-"""The same cell through every launcher that Slurm can start, on one node and on two: the same losses."""
+"""The same cell with every launcher that Slurm can start, on one node and on two nodes, has the same losses."""
 
 import pytest
 from support_long import LONG
@@ -16,9 +16,9 @@ def test_the_same_cell_has_the_same_losses_through_each_launcher_on_one_and_two_
     try:
         more = f"axes: {{strategy: [ddp], gpus: [2], nnodes: [1, 2], launcher: {names}}}"
         name = study.matrix(more, steps=5, name="launchers")
-        # A launcher that asks for more than the others shares an array with its own runs alone.
+        # Runs of a launcher that requests more than the others form an array of their own.
         study.jobs("submit", "--matrix", name, "--where", "launcher == 'submitit' and nnodes == 1", "--repeats", "2")
-        # test_launchers_line.py compares all launchers on one node too
+        # test_launchers_line.py also compares all launchers on one node
         study.jobs("submit", "--matrix", name, "--wait", *(() if LONG else ("--where", "nnodes == 2")))
         runs = study.runs()
         assert [run["state"] for run in runs] == ["completed"] * (7 if LONG else 5)

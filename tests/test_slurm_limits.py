@@ -1,4 +1,5 @@
-"""What a limit of Slurm leaves over is sent as there is room: once each, in arrays that fit, no more often than need be."""
+"""If a limit of Slurm rejects jobs, they are submitted later, when there is room: each run once, in arrays that fit the
+limit, with as few calls as possible."""
 
 import itertools
 import json
@@ -45,19 +46,19 @@ MAX_SUBMIT = {"says": [LATER["AssocMaxSubmitJobLimit"]]}
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    """A Slurm with a queue, that may be asked as often as one likes."""
+    """A fake Slurm with a queue. It is polled without a pause."""
     monkeypatch.setattr(slurm, "POLL_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 
 
 def sizes(queue):
-    """Of each call of sbatch, how many runs it was to send."""
+    """Returns the number of runs in each call of sbatch."""
     found = [re.search(r"--array=0-(\d+)", " ".join(words)) for words in queue.calls("sbatch")]
     return [int(match[1]) + 1 if match else 1 for match in found]
 
 
 def refusal(tmp_path, queue, says, runs=("r1",)):
-    """What `submission.send` raises where sbatch has no place for a job and says this."""
+    """Returns the error that `submission.send` raises if sbatch rejects the job with the message `says`."""
     queue.rule(places=0, says=says.split("\n"))
     workspace = Workspace(tmp_path / "w")
     for run in runs:
@@ -171,7 +172,7 @@ def test_no_more_than_that_many_run_at_a_time(tmp_path, queue):
 
 
 def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, capsys):
-    class Last:  # one run, for which there is room at the first look
+    class Last:  # one run, which fits at the first attempt
         folders: ClassVar = ["r"]
         unanswered = None
 
@@ -224,7 +225,7 @@ def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, cap
     said = capsys.readouterr().err
     assert re.search(r"2 run\(s\) are not submitted \(AssocMaxSubmitJobLimit\): single-\S+, single-\S+\. Run the same", said)
     assert "interrupted; runs that were started continue" in said
-    assert "None" not in said  # Slurm answered each time: of no submission is the outcome unknown
+    assert "None" not in said  # Slurm answered every call, so the outcome of each submission is known
     queue.rule()
     assert study.jobs("submit", "--wait") == 0
     assert study.times_sent() == {(1, 1)}
@@ -278,7 +279,7 @@ def test_a_slurm_that_is_away_meanwhile_is_waited_for(tmp_path, queue):
     queue.rule(away=True)
     waiting.attend(before)
     assert "Unable to contact slurm controller" in waiting.problem
-    assert sorted(study.states()) == ["pending", "planned", "planned"]  # what was under way is left open
+    assert sorted(study.states()) == ["pending", "planned", "planned"]  # runs whose submission was interrupted stay open
     while waiting:
         queue.rule(ends=0)
         waiting.attend(study.statuses())

@@ -1,4 +1,4 @@
-"""Slurm is asked once whatever the number of runs, and a second time only where that leaves open what became of one."""
+"""Slurm is queried once for all runs, and a second time only if the first answer leaves the state of a run open."""
 
 import pytest
 
@@ -8,7 +8,7 @@ AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failu
 
 
 class Slurm:
-    """Commands on PATH that print what they were given and note that they were called."""
+    """Stand-ins for Slurm's commands on PATH. They print the given lines and record that they were called."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -33,7 +33,7 @@ def stand_in(tmp_path, monkeypatch):
 
 
 def listed(what, job, state):
-    """A line of sacct or squeue, whatever columns they are asked for."""
+    """Returns a line of sacct or squeue with the columns that `jobs.slurm.query` asks for."""
     names = query.SACCT if what == "sacct" else query.SQUEUE.split("|")
     known = {"JobID": job, "%i": job, "JobName": "sweep.1", "%j": "sweep.1", "State": state, "%T": state}
     return "|".join(known.get(name, "None") for name in names)

@@ -1,8 +1,8 @@
-"""What Slurm says and what a run's own records say, held together.
+"""The state of a run follows from Slurm's answer and from the run's own records together.
 
-recorded/slurm holds what sacct and squeue of Slurm 22.05 printed on practice nodes of jobs that ended well (18) and badly (19),
-were cancelled at work (20) and waiting (23, 25), met their time limit (21) and were requeued (24), and of an array of which
-some tasks had ended (22); its columns are those that jobs.slurm.query asks for.
+recorded/slurm holds the output of sacct and squeue of Slurm 22.05 on practice nodes. Its jobs completed (18), failed (19), were
+cancelled while running (20) and while waiting (23, 25), exceeded the time limit (21) and were requeued (24); of one array some
+tasks had ended (22). The columns are those that jobs.slurm.query asks for.
 """
 
 import os
@@ -26,7 +26,7 @@ from shardlab.workspace import Workspace
 
 RECORDED = Path(__file__).parent / "recorded" / "slurm"
 ALL = ["18", "19", "20", "21", "22", "23", "24", "25"]
-# What the commands said, and ended with, where the controller, the database, or accounts as such were not there.
+# Exit code and error of the commands if the controller or the database did not answer, or if accounting was disabled.
 AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 NO_DATABASE = (1, "sacct: error: Problem talking to the database: Connection refused")
 NO_ACCOUNTS = (1, "Slurm accounting storage is disabled")
@@ -35,7 +35,7 @@ EVERY = sorted({*states.WAITING, *states.AT_WORK, *states.ENDED, "CANCELLED by 1
 
 @pytest.fixture
 def says(tmp_path, monkeypatch):
-    """Give Slurm's commands what they are to print: a text, or an exit code and an error."""
+    """Returns a function that sets the answers of Slurm's commands: a text, or an exit code and an error."""
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "bin").mkdir()
 
@@ -62,12 +62,12 @@ def test_of_accounts_that_lag_and_the_queue_the_queue_is_right(says):
     says(sacct=recorded("sacct-middle"), squeue=recorded("squeue-middle"))
     found = query.of(ALL, 0.0)
     assert (found.why_not, found.complete) == ("", True)
-    assert found.jobs["24"].state == "PENDING"  # requeued; the accounts had it at work still
+    assert found.jobs["24"].state == "PENDING"  # requeued; the accounting database still had it as running
     assert found.jobs["24"].reason == "BeginTime"
     assert found.jobs["22_31"].start_s == 1795283124.0
     assert found.jobs["22_32"].start_s is None
     assert found.jobs["22_1"].nodes == "work1"
-    assert "8" not in found.jobs  # another's
+    assert "8" not in found.jobs  # a job of another user
     ends = {"18": "completed", "19": "failed", "20": "cancelled", "21": "running", "23": "pending", "22_59": "pending"}
     assert ends.items() <= said(found).items()
     assert {f"25_{task}" for task in (0, 3, 160, 300, 301, 399)} <= found.jobs.keys()
@@ -114,7 +114,7 @@ def test_tasks_of_an_array(says, listed, tasks):
 
 
 STARTED = ("started", {})
-OWN = {  # what a run wrote of itself after it was sent
+OWN = {  # maps a name to the events that a run wrote after its submission
     "waits": (),
     "taken back": (("cancelled", {}),),
     "runs": (STARTED,),
@@ -132,13 +132,13 @@ TIMEOUT, AGAIN = OWN["timeout"], STARTED
 OWN["failed after a timeout"] = (*TIMEOUT, *OWN["failed"])
 OWN["runs after a timeout"] = (*TIMEOUT, AGAIN)
 OWN["goes on after a timeout"] = (*TIMEOUT, ("requeued", {"why": "it left a checkpoint"}))
-AGO = 1000.0  # seconds before now at which it was sent; an event a second from then on
+AGO = 1000.0  # the run was submitted this many seconds before now; its events follow, one per second
 JOB, TOKEN = "12", "m.0123456789"
 
 
 @pytest.fixture
 def run_of(tmp_path):
-    """A run folder in which so much is written, as the commands read it."""
+    """Returns a function that writes a run folder with the given events, as the commands read it."""
 
     def write(events, *, kind="one", ago_s=AGO, place="run", job=JOB):
         cell = msgspec.structs.replace(CELL, steps=1)
@@ -176,7 +176,8 @@ def complete(folder):
 
 @pytest.fixture
 def together(run_of, says, tmp_path):
-    """The verdicts on runs that wrote so much of themselves, where Slurm says this of the job of each."""
+    """Returns a function that gives the verdicts on runs with these events, while Slurm reports the state `raw` for their
+    jobs."""
 
     def judged(owns, raw, *, kind="one", start_s=None):
         start = "Unknown" if start_s is None else int(start_s)
@@ -283,7 +284,7 @@ def test_in_a_job_of_several_runs_what_ends_the_job_is_no_word_on_those_that_end
 
 
 def seen(tmp_path, folder, read=None):
-    """What `jobs status` is told of a run."""
+    """Returns what `jobs status` reports about a run."""
     (found,) = slurm.observe(Workspace(tmp_path), [read or reconcile.own(folder)])
     return found
 

@@ -1,4 +1,4 @@
-"""One job for each run, whatever sbatch answers: the answer is lost, has more in it than a number, or has nothing in it."""
+"""Each run gets one job, whatever sbatch answers: if the answer is lost, has more than a job number, or is empty."""
 
 import os
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_a_lost_answer_of_a_slurm_that_stays_silent_is_said_to_be_unknown(tmp_pa
     assert f"{NOT_KNOWN}{one.token} (2 runs: " in said
     assert "if it did, the job runs. When Slurm is back, `jobs submit` and `jobs retry` look for this job by its name" in said
     assert "othing was changed" not in said
-    queue.rule()  # the job is there, and its runs end
+    queue.rule()  # Slurm accepted the job, and its runs end
     assert study.jobs("submit", "--wait") == 0
     assert study.times_sent() == {(1, 1)}
     assert len(queue.calls("sbatch")) == 1
@@ -185,7 +185,7 @@ def test_a_dry_run_cancels_no_leftover_job(tmp_path, queue):
 
 
 def requeued_after_its_end(tmp_path, queue, *words, ended=2, **rules):
-    """Two runs in one job, of which so many have completed; then Slurm has the job again and does not start it."""
+    """Two runs in one job, of which `ended` completed. Then Slurm requeues the job and does not start it."""
     study = Study(tmp_path, 2)
     queue.rule(ends=0)
     assert study.jobs("submit", *words) == 0
@@ -196,7 +196,7 @@ def requeued_after_its_end(tmp_path, queue, *words, ended=2, **rules):
 
 
 def end_well(folder):
-    """What a run with one step writes."""
+    """Writes the records of a completed run with one step."""
     folder.claim.mkdir()
     folder.write_event("attempt", "started")
     files.write_json(folder.result, RESULT)
@@ -205,7 +205,7 @@ def end_well(folder):
 
 @pytest.fixture
 def lost(tmp_path, queue):
-    """Three runs of one submission whose answer was lost; Slurm has no job of it."""
+    """Three runs of one submission whose answer was lost. Slurm has no job for them."""
     queue.rule(unreachable=["sbatch", "squeue", "sacct"])
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 1

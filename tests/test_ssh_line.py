@@ -1,6 +1,6 @@
-"""Runs on practice nodes as on SSH hosts without Slurm: equal losses, ends on every node, and a node that is lost.
+"""Runs on practice nodes as SSH hosts without Slurm: equal losses, an end on every node, and the loss of a node.
 
-Once with a folder that all nodes share, and once without one.
+Run once with a folder that all nodes share, and once without.
 """
 
 import json
@@ -19,7 +19,8 @@ from shardlab.rundir import RunDir
 
 pytestmark = pytest.mark.line
 SLURM = re.compile(r"^slurm: .*\n", re.MULTILINE)
-# Processes of a run on a node: its ranks, and the parent of its task, which serves the SSH session.
+# Shell code that prints processes of a run on a node: RANKS its ranks, SESSION the parent of its task, which serves the SSH
+# session.
 RANKS = (
     "for p in /proc/[0-9]*; do grep -qz ^RANK= $p/environ && grep -qzF SHARDLAB_RUN={} $p/environ && echo ${{p#/proc/}}; done"
 )
@@ -45,7 +46,7 @@ def losses(folder):
 
 
 def trained_as_here(desk, nodes):
-    """Train on two nodes and on this machine, with equal losses; the run on the nodes, as it was fetched."""
+    """Trains on two nodes and on this machine, and checks that the losses are equal. Returns the fetched run of the nodes."""
     axes = "axes: {strategy: [ddp], gpus: [4]}\nzip: [{launcher: [torchrun, fork], nnodes: [2, 1]}]"
     name = matrix(desk, 4, axes)
     desk.run("jobs", "submit", "--matrix", name, "--where", "nnodes == 2", "--wait")
@@ -108,7 +109,7 @@ def test_runs_without_slurm_share_no_node_and_end_on_all_of_their_nodes(desk, sl
     assert folder.read_run().avoid == ["work2"]
 
 
-# Its nodes have no folder in common. The first node trains too.
+# The nodes of this cluster share no folder. The first node trains too.
 APART = """\
 schema: 1
 name: test-apart
@@ -143,7 +144,7 @@ def test_nodes_without_a_shared_folder_train_as_one_machine_does(far_desk, apart
     run = trained_as_here(far_desk, ["head", "work1"])
     there = far_desk.twin().path / "runs" / run.run_id
     steps = {node: apart.run(node, f"ls {there}/steps").split() for node in ("head", "work1")}
-    assert len(steps["head"]) == 4  # two of its own, and copies
+    assert len(steps["head"]) == 4  # two files of its own ranks, and copies of the other two
     assert len(steps["work1"]) == 2
     assert "run.json" in apart.run("work1", f"ls {there}")
     assert "claim" not in apart.run("work1", f"ls {there}")
@@ -180,7 +181,7 @@ def test_a_run_without_a_shared_folder_loses_a_node_and_resumes_from_the_parts_o
 
     again = far_desk.run("jobs", "retry", "--only", "node_fail")
     assert "resumes from its checkpoint at step" in again.stdout
-    assert runs()[1]["attempt"] == 2  # `jobs status` shows the last attempt of each run
+    assert runs()[1]["attempt"] == 2  # `jobs status` shows only the last attempt of each run
     twin.until(lambda: runs()[1]["scheduler"]["raw"].startswith("queued: work1 does not answer"), "it waits for the node")
     apart.boot("work1")
     twin.until(lambda: runs()[1]["state"] == "running" and (runs()[1]["resumed_from_step"] or 0) >= 5, "it resumes")

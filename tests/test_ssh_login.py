@@ -1,4 +1,4 @@
-"""Logins by SSH that fail or print what nobody asked for: a real server on this machine, with OpenSSH's keys and agent."""
+"""SSH logins that fail or print extra text: a real server on this machine, with the keys and the agent of OpenSSH."""
 
 import contextlib
 import gc
@@ -15,12 +15,13 @@ import pytest
 
 from shardlab.remote import Address, Remote, Unreachable
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # paramiko leaves an agent's open
+# paramiko does not close the socket of an agent
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 PASSPHRASE = "a long passphrase"
 
 
 class Login(paramiko.ServerInterface):
-    """Lets one key in, and runs commands as sshd does: by the user's shell, which is bash."""
+    """A server that accepts one key and runs commands as sshd does: with the user's shell, bash."""
 
     def __init__(self, public, home):
         self.public, self.home = public, home
@@ -39,7 +40,7 @@ class Login(paramiko.ServerInterface):
         return True
 
     def execute(self, channel, command):
-        # sshd sets SSH_CLIENT, by which bash knows that it is to read ~/.bashrc
+        # sshd sets SSH_CLIENT. If bash sees this variable, it reads ~/.bashrc.
         environment = {"HOME": str(self.home), "PATH": os.environ["PATH"], "SSH_CLIENT": "127.0.0.1 1 22"}
         shell = ["bash", "-c", command]
         done = subprocess.run(shell, capture_output=True, stdin=subprocess.DEVNULL, env=environment, check=False)
@@ -50,7 +51,7 @@ class Login(paramiko.ServerInterface):
 
 
 class Machine:
-    """A machine on a port of this one. Its host key may change, as by an installation."""
+    """An SSH server on a port of this machine. Its host key can change, as after a new installation."""
 
     def __init__(self, home):
         self.home, self.public, self.transports = home, "", []
@@ -79,7 +80,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine that lets the key of `identity` in; who logs in has no agent and no other key."""
+    """A machine that accepts one key (see `key`). The client has no agent and no other key."""
     home = tmp_path / "home there"
     home.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -88,12 +89,12 @@ def machine(tmp_path, monkeypatch):
     yield made
     made.end()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # paramiko leaves the socket of an agent open
+        warnings.simplefilter("ignore")  # paramiko does not close the socket of an agent
         gc.collect()
 
 
 def key(machine, tmp_path, passphrase=""):
-    """A new key that the machine lets in."""
+    """Makes a new key that the machine accepts, and returns its path."""
     path = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", path], check=True)
     machine.public = path.with_suffix(".pub").read_text().split()[1]
@@ -107,7 +108,7 @@ def login(machine, tmp_path, identity):
 
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
-    """OpenSSH's agent, with no key in it."""
+    """An agent of OpenSSH that holds no key."""
     said = subprocess.run(["ssh-agent", "-s", "-a", tmp_path / "agent"], capture_output=True, text=True, check=True).stdout
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
     yield
@@ -155,12 +156,12 @@ def test_of_a_machine_that_was_installed_anew_the_advice_removes_the_old_key(mac
 def test_what_a_bashrc_prints_is_no_part_of_an_answer(machine, tmp_path):
     there = login(machine, tmp_path, key(machine, tmp_path))
     (machine.home / ".bashrc").write_text("printf 'Welcome\\nto the cluster'; echo 'module: not found' >&2\n")
-    bare = there.run(["true"], timeout_s=30)  # logs in
+    bare = there.run(["true"], timeout_s=30)  # this command logs in
     assert (bare.code, bare.stdout, bare.stderr) == (0, "", "")
     answer = there.run(["sh", "-c", "printf 'one\\n\\ntwo'; echo three >&2; exit 7"], timeout_s=30)
     assert (answer.code, answer.stdout, answer.stderr) == (7, "one\n\ntwo", "three\n")
     there.close()
-    # The control: a client that does not look for the mark gets what the file prints.
+    # The control: a client that does not look for our marker also gets the output of ~/.bashrc.
     with paramiko.SSHClient() as bare_client:
         bare_client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
         bare_client.connect("127.0.0.1", machine.port, "alice", key_filename=str(tmp_path / "key"), allow_agent=False)

@@ -1,4 +1,4 @@
-"""The copies of a node's records on the first node: what is copied, as it grows, and what no node may write."""
+"""Copies of a node's records on the first node: which files are copied while they grow, and which files no node may write."""
 
 import os
 import shutil
@@ -22,7 +22,8 @@ HOSTILE = [
 
 @pytest.fixture
 def copied(tmp_path):
-    """Copies what changed; the names of the files that were sent."""
+    """Returns (folder of the node, folder of the first node, function). The function copies the changes and returns the
+    names of the files that were sent."""
     node, first = tmp_path / "node", tmp_path / "first"
     (node / "steps").mkdir(parents=True)
     first.mkdir()
@@ -186,5 +187,5 @@ def test_records_that_nobody_reads_are_given_up_with_a_sentence(tmp_path, monkey
         sender = RecordSender(tmp_path)
         with pytest.raises(ShardlabError, match=r"the last records could not be sent within 0\.1 s"):
             sender.finish()
-        os.close(reads)  # ends the thread
+        os.close(reads)  # the thread of the sender ends
         sender._thread.join()

@@ -1,4 +1,5 @@
-"""Runs on SSH nodes that share no folder: each node has its own folder in the place of the workspace, in a mount namespace."""
+"""Runs on SSH nodes without a shared folder. Each node sees its own folder at the path of the workspace, in a mount
+namespace."""
 
 import hashlib
 import json
@@ -28,7 +29,7 @@ from shardlab.checkpoint import CheckpointFile, CheckpointManifest
 from shardlab.state import FINAL
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
-# As ranks do: one rank on each node, with records that all readers understand.
+# Writes what ranks write: one rank on each node, with records that all readers accept.
 RANK = """\
 n=$SHARDLAB_NODE; mkdir -p steps trace samples env
 echo "of rank $n" > log/rank-0000$n.log
@@ -178,7 +179,7 @@ def test_two_nodes_that_set_the_same_earlier_folder_aside_at_one_time_are_notice
     def prepare(node):
         return ["sh", "-euc", node_folders.PREPARE, "prepare", str(folder), "token", node, str(tmp_path / "own"), ".token"]
 
-    # The second node sets the earlier folder aside: `after` the first node placed its part, or `before` that.
+    # The second node moves the earlier folder aside, either `after` the first node has placed its part, or `before`.
     (tmp_path / "mv").write_text(
         f"#!/bin/sh\nif mkdir {tmp_path}/once 2>/dev/null; then\n"
         + (
@@ -236,7 +237,7 @@ def test_a_second_run_waits_for_a_node_that_the_first_run_uses(nodes):
 
 @pytest.fixture
 def fetch(nodes, capsys):
-    """Runs `collect fetch` on the first node; what it says of each run, by its id."""
+    """Returns a function that runs `collect fetch` on the first node and returns its report on each run, by run id."""
 
     def run(code=0):
         assert main(["fetch", "--json", "--workspace", str(nodes.workspace.path)]) == code
@@ -341,7 +342,7 @@ def test_what_only_the_first_node_writes_is_not_taken_from_another_node(nodes, f
         {"claim/by-gpu2": "x", "job.sbatch": "x", "events.hold.x.jsonl": "x", "log/ssh.gpu7.log": "x"},
     )
     attempt = folder.events_file("attempt").read_text()
-    hostile["events.attempt.jsonl"] = f"{attempt}{attempt}"  # the content here is its beginning
+    hostile["events.attempt.jsonl"] = f"{attempt}{attempt}"  # the file begins with the content that the first node has
     for name, text in hostile.items():
         (nodes.part("gpu2", folder).path / name).parent.mkdir(exist_ok=True)
         (nodes.part("gpu2", folder).path / name).write_text(text)
@@ -401,7 +402,7 @@ def test_names_of_a_node_that_lead_out_of_the_run_are_refused(nodes, fetch, tmp_
 
 
 def checkpointed(nodes):
-    """A run that left a checkpoint in parts on gpu1 and gpu2."""
+    """Returns a run that left the parts of a checkpoint on gpu1 and gpu2."""
     folder = nodes.run(1, 2, RUNS.replace("exec", f"{SAVE}exec"))
     supervisor = nodes.attempt(folder, "gpu1,gpu2")
     until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint", 60)

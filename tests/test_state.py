@@ -1,4 +1,5 @@
-"""States follow from events; completed needs three witnesses, and unknown is never success."""
+"""The state of a run follows from its events. "completed" needs three independent records, and "unknown" never counts as
+success."""
 
 import pytest
 
@@ -54,8 +55,9 @@ def test_states(told, witnesses, state, words):
     ("told", "state"),
     [
         ((("submitting", "a"), ("submitted", "a"), ("refused", "a")), "planned"),
-        ((("submitting", "a"), ("refused", "a"), ("submitted", "a")), "planned"),  # the node was faster, or its clock is behind
-        ((("submitting", "b"), ("submitted", "b"), ("refused", "a")), "pending"),  # the clock of the node is ahead
+        # the node recorded its event first, or its clock is slow
+        ((("submitting", "a"), ("refused", "a"), ("submitted", "a")), "planned"),
+        ((("submitting", "b"), ("submitted", "b"), ("refused", "a")), "pending"),  # the clock of the node is fast
         ((("refused", "a"), ("submitting", "b"), ("submitted", "b")), "pending"),
         ((("submitted", None), ("refused", None)), "planned"),
         ((("refused", None), ("submitted", None)), "pending"),

@@ -1,4 +1,5 @@
-"""What a command on another machine says, on this terminal: its tables are drawn, and nothing else of it steers."""
+"""The output of a command on another machine, shown on this terminal: its tables are drawn, and other control sequences are
+removed."""
 
 import itertools
 import os
@@ -65,7 +66,7 @@ def test_a_process_that_is_left_behind_holds_nobody_up():
     os.kill(int(said[0]), 9)
 
 
-# In the place of ssh: a machine that steers, then a terminal of its own for the command, which is the last word.
+# A stand-in for ssh: prints control sequences, then runs the command (the last argument) on a terminal of its own.
 SSH = f"""#!{sys.executable}
 import os, pty, sys
 os.write(1, {STEERING.encode()!r})

@@ -1,4 +1,4 @@
-"""What traces say is the truth to the nanosecond, however the text is laid out, cut into blocks, or shuffled."""
+"""Times and events are read exactly, to the nanosecond, however the text is formatted, split into blocks, or reordered."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ def figures(found: trace.Trace) -> dict:
 
 
 def rows(found: trace.Trace) -> list[tuple]:
-    """Every event with its labels spelled out."""
+    """Returns every event as a tuple, with its labels as text."""
     columns = (found.name, found.category, found.thread, found.stream, found.correlation, found.start_ns, found.duration_ns)
     spelled = [[found.labels[i] for i in column] if index < 3 else column.tolist() for index, column in enumerate(columns)]
     return list(zip(*spelled, strict=True))
@@ -70,7 +70,7 @@ def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_
         beside.write_bytes(damaged)
         assert figure_cache.figures(path) == told
         assert beside.read_bytes() == whole
-    path.write_bytes(path.read_bytes()[:-20])  # half a trace has no figures
+    path.write_bytes(path.read_bytes()[:-20])  # a damaged gzip file gives no figures
     assert figure_cache.figures(path) is None
     assert figure_cache.figures(path) is None
     support.Rank(0, kernels=10).write(tmp_path, gz=True)
@@ -134,7 +134,7 @@ def test_the_order_of_events_means_nothing(tmp_path_factory, seed):
 
 @given(st.lists(st.tuples(st.integers(0, 2 * 10**18), st.integers(0, 6)), min_size=1, max_size=20), st.booleans())
 def test_times_are_exact_however_many_digits_they_have(times, signed):
-    """Up to 2e18 ns, as stamps since the epoch are; digits below 1 ns are rounded half to even."""
+    """Times go up to 2e18 ns, like timestamps since the epoch. Digits below 1 ns are rounded half to even."""
     texts = []
     for ns, digits in times:
         whole, rest = divmod(ns, 1000)
@@ -219,4 +219,4 @@ def test_operators_are_new_gone_or_changed_per_step_and_rank(tmp_path):
     }
     mm = found["cpu_op", "aten::mm"]
     assert (mm.calls, mm.against_calls, mm.time_ns, mm.against_time_ns, mm.more_time_ns) == (1, 1, 20, 50, -30)
-    assert next(iter(found)) == ("cpu_op", "aten::mm")  # what differs most comes first
+    assert next(iter(found)) == ("cpu_op", "aten::mm")  # the largest difference comes first

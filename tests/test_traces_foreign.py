@@ -1,4 +1,5 @@
-"""Traces of other versions and devices: each gives its figures, or says why it has none, and one bad file stops no other."""
+"""Traces of other versions and devices: each gives figures, or a reason why it has none. One bad file does not affect
+others."""
 
 import gzip
 import json
@@ -25,14 +26,14 @@ def read(path: Path, content: bytes) -> trace.Trace:
 
 
 def run(capsys, *words: str) -> tuple[int, dict, str]:
-    """Exit code, document and remarks of `collect trace`."""
+    """Returns the exit code, the JSON document and the remarks of `collect trace`."""
     code = main(["trace", *words, "--json"])
     out, err = capsys.readouterr()
     return code, json.loads(out), " ".join(err.split())
 
 
 def truth(events: list[dict]) -> dict[str, int]:
-    """The figures of the GPU's events among these, swept edge by edge in ns."""
+    """Returns the expected figures of the GPU events, computed edge by edge in ns."""
     spans = []
     for event in events:
         if event["cat"] in GPU:
@@ -67,7 +68,7 @@ def test_an_accelerator_of_unknown_categories_has_no_figures_and_is_said(tmp_pat
 
 
 def test_kernels_launched_before_the_recording_are_left_out_and_counted(tmp_path, capsys):
-    """Ranks 0 and 1 differ only in three kernels that were queued before the recording."""
+    """Rank 0 has three kernels more than rank 1. They were queued before the recording began."""
     with_, without = shapes.rccl(before=3), shapes.rccl(before=0)
     recorded = [event for event in with_ if event["args"].get("correlation", 99) > 20]
     found = read(tmp_path / "rank-0.json", shapes.text(with_))
@@ -111,7 +112,7 @@ def test_a_kernel_whose_launch_is_not_known_counts(tmp_path, change):
 
 
 def test_operators_with_a_stream_are_kernels_like_hta_and_not_in_exact_figures(tmp_path):
-    """The figures that HolisticTraceAnalysis 0.5 gives for these traces: see the test beside it, which asks HTA."""
+    """The figures agree with HolisticTraceAnalysis 0.5, which the next test runs."""
     events = shapes.triton()
     found = read(tmp_path / "t.json", shapes.text(events))
     expected = truth(events)
@@ -128,7 +129,8 @@ def test_operators_with_a_stream_are_kernels_like_hta_and_not_in_exact_figures(t
 @pytest.mark.parametrize("shape", ["old Kineto", "RCCL", "MTIA", "Triton", "Triton, stream as text", "Triton, one step"])
 def test_hta_gives_the_same_for_every_shape(tmp_path, shape):
     changed = {"Triton, stream as text": {"stream": "7"}, "Triton, one step": {"steps": 1}}.get(shape, {})
-    events = shapes.SHAPES[shape.split(",")[0]](kernels=40, **changed)  # HTA fails with few events: pandas narrows its types
+    # with few events, HTA fails because pandas uses narrower types
+    events = shapes.SHAPES[shape.split(",")[0]](kernels=40, **changed)
     path = tmp_path / "rank-00000.json"
     (ours,) = hta.breakdowns([read(path, shapes.text(events))])
     done = subprocess.run([HTA, Path(__file__).parent / "record_hta.py", tmp_path], capture_output=True, text=True, check=True)
@@ -140,7 +142,7 @@ def test_hta_gives_the_same_for_every_shape(tmp_path, shape):
 
 
 def test_times_that_rounding_makes_negative_are_no_figures(tmp_path, capsys):
-    """Two copies of less than 1 us whose time is -1 us each after HTA's rounding; HTA stops with an assertion."""
+    """After HTA's rounding, two copies of less than 1 us last -1 us each. HTA itself stops with an assertion here."""
     spans = [("mul", 10.0, 20.0), ("Memcpy DtoD", 40.25, 0.5), ("Memcpy DtoD", 50.25, 0.5)]
     kernel = {"ph": "X", "cat": "kernel", "pid": 0, "tid": 7, "args": {"stream": 7, "correlation": 1}}
     events = [kernel | {"name": name, "ts": ts, "dur": dur} for name, ts, dur in spans]
@@ -198,7 +200,8 @@ def test_nothing_in_a_file_raises_and_the_folder_goes_on(tmp_path, capsys, name,
 
 
 def test_text_of_an_event_that_is_read_alone_is_what_a_whole_trace_gives(tmp_path):
-    """Escapes, UTF-8 and halves of surrogate pairs, next to an event that is not JSON."""
+    """Names with escapes, UTF-8 and surrogate pairs, next to an event that is not JSON, which forces the reader to read
+    events one by one."""
     names = ["\u00e9 plain", "\u4e2d", "\U0001f600"]
     events = [
         {"ph": "X", "cat": "cpu_op", "name": name, "tid": 1, "ts": 1 + index, "dur": 1} for index, name in enumerate(names)
@@ -231,7 +234,7 @@ def test_a_check_sum_in_a_block_of_its_own_is_looked_at(tmp_path, monkeypatch):
 
 
 class Looked:
-    """Counts the bytes that a search for the list of events, or the reading of single events, looks at."""
+    """Counts the bytes that are examined by the search for the list of events, or by the reader of single events."""
 
     def __init__(self, of) -> None:
         self.of, self.bytes = of, 0
@@ -248,7 +251,7 @@ class Looked:
 @pytest.mark.parametrize("row", [b'{"name": 7, "at": [1, 2.5], "tags": {"a": "b"}}', b'[1, "aten::mm", 2.5]'])
 @pytest.mark.parametrize("shape", [b'{"rows": [%b]}', b"[%b]"], ids=["an object", "a list"])
 def test_json_that_is_no_trace_is_read_once_and_refused(tmp_path, monkeypatch, shape, row):
-    """12 MB. A second search of the same text for each block made it a hundred times as slow."""
+    """The file has 12 MB. Searching the same text again for each block would be a hundred times as slow."""
     content = shape % b", ".join([row] * (12_000_000 // len(row)))
     list_, single = Looked(trace._LIST), Looked(trace.salvage)
     monkeypatch.setattr(trace, "_LIST", list_)

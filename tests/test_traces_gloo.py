@@ -1,4 +1,5 @@
-"""A trace that torch's profiler took of two gloo ranks, told and told again by hand; and `collect trace` on it."""
+"""A real trace of two gloo ranks, recorded by torch's profiler: its figures agree with the definition. Also `collect trace`
+on it."""
 
 import gzip
 import json
@@ -44,7 +45,7 @@ def workspace(tmp_path, traces) -> Workspace:
 
 
 def by_hand(path: Path) -> dict:
-    """The figures from the definition, one event after the other."""
+    """Computes the figures from their definition, one event after another."""
     loaded = json.loads(gzip.decompress(path.read_bytes()), parse_float=Fraction)
     events = [event for event in loaded["traceEvents"] if event["ph"] == "X"]
     steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
@@ -80,10 +81,11 @@ def test_the_figures_of_gloo_ranks_are_those_of_the_definition(traces):
 
 
 def test_collectives_bear_the_name_of_what_was_asked_for(traces):
-    """gloo's own span of a reduce_scatter says all_reduce where it carries it out as one."""
+    """gloo may implement a reduce_scatter as an all_reduce. Then gloo's own span is called all_reduce."""
     for path, point_to_point in zip(traces, ("send", "recv"), strict=True):
         counts = {one.name: one.count for one in breakdown(trace.read(path)).collectives}
-        # Each of two steps: the gradients, a reduce_scatter, a message; once, DDP tells the ranks how it will bucket.
+        # Each of the two steps has the all-reduce of gradients, a reduce_scatter and a message. DDP broadcasts its buckets
+        # once.
         assert counts == {"all_reduce": 2, "reduce_scatter": 2, "broadcast": 2, point_to_point: 2}
 
 

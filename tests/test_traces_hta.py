@@ -1,7 +1,7 @@
 """`--like-hta` gives the same figures on every processor. HolisticTraceAnalysis (HTA) differs only where its sort is unstable.
 
-What HTA says is recorded in golden/hta.json, and asked of HTA itself where it is installed, with and without the vector
-instructions by which numpy chooses its sort. To record again, name a Python that has HTA:
+The figures of HTA are recorded in golden/hta.json. If HTA is installed, the tests also run HTA itself, with and without the
+vector instructions by which numpy chooses its sort. To record the figures again, name a Python that has HTA:
 
     python3 -m venv /tmp/hta && /tmp/hta/bin/pip install HolisticTraceAnalysis
     SHARDLAB_HTA=/tmp/hta/bin/python SHARDLAB_GOLDEN=write pytest tests/test_traces_hta.py
@@ -35,7 +35,7 @@ CASES = {
     "one step": {"ranks": 1, "seed": 13, "steps": 1, "kernels": 60},
     "no collectives": {"ranks": 1, "seed": 14, "kernels": 3},
 }
-AVX512, AVX2 = ("X86_V4", "AVX512"), ("X86_V3", "AVX2", "FMA3")  # how numpy's names of them begin
+AVX512, AVX2 = ("X86_V4", "AVX512"), ("X86_V3", "AVX2", "FMA3")  # prefixes of numpy's names of these instructions
 PROCESSORS = {"this one": (), "without AVX-512": AVX512, "without AVX2 and AVX-512": (*AVX512, *AVX2)}
 DISPATCHED = "from numpy._core import _multiarray_umath as numpy; print(*numpy.__cpu_dispatch__)"
 
@@ -47,21 +47,22 @@ def write(folder: Path, *, ranks: int, **keys) -> list[Path]:
 
 @cache
 def environment(python: str, processor: str) -> dict[str, str]:
-    """Has numpy of that interpreter do without instructions. What numpy or the machine does not have needs no disabling."""
+    """Returns environment variables that disable vector instructions in numpy, except those that this numpy does not know."""
     known = subprocess.run([python, "-c", DISPATCHED], capture_output=True, text=True, check=True).stdout.split()
     disabled = [name for name in known if name.startswith(PROCESSORS[processor] or ("none",))]
     return {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(disabled)}
 
 
 def said_by_hta(*folders: Path, processor: str = "this one") -> list[dict]:
-    """What HTA says of each folder, by rank. Its NaN, for the percentage of nothing, is None."""
+    """Runs HTA on each folder and returns its figures by rank. NaN, which HTA gives for a percentage of nothing, becomes
+    None."""
     words, env = [HTA, HERE / "record_hta.py", *folders], environment(HTA, processor)
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=env, timeout=600)
     return json.loads(done.stdout, parse_constant=lambda _: None)
 
 
 def check_within_bounds(paths: list[Path], said: dict) -> None:
-    """HTA's figures of these traces differ from ours by no more than its sort may cause."""
+    """Checks that HTA's figures of these traces differ from ours by no more than its unstable sort may cause."""
     found = hta.breakdowns([trace.read(path) for path in paths])
     assert [str(ours.rank) for ours in found] == list(said)
     for ours, theirs in zip(found, said.values(), strict=True):
@@ -75,7 +76,7 @@ def check_within_bounds(paths: list[Path], said: dict) -> None:
         else:
             low, high = bounds.overlap_pct
             assert low - 0.005 <= theirs["overlap_pct"] <= high + 0.005  # HTA rounds to two decimals
-        # HTA reports a kernel that a Sync in its name makes neither computing nor anything else in no table of kernels.
+        # A kernel with "Sync" in its name has no type in HTA, so no table of HTA lists it.
         kernels = {each.name: each.total_ns // 1000 for each in ours.kernels if "Sync" not in each.name}
         assert kernels == theirs["kernels_us"]
 
@@ -129,7 +130,7 @@ def test_how_much_idle_time_hta_may_give_otherwise_is_said_in_microseconds(tmp_p
 
 
 def merged_in_this_order(kernels):
-    """Groups [start, end] of (start, end) pairs, merged as HTA merges them, one after the other."""
+    """Merges (start, end) pairs into groups [start, end], one after another, as HTA does."""
     groups = []
     for start, end in kernels:
         if groups and start <= max(group_end for _, group_end in groups):
@@ -140,13 +141,14 @@ def merged_in_this_order(kernels):
 
 
 def by_every_order(kernels):
-    """What HTA may say: the least and greatest (length, last end) over every order of the kernels with equal starts."""
+    """Returns the smallest and largest (length, last end) over every order of the kernels with equal starts, which HTA may
+    use."""
     by_start = [list(same) for _, same in itertools.groupby(sorted(kernels), key=lambda kernel: kernel[0])]
     lengths, last_ends = set(), set()
     for orders in itertools.product(*(itertools.permutations(same) for same in by_start)):
         groups = merged_in_this_order([kernel for same in orders for kernel in same])
         lengths.add(sum(end - start for start, end in groups))
-        last_ends |= {end for start, end in groups if start == groups[-1][0]}  # HTA sorts the groups unstably, too
+        last_ends |= {end for start, end in groups if start == groups[-1][0]}  # HTA's sort of the groups is unstable too
     return (min(lengths), max(lengths)), (min(last_ends), max(last_ends))
 
 
@@ -166,4 +168,4 @@ def test_its_rounding_is_not_ours(tmp_path):
     (rounded,) = hta.breakdowns([found])
     exact = breakdown(found)
     assert rounded.idle_ns / rounded.span_ns > 1.2 * exact.idle_ns / exact.span_ns
-    assert rounded.span_ns < exact.span_ns  # the last step is left out
+    assert rounded.span_ns < exact.span_ns  # HTA leaves out the last step

@@ -1,4 +1,4 @@
-"""No damage to a trace makes its reading raise. By default 2,000 mutants; the long form reads 100,000."""
+"""Reading a damaged trace never raises an exception. By default the test reads 2,000 mutants; its long form reads 100,000."""
 
 import pytest
 import support_mutants

@@ -1,4 +1,5 @@
-"""Collectives matched over ranks: waiting, transfer, bandwidth and hidden share are those of the construction."""
+"""Collectives matched over ranks: waiting time, transfer, bandwidth and the hidden share are those with which the traces
+were built."""
 
 import random
 
@@ -19,7 +20,7 @@ def analyses(folder, ranks, **said) -> list[RankAnalysis]:
 
 
 def exposed(rank: support.RankOfRun) -> list[set[int]]:
-    """Of each call, sorted by start, the nanoseconds in which nothing computes and no collective runs that started earlier."""
+    """Returns, for each call sorted by start, the nanoseconds in which nothing computes and no earlier collective runs."""
     events = support.kernels(rank)
     taken = support.moments([event for event in events if event["cat"] == "kernel" and not support.is_collective(event)])
     found = []
@@ -107,7 +108,7 @@ def test_calls_that_differ_between_ranks_are_not_matched_in_that_step_alone(tmp_
         for step in range(2):
             rank.annotate(f"ProfilerStep#{step}", 1000 * step, 1000 * step + 999)
         for number in range(2):
-            elements = 8 + (rank.rank if number else 0)  # another size on each rank in step 1
+            elements = 8 + (rank.rank if number else 0)  # the sizes differ between the ranks in step 1
             start = 1000 * number + 100 + 50 * rank.rank
             args = support.arguments("allreduce", elements, 2, "[0, 1]")
             rank.launch("kernel", support.NCCL, 20, start - 20, start, 1000 * number + 300, **args)

@@ -1,4 +1,4 @@
-"""`jobs submit --track`: a run is logged while it goes on, and a tracker that fails or is missing never harms a run."""
+"""`jobs submit --track`: a run is logged while it trains. A tracker that fails or is missing never harms a run."""
 
 import argparse
 import sys
@@ -27,7 +27,7 @@ def test_a_run_is_logged_and_one_whose_tracker_fails_completes(bench):
     (folder,) = bench.folders()
     assert folder.read_run().track == "tensorboard"
     assert TRACKER_ENDED not in [event.event for event in folder.events()]
-    ended = "metrics/final_loss"  # logged after the state of the run is known, for which --wait waits
+    ended = "metrics/final_loss"  # logged only after the final state of the run is known, and --wait waits for this state only
     until(lambda: ended in events_of(Workspace(bench.path), folder.run_id).Tags()["scalars"], "its end", least_pause_s=0.5)
     tensorboard_is(bench.path / "track" / "tensorboard", as_exported(Workspace(bench.path)))
 
@@ -37,7 +37,7 @@ def test_a_run_is_logged_and_one_whose_tracker_fails_completes(bench):
     bench.run("jobs", "submit", "--matrix", name, "--wait", "--track", "tensorboard")
     (failed,) = [found for found in bench.folders() if found.run_id != folder.run_id]
     assert failed.judge().state == "completed"
-    codes = [1]  # recorded after the state of the run is known, for which --wait waits
+    codes = [1]  # recorded only after the final state of the run is known, and --wait waits for this state only
 
     def ended_with() -> list[int]:
         return [event.data["code"] for event in failed.events() if event.event == TRACKER_ENDED]

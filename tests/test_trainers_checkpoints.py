@@ -1,4 +1,4 @@
-"""A run that is gone on with does what an undisturbed one does; a kill, a flipped bit or a signal loses what it must."""
+"""A resumed run computes what an undisturbed run computes. A kill, a flipped bit or a signal loses no more than it must."""
 
 import contextlib
 import shutil
@@ -16,14 +16,14 @@ from shardlab import checkpoint, files, suspension
 from shardlab.cell import CheckpointSettings, Instruments, Optimizer
 
 pytest_plugins = ["support_trainers"]
-ADAM = Optimizer(name="adamw", lr=1e-3)  # here it may: what is looked for is state that was lost, and Adam has most of it
+ADAM = Optimizer(name="adamw", lr=1e-3)  # Adam has the most state of all optimizers, and these tests look for lost state
 SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)
 EVERY_4 = Instruments(checkpoints=CheckpointSettings(every_steps=4))
 FAMILIES = {
     "single": {"strategy": "single"},
     "ddp": {"strategy": "ddp", "gpus": 2},
     "ddp-powersgd": {"strategy": "ddp-powersgd", "gpus": 2},
-    "ddp in fp16": {"strategy": "ddp", "gpus": 2, "precision": "fp16"},  # its loss scale falls in the first steps
+    "ddp in fp16": {"strategy": "ddp", "gpus": 2, "precision": "fp16"},  # the loss scale decreases in the first steps
     "fsdp1-full-shard": {"strategy": "fsdp1-full-shard", "gpus": 2},
     "fsdp2": {"strategy": "fsdp2", "gpus": 2},
     "zero0 in bf16": {"strategy": "zero0", "gpus": 2, "precision": "bf16"},
@@ -41,11 +41,11 @@ GATHERED = ("zero3", "tp-fsdp2")
 MOST = [name for name in FAMILIES if LONG or name not in ("zero1", "zero2", "zero3 in bf16, small parameters whole")]
 
 
-ROUNDING = 1e-5  # sums in another order
+ROUNDING = 1e-5  # the largest difference of losses that a different order of sums may cause
 
 
 def losses(run_dir):
-    """The mean loss over the ranks that train at each timed step."""
+    """Returns the loss of each timed step, as the mean over the ranks that train."""
     ranks = [[r.loss for r in run_dir.steps(rank).records if not r.warmup] for rank in range(run_dir.read_run().cell.gpus)]
     return [sum(row) / len(ranks) for row in zip(*ranks, strict=True)]
 
@@ -59,7 +59,7 @@ def told(run_dir, name):
 
 
 def resuming(bench, *earlier, **keys):
-    """A new attempt of runs of these keys."""
+    """Makes a new attempt that resumes from one of the earlier runs. keys: the keys of the cell."""
     run_dir = bench.run_dir(**keys)
     run = msgspec.structs.replace(run_dir.read_run(), resume=[one.run_id for one in earlier])
     files.write_json(run_dir.run_json, run)
@@ -77,7 +77,7 @@ def without(run_dir, step):
 
 
 def stop_at(run_dir, step):
-    """Leave of a finished run what one leaves that was killed after this step; the checkpoints stay."""
+    """Makes a finished run look as if it had been killed after this step. Its checkpoints stay."""
     run_dir.result.unlink()
     for rank in range(run_dir.read_run().cell.gpus):
         kept = [r for r in run_dir.steps(rank).records if r.warmup or r.step <= step]
@@ -85,7 +85,7 @@ def stop_at(run_dir, step):
 
 
 def flip(path):
-    """Change one bit in the middle of a file."""
+    """Flips one bit in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -98,7 +98,7 @@ def test_going_on_gives_the_losses_of_an_undisturbed_run(bench, family):
     without(undisturbed, 8)
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     assert told(again, "resumed") == [{"step": 4, "run": undisturbed.run_id}]
-    assert losses(again) == losses(undisturbed)  # to the last bit: the same sums in the same order
+    assert losses(again) == losses(undisturbed)  # equal to the last bit, because the order of sums is the same
     result = again.read_result()
     assert (result.resumed_from_step, result.steps) == (4, 8)
     assert undisturbed.read_result().resumed_from_step is None
@@ -122,7 +122,7 @@ def test_a_gathered_checkpoint_is_one_file_of_the_whole_model(bench, family):
 
 
 def test_the_comparison_can_fail(bench):
-    """Without its optimizer state a run goes another way; so these losses would tell if it were lost."""
+    """Without the state of its optimizer, a resumed run has other losses. So the comparison of losses would show lost state."""
     keys = {"optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
     undisturbed = bench.complete(**keys)
     without(undisturbed, 8)
@@ -155,7 +155,8 @@ def test_a_run_is_gone_on_with_in_its_own_folder(bench):
     assert losses(run_dir) == losses(undisturbed)
     assert steps(run_dir, 1) == [(True, 1), (True, 2), *((False, step) for step in range(1, 11))]
     records = run_dir.steps(0).records
-    assert [r.step for r in records if r.watched] == [9, 10]  # what is new in the process settles there, and is not timed
+    # steps after the resume in which the new process warms up are not timed
+    assert [r.step for r in records if r.watched] == [9, 10]
     result = run_dir.read_result()
     assert (result.steps, result.step_time_ms.n, result.resumed_from_step) == (10, 8, 8)
     assert result.train_time_s * 1000 >= sum(r.step_ms for r in records if not r.warmup)
@@ -220,7 +221,7 @@ def test_of_another_cell_none_is_taken(bench):
     assert other.read_result().resumed_from_step is None
 
 
-# From one strategy and its ranks to others; where the layout is sharded the strategy stays.
+# (layout, cell of the checkpoint, cell that resumes). With the layout "sharded", the strategy must be the same.
 ELSEWHERE = [
     ("sharded", FAMILIES["ddp"], {"strategy": "ddp", "gpus": 4}),
     ("sharded", FAMILIES["fsdp2"], {"strategy": "fsdp2", "gpus": 4}),
@@ -263,7 +264,8 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_last_good_one(bench):
     writer = victim(run_dir, 1)
 
     def is_stopped_in_a_save():
-        """Rank 1 has begun its file, and no rank can commit the checkpoint before that file is whole."""
+        """Suspends rank 1. Returns whether rank 1 has begun its file; no rank can commit the checkpoint before this file is
+        complete."""
         writer.suspend()
         growing = list(folder.glob(f".step-*.tmp/{checkpoint_file(1)}"))
         if growing and is_open(writer, growing[0]):
@@ -310,12 +312,12 @@ def checkpoint_file(rank):
 
 
 def is_open(process, path):
-    """Whether a process, which is suspended, has this file open."""
+    """Returns whether the process has this file open. The process must be suspended."""
     return path in [descriptor.readlink() for descriptor in Path(f"/proc/{process.pid}/fd").iterdir()]
 
 
 def victim(run_dir, rank):
-    """The process that writes this rank's log."""
+    """Returns the process that writes the log of this rank."""
     for process in psutil.process_iter():
         with contextlib.suppress(OSError):
             if Path(f"/proc/{process.pid}/fd/1").readlink() == run_dir.rank_log(rank):

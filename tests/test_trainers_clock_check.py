@@ -1,4 +1,4 @@
-"""The clocks of ranks are compared by meetings: the offset that is found holds the true one within the bound that is stated."""
+"""Clock offsets between ranks, measured by repeated gathers: the true offset lies within the stated bound."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from trainers import clock_check
 
 
 class Meeting:
-    """Ranks that are threads of this process: `gather` returns to nobody before everybody came."""
+    """Connects ranks that are threads of this process. `gather` returns in no thread before all threads have called it."""
 
     def __init__(self, ranks):
         self._rows, self._barrier = [None] * ranks, threading.Barrier(ranks)
@@ -30,7 +30,7 @@ class Meeting:
 
 
 def at_once(rank, ranks):
-    """Run the function for each rank, in a thread of its own."""
+    """Runs the function for each rank, each in its own thread."""
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(ranks)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""Models by their configuration: what is derived of them, and the same work under every strategy that takes them."""
+"""Models defined by a configuration: what is derived from it, and the same work under every strategy that accepts the model."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from trainers import menu
 from trainers.workloads import llama as shipped
 
 pytest_plugins = ["support_trainers"]
-# The short form has each architecture and most families of strategies once, the long form the whole product.
+# The short form tests each architecture and most families of strategies once; the long form tests every combination.
 SHORT = {
     ("llama", "tp"), ("qwen2", "fsdp2"), ("mistral", "zero3"), ("gpt_neox", "fsdp1-full-shard"), ("bert", "ddp"),
     ("vit", "ps-sync"),
@@ -23,7 +23,7 @@ SHORT = {
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """(the model, what was found of it) by architecture, each described once."""
+    """Returns a function that maps an architecture to (the model, its derived workloads). Each model is derived only once."""
     folder, known = tmp_path_factory.mktemp("models"), {}
 
     def of(name):
@@ -38,7 +38,8 @@ def models(tmp_path_factory):
 
 
 def smallest(bench, models, name, strategy):
-    """A run of a strategy on the fewest ranks that it takes, two in each dimension of its mesh; None without a plan."""
+    """Makes a run of a strategy on the fewest ranks that it accepts, with two in each dimension of its mesh. Returns None if
+    the model has no plan for the strategy."""
     model, (known, *_) = models(name)
     mesh = {degree: 2 for degree in menu.strategy(strategy).degrees if degree != "dp"}
     for gpus in (2 ** len(menu.strategy(strategy).degrees), 2 * 2 ** len(menu.strategy(strategy).degrees), 1):
@@ -75,7 +76,7 @@ def test_a_model_that_nobody_wrote_a_plan_for_is_trained_with_the_work_of_one_pr
 
 
 def test_recomputed_blocks_and_a_tiny_twin_do_the_same_work(bench, models):
-    """Segments of blocks move modules, so that the blocks have to be found again by their names."""
+    """With segments, blocks move into other modules, so shardlab has to find the blocks again by their names."""
     model, (_, twin) = models("mistral")
     run_dir = bench.run_dir(strategy="fsdp2", gpus=2, prove="auto", steps=2, activation_checkpointing="segments-2")
     use(run_dir, model, twin)
@@ -90,10 +91,10 @@ def test_a_network_of_torchvision_is_derived_and_its_twin_does_the_same_work(ben
     model = read_model(ModelByConfiguration(torchvision="resnet18"), tmp_path)
     known, twin = described(tmp_path, model).workloads
     assert (known.parameters, known.block, known.block_count) == (11_689_512, "BasicBlock", 8)
-    assert known.flops_per_unit == pytest.approx(6 * 1.814e9, rel=0.03)  # multiply-adds as torchvision publishes them
+    assert known.flops_per_unit == pytest.approx(6 * 1.814e9, rel=0.03)  # number of multiply-adds that torchvision publishes
     assert (twin.block_count, twin.unit) == (4, "images")
     sizes = {option.name: option.choices for option in known.options}["image_size"]
-    assert sizes[:3] == (64, 96, 128)  # at 32 pixels a BatchNorm sees one value of one image
+    assert sizes[:3] == (64, 96, 128)  # at 32 pixels, BatchNorm would get a single value of an image
     run_dir = bench.run_dir(strategy="fsdp2", gpus=2, prove="auto", steps=2)
     use(run_dir, model, twin)
     code, errors = bench.finish(run_dir)
@@ -141,7 +142,8 @@ def test_fewer_blocks_are_the_first_ones(models):
 
 
 def test_operations_and_parameters_are_those_of_the_formula(models):
-    """LLaMA without shared heads of keys: weights in matrix products three times twice, attention as PaLM's appendix B."""
+    """LLaMA with grouped key and value heads. Each weight in a matrix product counts three times two operations; attention
+    as in appendix B of PaLM."""
     _, (known, _) = models("llama")
     width, inner, layers, vocabulary, kept = 64, 96, 3, 300, 32
     in_products = layers * (2 * width**2 + 2 * width * kept + 3 * width * inner) + vocabulary * width
@@ -186,7 +188,7 @@ def test_masked_positions_are_as_many_in_each_sequence_and_the_same_each_time(mo
 
 
 def test_attention_sees_what_transformers_own_attention_sees(models):
-    """With a sliding window shorter than the sequence, and without a look at the data."""
+    """This includes a sliding window that is shorter than the sequence. The attention mask must not depend on the data."""
     import torch
 
     for name in ("mistral", "gpt_neox", "bert"):
@@ -206,7 +208,7 @@ def task_of(known, **options):
 
 
 def cell_of(known, **keys):
-    """A cell of one process."""
+    """Returns a cell of one process."""
     whole = {"strategy": "single", "gpus": 1, "dp": 1, "seq_len": known.seq_len, "workload_code": known.code} | keys
     return msgspec.structs.replace(CELL, workload=known.name, **whole)
 

@@ -1,4 +1,5 @@
-"""Data files are checked before they are trained on, made once however many race for them, and served in one order."""
+"""Data files are checked before training, are created once even if many processes need them, and are read in one fixed
+order."""
 
 import hashlib
 import multiprocessing

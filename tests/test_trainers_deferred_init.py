@@ -1,4 +1,4 @@
-"""Weights that rank 0 draws for all ranks: the same weights, buffers and ties on every rank as in one process."""
+"""Rank 0 draws the weights for all ranks: every rank gets the weights, buffers and tied weights that one process would have."""
 
 import gc
 import weakref
@@ -12,25 +12,26 @@ pytest_plugins = ["support_trainers"]
 @pytest.mark.parametrize(
     ("strategy", "gpus", "keys"),
     [
-        ("fsdp1-full-shard", 2, {"activation_checkpointing": "full", "accumulation": 2}),  # gpt2-tiny: tied weights
+        ("fsdp1-full-shard", 2, {"activation_checkpointing": "full", "accumulation": 2}),  # gpt2-tiny has tied weights
         ("fsdp1-full-shard", 2, {"options": {"wrap": "none"}}),
-        ("fsdp1-shard-grad-op", 2, {"workload": "llm-1.3b-tiny", "seq_len": 64}),  # position frequencies: not persistent
-        ("fsdp1-no-shard", 3, {"workload": "resnet50-tiny", "global_batch_size": 6}),  # statistics: integers among them
+        # its position frequencies are buffers that are not persistent
+        ("fsdp1-shard-grad-op", 2, {"workload": "llm-1.3b-tiny", "seq_len": 64}),
+        ("fsdp1-no-shard", 3, {"workload": "resnet50-tiny", "global_batch_size": 6}),  # its statistics include integers
         ("fsdp1-hybrid-shard", 4, {"workload": "vit-tiny", "activation_checkpointing": "segments-2"}),
         ("fsdp1-hybrid-shard-zero2", 4, {"workload": "llm-1.3b-tiny", "seq_len": 64, "precision": "bf16"}),
         ("fsdp2", 2, {"workload": "resnet50-tiny", "global_batch_size": 4}),
-        ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),  # the tied weight on the first and on the last stage
+        ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),  # the tied weight is on the first and on the last stage
         ("tp-fsdp2", 4, {"tp": 2, "workload": "llm-1.3b-tiny", "seq_len": 64, "activation_checkpointing": "full"}),
     ],
 )
 def test_the_model_is_that_of_one_process(bench, strategy, gpus, keys):
-    """The proof holds weights by name, before and after its steps, against those of a process that drew its own."""
+    """The same-work proof compares weights by name, before and after its steps, with a process that drew its own weights."""
     result = bench.complete(strategy=strategy, gpus=gpus, steps=1, prove="auto", **keys).read_result()
     assert result.same_work.verdict == "proven", result.same_work.why
 
 
 class Toy:
-    """A task whose model has a weight of its own and one that two modules share."""
+    """A task whose model has one weight of its own and one weight that two modules share."""
 
     def model(self):
         from torch import nn
@@ -42,7 +43,7 @@ class Toy:
 
 @pytest.fixture
 def alone():
-    """This process as the only rank."""
+    """Makes this process the only rank."""
     import torch
     import torch.distributed as dist
 
@@ -63,7 +64,7 @@ def test_what_is_cut_does_not_stay_whole_and_a_tied_weight_stays_one(alone):
     assert model["block"].weight.dtype == torch.bfloat16
     assert model["head"].weight.is_meta
     whole = weakref.ref(model["block"].weight)
-    model["block"].weight = nn.Parameter(torch.zeros(1, 4))  # as what cuts a module does
+    model["block"].weight = nn.Parameter(torch.zeros(1, 4))  # like code that shards a module
     gc.collect()
     assert whole() is None
     deferred.fill_own(model["embedding"], keep=False)

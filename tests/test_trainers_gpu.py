@@ -1,4 +1,4 @@
-"""What cannot run on a CPU: refused there with its reason, and run here where there is a GPU."""
+"""Features that need a GPU: without a GPU they are refused with a reason, with a GPU they run here."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ def test_every_precision_is_proven_on_a_gpu(bench, strategy, precision):
 
 
 def by_nvidia_smi(*fields):
-    """What NVIDIA's own tool says of each GPU: its fields as text."""
+    """Returns the fields of each GPU, as text, from nvidia-smi, NVIDIA's own tool."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [dict(zip(fields, line.split(", "), strict=True)) for line in said.splitlines()]
@@ -66,7 +66,8 @@ def by_nvidia_smi(*fields):
 
 @GPU
 def test_the_sampler_reads_what_nvidia_smi_reads():
-    """In the units of the records. All of it changes from moment to moment: a thousandth or a thousandfold would be seen."""
+    """Values are in the units of the records. All values change over time, so the tolerance is wide, but a wrong unit would
+    show."""
     fields = ("uuid", "memory.used", "power.draw", "temperature.gpu", "clocks.sm")
     source, sample = GpuSource(), Sample(schema=1, t_s=0, wall_s=0, host="h", boot_id="b")
     before = by_nvidia_smi(*fields)

@@ -1,4 +1,5 @@
-"""Readers of image sets: official formats as they are published, damaged ones refused, the same pixels each time."""
+"""Readers of image sets: the official formats as published, damaged files are refused, and the same pixels are read each
+time."""
 
 import gzip
 import io
@@ -206,7 +207,7 @@ def test_imagenet_labels_come_from_all_folders_of_train(imagenet_path):
     assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     validation = opened(imagenet_path, "imagenet", "validation")
     assert validation.read(ALL)[1].tolist() == [0, 1, 2]
-    # Images of one colour show the normalisation; JPEG itself is off by a level or two.
+    # Images of one colour show the normalisation. JPEG itself changes values by a level or two.
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     assert np.allclose(images[4, :, 16, 16] * std + mean, np.array([80, 100, 50]) / 255, atol=3 / 255)
 
@@ -260,17 +261,17 @@ def test_scaling_the_square_is_scaling_all_and_cutting(tmp_path, width, height, 
     ("mode", "colour", "red_green_blue"),
     [
         ("L", 90, (90, 90, 90)),
-        # Inks of 0 to 255 take light away one after the other: red is 255 (1 - cyan / 255) (1 - black / 255), and so on.
+        # Each ink (0 to 255) absorbs light independently: red is 255 (1 - cyan / 255) (1 - black / 255), and so on.
         ("CMYK", (200, 100, 0, 50), (255 * 55 / 255 * 205 / 255, 255 * 155 / 255 * 205 / 255, 205)),
     ],
 )
 def test_other_colours_become_red_green_and_blue(tmp_path, mode, colour, red_green_blue):
     image = np.full((3, 8, 8), np.nan, np.float32)
     imagenet.decode(jpeg(colour=colour, mode=mode), tmp_path, 8, image)
-    # the mean and the standard deviation of the three colours of ImageNet, with which torchvision's models are trained
+    # ImageNet's mean and standard deviation of the three colours, with which torchvision's models are trained
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     seen = 255 * (image * std.reshape(3, 1, 1) + mean.reshape(3, 1, 1))
-    assert np.abs(seen - np.array(red_green_blue).reshape(3, 1, 1)).max() < 3  # JPEG itself is off by a level or two
+    assert np.abs(seen - np.array(red_green_blue).reshape(3, 1, 1)).max() < 3  # JPEG itself changes values by a level or two
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Instruments measure what is there, hold no step's time, and say what they cannot tell."""
+"""Instruments measure what is really there, do not add to the time of a step, and say what they cannot measure."""
 
 import gzip
 import json
@@ -17,16 +17,16 @@ from trainers.instruments.memory_timeline import POINTS, timeline
 pytest_plugins = ["support_trainers"]
 ADAM = Optimizer(name="adamw", lr=1e-3)
 CATEGORIES = Instruments(memory="categories")
-CUT = {"param_persistence_threshold": 0, "max_reuse_distance": 0}  # ZeRO-3 as textbooks have it
+CUT = {"param_persistence_threshold": 0, "max_reuse_distance": 0}  # settings for ZeRO-3 as textbooks describe it
 
 
 def categories(run_dir, rank=0):
     return json.loads(run_dir.memory_file(rank).read_text())
 
 
-# (strategy, ranks, options, over how many ranks its authors cut parameters, gradients and optimizer state, over how many the
-# gradients that one rank really holds are cut). DeepSpeed's stage 1 reduces gradients to their owners as backward goes; its
-# stage 3 keeps its part and hands the optimizer a copy.
+# (strategy, ranks, options, over how many ranks its authors shard parameters, gradients and optimizer state, over how many
+# ranks the gradients that a rank really holds are sharded). DeepSpeed's stage 1 reduces each gradient to its owner during
+# backward. Its stage 3 keeps its part and gives the optimizer a copy.
 STRATEGIES = (
     ("single", 1, {}, (1, 1, 1), 1), ("ddp", 2, {}, (1, 1, 1), 1), ("fsdp2", 2, {}, (2, 2, 2), 2),
     ("fsdp1-full-shard", 2, {}, (2, 2, 2), 2), ("zero0", 2, {}, (1, 1, 1), 1), ("zero1", 2, {}, (1, 1, 2), 2),
@@ -36,8 +36,8 @@ STRATEGIES = (
 
 @pytest.mark.parametrize(("strategy", "gpus", "options", "cuts", "gradients"), STRATEGIES)
 def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, cuts, gradients):
-    """P parameters in fp32: 4 P bytes, gradients 4 P, the two moments of Adam 8 P; each cut over the ranks as the strategy has
-    it. The estimate rounds up to whole bytes."""
+    """P parameters in fp32 take 4 P bytes, gradients 4 P, the two moments of Adam 8 P. Each is divided by the number of
+    ranks over which the strategy shards it. The estimate rounds up to whole bytes."""
     keys = {"strategy": strategy, "gpus": gpus, "options": options, "optimizer": ADAM, "instruments": CATEGORIES}
     run_dir = bench.complete(**keys, steps=2, warmup_steps=1)
     result = run_dir.read_result()
@@ -50,7 +50,8 @@ def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, cuts, 
     assert start["optimizer_state"] == pytest.approx(expected["optimizer_state"], rel=0.02)
     assert most["gradient"] == pytest.approx(psi / gradients, rel=0.02)
     if strategy == "ddp":
-        assert start["gradient"] == pytest.approx(psi, rel=0.02)  # its buckets, of which gradients are views
+        # the gradients are views of DDP's buckets, which exist from the start
+        assert start["gradient"] == pytest.approx(psi, rel=0.02)
 
 
 def test_a_curve_is_what_its_parts_say(bench):
@@ -66,20 +67,22 @@ def test_a_curve_is_what_its_parts_say(bench):
         assert max(map(sum, zip(*columns, strict=True))) == sum(found["peak"].values())
         assert found["peak"]["activation"] > found["peak"]["parameter"]
         assert found["end"]["activation"] == found["end"]["temporary"] == 0
-        assert found["end"]["gradient"] == pytest.approx(4 * result.parameters, rel=0.02)  # DDP keeps its buckets
+        # DDP keeps its buckets after the step
+        assert found["end"]["gradient"] == pytest.approx(4 * result.parameters, rel=0.02)
         assert {"forward", "backward", "outside"} == set(found["phase"])
     peak = result.instruments["memory"]["peak_bytes"]
     assert result.peak_memory_bytes == {"rss": result.peak_memory_bytes["rss"], **peak}
     assert [record.watched for record in run_dir.steps(1).records] == [False, True, False]
-    assert result.step_time_ms.n == 2  # the step that was looked into counts for no time
+    assert result.step_time_ms.n == 2  # the step whose memory is recorded is not timed
 
 
-# fsdp2: how long a gathered block stays hangs on when the other rank is done with it, and the two are of different steps.
+# fsdp2: a gathered block stays in memory until the other rank is done with it, and the two figures come from different steps.
 @pytest.mark.parametrize(("strategy", "gpus", "keys", "within"), [
     ("single", 1, {"activation_checkpointing": "full"}, 0.01), ("fsdp2", 2, {}, 0.05), ("ddp", 2, {"warmup_steps": 1}, 0.01),
 ])  # fmt: skip
 def test_the_sum_of_categories_is_what_torch_allocates(bench, strategy, gpus, keys, within):
-    """Held against torch's profiler in the step after: what a step allocates on top of what it found, at its peak."""
+    """Compared with torch's profiler in the next step: the peak of what a step allocates in addition to the memory at its
+    start."""
     look = Instruments(memory="categories", profile=Profile(first_step=3, steps=1, memory=True))
     run_dir = bench.complete(strategy=strategy, gpus=gpus, optimizer=ADAM, steps=3, instruments=look, **keys)
     found = categories(run_dir)
@@ -145,7 +148,8 @@ def test_what_a_run_cannot_have_is_refused_before_it_trains(bench, look, keys, w
 
 
 def test_the_estimate_is_that_of_the_study():
-    """The study calls it GPT-2 Large in FP16; its figures are those of GPT-2 (124,439,808) with 4 bytes a parameter."""
+    """The study calls the model GPT-2 Large in FP16. Its figures are those of GPT-2 (124,439,808) with 4 bytes per
+    parameter."""
     found = estimate(124_439_808, "fp32", ADAM)
     assert [round(nbytes / 2**20, 2) for nbytes in found.values()] == [474.70, 474.70, 949.40]
     assert round(sum(found.values()) / 2**20, 2) == 1898.80
@@ -160,7 +164,8 @@ def test_the_estimate_follows_rule_precision_and_cut():
 
 
 def test_a_timeline_by_hand():
-    """Storage 0 was there; 1 is made at 1 s and freed at 3 s; 2 is made at 2 s: at most 10 + 5 + 7 bytes at 2 s."""
+    """Storage 0 exists from the start; 1 is allocated at 1 s and freed at 3 s; 2 is allocated at 2 s. The peak at 2 s is 10
+    + 5 + 7 bytes."""
     changes = [(0.0, "outside", 0, 10), (1.0, "forward", 1, 5), (2.0, "backward", 2, 7), (3.0, "backward", 1, -5)]
     found = timeline(changes, lambda number: ("parameter", "activation", "gradient")[number])
     assert (found.peak_t_ms, found.peak_phase, sum(found.peak.values())) == (2000.0, "backward", 22)
@@ -182,7 +187,8 @@ def test_parameter_servers_workers_are_looked_into_as_well(bench):
     run_dir = bench.complete(strategy="ps-sync", gpus=2, servers=1, steps=2, instruments=CATEGORIES)
     found, result = categories(run_dir, 1), run_dir.read_result()
     assert found["start"]["parameter"] == 4 * result.parameters
-    assert "estimate_bytes" not in result.instruments["memory"]  # it is not cut over data-parallel ranks
+    # the estimate exists only for models that are sharded over data-parallel ranks
+    assert "estimate_bytes" not in result.instruments["memory"]
 
 
 def test_the_environment_says_where_sockets_really_are(bench, profiled):
@@ -191,7 +197,8 @@ def test_the_environment_says_where_sockets_really_are(bench, profiled):
     assert sum(found["interfaces"]["sockets"].values()) > 0
     assert not [name for name in found["interfaces"]["sockets"] if name.startswith("unknown")]
     assert found["variables"]["OMP_NUM_THREADS"] == "1"
-    assert found["variables"]["NCCL_DEBUG"] == os.environ.get("NCCL_DEBUG", "INFO")  # `collect` reads what NCCL then logs
+    # `collect` reads the lines that NCCL then logs
+    assert found["variables"]["NCCL_DEBUG"] == os.environ.get("NCCL_DEBUG", "INFO")
     assert found["numa_nodes"][0]["cpus"]
     assert {nic["name"]: nic["mtu"] for nic in found["nics"]}["lo"] > 0
     assert ("git_commit" in found) == (host.git_commit() is not None)

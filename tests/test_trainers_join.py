@@ -1,4 +1,4 @@
-"""DDP that trains the rest of an epoch too: a last step for which not every rank has data does the work of one process."""
+"""DDP that also trains the rest of an epoch: a last step in which some ranks have no data does the work of one process."""
 
 import msgspec
 import numpy as np
@@ -8,8 +8,9 @@ from collect.sources import steps as of_steps
 from trainers import menu
 
 pytest_plugins = ["support_trainers"]
-ROUNDING = 1e-5  # sums in another order
-ITEMS, BATCH, RANKS = 23, 6, 3  # three steps of 6 items, then 4 on two ranks; one item fills no rank's share
+ROUNDING = 1e-5  # the largest difference that a different order of sums may cause
+# three steps of 6 items, then one step of 4 items on two ranks; one item is left, which fills no rank's share
+ITEMS, BATCH, RANKS = 23, 6, 3
 JOINING = {
     "workload": "vit-tiny", "strategy": "ddp", "gpus": RANKS, "global_batch_size": BATCH, "steps": None, "epochs": 1,
     "warmup_steps": 5,

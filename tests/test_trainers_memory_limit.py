@@ -1,4 +1,4 @@
-"""A rank that is held to a limit runs out of memory there, as on a smaller GPU, and the run says so."""
+"""A rank with a memory limit runs out of memory at this limit, as on a smaller GPU, and the run says so."""
 
 import pytest
 

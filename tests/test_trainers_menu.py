@@ -1,4 +1,4 @@
-"""What the menus say without torch is what torch finds in the built models."""
+"""The menus, which are printed without torch, agree with the models that torch builds."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def test_the_menus_are_complete():
 
 @pytest.fixture(params=["gpt2-tiny", "vit-tiny"])
 def built(request, bench):
-    """(workload, task, model) of a workload at its default options."""
+    """Returns (workload, task, model) of a workload with its default options."""
     workload = menu.workload(request.param)
     run = bench.run_dir(workload=request.param).read_run()
     task = workload.build(run.cell, bench.data)

@@ -1,4 +1,4 @@
-"""Switches change how a step is made and not what it computes, and a run says which took effect."""
+"""Model options change how a step is computed and not its result. A run records which options took effect."""
 
 import shutil
 from functools import cache
@@ -18,7 +18,7 @@ def difference(one, other):
 
 @cache
 def plain(bench, strategy, gpus):
-    """A run without any switch."""
+    """Trains a run without any model option."""
     return bench.complete(strategy=strategy, gpus=gpus)
 
 
@@ -52,7 +52,8 @@ def test_more_segments_than_blocks_are_refused(bench):
 def test_the_gradient_of_all_ranks_is_clipped_and_not_each_ranks_own(bench, strategy, gpus):
     reference = bench.reference(max_grad_norm=0.1)
     assert difference(bench.losses(strategy=strategy, gpus=gpus, max_grad_norm=0.1), reference) < ROUNDING
-    assert difference(bench.reference(), reference) > 1e-2  # without it other losses come out: it does something
+    # without clipping the losses are different, so clipping has an effect
+    assert difference(bench.reference(), reference) > 1e-2
 
 
 def test_a_norm_above_the_gradients_changes_nothing(bench):
@@ -62,8 +63,8 @@ def test_a_norm_above_the_gradients_changes_nothing(bench):
 @pytest.mark.parametrize(("precision", "allowed"), [("fp32", ROUNDING), *only_long(("bf16", 1e-2))])
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++, which is not installed")
 def test_compiled_blocks_compute_the_same(bench, precision, allowed):
-    """The losses of a compiled run equal those of a run without compilation, and its same-work proof holds."""
-    # To compile a block takes half a minute of a processor. A compiled block rounds to bf16 less often.
+    """A compiled run has the same losses as a run without compilation, and its same-work proof holds."""
+    # Compiling a block takes half a minute of CPU time. A compiled block rounds to bf16 less often.
     one_block = {"options": {"n_layer": 1}, "steps": 2, "precision": precision}
     run_dir = bench.complete(strategy="single", compile=True, prove="auto", **one_block)
     result = run_dir.read_result()

@@ -1,4 +1,4 @@
-"""Tensor and pipeline parallelism and their meshes do the work of one process, and send what they say they send."""
+"""Tensor parallelism, pipeline parallelism and their meshes do the work of one process and send the bytes that theory says."""
 
 import msgspec
 import pytest
@@ -7,7 +7,8 @@ from support_long import only_long
 from trainers import menu
 
 pytest_plugins = ["support_trainers"]
-ROUNDING = 2e-5  # sums in another order; at most 2e-6 was seen, 7e-5 where layer norms missed the other positions
+# a different order of sums; the largest difference seen was 2e-6, and 7e-5 when layer norms ignored some positions
+ROUNDING = 2e-5
 SLICES = {"sequence_parallel": True}
 TORCHRUN = (
     "torch.distributed.run",
@@ -19,13 +20,13 @@ TORCHRUN = (
 
 
 def difference(one, other):
-    """The largest difference of two runs' losses at any step."""
+    """Returns the largest difference between the losses of two runs at any step."""
     assert len(one) == len(other) > 0
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def losses_of(run_dir):
-    """The loss at each timed step: every rank of a pipeline has its pipeline's, so that their mean is the batch's."""
+    """Returns the loss of the batch at each timed step: the mean over all ranks, each of which has the loss of its pipeline."""
     ranks = run_dir.read_run().world.world_size
     columns = [[r.loss for r in run_dir.steps(rank).records if not r.warmup] for rank in range(ranks)]
     return [sum(row) / ranks for row in zip(*columns, strict=True)]
@@ -34,10 +35,10 @@ def losses_of(run_dir):
 @pytest.mark.parametrize(
     ("strategy", "gpus", "keys"),
     [
-        # Default options are proven by tests/test_trainers_same_work.py, for every strategy.
+        # tests/test_trainers_same_work.py proves every strategy with its default options.
         ("tp", 2, {"options": SLICES}),
         ("tp", 4, {"options": SLICES, "accumulation": 2, "activation_checkpointing": "every-2"}),
-        ("pp-1f1b", 3, {"accumulation": 4}),  # 4 blocks over 3 stages: one has two of them
+        ("pp-1f1b", 3, {"accumulation": 4}),  # 4 blocks on 3 stages: one stage has two blocks
         ("pp-1f1b", 2, {"accumulation": 2, "workload": "vit-tiny", "activation_checkpointing": "full"}),
         ("pp-interleaved", 2, {"accumulation": 4}),
         ("tp-fsdp2", 4, {"tp": 2, "options": SLICES}),
@@ -47,7 +48,7 @@ def losses_of(run_dir):
             ("pp-gpipe", 3, {"accumulation": 2, "workload": "vit-tiny"}),
             ("pp-interleaved", 2, {"accumulation": 2, "workload": "vit-tiny"}),
             ("tp-fsdp2", 4, {"tp": 2, "workload": "vit-tiny", "activation_checkpointing": "full"}),
-            ("pp-1f1b", 1, {}),  # both ends of the tied weight on one rank
+            ("pp-1f1b", 1, {}),  # both uses of the tied weight are on one rank
             ("tp", 4, {"accumulation": 2}),
             ("tp", 2, {"workload": "vit-tiny", "accumulation": 2}),
             ("pp-1f1b", 4, {"accumulation": 4}),
@@ -59,7 +60,8 @@ def losses_of(run_dir):
     ],
 )
 def test_the_work_of_one_process_and_the_bytes_of_theory(bench, strategy, gpus, keys):
-    """Losses of 10 steps here; in the proof weights by name, before and after, gradient norms, and the bytes of a step."""
+    """The losses of 10 steps are compared here. The proof compares weights by name, before and after, gradient norms, and
+    bytes of a step."""
     degrees = menu.strategy(strategy).degrees
     keys = {**({degrees[0]: gpus} if len(degrees) == 1 else {}), **keys}
     run_dir = bench.complete(strategy=strategy, gpus=gpus, prove="auto", **keys)
@@ -86,13 +88,14 @@ def test_the_work_of_one_process_and_the_bytes_of_theory(bench, strategy, gpus, 
     ],
 )
 def test_bf16_rounds_and_does_no_other_work(bench, strategy, gpus, keys):
-    """The tolerance of test_trainers_same_work.py, for its reason: two roundings of bf16 are at most 2**-8 of a number, 0.022
-    of the largest loss; 0.0051 was seen. The bytes are those of 2-byte numbers where numbers go out in bf16."""
+    """The tolerance is explained in test_trainers_same_work.py: two roundings of bf16 are at most 2**-8 of a number, which
+    is 0.022 of the largest loss; the largest difference seen was 0.0051. Where numbers are sent in bf16, 2 bytes are counted
+    for each."""
     run_dir = bench.complete(strategy=strategy, gpus=gpus, precision="bf16", prove="auto", **keys)
     workload = keys.get("workload", "gpt2-tiny")
     assert (
         1e-5 < difference(losses_of(run_dir), bench.reference(workload=workload)) < 0.022
-    )  # equal would mean: nothing ran in bf16
+    )  # equal losses would mean that nothing was computed in bf16
     result = run_dir.read_result()
     assert result.same_work.verdict == "proven", result.same_work.why
     assert result.communication_bytes["counted"] == pytest.approx(result.communication_bytes["theory"], rel=0.02)
@@ -110,8 +113,8 @@ def test_bf16_rounds_and_does_no_other_work(bench, strategy, gpus, keys):
     ],
 )
 def test_clipping_by_the_whole_models_norm(bench, strategy, gpus, keys):
-    """The first steps' gradients are longer than 0.5: a norm over one rank's part alone, or one that counts the tied
-    weight twice, would scale by another number."""
+    """The gradients of the first steps are longer than 0.5. A norm over only one rank's part, or a norm that counts the tied
+    weight twice, would scale them differently."""
     ours = bench.losses(strategy=strategy, gpus=gpus, max_grad_norm=0.5, **keys)
     clipped = bench.reference(workload="gpt2-tiny", max_grad_norm=0.5)
     assert difference(ours, clipped) < ROUNDING

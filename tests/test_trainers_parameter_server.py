@@ -1,4 +1,5 @@
-"""Parameter servers: the synchronous one does the work of one process; the others keep their bounds and outlive a worker."""
+"""Parameter servers: the synchronous one does the work of one process; the others respect their bounds and survive a lost
+worker."""
 
 import contextlib
 import json
@@ -20,10 +21,11 @@ from trainers.rank import Rank
 from trainers.ranks import devices
 
 pytest_plugins = ["support_trainers"]
-ROUNDING = 1e-4  # sums in another order; at most 1e-6 was seen
-CALM = Optimizer(name="sgd", lr=0.02, momentum=0.9)  # for gradients that are each an update and not a part of a mean
+ROUNDING = 1e-4  # a different order of sums; the largest difference seen was 1e-6
+# a small learning rate, because each gradient is an update of its own and not averaged with others
+CALM = Optimizer(name="sgd", lr=0.02, momentum=0.9)
 FOREVER = 1_000_000
-MANY = 400  # steps: a test has seconds, on a fast machine too, to stop or to kill a worker among them
+MANY = 400  # steps: also on a fast machine, enough seconds remain to stop or kill a worker
 TORCHRUN = (
     "torch.distributed.run", "--nnodes=1", "--nproc-per-node=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0",
     "--local-addr=127.0.0.1", "-m", "trainers", "run",
@@ -31,7 +33,7 @@ TORCHRUN = (
 
 
 def of_workers(run_dir):
-    """The mean loss over the workers at each timed step."""
+    """Returns the loss of each timed step, as the mean over the workers."""
     columns = [[r.loss for r in run_dir.steps(rank).records] for rank in range(run_dir.read_run().cell.gpus)]
     return [sum(row) / len(row) for row in zip(*columns, strict=True)]
 
@@ -41,7 +43,8 @@ def effective(run_dir):
 
 
 def process(run_dir, rank):
-    """The process of a rank: its output is the rank's log, which exists a moment before the process writes to it."""
+    """Returns the process of a rank. Its standard output is the log of the rank, which exists shortly before the process
+    does."""
 
     def find():
         for output in Path("/proc").glob("[0-9]*/fd/1"):
@@ -54,8 +57,8 @@ def process(run_dir, rank):
 
 
 def nothing_moves(processes):
-    """Whether each of these processes waits for somebody: it sleeps, and takes no time of a processor between ten looks. A
-    process that waits for a processor, as on a machine with other work, is not asleep."""
+    """Returns whether all these processes wait for another process: they sleep and use no CPU time during ten checks. A
+    process that waits for a processor, as on a busy machine, is not asleep."""
     before = [one.cpu_times()[:2] for one in processes]
     for _ in range(10):
         if any(one.status() != psutil.STATUS_SLEEPING for one in processes):
@@ -72,7 +75,7 @@ def reference(bench):
 
 @pytest.fixture
 def started(bench):
-    """Starts runs, waits until they are at their steps, and leaves none behind."""
+    """Returns a function that starts a run and waits until all its workers make steps. All runs are killed after the test."""
     clients = []
 
     def start(*, at_steps=True, **keys):
@@ -103,12 +106,13 @@ def test_synchronous_servers_do_the_work_of_one_process(bench, reference, worklo
     assert max(found["server_elements"]) - min(found["server_elements"]) <= 1
     assert (found["updates"], found["staleness_counts"], found["largest_lead_steps"]) == (10, {"0": 20}, 0)
     assert (found["optimizer"], found["momentum"], found["last_lr"]) == ("SGD", 0.9, 0.1)
-    assert not run.steps_file(2).exists()  # a server makes no steps
+    assert not run.steps_file(2).exists()  # a server records no steps
     assert run.timed_steps(2) == 10
 
 
 def test_the_comparison_can_fail_and_bf16_rounds_and_does_no_other_work(bench, reference):
-    """The bound of bf16 is argued in test_trainers_same_work.py: 2**-9 of the largest loss, 5.4."""
+    """The bound of bf16 is explained in test_trainers_same_work.py: two roundings are at most 2**-8 of the largest loss
+    (5.4)."""
     rounded = of_workers(bench.complete(strategy="ps-sync", gpus=2, servers=1, precision="bf16"))
     assert 1e-5 < max(abs(a - b) for a, b in zip(rounded, reference["gpt2-tiny"], strict=True)) < 0.022
     alone = of_workers(bench.complete(strategy="ps-async", gpus=2, servers=1))
@@ -116,7 +120,7 @@ def test_the_comparison_can_fail_and_bf16_rounds_and_does_no_other_work(bench, r
 
 
 def test_switches_and_a_lone_worker(bench, reference):
-    """With one worker there is nobody to be stale against: asynchronous is the work of one process as well."""
+    """With only one worker, gradients are never stale, so also asynchronous servers do the work of one process."""
     for strategy in ("ps-async", "ps-ssp"):
         run = bench.complete(strategy=strategy, gpus=1, servers=2, activation_checkpointing="every-2")
         assert max(abs(a - b) for a, b in zip(of_workers(run), reference["gpt2-tiny"], strict=True)) < ROUNDING
@@ -137,7 +141,7 @@ def test_asynchronous_servers_learn_and_count_every_push(bench, strategy, option
     assert max(map(int, found["staleness_counts"])) <= found["largest_staleness"]
     assert found["pulls"] == 2 * (33 // options.get("pull_interval", 1))
     assert found["largest_lead_steps"] <= (found["staleness_bound"] if strategy == "ps-ssp" else 33)
-    if options:  # its own pushes between two pulls make a gradient stale, whatever the other worker does
+    if options:  # between two pulls, a worker's own pushes make its gradients stale, even without the other worker
         assert found["largest_staleness"] >= 2
     assert found["workers_lost"] == []
     assert run.read_result().state == "completed"
@@ -158,7 +162,7 @@ def test_a_stopped_worker_holds_the_others_up_at_the_bound_and_nowhere_else(star
     else:
         until(lambda: ahead() >= bound, "a worker is at the bound")
         until(lambda: nothing_moves([process(run_dir, rank) for rank in (0, 2)]), "the worker and the server wait")
-        # A step that the stopped one has pushed and not yet recorded makes one more.
+        # One step more if the stopped worker has pushed a step and not yet recorded it.
         assert bound <= ahead() <= bound + 1
     slow.send_signal(signal.SIGCONT)
     _, errors = client.communicate(timeout=HANG_S)
@@ -188,7 +192,7 @@ def test_a_killed_worker_ends_nothing_and_is_on_record(started, strategy, server
     assert found["workers_lost"] == [1]
     assert found["pushes_by_worker"][1] in (done[1], done[1] + 1)
     assert sum(found["staleness_counts"].values()) == sum(found["pushes_by_worker"])
-    # Two of three workers came to the end: their units count, and the run is not the one that was asked for.
+    # Two of three workers finished. Their units count, but the run is not the run that was requested.
     slowest = sum(max(pair) for pair in zip(*([r.step_ms for r in run_dir.steps(rank).records] for rank in (0, 2))))
     assert result.throughput_per_s == pytest.approx(MANY * 8 * 64 / (slowest / 1000))
     assert result.state == "failed"
@@ -207,7 +211,7 @@ def test_a_worker_that_is_lost_in_the_warm_up_does_not_hold_up_the_timed_steps(s
 
 
 def test_a_worker_that_is_lost_before_it_has_set_up_ends_the_run(started):
-    """The others wait for it in their own set-up."""
+    """The other ranks wait for this worker during their own set-up."""
     run_dir, client = started(at_steps=False, strategy="ps-async", options={"n_layer": 48})
     until(run_dir.rank_log(1).exists, "rank 1 begins")
     worker = process(run_dir, 1)
@@ -391,7 +395,8 @@ def test_a_ledger_tells_age_lead_and_weight():
         assert ledger.push(worker, version) == weight
         ledger.updates += 1
     assert ledger.staleness == {0: 1, 1: 2, 3: 1}
-    assert [ledger.may_begin(worker) for worker in range(3)] == [False, False, True]  # two steps ahead of worker 2
+    # workers 0 and 1 are two steps ahead of worker 2
+    assert [ledger.may_begin(worker) for worker in range(3)] == [False, False, True]
     ledger.leave(2, lost=True)
     assert ledger.may_begin(0)
     assert ledger.may_begin(1)

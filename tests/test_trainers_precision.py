@@ -1,4 +1,5 @@
-"""16-bit precisions: what computes in which dtype, that it is the work of one process, and that an overflow skips a step."""
+"""16-bit precisions: which dtype each part computes in, that the work is that of one process, and that an overflow skips a
+step."""
 
 import msgspec
 import pytest
@@ -33,7 +34,7 @@ FAMILIES = (
     ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
     ("ps-sync", 2, {"servers": 1}),
 )
-# Those of FAMILIES, or more, of which a precision has a path of its own beside that of fp16.
+# For precisions other than fp16: the cells of FAMILIES, and others, in which the precision has code of its own.
 WHOLE = (
     ("single", 1, {"accumulation": 2}),
     ("ddp", 2, {"accumulation": 2, "activation_checkpointing": "full"}),
@@ -42,12 +43,13 @@ WHOLE = (
     ("ps-sync", 2, {"servers": 1}),
 )
 SHARDED = (("fsdp1-full-shard", 2, {}), ("fsdp2", 2, {"workload": "vit-tiny"}))
-SELDOM = (  # in `make test-long` alone
+SELDOM = (  # tested only by `make test-long`
     "fsdp1-no-shard", "fsdp1-hybrid-shard-zero2", "fsdp2-hsdp", "pp-interleaved", "pp-fsdp2", "tp-pp",
 )  # fmt: skip
 PURE_ONLY = (("zero1", 2, {}), ("zero2", 2, {"accumulation": 2}), ("zero3", 2, {}), ("fsdp1-no-shard", 2, {"accumulation": 2}))
-# Forks ranks that make three steps: with a scale that overflows everywhere, with a gradient that overflows on rank 1 alone,
-# and a sound one. Prints, for each rank, after each step: the scale, the steps skipped, and whether its weights moved.
+# Forks ranks that make three steps: one with a scale that overflows everywhere, one with a gradient that overflows on rank 1
+# only, and a normal one. After each step, prints for each rank the scale, the number of skipped steps, and whether the weights
+# changed.
 STEPS = """
 import json, math, os, sys, tempfile
 import msgspec, torch
@@ -179,8 +181,8 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_and_halves_the_scale(benc
 
 @pytest.mark.parametrize(("strategy", "gpus", "keys"), [("fsdp1-full-shard", 2, {}), ("tp", 2, {"tp": 2}), ("ddp", 2, {})])
 def test_clipping_works_on_gradients_of_their_true_size(bench, strategy, gpus, keys):
-    """0.022: two roundings of bf16, which is coarser, in the largest loss. Five steps: in the sixth fsdp1's gradients overflow,
-    and it skips that step, as it should."""
+    """0.022 is what two roundings of bf16, which is coarser than fp16, may change in the largest loss. Only five steps: in
+    the sixth, the gradients of fsdp1 overflow, and fsdp1 correctly skips that step."""
     ours = bench.losses(strategy=strategy, gpus=gpus, precision="fp16", max_grad_norm=0.1, steps=5, **keys)
     assert difference(ours, bench.losses(max_grad_norm=0.1, steps=5)) < 0.022
     assert difference(ours, bench.losses(steps=5)) > 0.1
@@ -196,8 +198,8 @@ def test_wrong_work_is_called_different(bench, broken, precision):
 @pytest.mark.parametrize(
     ("precision", "broken"),
     [
-        ("fp16", "proof.LOSS_SCALE = 2.0**60"),  # every step overflows, in one process as on two ranks
-        ("bf16-pure", "proof.SGD = msgspec.structs.replace(proof.SGD, lr=1e-30)"),  # every update is rounded away
+        ("fp16", "proof.LOSS_SCALE = 2.0**60"),  # every step overflows, both in one process and on two ranks
+        ("bf16-pure", "proof.SGD = msgspec.structs.replace(proof.SGD, lr=1e-30)"),  # rounding removes every update
     ],
 )
 def test_two_ways_that_both_do_nothing_are_no_proof(bench, precision, broken):
@@ -208,7 +210,7 @@ def test_two_ways_that_both_do_nothing_are_no_proof(bench, precision, broken):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("workload", ["gpt2-tiny", "vit-tiny"])
 def test_one_process_computes_what_fully_shard_computes_on_one_rank(bench, workload, precision):
-    """There is nothing to shard: what fully_shard does to the weights is to cast them. Autocast computes something else."""
+    """On one rank there is nothing to shard: fully_shard only casts the weights. Autocast computes something else."""
     keys = {"workload": workload, "steps": 4}
     ours, sharded = (bench.losses(strategy=name, precision=precision, **keys) for name in ("single", "fsdp2"))
     assert ours == sharded
@@ -217,7 +219,7 @@ def test_one_process_computes_what_fully_shard_computes_on_one_rank(bench, workl
 
 @pytest.mark.parametrize("strategy", ["fsdp1-full-shard", "fsdp2"])
 def test_the_weights_of_batch_norm_are_rounded_under_every_strategy(bench, strategy):
-    """FSDP1 keeps them in fp32 by default, which is another computation."""
+    """By default FSDP1 keeps these weights in fp32, which would be a different computation."""
     keys = {"workload": "resnet50-tiny", "seq_len": None, "precision": "fp16", "prove": "auto", "steps": 1}
     work = bench.complete(strategy=strategy, **keys).read_result().same_work
     assert (work.verdict, work.loss_difference) == ("proven", 0.0), work.why

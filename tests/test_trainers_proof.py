@@ -1,4 +1,4 @@
-"""The same-work proof proves what is right, catches what is wrong, and counts the bytes that theory states."""
+"""The same-work proof accepts correct code, detects wrong code, and counts the bytes that theory predicts."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from shardlab.record import SameWork
 from trainers import menu, proof
 
 pytest_plugins = ["support_trainers"]
-# Forks two ranks of a process that has broken the code in one place, proves, and prints rank 0's verdict.
+# Forks two ranks from a process in which one place of the code is broken, runs the proof, and prints the verdict of rank 0.
 TWO_RANKS = """
 import os, sys, tempfile
 import msgspec, torch
@@ -76,7 +76,7 @@ ReplicatedEngine.gradient_norm = lambda self: whole(self) / self.data_ranks
 """,
 }
 AVERAGED = "parameters are averaged every 8 steps"
-# ddp without its all-reduce: ranks average their parameters after every 8th step instead.
+# DDP without its all-reduce: instead, ranks average their parameters after every 8th step.
 AVERAGING = """
 import torch.distributed as dist
 from trainers.communication import Term, bytes_of
@@ -99,13 +99,13 @@ menu.strategy = lambda name: msgspec.structs.replace(
 """
 
 
-# One process that takes the global batch in one pass, as people who train on one GPU do.
+# One process that computes the global batch in one pass, as people do who train on one GPU.
 ONE_PASS = """
 single = proof._reference
 proof._reference = lambda cell, task, ranks, steps: single(
     msgspec.structs.replace(cell, micro_batch_size=cell.global_batch_size, gradient_accumulation_steps=1), task, ranks, steps)
 """
-# The twin is small and names no smaller one: it gets the original's, and no memory.
+# The twin is small and names no smaller model. Here it gets the proof options of the original, and too little memory.
 NO_MEMORY = """
 real = menu.workload
 menu.workload = lambda name: msgspec.structs.replace(real(name), proof_options={"n_layer": 2})
@@ -134,7 +134,8 @@ PSI = 220_544 * 4  # bytes of the parameters of gpt2-tiny
 
 
 def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_whole_period(bench):
-    """Two ranks: an all-reduce of psi bytes sends 2 (n-1)/n psi = psi a rank, which is 2 psi every 8 steps: psi / 4 a step."""
+    """With two ranks, an all-reduce of psi bytes sends 2 (n-1)/n psi = psi per rank. The average every 8 steps sends 2 psi:
+    psi / 4 per step."""
     found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", repr(AVERAGED)))
     assert (found.verdict, found.why) == ("other work", AVERAGED)
     assert found.communication_bytes == {"theory": PSI / 4, "counted": PSI / 4, "wire": PSI / 4, "textbook": 4 * PSI}
@@ -144,7 +145,7 @@ def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_wh
 def test_the_same_work_in_a_strategy_that_does_not_say_so_is_called_different(bench):
     found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", "None"))
     assert found.verdict == "different", found.why
-    assert "compared to one process, 10 steps" in found.why  # two, and a whole period
+    assert "compared to one process, 10 steps" in found.why  # two steps of the proof, and a whole period of 8
     assert found.communication_bytes["counted"] == PSI / 4
 
 
@@ -217,7 +218,8 @@ def test_bf16_is_held_against_bf16(bench):
     found = prove(bench, cell_of(bench, strategy="fsdp2", precision="bf16"))
     assert found.verdict == "proven", found.why
     assert "bf16" in found.why
-    assert found.parameter_difference < 1e-3  # against fp32 it is 0.02: fully_shard casts as the reference does
+    # compared with fp32, the difference is 0.02; here the reference casts as fully_shard does
+    assert found.parameter_difference < 1e-3
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp1-full-shard", "fsdp2", "zero3"])
@@ -251,11 +253,11 @@ def test_a_model_that_one_process_cannot_hold_is_proven_at_reduced_depth(bench, 
     found = prove(bench, cell, NO_MEMORY)
     assert found.verdict == "proven", found.why
     assert "at reduced depth (n_layer: 2)" in found.why
-    assert found.communication_bytes is None  # those of a smaller model would not be the cell's
+    assert found.communication_bytes is None  # the bytes of a smaller model would not be those of the cell
 
 
 def test_activation_checkpointing_does_not_change_the_work(bench):
-    """That torch.compile does not either is proven in tests/test_trainers_model_options.py, where compiled blocks are made."""
+    """tests/test_trainers_model_options.py proves the same for torch.compile, because it has compiled blocks anyway."""
     found = prove(bench, cell_of(bench, strategy="fsdp2", activation_checkpointing="every-2"))
     assert found.verdict == "proven", found.why
 

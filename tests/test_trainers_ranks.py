@@ -16,7 +16,7 @@ from trainers.ranks import threads
         (8, 64, {}, 8),
         (8, 64, {"OMP_NUM_THREADS": "1"}, 8),
         (8, 64, {"SLURM_CPUS_ON_NODE": "64"}, 8),  # one task starts all ranks
-        (8, 8, {"SLURM_CPUS_ON_NODE": "64"}, 8),  # Slurm starts each rank as a task and binds it to 8 processors
+        (8, 8, {"SLURM_CPUS_ON_NODE": "64"}, 8),  # Slurm starts each rank as a task of its own and binds it to 8 processors
         (8, 1, {"SLURM_CPUS_ON_NODE": "64"}, 1),
         (8, 4, {}, 1),
     ],

@@ -1,4 +1,4 @@
-"""Strategies differ in how they train, not in what: the same losses from the same data, step by step."""
+"""Strategies differ in how they train and not in what they compute: the same data gives the same losses, step by step."""
 
 import pytest
 
@@ -7,18 +7,19 @@ from trainers import menu
 pytest_plugins = ["support_trainers"]
 DISTRIBUTED = ("ddp", "fsdp2", "fsdp2-zero2")
 WORKLOADS = ("gpt2-tiny", "vit-tiny")
-ROUNDING = 1e-4  # sums in another order; at most 1e-6 was seen
+ROUNDING = 1e-4  # a different order of sums; the largest difference seen was 1e-6
 
 
 def difference(one, other):
-    """The largest difference of two runs' losses at any step."""
+    """Returns the largest difference between the losses of two runs at any step."""
     assert len(one) == len(other) > 0
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def smallest(bench, name):
-    """The keys of a small cell in which a strategy divides its work: two ranks in each dimension of its mesh, or more if it
-    refuses so few, or one if it refuses more; two micro-batches a step; one parameter server if it has servers."""
+    """Returns the keys of a small cell in which a strategy really divides its work: two ranks in each dimension of its mesh
+    (more if the strategy refuses so few, one if it refuses more), two micro-batches per step, and one parameter server if it
+    uses servers."""
     strategy = menu.strategy(name)
     mesh = {degree: 2 for degree in strategy.degrees if degree != "dp"}
     keys = {"strategy": name, "accumulation": 2, "servers": int(strategy.servers), **mesh}
@@ -30,8 +31,9 @@ def smallest(bench, name):
 
 @pytest.mark.parametrize("name", menu.strategies())
 def test_a_strategy_does_the_work_of_one_process_and_sends_what_theory_says_or_declares_why_not(bench, name):
-    """Every strategy on the menu at its default options: losses of 10 steps; in the proof the weights before and after, the
-    gradient norms and the bytes of a step. What a strategy declares by `unprovable` or `other_work` has a test of its own."""
+    """Tests every strategy on the menu with its default options. The losses of 10 steps are compared here; the proof
+    compares the weights before and after, the gradient norms and the bytes of a step. Strategies that declare `unprovable`
+    or `other_work` have tests of their own."""
     keys, strategy = smallest(bench, name), menu.strategy(name)
     run_dir = bench.run_dir(prove="auto", **keys)
     cell = run_dir.read_run().cell
@@ -69,9 +71,9 @@ def test_one_rank_is_enough_and_three_agree(bench, strategy):
 
 @pytest.mark.parametrize("strategy", ["single", *DISTRIBUTED])
 def test_bf16_rounds_and_does_no_other_work(bench, strategy):
-    """bf16 keeps 8 bits of a number: two roundings are at most 2**-8 of it, which is 0.022 of the largest loss here (5.4).
-    The errors of many products average out below that; 0.0027 was seen. Other data or another batch differ by 0.5 and more.
-    """
+    """bf16 keeps 8 bits of a number, so two roundings are at most 2**-8 of it, which is 0.022 of the largest loss here
+    (5.4). The errors of many products average out to less; the largest difference seen was 0.0027. Other data or another
+    batch would change losses by 0.5 or more."""
     ours = bench.losses(strategy=strategy, gpus=1 if strategy == "single" else 2, precision="bf16")
     assert (
         1e-5 < difference(ours, bench.reference(workload="gpt2-tiny")) < 0.022

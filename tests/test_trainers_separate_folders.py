@@ -1,4 +1,4 @@
-"""Ranks on nodes that share no folder: each node has its own part of a run, its checkpoints included."""
+"""Ranks on nodes that share no folder: each node has its own part of the run's files, including checkpoints."""
 
 import shutil
 import socket
@@ -22,7 +22,7 @@ KEYS = {"strategy": "ddp", "gpus": 2, "steps": 12, "prove": "auto"}
 
 @pytest.fixture
 def disks(tmp_path):
-    """The disks of two nodes, which both see under the same path."""
+    """The disks of two nodes. Each node sees its disk under the same path."""
     (tmp_path / "ws").mkdir()
     for node in (0, 1):
         (tmp_path / f"disk{node}").mkdir()
@@ -30,7 +30,7 @@ def disks(tmp_path):
 
 
 def made(bench, disks, *resume):
-    """A run folder on both disks."""
+    """Makes the folder of a run on both disks. resume: ids of earlier runs. Returns both folders."""
     every_4 = Instruments(checkpoints=CheckpointSettings(every_steps=4, keep=2))
     made = bench.run_dir(instruments=every_4, **KEYS)
     proofs = str(disks[0].parent / "ws/proofs")
@@ -43,7 +43,7 @@ def made(bench, disks, *resume):
 
 
 def train(bench, disks, parts, code=0):
-    """One rank on each node."""
+    """Trains with one rank on each node."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = str(listening.getsockname()[1])

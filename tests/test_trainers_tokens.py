@@ -1,4 +1,4 @@
-"""Token sets: what they give follows from the index, the last tenth validates, and text becomes tokens piece by piece."""
+"""Token sets: an item depends only on its index, the last tenth is for validation, and text is tokenized in pieces."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
-"""Bytes of collectives as the kernel counts them: ranks of gloo in a network namespace in which nobody else sends.
+"""Bytes of collectives as the kernel counts them: gloo ranks in a network namespace in which nothing else sends.
 
-The counters share no code with the factors of `trainers.communication`, so a wrong factor fails here. Tolerance: 3 % for a
-payload of megabytes, with the headers of the loopback interface's large packets.
+The kernel's counters share no code with the factors of `trainers.communication`, so a wrong factor fails here. The tolerance is
+3 % for a payload of megabytes, with the headers of the loopback interface's large packets.
 """
 
 import json
@@ -17,12 +17,12 @@ from support_network_namespace import apart
 from trainers.communication import Call
 
 RANKS = 3
-PAYLOAD = 12_000_000  # bytes; a multiple of the ranks and of four
+PAYLOAD = 12_000_000  # bytes; must be a multiple of RANKS and of four
 TIMES = 3
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
-# Prints for each collective the bytes that all ranks together sent for one call. The ranks are forked from one process and meet
-# on the loopback interface; rank 0 reads the interface's counter between two barriers.
+# Prints, for each collective, the bytes that all ranks together sent in one call. The ranks are forked from one process and
+# communicate over the loopback interface. Each rank reads the counter of the interface between two barriers.
 PROGRAM = f"""
 import json, os, re, sys, time
 from pathlib import Path
@@ -63,7 +63,7 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def measured():
-    """Bytes that all ranks together sent for one collective, by its name."""
+    """The bytes that all ranks together sent for one collective, by the name of the collective."""
     argv = [*apart(), sys.executable, "-c", PROGRAM, *COLLECTIVES]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     found = dict(json.loads(line.removeprefix("SENT ")) for line in done.stdout.splitlines() if line.startswith("SENT "))
@@ -78,14 +78,15 @@ def test_ranks_send_on_the_wire_what_the_factor_says(measured, op):
 
 
 class Alone(Bench):
-    """Each command in a network namespace of its own."""
+    """Runs each command in a network namespace of its own."""
 
     def command(self, *words):
         return [*apart(), *super().command(*words)]
 
 
 def difference(bench, strategy):
-    """The metric of a run that is long enough for it: samples are 25 ms apart at best, and how fast steps are differs."""
+    """Returns the metric wire_difference_pct. Repeats with longer runs until there are enough samples: samples are at least
+    25 ms apart, and the speed of steps differs between machines."""
     for steps in (250, 1000, 4000):
         matrix = Path(bench.matrix(f"axes: {{strategy: [{strategy}], gpus: [2]}}", steps=steps))
         matrix.write_text(matrix.read_text().replace("defaults:", "defaults:\n  instruments: {telemetry_hz: 40}"))
@@ -100,8 +101,9 @@ def difference(bench, strategy):
 @pytest.mark.line
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_runs_send_on_the_wire_what_their_collectives_should(tmp_path, monkeypatch, strategy):
-    """The metric that holds the kernel's counters against the collectives, within the 6 % that its definition allows."""
-    # The fork server of other tests is in another network namespace. A socket's path has at most 107 bytes.
+    """The metric compares the kernel's counters with the collectives. Its definition allows a difference of 6 %."""
+    # The fork server of other tests is in another network namespace, so this test needs its own. The path of a socket has at
+    # most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         assert difference(Alone(tmp_path), strategy) == pytest.approx(0, abs=6)

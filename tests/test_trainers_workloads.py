@@ -1,4 +1,4 @@
-"""Every workload on the menu is the model it says it is, and each tiny twin trains as a larger one would."""
+"""Every workload on the menu is the model that it claims to be, and each tiny twin trains like the full model."""
 
 import itertools
 import threading
@@ -20,7 +20,7 @@ TINY = [name for name in WORKLOADS if name.endswith("-tiny")]
 
 @pytest.fixture(scope="module")
 def task_of(tmp_path_factory):
-    """Makes the task of a workload, its options changed; no rank starts."""
+    """Returns a function that builds the task of a workload with changed options. No rank is started."""
     from support_trainers import Bench
 
     vision_library.load()
@@ -34,7 +34,7 @@ def task_of(tmp_path_factory):
 
 
 def on_meta(task):
-    """The model without memory for its numbers."""
+    """Builds the model on the meta device, without memory for its parameters."""
     import torch
 
     with torch.device("meta"):
@@ -65,11 +65,11 @@ def test_parameters_and_operations_stand_on_the_menu_as_they_are_in_the_model(na
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_operations_are_those_that_torch_counts(name, task_of):
-    """Torch counts matrix products and convolutions of tensors without memory, in a model of two blocks if it has blocks.
+    """Torch counts the matrix products and convolutions of a model without memory; models with blocks get two blocks.
 
-    PaLM's 6N also counts weights that multiply nothing (biases, norms, the table of positions): its excess has to be exactly
-    six times their number. Torch ignores groups of convolutions in backward: a model with groups is held to three times its
-    forward, less the gradient of the images, which nobody needs.
+    PaLM's 6N also counts weights that are in no product (biases, norms, the table of positions), so its excess must be exactly
+    six times their number. In backward, torch ignores the groups of convolutions. So a model with groups is compared with three
+    times its forward pass, minus the gradient of the images, which is never needed.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -78,12 +78,12 @@ def test_the_operations_are_those_that_torch_counts(name, task_of):
     workload = menu.workload(name)
     task = task_of(name, **({workload.blocks: 2} if workload.blocks else {}))
     batch = task.fetch(np.arange(2), torch.device("cpu"))
-    # The libraries build language models on no meta device, and other models much more slowly with fake tensors.
+    # The libraries cannot build language models on the meta device, and build other models much more slowly with fake tensors.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake if workload.unit == "tokens" else torch.device("meta"), FlopCounterMode(display=False) as counter:
         model = task.model()
         if hasattr(model, "set_attn_implementation"):
-            model.set_attn_implementation("eager")  # the fused attention is not counted on a CPU
+            model.set_attn_implementation("eager")  # torch does not count fused attention on a CPU
         inputs, targets = (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (batch.inputs, batch.targets))
         outputs = task.outputs(model, Batch(inputs=inputs, targets=targets))
         forward = counter.get_total_flops()
@@ -101,7 +101,7 @@ def test_the_operations_are_those_that_torch_counts(name, task_of):
 
 @pytest.mark.parametrize("name", TINY)
 def test_every_parameter_of_a_tiny_workload_gets_a_gradient_from_one_item(name, task_of):
-    """One image a micro-batch, so that BatchNorm too has to find more than one number of a channel."""
+    """The micro-batch has one image, so this also tests that BatchNorm gets more than one number per channel."""
     import torch
 
     task = task_of(name)
@@ -126,7 +126,8 @@ def test_a_tiny_workload_has_something_to_learn(name, bench, task_of):
     batch = task.fetch(np.array([0]), torch.device("cpu"))
     outputs = task.counted_classes or task.outputs(task.model(), batch).shape[-1]
     assert losses[0] == pytest.approx(np.log(outputs), rel=0.25)
-    assert np.median(losses[-10:]) < 0.85 * losses[0]  # the mean follows single steps that differ between processors
+    # a median, because the mean depends on single steps that differ between processors
+    assert np.median(losses[-10:]) < 0.85 * losses[0]
     result = run.read_result()
     assert result.parameters == menu.workload(name).parameters
     assert result.data["classes"] == (10 if result.unit == "images" else None)
@@ -228,11 +229,11 @@ def cell_of(name, options, **keys):
 
 SHAPES = itertools.product((1, 2, 36, 64), (1, 2, 3, 32), (0, 1))
 SMALL_SHAPES = [dict(zip(("n_embd", "n_head", "n_layer"), shape, strict=True)) for shape in SHAPES]
-IMAGES = [(1, 1), (31, 1), (32, 1), (32, 2), (33, 1), (63, 1), (64, 1)]  # (pixels a side, images a micro-batch)
+IMAGES = [(1, 1), (31, 1), (32, 1), (32, 2), (33, 1), (63, 1), (64, 1)]  # (image size in pixels, images in a micro-batch)
 
 
 def grid(name):
-    """Cells of a workload over sizes within their bounds and outside them."""
+    """Yields cells of a workload with sizes inside and outside of the allowed bounds."""
     options = {option.name for option in menu.workload(name).options}
     for shape in SMALL_SHAPES if "n_embd" in options else [{}]:
         for size, items in IMAGES if "image_size" in options and not shape else [(None, 1)]:
@@ -244,7 +245,7 @@ def grid(name):
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_what_is_not_refused_can_be_built_and_takes_a_micro_batch(name, tmp_path):
-    """Nothing that passes `jobs plan` fails because of its sizes. Models without a width are built on the meta device."""
+    """A cell that passes `jobs plan` never fails because of its sizes. Models without n_embd are built on the meta device."""
     import torch
 
     vision_library.load()
@@ -282,7 +283,7 @@ def test_a_thread_fetches_what_the_training_thread_would(task_of):
 
 @pytest.mark.parametrize("name", ["vgg16-tiny", "convnext-large-tiny", "vit-b-32-tiny", "gpt2-large-tiny"])
 def test_sharded_and_recomputed_twins_do_the_work_of_one_process(name, bench):
-    """Those without BatchNorm, whose statistics are each rank's own."""
+    """Only twins without BatchNorm, because each rank has its own BatchNorm statistics."""
     run = bench.complete(workload=name, strategy="fsdp2", gpus=2, steps=2, prove="auto", activation_checkpointing="full")
     proof = run.read_result().same_work
     assert proof.verdict == "proven", proof.why
@@ -290,7 +291,7 @@ def test_sharded_and_recomputed_twins_do_the_work_of_one_process(name, bench):
 
 @pytest.mark.parametrize("name", ["resnet101-tiny", "densenet121-tiny", "efficientnet-v2-l-tiny"])
 def test_twins_with_batch_norm_do_the_same_work_sharded_as_replicated(name, bench):
-    """Two ranks with statistics of their own, either way."""
+    """Sharded or replicated, each of the two ranks has its own BatchNorm statistics."""
     keys = {"workload": name, "gpus": 2, "steps": 4}
     replicated = bench.losses(strategy="ddp", **keys)
     sharded = bench.losses(strategy="fsdp2", activation_checkpointing="full", **keys)
@@ -301,7 +302,7 @@ def test_twins_with_batch_norm_do_the_same_work_sharded_as_replicated(name, benc
     ("name", "strategy"), [("resnet50-tiny", "fsdp2"), ("efficientnet-v2-l-tiny", "zero1"), ("densenet121-tiny", "zero3")]
 )
 def test_batch_norm_bears_weights_in_bf16(name, strategy, bench):
-    """Its statistics stay in fp32; torch refuses such a mixture. A rounding of bf16 is at most 2**-9 of a number."""
+    """The statistics stay in fp32; torch itself refuses this mixture. Rounding to bf16 changes a number by at most 2**-9."""
     keys = {"workload": name, "gpus": 2, "steps": 2}
     rounded, whole = bench.losses(strategy=strategy, precision="bf16", **keys), bench.losses(strategy="ddp", **keys)
     assert 1e-6 < abs(rounded[0] - whole[0]) < 0.01 * whole[0]

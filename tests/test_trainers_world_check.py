@@ -1,4 +1,5 @@
-"""Ranks that met say in which world; in another one than run.json's they train nothing."""
+"""When ranks have connected, they record their world (hosts, backend, interface). If it differs from run.json, they do not
+train."""
 
 import os
 import shutil
@@ -14,8 +15,8 @@ from shardlab import files
 from shardlab.run import World
 
 pytest_plugins = ["support_trainers"]
-# Two hosts, each with a name of its own, in a network of their own in which every port is free: what two machines are that have
-# the loopback for their way to each other. Ends with the exit codes of the ranks on its standard output.
+# Simulates two machines whose only connection is a loopback interface: two host names, in one new network in which every port
+# is free. Prints the exit codes of the ranks.
 TWO_HOSTS = """
 ip link set lo up
 for rank in 0 1; do
@@ -28,13 +29,13 @@ NETWORK = ["unshare", "--map-root-user", "--net", "sh", "-c", TWO_HOSTS, "sh"]
 
 
 def on_nodes(run_dir, nnodes):
-    """Have run.json say that the run's ranks are on so many nodes."""
+    """Makes run.json say that the ranks of the run are on this number of nodes."""
     run = run_dir.read_run()
     files.write_json(run_dir.run_json, msgspec.structs.replace(run, world=World(nnodes, 2 // nnodes, 2)))
 
 
 def met(run_dir):
-    """What the ranks said of their world, and why each of them that failed did."""
+    """Returns what the ranks recorded about their world, and the reasons of all ranks that failed."""
     events = run_dir.events()
     return [e.data for e in events if e.event == "met"], [e.data["why"] for e in events if e.event == "failed"]
 
@@ -57,7 +58,7 @@ def test_ranks_on_fewer_machines_than_the_run_says_are_refused(bench):
 
 
 def two_hosts(*command, **options):
-    """The exit codes of a command on two hosts."""
+    """Runs a command on two simulated hosts and returns the printed exit codes."""
     done = subprocess.run([*NETWORK, *command], stdout=subprocess.PIPE, text=True, timeout=HANG_S, check=False, **options)
     return done.stdout
 
@@ -93,8 +94,11 @@ for limit_s in map(float, sys.argv[1:]):
 
 
 def test_no_group_gives_up_before_the_supervisor_does():
-    """A rank may wait for another one that makes its step when the limit is almost over. The supervisor then counts anew, looks
-    at most half a minute after the limit, ends the run, and says which rank did not get on: a group must wait longer."""
+    """Groups must wait longer than the supervisor, because the supervisor can say which rank hangs.
+
+    A rank may wait for another rank that finishes its step just before the limit. Then the supervisor starts to count again; it
+    checks at most half a minute after the limit, and ends the run.
+    """
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", TIMEOUTS, *map(str, LIMITS_S)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

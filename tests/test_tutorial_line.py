@@ -1,4 +1,4 @@
-"""docs/tutorial-laptop.md as a reader follows it: its matrix and its commands in an empty folder, and the report."""
+"""Follows docs/tutorial-laptop.md as a reader would: its matrix and its commands in an empty folder, and the report."""
 
 import json
 import re
@@ -16,7 +16,7 @@ OURS = ("provision", "jobs", "collect")
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """A workspace after the commands of the page; the short form runs each cell once and not three times."""
+    """A workspace after the commands of the page. The short form of the test runs each cell once, the page three times."""
     for bench in benches(tmp_path_factory.mktemp("tutorial")):
         for name, text in re.findall(r"^```yaml title=\"(.*?)\"\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
             (bench.path / name).write_text(text if LONG else text.replace("repeats: 3", "repeats: 1"))

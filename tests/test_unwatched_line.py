@@ -1,4 +1,4 @@
-"""A sampler that is killed while a run goes on is started again; the run goes on, and its report says what telemetry lacks."""
+"""A sampler that is killed during a run is started again. The run continues, and its report says which telemetry is missing."""
 
 import contextlib
 import re
@@ -24,7 +24,7 @@ def lines_of_samples(folder):
 
 
 def sampler_of(folder):
-    """The process that samples for this run, or None."""
+    """Returns the sampler process of this run, or None."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess):
             words = process.cmdline()
@@ -34,7 +34,7 @@ def sampler_of(folder):
 
 
 def kill_sampler(folder):
-    """Kill the sampler of this run, and wait until the run's supervisor has recorded it."""
+    """Kills the sampler of this run, and waits until the supervisor of the run has recorded the end of the sampler."""
     sampler = until(lambda: sampler_of(folder), "the run has a sampler", HANG_S)
     ends = ended(folder)
     sampler.kill()
@@ -53,9 +53,9 @@ def test_a_run_whose_sampler_is_killed_goes_on_and_its_report_says_so(bench):
     kill_sampler(at_once)
     (midway,) = (folder for folder in folders if folder is not at_once)
     until(lambda: any(not record.warmup for record in midway.steps(0).records), "the other run is timed", HANG_S)
-    enough = lines_of_samples(midway) + 3  # some samples of the timed window, also on a loaded machine
+    enough = lines_of_samples(midway) + 3  # enough for some samples in the timed window, also on a busy machine
     until(lambda: lines_of_samples(midway) >= enough, "the sampler gets to the timed window", HANG_S)
-    for _ in range(SAMPLER_STARTS):  # the last one is not started again
+    for _ in range(SAMPLER_STARTS):  # after the last kill, the sampler is not started again
         kill_sampler(midway)
     until(lambda: set(bench.states().values()) == {"completed"}, "both runs complete", HANG_S)
     summary = bench.json("collect", "summarize")

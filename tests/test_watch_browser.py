@@ -1,4 +1,4 @@
-"""The page of `collect watch` in a real browser: it follows runs without a reload, asks its server alone, and can be read."""
+"""The page of `collect watch` in a real browser: it updates without a reload, contacts only its server, and is readable."""
 
 import contextlib
 
@@ -24,7 +24,8 @@ def browser():
 
 @contextlib.contextmanager
 def shown(browser, url, width=support_browser.WIDTH, **options):
-    """(the page when it has its first data, every address that it asked for, all that it complained of)."""
+    """Yields (the page after its first data arrived, all addresses that the page requested, all warnings and errors of the
+    page)."""
     context = browser.new_context(viewport={"width": width, "height": support_browser.HEIGHT}, **options)
     page, requests, complaints = context.new_page(), [], []
     page.on("request", lambda request: requests.append(request.url))

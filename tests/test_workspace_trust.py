@@ -34,14 +34,15 @@ axes: {seed: [1]}
 
 
 def call(workspace, words):
-    """The exit code of a command in a workspace."""
+    """Runs a command in a workspace and returns its exit code."""
     program, *others = words.split()
     return MAIN[program]([*others, "--workspace", str(workspace.path)])
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
-    """(a tar file of a workspace with a failed run of an own workload, the file that its code writes)."""
+    """Returns (a tar file of a workspace with a failed run of a workload of its own, the file that the workload's code
+    writes)."""
     folder = tmp_path_factory.mktemp("theirs")
     marker = folder / "marker"
     theirs = Workspace(folder / "w")
@@ -60,7 +61,7 @@ def archive(tmp_path_factory):
 
 @pytest.fixture
 def opened(archive, tmp_path):
-    """(the workspace from the archive, the file that its code writes if it is executed)."""
+    """Returns (the unpacked workspace, the file that the workload's code writes if it is executed)."""
     tar, marker = archive
     marker.unlink(missing_ok=True)
     with tarfile.open(tar) as open_tar:
