@@ -63,10 +63,7 @@ run the same command again to continue
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code. A user's mistake leads to a message and an exit code, never to an exception.
-
-    argv: the arguments without the program's name; None: those of this process.
-    """
+    """Run the command with `argv` (without the program's name) and return its exit code; a user's mistake raises nothing."""
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_intermixed_args(words)  # options may stand before, between and after FILE and the verb
     return console.run(functools.partial(_run, arguments, words), interrupted=None)
@@ -235,10 +232,7 @@ def _would_create(output: Output, described: Cluster, workspace: Workspace, to_c
 
 
 def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> None:
-    """Show what `down` would remove, and ask the user to type its name. Raises InputError if the user does not confirm.
-
-    confirmation: None: nothing has to be confirmed. yes: the option --yes was given, so the user is not asked.
-    """
+    """Show what `down` would remove, and ask the user to type its name. Raises InputError if the user does not confirm."""
     if confirmation is None:
         return
     for sentence in confirmation.says:
@@ -264,10 +258,7 @@ def _hardware(output: Output, file: str | None) -> int:
 def _request(
     output: Output, file: str | None, described: Cluster, workspace: Workspace, provider: Provider[Any], *, profile: bool
 ) -> int:
-    """Print what to request from the provider, and nothing else, so that the output can be redirected to a file.
-
-    No node has to exist yet. profile: print a profile of CloudLab and not an RSpec.
-    """
+    """Print only what to request from the provider, so that the output can go into a file. No node has to exist yet."""
     if provider.request is None:
         raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', described, workspace)}")
     text = provider.carry_out("profile" if profile else "request", described, workspace)
@@ -278,10 +269,7 @@ def _request(
 
 
 def _site(described: Cluster, workspace: Workspace, nodes: Sequence[Node], pretended: Path | None) -> Site:
-    """The nodes of the cluster with their facts. pretended: a file with facts to use; None: the facts come from the machines.
-
-    Raises InputError.
-    """
+    """The nodes with their facts, which come from the machines, or from the file `pretended`. Raises InputError."""
     answers = [Facts(node, roles.files()) for node in nodes] if pretended is None else pretend.facts(pretended, nodes)
     entries = {entry.name: entry for entry in described.nodes}
     targets = [Target(facts.node, facts, entries.get(facts.node.name)) for facts in answers]
@@ -326,9 +314,7 @@ def _carried_out(
     steps = []
     if verb in ("apply", "plan"):
         if site.cluster.login is not None and not site.pretended:
-            site.targets[0].node.run(
-                ["true"], timeout_s=LOGIN_S
-            )  # OpenSSH may ask for a password, so log in before the live table is shown
+            site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # OpenSSH may ask for a password: before the live table
         with progress.shown(output, [target.node.name for target in targets], len(order)) as watch:
             steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
     if steps and not STOPPING.is_set():
@@ -360,10 +346,7 @@ def _ask_all(target: Target) -> None:
 
 
 def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, str | None]:
-    """(the cluster file, the verb) of the command line; None: not given. A first word that is a verb is read as the verb.
-
-    Raises InputError.
-    """
+    """(the cluster file, the verb) of the command line; a first word that is a verb is the verb. Raises InputError."""
     if first in VERBS:
         if second in VERBS:
             raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a cluster file {first} as ./{first}.")
@@ -376,7 +359,7 @@ def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, s
 
 
 def _cluster(file: str | None, workspace: Workspace) -> Cluster:
-    """The cluster of the file that the command names, else of cluster.yaml in the workspace. Raises InputError without either."""
+    """The cluster of the file in the command, else of cluster.yaml in the workspace. Raises InputError if both are missing."""
     own = workspace.path / "cluster.yaml"
     if file is None and not own.exists() and not own.is_symlink():
         raise InputError(
@@ -387,10 +370,7 @@ def _cluster(file: str | None, workspace: Workspace) -> Cluster:
 
 
 def _with_nodes(file: str | None, workspace: Workspace) -> Cluster:
-    """Read the cluster file again, after its machines were created. Raises ShardlabError for wrong input.
-
-    It does not raise InputError, because InputError would mean that nothing was changed.
-    """
+    """Read the cluster file again after its machines were created. Raises ShardlabError: InputError means nothing changed."""
     try:
         return _cluster(file, workspace)
     except InputError as error:
@@ -407,10 +387,7 @@ def _verb(given: str | None, check: bool) -> str:
 
 
 def _chosen(kind: str, menu: Iterable[str], only: list[str] | None, skip: list[str] | None) -> set[str]:
-    """The names of `menu` that --only (or --limit) and --skip choose. Raises UnknownName.
-
-    kind: what the names are, for the error. only: None: all names. skip: names to leave out.
-    """
+    """The names of `menu` that --only (or --limit) and --skip choose; `kind` names them in UnknownName, which is raised."""
     names = list(menu)
     for name in [*(only or []), *(skip or [])]:
         if name not in names:

@@ -50,7 +50,7 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
 
 
 def _granted_less(request: ProfileRequest, found: PortalExperiment) -> str:
-    """A warning if the experiment got fewer hours than the cluster file requests; empty if it did not, or if it is not known."""
+    """A warning if the experiment got fewer hours than the cluster file requests; empty if it did not, or if unknown."""
     born, end = moment(found.created_at), moment(found.expires_at)
     if born is None or end is None or end - born >= timedelta(hours=request.duration, seconds=-CLOCK_S):
         return ""

@@ -111,7 +111,8 @@ class Portal:
         self._token, self._say, self._sleep = token, say, sleep
         self.date: str | None = None
         self._clocks_differ = False  # whether a difference was already reported
-        try:  # SSL_CERT_FILE and SSL_CERT_DIR choose the trusted certificates; a redirect would get the token, so none is followed
+        # SSL_CERT_FILE and SSL_CERT_DIR choose the trusted certificates. Redirects are not followed: they would get the token.
+        try:
             self._client = httpx.Client(
                 verify=httpx.create_ssl_context(),
                 timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),

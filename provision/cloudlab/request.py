@@ -1,4 +1,4 @@
-"""The request for an experiment of CloudLab: checks it against the hardware catalogue, and writes it as an RSpec or a profile."""
+"""The request for an experiment of CloudLab, checked against the hardware catalogue, written as an RSpec or a profile."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def rspec(request: ExperimentRequest) -> str:
 
 
 def profile(request: ExperimentRequest) -> str:
-    """The request as a profile of CloudLab: a Python script for geni-lib. The parameters have the same names as in small-lan."""
+    """The request as a profile of CloudLab: a Python script for geni-lib. Its parameters have the names of small-lan."""
     return templates.render(
         "cloudlab/profile.py.j2",
         request=request,
