@@ -156,10 +156,10 @@ def _plan(invocation: Invocation) -> int:
     planned = _planned(invocation)
     workspace = invocation.workspace
     data = datasets.look(planned.cells, planned.source, workspace)
-    hours, share = plan.hours(planned, planned.repeats), plan.account_share(planned, workspace)
+    hours, shares = plan.hours(planned, planned.repeats), plan.account_shares(planned, workspace)
     scaled = planner_verbs.scaled(invocation, planned)
     lease = lease_report.of_plan(workspace, planned, datetime.now(UTC))
-    views.plan(invocation.out, planned, data, hours, share, lease, scaled)
+    views.plan(invocation.out, planned, data, hours, shares, lease, scaled)
     return 0
 
 

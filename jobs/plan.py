@@ -168,16 +168,16 @@ def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
     return gpu_hours.of(plan.cells, runs, plan.recorded, where)
 
 
-def account_share(plan: MatrixPlan, workspace: Workspace) -> Share | None:
-    """The GPU hours that the user's Slurm account has left; None if Slurm does not tell, or if a login would be needed
+def account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
+    """What the user's Slurm account has left of its limits; empty if Slurm does not tell, or if a login would be needed
     first."""
     where = plan.source.where
     if where.slurm is None:
-        return None
+        return []
     if on_controller.is_here(where):
         return share.of(where.slurm.account)
     if where.login is None or not inventory.path_of(workspace).exists():
-        return None
+        return []
     address, _ = inventory.controller(workspace, where)
     return share.of_site(address, where.slurm.account)
 

@@ -33,7 +33,7 @@ def plan(
     planned: MatrixPlan,
     data: datasets.MissingData,
     hours: Sequence[gpu_hours.CellHours] = (),
-    share: Share | None = None,
+    shares: Sequence[Share] = (),
     lease: LeaseReport | None = None,
     scaled: Mapping[str, Sequence[ScaledCell]] | None = None,
 ) -> None:
@@ -41,7 +41,7 @@ def plan(
 
     data: which data sets of the cells are missing.
     hours: the GPU hours of each cell; empty without GPUs.
-    share: the GPU hours that the user's Slurm account has left; None if not known.
+    shares: what the user's Slurm account has left of its limits; empty if not known.
     lease: the report on the lease of the nodes; None without a lease.
     scaled: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
     """
@@ -63,8 +63,8 @@ def plan(
     asked = gpu_hours.total(hours) if hours else None
     if asked is not None and asked.measured + asked.limits:
         out.line(f"about {gpu_hours.in_words(asked)}.")
-    if share is not None:
-        out.line(f"sshare: the account {share.account} has {share.left:.4g} of {share.limit:.4g} GPU hours left.")
+    for share in shares:
+        out.line(f"sshare: the account {share.account} has {share.in_words()}.")
     for sentence in planner_table.sums(planned.predicted, counts):
         out.line(sentence)
     lease_lines(out, lease)
@@ -92,7 +92,7 @@ def plan(
             "runs": sum(counts.values()),
             "cost": planned.cost,
             "gpu_hours": asked,
-            "share": share,
+            "shares": shares,
             "lease": None if lease is None else lease.document(),
             "cells": [
                 {
