@@ -10,6 +10,7 @@ from support_experiment import CONTROL, EXPERIMENT, NODES, PARTITION, PracticeEx
 from support_practice import WHY, bad
 from support_slurm import MATRIX
 
+from provision.practice.base import USER
 from shardlab.rundir import RunDir
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]

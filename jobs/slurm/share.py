@@ -16,7 +16,7 @@ from shardlab.remote import Address, ssh_command
 ANSWER_S = 10.0
 COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # both in minutes
 ACCOUNT = re.compile(r"[A-Za-z0-9_.@+-]{1,128}")  # the text comes from the site and is printed
-# The names of resources in sshare's output, and what an hour of each is called. Slurm limits by `billing` what a site charges for.
+# The names of resources in sshare's output, and what an hour of each is called. `billing` is Slurm's unit of what a site charges.
 HOURS = {"gres/gpu": "GPU hours", "billing": "billing hours", "node": "node hours", "cpu": "processor hours"}
 GPU_OF_A_TYPE = re.compile(r"gres/gpu:([A-Za-z0-9_.-]{1,64})")
 
@@ -51,7 +51,7 @@ def of(account: str | None) -> list[Share]:
 
 
 def of_site(address: Address, account: str | None) -> list[Share]:
-    """The same from another machine, over the shared connection; empty also if it is not open, as this asks no one to log in."""
+    """The same from another machine, over the shared connection; empty also if it is not open: nobody is asked to log in."""
     ssh = ssh_command(address)
     if not shared_connection.is_open(ssh):
         return []
@@ -85,9 +85,8 @@ def parse(text: str, account: str | None) -> list[Share]:
             share = Share(name, resource, max(0.0, limit - used.get(resource, 0.0)) / 60, limit / 60)
             if resource not in fewest or share.left < fewest[resource].left:
                 fewest[resource] = share
-    return sorted(
-        fewest.values(), key=lambda share: (share.resource not in HOURS, [*HOURS, share.resource].index(share.resource))
-    )
+    by_type = sorted(fewest.keys() - HOURS.keys())
+    return [fewest[resource] for resource in [*HOURS, *by_type] if resource in fewest]
 
 
 def _minutes(column: str) -> dict[str, float]:
