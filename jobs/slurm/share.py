@@ -16,7 +16,7 @@ from shardlab.remote import Address, ssh_command
 ANSWER_S = 10.0
 COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # both in minutes
 ACCOUNT = re.compile(r"[A-Za-z0-9_.@+-]{1,128}")  # the text comes from the site and is printed
-# The names of resources in sshare's output, and what an hour of each is called. `billing` is Slurm's unit of what a site charges.
+# The names of resources in sshare's output, and what an hour of each is called. `billing` is Slurm's unit for charges.
 HOURS = {"gres/gpu": "GPU hours", "billing": "billing hours", "node": "node hours", "cpu": "processor hours"}
 GPU_OF_A_TYPE = re.compile(r"gres/gpu:([A-Za-z0-9_.-]{1,64})")
 
