@@ -101,20 +101,21 @@ def read_index(path: Path) -> ArchiveIndex:
 
 
 def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
-    """Write the files of an archive into a new folder, and check the size and the SHA-256 of each file.
+    """Check the size and the SHA-256 of each file of an archive, and write the files that are wanted into a new folder.
 
     folder: an empty folder; it gets the files without the leading `workspace/`. wanted: whether to write a file, by its path
-    below `workspace/`; files that are not wanted are not checked either.
+    below `workspace/`.
 
     Raises InputError if the archive is damaged or is not valid, and WorkspaceError if a file cannot be written; the caller then
     removes the folder.
     """
     with _opened(path) as found:
         index = _index(path, found)
-        chosen = [name for name in index.files if wanted(name.removeprefix(INSIDE))]
+        chosen = {name for name in index.files if wanted(name.removeprefix(INSIDE))}
         _must_fit(path, folder, sum(index.files[name].bytes for name in chosen))
-        for name in chosen:
-            _write(path, found, name, index.files[name], folder / name.removeprefix(INSIDE))
+        for name, stated in index.files.items():
+            target = folder / name.removeprefix(INSIDE) if name in chosen else None
+            _check_and_write(path, found, name, stated, target)
         return index
 
 
@@ -192,18 +193,21 @@ def _content(found: zipfile.ZipFile, name: str, most: int) -> bytes:
     return content
 
 
-def _write(path: Path, found: zipfile.ZipFile, name: str, stated: ArchivedFile, target: Path) -> None:
-    """Write a file and check it. Reading ends at the stated size, so that a small archive cannot fill the disk."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _check_and_write(path: Path, found: zipfile.ZipFile, name: str, stated: ArchivedFile, target: Path | None) -> None:
+    """Check a file, and write it unless `target` is None. Reading ends at the stated size, so that a small archive cannot fill
+    the disk."""
     digest, left = hashlib.sha256(), stated.bytes
     try:
-        with found.open(name) as member, target.open("xb") as handle:
+        if target is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with found.open(name) as member, contextlib.nullcontext() if target is None else target.open("xb") as handle:
             while block := member.read(min(BLOCK, left + 1)):
                 left -= len(block)
                 if left < 0:
                     break
                 digest.update(block)
-                handle.write(block)
+                if handle is not None:
+                    handle.write(block)
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "write") from error
     if left or digest.hexdigest() != stated.sha256:

@@ -32,6 +32,7 @@ from shardlab.workspace import Workspace
 
 MOST_UNZIPPED = 2**30  # bytes of a gzip file that are searched
 SHORTEST = 2  # characters of a name; a shorter name would be found in half of all texts
+LEAST_INSIDE = 5  # bytes of a name; a shorter one stands in many words by chance, such as `vm` in NVML
 # Folders that every Linux system has: they identify nobody.
 SYSTEM = (
     "/",
@@ -73,7 +74,8 @@ class Pseudonyms:
         self.counts: dict[str, int] = {}
         self._of: dict[bytes, bytes] = {}
         spelled: dict[bytes, bytes] = {}
-        for kind, name in dict.fromkeys(names):
+        # Names with a domain come first, so that a host gets one pseudonym for its full and its short name.
+        for kind, name in sorted(dict.fromkeys(names), key=lambda one: not _domain(one[1])):
             if len(name) < SHORTEST or name.lower() in COMMON or name in SYSTEM:
                 continue
             if name in WORDS or name in words:
@@ -81,18 +83,19 @@ class Pseudonyms:
                     f"--anonymous: the {kind} {name!r} has the same name as a key or value in the records, so it cannot be "
                     "replaced. Allowed: other names, or an archive without --anonymous."
                 )
+            if name.lower().encode() in spelled:
+                continue
             pseudonym = self._new(kind)
-            for spelling in _spellings(name):
+            short = name.partition(".")[0] if kind == "host" and _domain(name) else name
+            for spelling in _spellings(name) | _spellings(short):
                 spelled.setdefault(spelling.lower(), pseudonym)
         self._spelled = spelled
         longest = sorted(spelled, key=len, reverse=True)
         # Letters and digits beside a name make it part of another word; `_` and `-` do not: events.gpu1-ib.jsonl.
-        words_, inside = (
-            [b"(?<![A-Za-z0-9])" * (text[:1] != b"/") + re.escape(text) for text in longest],
-            map(re.escape, longest),
-        )
-        self._names = re.compile(rb"(?:" + b"|".join(words_) + rb")(?![A-Za-z0-9])", re.IGNORECASE) if longest else None
-        self._inside = re.compile(b"|".join(inside), re.IGNORECASE) if longest else None
+        alone = [b"(?<![A-Za-z0-9])" * (text[:1] != b"/") + re.escape(text) for text in longest]
+        inside = [re.escape(text) for text in longest if len(text) >= LEAST_INSIDE]
+        self._names = re.compile(rb"(?:" + b"|".join(alone) + rb")(?![A-Za-z0-9])", re.IGNORECASE) if alone else None
+        self._inside = re.compile(b"|".join(inside), re.IGNORECASE) if inside else None
 
     def _new(self, kind: str) -> bytes:
         number = self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -113,10 +116,10 @@ class Pseudonyms:
             self._of[text.lower()] = self._new(kind)
         return self._of[text.lower()]
 
-    def left(self, content: bytes) -> str | None:
-        """A name that is still in a text, for example within a longer word; None: there is none."""
-        match = self._inside.search(content) if self._inside is not None else None
-        return match[0].decode("utf-8", "replace") if match else None
+    def left(self, content: bytes) -> set[str]:
+        """The names that still stand in a text as part of a longer word, in lower case."""
+        matches = self._inside.finditer(content) if self._inside is not None else ()
+        return {match[0].decode("utf-8", "replace").lower() for match in matches}
 
 
 def of(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:

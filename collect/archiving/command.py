@@ -38,8 +38,8 @@ class WrittenArchive(msgspec.Struct, frozen=True, kw_only=True):
     left_out: list[LeftOut]
     replaced: dict[str, int]
     """The number of names that were replaced, by kind (--anonymous)."""
-    remaining: list[str]
-    """Files in which a replaced name still stands as part of a longer word (--anonymous)."""
+    remaining: dict[str, list[str]]
+    """Replaced names of five or more characters that still stand within longer words, with their files (--anonymous)."""
 
 
 class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: f
         if pseudonyms is not None:
             left_out = [msgspec.structs.replace(one, name=pseudonyms.replaced(one.name.encode()).decode()) for one in left_out]
         index = pack.index(folder, name, runs, left_out, anonymous=hidden)
-        remaining = _remaining(folder, index, pseudonyms) if pseudonyms is not None else []
+        remaining = _remaining(folder, index, pseudonyms) if pseudonyms is not None else {}
         size = pack.write(target, folder, index)
     replaced = pseudonyms.counts if pseudonyms is not None else {}
     _show_written(output, target, size, index, replaced, remaining)
@@ -162,18 +162,18 @@ def _beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> list[str]:
-    """The files that still contain a name that was to be replaced, as part of a longer word."""
-    found = []
+def _remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
+    """The names that still stand within longer words, each with its files. Compressed files are not searched again."""
+    found: dict[str, list[str]] = {}
     for name in index.files:
-        content = files.read(folder / name.removeprefix(archive.INSIDE))
-        if not name.endswith(pack.STORED) and (left := pseudonyms.left(content)) is not None:
-            found.append(f"{name}: {left}")
+        if not name.endswith(pack.STORED):
+            for left in sorted(pseudonyms.left(files.read(folder / name.removeprefix(archive.INSIDE)))):
+                found.setdefault(left, []).append(name)
     return found
 
 
 def _show_written(
-    output: Output, target: Path, size: int, index: ArchiveIndex, replaced: dict[str, int], remaining: Sequence[str]
+    output: Output, target: Path, size: int, index: ArchiveIndex, replaced: dict[str, int], remaining: dict[str, list[str]]
 ) -> None:
     output.line(f"archive: {target}")
     output.line(f"{index.matrix}: {len(index.runs)} run(s), {len(index.files)} files, {size / 2**20:.1f} MiB")
@@ -181,8 +181,8 @@ def _show_written(
     if index.anonymous:
         kinds = ", ".join(f"{count} {kind}(s)" for kind, count in replaced.items()) or "none was found"
         output.line(f"replaced names: {kinds}. Look into the file before you publish it.")
-    for one in remaining:
-        output.remark(f"the name is still part of a longer word: {one}", style="red")
+    for name, places in remaining.items():
+        output.remark(f"{name!r} still stands within longer words in {len(places)} file(s), such as {places[0]}", style="red")
 
 
 def _show_opened(output: Output, opened: Workspace, index: ArchiveIndex, *, same: bool, code: Sequence[Path]) -> None:
