@@ -31,6 +31,7 @@ EXAMPLES = {
     "watch": "collect watch --port 8080",
     "compare": "collect compare ../before .",
     "export": "collect export --to latex",
+    "history": "collect history ../june ../july --since 2031-06-01",
     "archive": "collect archive --matrix quickstart --anonymous",
     "open": "collect open quickstart.shardlab.zip --out theirs",
     "sample": "collect sample --out node0.jsonl --hz 2",
@@ -82,6 +83,7 @@ def parser() -> console.Parser:
         _add_watch,
         _add_compare,
         _add_export,
+        _add_history,
         _add_archive,
         _add_open,
         _add_sample,
@@ -159,6 +161,14 @@ def _add_export(verbs: console.Verbs) -> None:
     _add_matrix(verb)
     verb.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(registry.modules("collect.exports")))
     verb.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
+
+
+def _add_history(verbs: console.Verbs) -> None:
+    summary = "show when the same cells ran in several workspaces, how fast, and what had changed"
+    verb = verbs.add("history", _history, summary)
+    verb.add_argument("places", nargs="*", metavar="DIR", help="folders of workspaces, or archives (default: the workspace)")
+    verb.add_argument("--since", metavar="DATE", help="only runs from this date on (ISO 8601)")
+    verb.add_argument("--until", metavar="DATE", help="only runs up to this time (ISO 8601; a date: its first moment)")
 
 
 def _add_archive(verbs: console.Verbs) -> None:
@@ -330,6 +340,13 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
         output.line(str(path))
     output.document({"format": format_.name, "files": [str(path) for path in written]})
     return unreadable_runs.show(output, _of_loaded(loaded))
+
+
+def _history(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("history", "polars")
+    from collect.history import command
+
+    return command.show(_workspace(arguments), arguments.places, arguments.since, arguments.until, output)
 
 
 def _archive(arguments: argparse.Namespace, output: Output) -> int:
