@@ -59,6 +59,15 @@ def test_periods_are_in_the_order_of_time_and_say_what_changed(places, capsys):
     assert second["metrics"]["step_time_ms"]["ratio"] == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_property_that_one_run_does_not_record_starts_no_period(places, capsys):
+    (run, *_) = Workspace(places[1]).all_runs()
+    for file in run.path.glob("env/*.json"):
+        text = json.loads(file.read_text())
+        file.write_text(json.dumps({**text, "gpu_driver": "550.54"}))
+    _, said = history(capsys, *places)
+    assert [len(period["runs"]) for period in said["cells"][0]["periods"]] == [3, 1]
+
+
 def step_ms(repeat):
     """The mean of the timed steps of a run, computed from the rule of its steps."""
     return sum(support.step_ms(support.cell(), 0, step, repeat) for step in range(2, 12)) / 10

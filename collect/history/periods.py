@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from itertools import groupby
 from statistics import fmean
 from typing import Any
 
@@ -94,7 +93,12 @@ def histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
 
 
 def _history(runs: Sequence[HistoryRun]) -> CellHistory:
-    groups = [list(group) for _, group in groupby(runs, key=lambda one: (one.place, one.matrix, one.known))]
+    groups: list[list[HistoryRun]] = []
+    for one in runs:
+        before = groups[-1][-1] if groups else None
+        if before is None or (before.place, before.matrix) != (one.place, one.matrix) or _changes(before, one):
+            groups.append([])
+        groups[-1].append(one)
     first = _means(groups[0])
     periods = []
     for place, group in enumerate(groups):
