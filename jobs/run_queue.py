@@ -282,10 +282,12 @@ def record_failure(folder: RunDir, why: str, code: int | None = None) -> None:
 
 def is_running(folder: RunDir) -> bool:
     """Whether the run has a supervisor on this machine that is still alive. If its supervisor on this machine is gone, the end
-    of the run is recorded first."""
-    if not folder.claim.exists() or (state := folder.judge().state) not in ("pending", "running"):
+    of the run is recorded first. The process of a try that has ended is alive as long as it works on further tries."""
+    if not folder.claim.exists():
         return False
-    started = _started(folder)
+    state, started = folder.judge().state, _started(folder)
+    if state not in ("pending", "running"):
+        return started is not None and started.data.get("search") is True and _alive_event(started)
     if started is not None and started.host != gethostname():
         return False
     lost = None
