@@ -25,8 +25,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
-
 from jobs import claim, hold, next_try, node_processes, rendezvous, wait_for_gpus
 from jobs.hang_detection import HangWatch
 from jobs.launcher import launcher
@@ -76,7 +74,8 @@ class Attempt:
         self.sampler: node_processes.Sampler | None = None  # set while ranks run on this machine
         self.tracker: node_processes.Tracker | None = None
         self.told = False  # whether SIGTERM told this process to end
-        self.begun = time.time()  # a request to cancel that is older than this does not apply to this start
+        # A request to cancel that is older than this does not apply to this start; a new try was not started before.
+        self.begun = 0.0 if next_try.is_claimed(folder) else time.time()
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
         self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
         self.look = 0.0  # when to check the run's folder again (monotonic clock)
@@ -150,10 +149,9 @@ class Attempt:
 
     def _note_start(self) -> None:
         signal.signal(signal.SIGTERM, self._take_note)
-        me = psutil.Process()
         place: dict[str, Any] = {"job": claim.job(), "restarts": claim.restarts()} if self.in_slurm else {}
         place |= {next_try.SEARCH: True} if self.run.search is not None else {}
-        self._event("started", pid=me.pid, created=me.create_time(), boot_id=host.boot_id(), **place)
+        self._event("started", **host.this_process(), **place)
 
     def _supervised(self, extra: dict[str, str]) -> tuple[int, str | None]:
         """Run the command with telemetry, then end all processes that the command left behind.

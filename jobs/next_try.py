@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from jobs import claim
-from shardlab import console, files, search_path
+from shardlab import console, files, host, search_path
 from shardlab.cluster import Cluster
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
@@ -118,7 +118,7 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
 
     def claim_new(new: RunDir) -> None:
         claim.take(new)
-        new.write_event("search", "submitted", **job)
+        new.write_event("search", "submitted", **job, **host.this_process())
 
     return render.write(following, workspace.runs, source, before=claim_new)
 

@@ -8,7 +8,17 @@ from datetime import UTC, datetime
 
 from rich.console import Group
 
-from jobs import batch_searches, cell_differences, datasets, gpu_hours, own_model_facts, render, repeats, status_table
+from jobs import (
+    batch_searches,
+    cell_differences,
+    datasets,
+    gpu_hours,
+    own_model_facts,
+    render,
+    repeats,
+    search_runs,
+    status_table,
+)
 from jobs.lease_report import LeaseReport
 from jobs.plan import MatrixPlan
 from jobs.planner import planner_table
@@ -172,8 +182,12 @@ def status(out: Output, runs: Sequence[Status], workspace: Workspace, lease: Lea
         for line in shown.below:
             out.line(line)
         out.line(status_table.summary(runs))
+    searches = search_runs.paths(workspace, runs)
+    for path in searches:
+        out.line(search_runs.sentence(path))
     lease_lines(out, lease)
-    out.document({"runs": runs, **({} if lease is None else {"lease": lease.document()})})
+    of_searches = {"searches": [search_runs.described(path) for path in searches]} if searches else {}
+    out.document({"runs": runs, **of_searches, **({} if lease is None else {"lease": lease.document()})})
 
 
 def live(runs: Sequence[Status], width: int, height: int) -> Group:
