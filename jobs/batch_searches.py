@@ -17,6 +17,7 @@ from shardlab.prediction import Prediction
 from shardlab.workspace import Workspace
 
 FAR = 16  # without `at_most`, a search goes up to this many times the size that the planner predicts to fit
+FIRST_ONLY = "of a search, a run and its predictions stand for the first try; GPU hours by time limits count all tries."
 MOST_TINY = 8  # the largest batch of a pass at scale tiny, at which nothing runs out of memory
 
 
@@ -53,7 +54,8 @@ def plan(
 
 
 def sentences(cells: Sequence[Cell], searches: Mapping[str, BatchSearch], predicted: Mapping[str, Prediction]) -> list[str]:
-    """A sentence for each search: its start, why it starts there, its bound, and how many tries it needs at most.
+    """A sentence for each search: its start, why it starts there, its bound, and how many tries it needs at most. After them, a
+    sentence on what the numbers of a plan are about. Empty without a search.
 
     cells: the first cells of the searches. predicted: the predictions for these cells, by name.
     """
@@ -67,7 +69,7 @@ def sentences(cells: Sequence[Cell], searches: Mapping[str, BatchSearch], predic
             f"search of {search.in_words}: {cell.name()}: starts at {search.start} ({why}), up to {search.largest}, at most "
             f"{search.most_tries} tries, one after another in one job."
         )
-    return said
+    return [*said, FIRST_ONLY] if said else []
 
 
 def _before(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
