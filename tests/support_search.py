@@ -32,8 +32,8 @@ exec PYTHON -m jobs.attempt . -- PYTHON RANKS $size
 class SearchedWorkspace:
     """A workspace with a matrix that searches a batch size from 1 to 8.
 
-    template: the name of the script's template. goal: of the search. limit: the largest size that fits. While the file
-    `holds-SIZE` exists, a try of this size does not end.
+    template: the name of the script's template; ranks of `ssh.sh` are started over SSH. goal: of the search. limit: the largest
+    size that fits. While the file `holds-SIZE` exists, a try of this size does not end.
     """
 
     def __init__(self, folder: Path, template: str = "local.sh", goal: str = "largest_that_fits", limit: int = 2) -> None:
@@ -42,11 +42,8 @@ class SearchedWorkspace:
         path.parent.mkdir(parents=True)
         ranks = str(Path(__file__).parent / "support_search_ranks.py")
         root = str(Path(reconcile.__file__).parent.parent)
-        path.write_text(
-            SCRIPT.replace("ROOT", root)
-            .replace("PYTHON -m", f"{sys.executable} -m")
-            .replace("PYTHON RANKS", f"{sys.executable} {ranks}")
-        )
+        script = SCRIPT if template != "ssh.sh" else SCRIPT.replace("-- ", "-- PYTHON -m jobs.ssh.step . -- ")
+        path.write_text(script.replace("ROOT", root).replace("PYTHON ", f"{sys.executable} ").replace("RANKS", ranks))
         self.matrix = folder / "m.yaml"
         self.matrix.write_text(MATRIX.replace("GOAL", goal))
         (folder / "limit").write_text(str(limit))

@@ -87,12 +87,3 @@ def test_a_cancelled_search_starts_no_further_try(searched):
     assert searched.states() == {"1": "completed", "2": "cancelled"}
     searched.jobs("retry", "--only", "cancelled", "--wait")
     assert searched.states() == {**STATES, "2": "cancelled", "2-a2": "completed"}
-
-
-def test_a_try_that_fails_ends_the_search_until_it_is_retried(searched):
-    (searched.workspace.path / "limit").write_text("not a number")
-    searched.jobs("submit", "--wait", code=1)
-    assert searched.states() == {"1": "failed"}
-    (searched.workspace.path / "limit").write_text("1")
-    assert "the largest that fits is 1" in searched.jobs("retry", "--wait")
-    assert searched.states() == {"1": "failed", "1-a2": "completed", "2": "oom"}
