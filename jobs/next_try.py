@@ -83,10 +83,13 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
 
     folder, run: of the try before.
     """
-    from jobs import own_copies, render  # the supervisor imports this module, and needs none of what render imports
+    # Not at the top of the file: the supervisor imports this module, and needs none of what these import.
+    from jobs import own_copies, plan_predictions, render
 
-    cell = path.current
+    cell, where = path.current, _cluster(folder)
     workspace = Workspace(folder.path.parent.parent)
+    # The menu of the planner does not contain the plug-ins of the workspace here.
+    is_own = cell.workload_code is not None or cell.strategy_code is not None
     following = msgspec.structs.replace(
         run,
         run_id=run_id(cell, run.repeat),
@@ -98,7 +101,7 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
     )
     source = render.RenderContext(
         matrix=run.matrix,
-        where=_cluster(folder),
+        where=where,
         scheduler=run.scheduler,
         own_templates=workspace.own_templates,
         digests=run.templates,
@@ -110,15 +113,16 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
         git_commit=run.git_commit,
         created=following.created,
         own_code=own_copies.store(workspace),
+        predicted={} if is_own else plan_predictions.of(workspace, where, [cell], {}),
     )
     sent = last_sending(folder.events())
-    job: dict[str, Any] = {
-        key: sent.data[key] for key in ("scheduler", "token", "job") if sent is not None and key in sent.data
-    }
+    of_job = sent.data if sent is not None else {}
+    place: dict[str, Any] = {key: of_job[key] for key in ("scheduler", "token", "job") if key in of_job}
+    place |= host.this_process()
 
     def claim_new(new: RunDir) -> None:
         claim.take(new)
-        new.write_event("search", "submitted", **job, **host.this_process())
+        new.write_event("search", "submitted", **place)
 
     return render.write(following, workspace.runs, source, before=claim_new)
 

@@ -4,9 +4,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
-from support_search import SearchedWorkspace
+from support_search import MATRIX, SearchedWorkspace
+
+from shardlab import prediction
+from shardlab.workspace import Workspace
 
 ENDED = "the largest that fits is 2"
 STATES = {"1": "completed", "2": "completed", "4": "oom", "3": "oom"}
@@ -32,6 +37,8 @@ def test_all_tries_are_runs_of_one_process_and_submit_continues_them(tmp_path):
     assert len({(event.data["pid"], event.data["created"]) for folder in folders for event in events(folder, "started")}) == 1
     assert [len(events(folder, "started")) for folder in folders] == [1] * len(path)
     assert len({folder.read_run().search for folder in folders}) == 1
+    needed = [prediction.read(folder.path).tensor_bytes.likely for folder in folders]
+    assert sorted(needed, key=lambda size: path[needed.index(size)]) == sorted(needed)
     (found,) = json.loads(searched.jobs("status", "--json", "--matrix", "m"))["searches"]
     assert (found["best"], found["has_ended"], found["search"]["most_tries"]) == (5, True, 6)
     assert [(one["size"], one["state"]) for one in found["tries"]] == list(zip(path, states, strict=True))
@@ -41,6 +48,17 @@ def test_all_tries_are_runs_of_one_process_and_submit_continues_them(tmp_path):
     goes_on = "its search goes on after 1 completed, 2 completed, 4 completed, 8 oom, 6 oom, next 5"
     assert goes_on in searched.jobs("submit", "--wait")
     assert list(searched.states().values()) == states
+
+
+def test_a_rank_that_runs_out_of_memory_ends_its_try_and_not_the_search(tmp_path):
+    matrix = MATRIX.replace("GOAL", "largest_that_fits").replace("steps: 1", "steps: 1, memory_limit_gib: 0.015")
+    (tmp_path / "m.yaml").write_text(matrix.replace("seq_len: 16", "seq_len: 64"))
+    command = [sys.executable, "-m", "jobs", "submit", "--wait", "--json", f"--matrix={tmp_path}/m.yaml"]
+    done = subprocess.run([*command, f"--workspace={tmp_path}"], capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    states = {folder.read_run().cell.micro_batch_size: folder.judge().state for folder in Workspace(tmp_path).all_runs()}
+    largest = max(size for size, state in states.items() if state == "completed")
+    assert states[largest + 1] == "oom"
 
 
 def test_the_fastest_is_searched_by_the_throughput_of_the_tries(tmp_path):
