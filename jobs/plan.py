@@ -10,7 +10,17 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import frozen_source, gpu_hours, on_controller, own_copies, own_plugins, plan_predictions, render, tiny_twin
+from jobs import (
+    batch_searches,
+    frozen_source,
+    gpu_hours,
+    on_controller,
+    own_copies,
+    own_plugins,
+    plan_predictions,
+    render,
+    tiny_twin,
+)
 from jobs import repeats as number_of_runs
 from jobs.gpu_hours import CellHours
 from jobs.launcher import launcher
@@ -62,6 +72,12 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     advice: list[str]
     predicted: dict[str, Prediction]
 
+    def most_runs(self, runs: Mapping[str, int]) -> dict[str, int]:
+        """The most runs of each selected cell, by the name of the cell: a search has several tries. runs: the runs or searches
+        of each cell, by name."""
+        tries = {cell.name(): search.most_tries for cell in self.cells if (search := self.source.search_of(cell)) is not None}
+        return {name: count * tries.get(name, 1) for name, count in runs.items()}
+
 
 def of(
     workspace: Workspace,
@@ -95,13 +111,15 @@ def of(
         if scale == "tiny":
             cells = tiny_twin.twins(cells, own.workload_menu())
             tiny_twin.must_train(cells)
+        runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
+        searched = batch_searches.plan(workspace, asked, cells, target, runs_as, own)
+        cells = searched.cells
     finally:
         own.strategies.close()
     chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
     if not chosen:
         raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
     unheld = misfits(asked, cells, machine, chosen)
-    runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
     source = render.source(
         runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, own=own
     )
@@ -115,7 +133,7 @@ def of(
         repeats=counts,
         recorded=recorded,
         cost=number_of_runs.cost(chosen, counts, recorded),
-        source=msgspec.structs.replace(source, predicted=predicted),
+        source=msgspec.structs.replace(source, predicted=predicted, searches=searched.searches),
         remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
         misfits=unheld,
         advice=advice(asked, cells, chosen, machine, where, own) if unheld else [],
@@ -165,7 +183,7 @@ def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
     where = plan.source.where
     if where.provider == "local" and not host.observe().gpus:
         return []
-    return gpu_hours.of(plan.cells, runs, plan.recorded, where)
+    return gpu_hours.of(plan.cells, plan.most_runs(runs), plan.recorded, where)
 
 
 def account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
