@@ -69,6 +69,7 @@ def _add_plan(verbs: console.Verbs) -> None:
     verb = verbs.add("plan", _plan, "print the cells of a matrix, and which cells it excludes and why")
     shared_options.add_matrix_options(verb)
     planner_verbs.add_scale_out(verb)
+    planner_verbs.add_rehearse(verb)
 
 
 def _add_render(verbs: console.Verbs) -> None:
@@ -382,7 +383,7 @@ def _own_menu(show: Callable[..., int]) -> Callable[[Invocation], int]:
 
 def _planned(invocation: Invocation) -> plan.MatrixPlan:
     arguments = invocation.arguments
-    return plan.of(
+    planned = plan.of(
         invocation.workspace,
         arguments.matrix,
         invocation.cluster,
@@ -394,6 +395,7 @@ def _planned(invocation: Invocation) -> plan.MatrixPlan:
         wait_gpus_s=shared_options.wait_gpus_s(arguments),
         trust=arguments.trust,
     )
+    return planner_verbs.rehearsed(invocation, planned)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A rehearsal finds them without the hardware that the cell needs. ``python -m tra
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import msgspec
 
 from shardlab import source_digest
 from shardlab.cell import Cell, Role, keys_of
+from shardlab.own_strategy import OwnStrategy
 from shardlab.own_workload import OwnWorkload
 
 SCHEMA = 1
@@ -31,6 +33,8 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
     cell: Cell
     own_workload: OwnWorkload | None = None
     """The workload of the cell, if a file of the workspace defines it; the file must be where `own_workload.file` says."""
+    own_strategy: OwnStrategy | None = None
+    """The strategy of the cell, if a file of the workspace defines it; the file must be where `own_strategy.file` says."""
 
     def key(self, *, full_depth: bool) -> str:
         """The name of the answer in the cache: a digest of all that the answer depends on, 16 hexadecimal digits.
@@ -43,9 +47,14 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
         cell: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(self.cell).items() if key in depends}
         rule = self.cell.optimizer
         cell["optimizer"] = [rule.name, rule.momentum > 0, rule.weight_decay > 0, rule.fused]
-        code = [source_digest.of(("shardlab", "trainers")), source_digest.packages()]
-        parts = msgspec.json.encode([SCHEMA, cell, full_depth, code], order="deterministic")
+        parts = msgspec.json.encode([SCHEMA, cell, full_depth, _code()], order="deterministic")
         return hashlib.sha256(parts).hexdigest()[:16]
+
+
+@functools.cache
+def _code() -> tuple[str, str]:
+    """The digests of our source that a rehearsal executes, and of the installed packages."""
+    return source_digest.of(("shardlab", "trainers")), source_digest.packages()
 
 
 class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ import msgspec
 from shardlab import files, rehearsed
 from shardlab.errors import InputError
 from shardlab.rehearsed import Answer, RehearsalRequest, Rehearsed
-from trainers import menu
+from trainers import menu, own_strategy
 
 
 def run(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
@@ -64,12 +64,14 @@ def _cached(place: Path) -> Answer | None:
 
 def _rehearse(request: RehearsalRequest, *, full_depth: bool) -> Answer:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the answer must not depend on the GPUs of this machine
-    if (own := request.own_workload) is not None:
-        sys.dont_write_bytecode = True  # nothing appears beside the user's files
-        menu.add_own(own, Path(own.file))
+    sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
+    if (workload := request.own_workload) is not None:
+        menu.add_own(workload, Path(workload.file))
+    if (strategy := request.own_strategy) is not None:
+        own_strategy.add(Path(strategy.file), request.cell.strategy_code)
     from trainers.tasks import vision_library
 
-    vision_library.load()  # before anything imports models of transformers
+    vision_library.load()  # must run before any model of transformers is imported
     from trainers.rehearsal import rehearse
 
     with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as data_path:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # Steps until one step is like the next, if it is more than one. The first step allocates the optimizer's state. DDP makes its
 # buckets anew in the second, PowerSGD makes two exact steps, and DeepSpeed's stage 3 compares the order of modules among ranks.
 FIRST_STEPS = {"ddp": 2, "ddp-powersgd": 4, "zero3": 3}
+MOST_FIRST_STEPS = max(FIRST_STEPS.values())
 
 
 def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
@@ -109,14 +110,19 @@ def counted(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
     task = task_of(cell, data_path)
     with fake_tensors() as mode, neighbours(lambda: _hidden(cell, task)):
         torch.manual_seed(cell.seed)
-        engine, clock = menu.strategy(cell.strategy).build(cell, task, ranks), clock_for(ranks.device)
+        engine, clock = menu.strategy_of(cell).build(cell, task, ranks), clock_for(ranks.device)
         give_hook(engine.model)
         batches = [_batch(mode, task, cell) for _ in range(cell.gradient_accumulation_steps)]
-        for _ in range(FIRST_STEPS.get(cell.strategy, 1)):
+        for _ in range(_first_steps(cell)):
             clock.start()
             engine.forward_backward(batches, clock)
             engine.update()
         return counted_step.count(engine, batches, clock)
+
+
+def _first_steps(cell: Cell) -> int:
+    """The steps before the counted step. A strategy of the workspace may build any engine, so it makes the most steps."""
+    return FIRST_STEPS.get(cell.strategy, 1) if cell.strategy_code is None else MOST_FIRST_STEPS
 
 
 def _batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:
