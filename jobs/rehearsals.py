@@ -24,7 +24,6 @@ from shardlab.rehearsed import SCHEMA, Answer, NotRehearsed, RehearsalRequest
 from shardlab.workspace import Workspace
 
 ANSWER_S = 1800.0  # the most seconds for one cell; a deep model at its own depth on a slow machine takes many minutes
-NICE = 10  # a rehearsal uses all processors for a while; other processes of this machine go first
 
 
 class Rehearsals:
@@ -43,21 +42,22 @@ class Rehearsals:
 
     def of(self, cells: Sequence[Cell]) -> dict[str, Answer]:
         """The answer for each cell that has one, by the name of the cell. Missing answers are made if this is asked for."""
-        found, began = dict[str, Answer](), time.monotonic()
+        found = dict[str, Answer]()
         if not self._make and not self.folder.is_dir():
             return found
-        missing: dict[str, RehearsalRequest] = {}
+        missing = dict[str, list[Cell]]()  # by key: cells that differ only in keys without influence on a step share an answer
         for cell in cells:
             request = self._request(cell)
             if (answer := self._stored(request)) is not None:
                 found[cell.name()] = answer
             elif self._make:
-                missing[cell.name()] = request
-        for number, (name, request) in enumerate(missing.items()):
+                missing.setdefault(request.key(full_depth=self._full_depth), []).append(cell)
+        began = time.monotonic()
+        for number, alike in enumerate(missing.values()):
             left_s = (time.monotonic() - began) / number * (len(missing) - number) if number else None
             left = "" if left_s is None else f", about {moments.duration(left_s)} left"
-            self._out.remark(f"rehearsing {number + 1} of {len(missing)}: {name}{left}")
-            found[name] = self._stored(request) or self._made(request)  # an earlier cell may have had the same key
+            self._out.remark(f"rehearsing {number + 1} of {len(missing)}: {alike[0].name()}{left}")
+            found |= dict.fromkeys([cell.name() for cell in alike], self._made(self._request(alike[0])))
         return found
 
     def _request(self, cell: Cell) -> RehearsalRequest:
@@ -96,7 +96,7 @@ class Rehearsals:
 
     def _run(self, file: Path, answer: Path, said: Path) -> str:
         """Run the process. Returns why it was ended, as a sentence; empty if it ended by itself."""
-        command = ["nice", "-n", str(NICE), own_answers.python(), "-P", "-W", "ignore", "-m", "trainers", "rehearse"]
+        command = [own_answers.python(), "-P", "-W", "ignore", "-m", "trainers", "rehearse"]
         depth = ["--full-depth"] if self._full_depth else []
         with answer.open("wb") as standard_output, said.open("wb") as errors:
             process = subprocess.Popen(

@@ -14,6 +14,8 @@ from shardlab.errors import InputError
 from shardlab.rehearsed import Answer, RehearsalRequest, Rehearsed
 from trainers import menu, own_strategy
 
+NICE = 10  # a rehearsal uses all processors for a while; other processes of this machine go first
+
 
 def run(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
     """Write the answer to a request as JSON to standard output; all else goes to standard error.
@@ -63,6 +65,7 @@ def _cached(place: Path) -> Answer | None:
 
 
 def _rehearse(request: RehearsalRequest, *, full_depth: bool) -> Answer:
+    os.nice(NICE)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the answer must not depend on the GPUs of this machine
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     if (workload := request.own_workload) is not None:

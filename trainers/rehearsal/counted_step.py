@@ -55,7 +55,7 @@ def count(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep
     return CountedStep(peaks, kept, list(Counter(calls).items()), float(operations.flops))
 
 
-class _SectionLog(StorageLog):
+class _SectionLog(StorageLog):  # type: ignore[no-untyped-call]
     """A log that also notes the section of each change. Recomputation of forward is a part of backward here."""
 
     def __init__(self, device: torch.device, between: Callable[[], object]) -> None:

@@ -139,8 +139,9 @@ _real_pre_forward = DistributedDataParallel._pre_forward
 
 
 def _pre_forward(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-    with RealIntegers():  # type: ignore[no-untyped-call] # in which its C++ part compares the order of gradients among ranks
-        return _real_pre_forward(model, *args, **kwargs)
+    # Inside, the C++ part of DistributedDataParallel compares the order of gradients among ranks.
+    with RealIntegers():  # type: ignore[no-untyped-call]
+        return _real_pre_forward(model, *args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
