@@ -70,6 +70,7 @@ def _add_plan(verbs: console.Verbs) -> None:
     verb = verbs.add("plan", _plan, "print the cells of a matrix, and which cells it excludes and why")
     shared_options.add_matrix_options(verb)
     planner_verbs.add_scale_out(verb)
+    planner_verbs.add_rehearse(verb)
 
 
 def _add_render(verbs: console.Verbs) -> None:
@@ -372,7 +373,7 @@ def _sent(
 
 def _planned(invocation: Invocation) -> plan.MatrixPlan:
     arguments = invocation.arguments
-    return plan.of(
+    planned = plan.of(
         invocation.workspace,
         arguments.matrix,
         invocation.cluster,
@@ -384,6 +385,7 @@ def _planned(invocation: Invocation) -> plan.MatrixPlan:
         wait_gpus_s=shared_options.wait_gpus_s(arguments),
         trust=arguments.trust,
     )
+    return planner_verbs.rehearsed(invocation, planned)
 
 
 if __name__ == "__main__":
