@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from collect.traces.event import Args, TraceEvent
+from collect.traces.event import Args, ExactEvent
 
 BLOCK = 1 << 18  # bytes that are decoded at once; they fit into the second-level cache, which is a quarter faster than 4 MiB
 _GZIP = b"\x1f\x8b"
@@ -88,7 +88,7 @@ class Salvaged(NamedTuple):
     ended: whether the end of the list of events was reached.
     """
 
-    events: list[TraceEvent]
+    events: list[ExactEvent]
     lost: int
     rest: int
     ended: bool
@@ -106,7 +106,7 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
     """
     text = raw.decode("utf-8", "surrogateescape")  # bytes that are not UTF-8 become characters that encode to the same bytes
     text = _BARE.sub(lambda found: found[1] + " " * len(found[2]) + "NaN", text)
-    events: list[TraceEvent] = []
+    events: list[ExactEvent] = []
     lost, at = 0, 0
 
     def salvaged(*, ended: bool) -> Salvaged:
@@ -148,10 +148,10 @@ def _resume(text: str, at: int) -> int | None:
     return None
 
 
-def _event(fields: dict[str, Any]) -> TraceEvent:
+def _event(fields: dict[str, Any]) -> ExactEvent:
     args = fields.get("args")
     tid = fields.get("tid", -1)
-    return TraceEvent(
+    return ExactEvent(
         ph=_text(fields.get("ph")),
         cat=_text(fields.get("cat")),
         name=_text(fields.get("name")),
