@@ -22,6 +22,7 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     flops_per_unit: None if the operations cannot be counted.
 
     The following fields belong to a model that is given by its configuration (shardlab/model_file.py), whose file is JSON:
+
     twin: whether the model is the tiny twin.
     seq_len: the length of a sequence, in tokens.
     longest: the longest possible sequence, in tokens.

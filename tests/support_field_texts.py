@@ -1,4 +1,4 @@
-"""Reads what the source says about the fields of a type: under the field, beside it, above it, or in the docstring of the class."""
+"""Reads what the source says about the fields of a type: below, beside or above the field, or in the docstring of the class."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ def _of_docstring(text: str, names: Iterable[str]) -> dict[str, str]:
     for paragraph in text.split("\n\n"):
         joined = " ".join(paragraph.split())
         entries = [
-            match
-            for match in re.finditer(rf"(?:^|(?<=[.;] ))({_NAMES}): ", joined)
-            if set(_split(match[1])) <= set(names)
+            match for match in re.finditer(rf"(?:^|(?<=[.;] ))({_NAMES}): ", joined) if set(_split(match[1])) <= set(names)
         ]
         ends = [entry.start() for entry in entries[1:]] + [len(joined)]
         for entry, end in zip(entries, ends, strict=False):

@@ -20,9 +20,9 @@ GPU = "gres/gpu"
 class Share(msgspec.Struct, frozen=True):
     """The GPU hours that an account has left, and its limit. Slurm may count older use with less weight."""
 
-    account: str
-    left: float
-    limit: float
+    account: str  # name of the account
+    left: float  # GPU hours that are left
+    limit: float  # GPU hours in all
 
 
 def of(account: str | None) -> Share | None:
