@@ -114,7 +114,7 @@ COMMANDS = (
             "addresses": Key("mapping or null", "name of a network interface -> its IPv4 addresses"),
             "facts": Key("mapping", "name of a fact -> the answer"),
             "unanswered": Key("mapping", "name of a fact -> why it has no answer"),
-            "operations": Key("list", "name, state, changes (a number), says (sentences); administrator: his commands"),
+            "operations": Key("list", "name, state, changes (a number), says (sentences); administrator: commands to ask for"),
         },
         listed=True,
     ),

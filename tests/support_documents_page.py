@@ -75,9 +75,10 @@ def _types(roots: Sequence[Struct]) -> dict[str, Struct]:
 def _page(
     title: str, rules: str, documents: Sequence[Described], more: list[str], own: dict[str, Struct], there: dict[str, Struct]
 ) -> str:
-    links = {name: f"[{name}](json-files.md#{name.lower()})" for name in there}
-    links |= {name: f"[{name}](#{name.lower()})" for name in own}
     roots = {one.kind.__name__ for one in documents if one.kind}
+    heading = {one.kind.__name__: _anchor(one.name) for one in (*COMMANDS, *FILES) if one.kind}
+    links = {name: f"[{name}](json-files.md#{heading.get(name, name.lower())})" for name in there}
+    links |= {name: f"[{name}](#{heading[name] if name in roots else name.lower()})" for name in own}
     parts = [f"# {title}\n", WRITTEN + rules]
     for one in documents:
         parts += [f"## {one.name}\n", f"{_linked(one.about, links)}\n"]
@@ -102,9 +103,14 @@ def _page(
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
+def _anchor(heading: str) -> str:
+    """The anchor of a heading in the site."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
 def _row(name: str, key: Key, links: dict[str, str]) -> str:
     named = f"`{name}`" if key.always else f"`{name}` (not always)"
-    return f"| {named} | {_linked(key.value, links)} | {_linked(key.what, links)} |"
+    return f"| {named} | {_linked(_cell(key.value), links)} | {_linked(_cell(key.what), links)} |"
 
 
 def _about(kind: Struct) -> list[str]:
@@ -120,7 +126,7 @@ def _fields(kind: Struct, links: dict[str, str], replaced: Mapping[str, Key] = {
         if field.name in replaced:
             continue
         schema = components[kind.__name__]["properties"][field.encode_name]
-        yield f"| `{field.encode_name}` | {_linked(_value(schema), links)} | {_cell(texts[field.name])} |"
+        yield f"| `{field.encode_name}` | {_linked(_cell(_value(schema)), links)} | {_cell(texts[field.name])} |"
     for name, key in ALSO.get(kind, {}).items():
         yield _row(name, key, links)
 
@@ -146,7 +152,7 @@ def _value(schema: Schema) -> str:
 
 def _linked(text: str, links: Mapping[str, str]) -> str:
     """The text with a link at each name of a type that has a section."""
-    parts = re.split(r"(\[[^\]]*\]\([^)]*\)|`[^`]*`)", _cell(text))
+    parts = re.split(r"(\[[^\]]*\]\([^)]*\)|`[^`]*`)", text)
     return "".join(
         part if index % 2 else re.sub(r"\b[A-Z][A-Za-z]+\b", lambda name: links.get(name[0], name[0]), part)
         for index, part in enumerate(parts)
@@ -154,5 +160,5 @@ def _linked(text: str, links: Mapping[str, str]) -> str:
 
 
 def _cell(text: str) -> str:
-    shown = text.removesuffix(".") if text.count(". ") == 0 else text
+    shown = text if ". " in text or text.endswith("...") else text.removesuffix(".")
     return shown.replace("|", "\\|").replace("<", "&lt;")
