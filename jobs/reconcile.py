@@ -54,8 +54,8 @@ class Status(msgspec.Struct, kw_only=True):
     ended: datetime | None
     duration_s: float | None
     hosts: list[str]
-    attempt: int | None
-    repeat: int | None
+    attempt: int | None  # number of the attempt, from 1
+    repeat: int | None  # number of the repeat, from 1
     rehearsal: bool | None
     resumed_from_step: int | None = None  # the timed step of the checkpoint from which the run resumed
     expected: bool  # whether the run completed, or ended in a state that the cell lists in `expect`

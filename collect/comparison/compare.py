@@ -65,21 +65,21 @@ class ComparedCell(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
     a: str  # the id of the cell in A
     b: str  # the id of the cell in B
-    label: str
-    state_a: str
-    state_b: str
+    label: str  # the cell in words
+    state_a: str  # states of its repeats in A
+    state_b: str  # states of its repeats in B
     different_work: str = ""  # the reason if the two cells are not compared; then `metrics` is empty
-    remarks: list[str] = []
-    metrics: list[MetricComparison] = []
+    remarks: list[str] = []  # what a reader must know, as sentences
+    metrics: list[MetricComparison] = []  # one per metric that both have
 
 
 class Comparison(msgspec.Struct, frozen=True):
     """The document that `collect compare --json` prints."""
 
     schema: int
-    a: Side
-    b: Side
-    pairs: list[ComparedCell]
+    a: Side  # what A is
+    b: Side  # what B is
+    pairs: list[ComparedCell]  # the cells that are in both
     only_a: list[str]  # labels of the cells of A without a match
     only_b: list[str]  # labels of the cells of B without a match
     differs: list[Differs]  # keys in which cells differ although they were matched
