@@ -53,7 +53,7 @@ def test_an_opened_archive_has_the_same_runs_and_the_same_report(workspace, file
     assert (said["same_report"], said["runs"]) == (True, len(workspace.run_ids()))
     assert ours.run_ids() == workspace.run_ids()
     for run in workspace.all_runs():
-        for name in manifest.list_files(run).regular:
+        for name in manifest.list_files(run.path).regular:
             assert (ours.runs / run.run_id / name).read_bytes() == (run.path / name).read_bytes()
     assert (ours.report / "index.html").exists()
     assert not (ours.path / "cluster.yaml").exists()

@@ -81,7 +81,7 @@ def _runs(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOut]]:
         if run.verdict.state not in FINAL:
             left_out.append(LeftOut(f"{top}/", None, f"the run is {run.verdict.state}"))
             continue
-        listing = manifest.list_files(run.folder)
+        listing = manifest.list_files(run.folder.path)
         left_out += [LeftOut(f"{top}/{name}", None, f"it is {kind}") for name, kind in listing.other.items()]
         for name, status in listing.regular.items():
             full = f"{top}/{name}"

@@ -87,7 +87,7 @@ def finish(folder: Path, matrix: str, *, trusted: bool) -> Summary:
     workspace for the report."""
     staged = Workspace(folder)
     for run in staged.all_runs():
-        manifest.write(run, manifest.make(run, manifest.list_files(run), complete=True))
+        manifest.write(run, manifest.make(run, manifest.list_files(run.path), complete=True))
     return report(staged, matrix, trusted=trusted)
 
 

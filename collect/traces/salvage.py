@@ -67,7 +67,7 @@ def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _until_damage(member: zlib_ng._Decompress, block: bytes) -> bytes:
-    """The text before the damage in a block. The block is decompressed byte by byte, because zlib-ng discards the whole output of
+    """The text before the damage in a block. The block is decompressed byte by byte, because zlib-ng discards the output of
     a call that fails."""
     text = bytearray()
     for index in range(len(block)):
