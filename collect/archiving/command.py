@@ -30,12 +30,12 @@ class WrittenArchive(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON document of `collect archive`."""
 
     schema: int
-    file: str
-    bytes: int
+    file: str  # the path of the archive
+    bytes: int  # its size
     matrix: str
-    runs: int
-    files: int
-    left_out: list[LeftOut]
+    runs: int  # number of runs
+    files: int  # number of files, without archive.json
+    left_out: list[LeftOut]  # files that are not in the archive
     replaced: dict[str, int]
     """The number of names that were replaced, by kind (--anonymous)."""
     remaining: dict[str, list[str]]
@@ -46,13 +46,13 @@ class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON document of `collect open`."""
 
     schema: int
-    folder: str
+    folder: str  # the path of the new workspace
     matrix: str
-    runs: int
-    created: str
-    shardlab: str
-    anonymous: bool
-    left_out: list[LeftOut]
+    runs: int  # number of runs
+    created: str  # when the archive was written (ISO 8601, UTC)
+    shardlab: str  # version of shardlab that wrote the archive
+    anonymous: bool  # whether names were replaced
+    left_out: list[LeftOut]  # files that are not in the archive
     same_report: bool
     """Whether summary.json of the report that was written here equals the one in the archive."""
 

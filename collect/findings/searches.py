@@ -26,7 +26,7 @@ class SearchResult(msgspec.Struct):
 
     name: str
     searched: str
-    repeat: int
+    repeat: int  # number of the repeat, from 1
     tries: list[SearchTry]
     cells: list[str]
     best: int | None

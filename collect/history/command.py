@@ -24,11 +24,11 @@ MOST_CHANGES = 4  # changes that a row of the table names
 
 
 class History(msgspec.Struct, frozen=True):
-    """The JSON document of `collect history`. skipped: a sentence for each matrix that cannot be read."""
+    """The JSON document of `collect history`."""
 
     schema: int
-    cells: list[CellHistory]
-    skipped: list[str]
+    cells: list[CellHistory]  # the cells that have runs
+    skipped: list[str]  # a sentence for each matrix that cannot be read
 
 
 def show(workspace: Workspace, places: Sequence[str], since: str | None, until: str | None, output: Output) -> int:

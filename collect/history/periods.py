@@ -30,11 +30,11 @@ class HistoryRun(msgspec.Struct, frozen=True):
 
 
 class HistoryMetric(msgspec.Struct, frozen=True):
-    """A metric over the runs of a period. value: the mean. n: the number of runs that have a value."""
+    """A metric over the runs of a period."""
 
-    value: float
+    value: float  # the mean
     unit: str
-    n: int
+    n: int  # the number of runs that have a value
     ratio: float | None
     """`value` divided by the value of the first period of the cell; None: not known, or one of them is 0."""
 
@@ -42,22 +42,22 @@ class HistoryMetric(msgspec.Struct, frozen=True):
 class HistoryChange(msgspec.Struct, frozen=True):
     """A property of machines or software that changed from one period to the next."""
 
-    what: str
-    before: list[str]
-    after: list[str]
+    what: str  # the property
+    before: list[str]  # its values in the period before
+    after: list[str]  # its values in this period
 
 
 class HistoryPeriod(msgspec.Struct, frozen=True):
     """Runs of one cell that follow each other in one workspace with the same machines and software."""
 
-    place: str
+    place: str  # the workspace or archive, as given on the command line
     matrix: str
     first: str
     """When the first run of the period was rendered (ISO 8601, UTC)."""
     last: str
     """When the last run of the period was rendered (ISO 8601, UTC)."""
-    runs: list[str]
-    metrics: dict[str, HistoryMetric]
+    runs: list[str]  # ids of the runs
+    metrics: dict[str, HistoryMetric]  # by name
     changed: list[HistoryChange]
     """What differs from the period before; empty for the first one."""
 
@@ -69,7 +69,7 @@ class CellHistory(msgspec.Struct, frozen=True):
     """The name of the cell."""
     rehearsals: int
     """The number of runs that are rehearsals."""
-    periods: list[HistoryPeriod]
+    periods: list[HistoryPeriod]  # from the earliest
 
 
 def runs_of(place: str, loaded: Loaded) -> list[HistoryRun]:
