@@ -42,6 +42,7 @@ from shardlab.prediction import Prediction
 from shardlab.record import Event, Result, Sample, StepRecord, ValidationRecord
 from shardlab.registry import Option
 from shardlab.run import Run
+from trainers.instruments.memory_timeline import Timeline
 
 SCHEMA = {"schema": Key("integer", "version of the format of this document")}
 SHIPS = {
@@ -70,6 +71,21 @@ FILES = (
     Described("runs/RUN_ID/steps/rank-RRRRR.jsonl", "One line per optimizer step of a rank.", StepRecord),
     Described("runs/RUN_ID/validation.jsonl", "One line per validation, by rank 0.", ValidationRecord),
     Described("runs/RUN_ID/samples/HOST.jsonl", "Telemetry of a host, one line per sample.", Sample),
+    Described(
+        "runs/RUN_ID/memory/rank-RRRRR.json",
+        "Memory of a rank in one step, with `instruments: {memory: categories}` ([instruments](../instruments.md)).",
+        Timeline,
+        {
+            **SCHEMA,
+            "rank": Key("integer", "number of the rank, from 0"),
+            "step": Key("integer", "the step that was observed"),
+            "device": Key("`cpu`, `cuda`", "where the memory is"),
+            "allocated": Key("integer", "on a GPU: bytes that the allocator counted at the peak", False),
+            "unknown": Key("integer", "on a GPU: the part of them that is in no category", False),
+            "unknown_is": Key("text", "on a GPU: what this part may be", False),
+            "categories": Key("list of text", "the categories"),
+        },
+    ),
     Described("runs/RUN_ID/result.json", "The result, the last file of a run: if it is there, the run is complete.", Result),
     Described("runs/RUN_ID/manifest.json", "The files of a fetched run with their digests, by `collect fetch`.", RunManifest),
     Described(
@@ -98,6 +114,7 @@ PROVISION = {
     "verified": Key("boolean or null", "whether every check passed; null: nothing was checked"),
     "checks": Key("list", "node, check (both text), and the fields of Outcome"),
     "lease": Key("Lease", "only if the machines are lent for a time", False),
+    "request": Key("text or mapping", "`request`: what to request; a plan before machines exist: what would be created", False),
 }
 COMMANDS = (
     Described(
