@@ -17,7 +17,7 @@ from shardlab.prediction import Prediction
 from shardlab.workspace import Workspace
 
 FAR = 16  # without `at_most`, a search goes up to this many times the size that the planner predicts to fit
-FIRST_ONLY = "of a search, a run and its predictions stand for the first try; GPU hours by time limits count all tries."
+FIRST_ONLY = "of a search, a run, its time and its predictions are those of the first try; GPU hours count the most tries."
 MOST_TINY = 8  # the largest batch of a pass at scale tiny, at which nothing runs out of memory
 
 

@@ -290,7 +290,7 @@ def _must_be_within(bound: float | None, planned: plan.MatrixPlan, steps: Sequen
         return
     if not (0 < bound < 1e9):
         raise InputError(f"--max-gpu-hours: found {bound:g}. Allowed: a number above 0.")
-    runs = Counter(step.run.cell.name() for step in steps if step.send)
+    runs = Counter(planned.name_of(step.run.cell) for step in steps if step.send)
     must_be_within(bound, [entry for entry in plan.hours(planned, runs) if runs[entry.cell.name()]])
 
 

@@ -124,7 +124,7 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
         claim.take(new)
         new.write_event("search", "submitted", **place)
 
-    return render.write(following, workspace.runs, source, before=claim_new)
+    return render.write(following, folder.path.parent, source, before=claim_new)
 
 
 def _cluster(folder: RunDir) -> Cluster:

@@ -32,7 +32,7 @@ from jobs.resolve import Capacity, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from jobs.slurm import allocation, share
 from jobs.slurm.share import Share
-from shardlab import host, inventory, login_node, matrix, workspace_trust
+from shardlab import batch_search, host, inventory, login_node, matrix, workspace_trust
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
@@ -71,6 +71,11 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     misfits: list[Misfit]
     advice: list[str]
     predicted: dict[str, Prediction]
+
+    def name_of(self, cell: Cell) -> str:
+        """The name of the selected cell to which a run of `cell` belongs: of a search, the cell of the first try."""
+        search = self.source.search_of(cell)
+        return (cell if search is None else batch_search.try_cell(cell, search.start)).name()
 
     def most_runs(self, runs: Mapping[str, int]) -> dict[str, int]:
         """The most runs of each selected cell, by the name of the cell: a search has several tries. runs: the runs or searches

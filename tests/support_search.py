@@ -24,7 +24,8 @@ SCRIPT = """\
 cd {{ folder | quote }}
 size={{ run.cell.micro_batch_size }}
 if rm ../../dies-$size 2>/dev/null; then kill -9 $$; fi
-export PYTHONPATH=ROOT PYTHONUNBUFFERED=1
+export SHARDLAB_SOURCE={{ run.source | quote }} PYTHONUNBUFFERED=1
+export PYTHONPATH="$SHARDLAB_SOURCE${PYTHONPATH:+:$PYTHONPATH}"
 exec PYTHON -m jobs.attempt . -- PYTHON RANKS $size
 """
 
@@ -41,9 +42,8 @@ class SearchedWorkspace:
         path = self.workspace.own_templates / "launch" / f"{template}.j2"
         path.parent.mkdir(parents=True)
         ranks = str(Path(__file__).parent / "support_search_ranks.py")
-        root = str(Path(reconcile.__file__).parent.parent)
         script = SCRIPT if template != "ssh.sh" else SCRIPT.replace("-- ", "-- PYTHON -m jobs.ssh.step . -- ")
-        path.write_text(script.replace("ROOT", root).replace("PYTHON ", f"{sys.executable} ").replace("RANKS", ranks))
+        path.write_text(script.replace(" PYTHON ", f" {sys.executable} ").replace("RANKS", ranks))
         self.matrix = folder / "m.yaml"
         self.matrix.write_text(MATRIX.replace("GOAL", goal))
         (folder / "limit").write_text(str(limit))

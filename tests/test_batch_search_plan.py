@@ -105,6 +105,18 @@ def test_the_planner_gives_the_start_and_the_bound(tmp_path, gpu, gib):
     assert cell.gpu_batch_size == search.start
 
 
+def test_the_gpu_hours_of_a_search_are_those_of_its_most_tries(tmp_path):
+    where = cluster.load(written(tmp_path, GPUS.replace("TYPE", "h100").replace("GIB", "80"), "c.yaml"))
+    found = planned(
+        tmp_path, SWEEP.read_text().replace("steps: 10", 'steps: 10, time_limit: "01:00:00"'.replace(", ", "\n  ")), where
+    )
+    (search,), (cell,) = searches(found), found.cells
+    name = found.name_of(batch_search.try_cell(cell, 5))
+    assert name == cell.name()
+    (hours,) = plan.hours(found, {name: 2})
+    assert hours.hours == 2 * search.most_tries * 1.0 * 2  # two runs, an hour each at most, on both GPUs of the node
+
+
 def test_a_batch_that_the_workload_refuses_is_never_tried(tmp_path):
     small = "workload: vgg16, strategy: single, gpus: 1, steps: 1, options: {data: synthetic, image_size: 32}"
     text = f"schema: 1\nname: m\ndefaults: {{{small}}}\nsearch: {{key: gpu_batch_size, for: fastest, at_most: 8}}\n"

@@ -6,11 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import support_search_ranks
 from support_search import MATRIX, SearchedWorkspace
 
-from shardlab import prediction
+from jobs import frozen_source, plan, reconcile, render, run_queue
+from shardlab import host, prediction
+from shardlab.cluster import THIS_MACHINE
 from shardlab.workspace import Workspace
 
 ENDED = "the largest that fits is 2"
@@ -51,14 +55,13 @@ def test_all_tries_are_runs_of_one_process_and_submit_continues_them(tmp_path):
 
 
 def test_a_rank_that_runs_out_of_memory_ends_its_try_and_not_the_search(tmp_path):
-    matrix = MATRIX.replace("GOAL", "largest_that_fits").replace("steps: 1", "steps: 1, memory_limit_gib: 0.015")
-    (tmp_path / "m.yaml").write_text(matrix.replace("seq_len: 16", "seq_len: 64"))
+    matrix = MATRIX.replace("GOAL", "largest_that_fits").replace("at_most: 8", "at_most: 2")
+    (tmp_path / "m.yaml").write_text(matrix.replace("seq_len: 16", "seq_len: 512, memory_limit_gib: 0.027"))
     command = [sys.executable, "-m", "jobs", "submit", "--wait", "--json", f"--matrix={tmp_path}/m.yaml"]
     done = subprocess.run([*command, f"--workspace={tmp_path}"], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     states = {folder.read_run().cell.micro_batch_size: folder.judge().state for folder in Workspace(tmp_path).all_runs()}
-    largest = max(size for size, state in states.items() if state == "completed")
-    assert states[largest + 1] == "oom"
+    assert states == {1: "completed", 2: "oom"}
 
 
 def test_the_fastest_is_searched_by_the_throughput_of_the_tries(tmp_path):
@@ -105,3 +108,16 @@ def test_a_cancelled_search_starts_no_further_try(searched):
     assert searched.states() == {"1": "completed", "2": "cancelled"}
     searched.jobs("retry", "--only", "cancelled", "--wait")
     assert searched.states() == {**STATES, "2": "cancelled", "2-a2": "completed"}
+
+
+def test_a_search_that_is_cancelled_when_its_try_has_just_ended_starts_no_further_try(searched):
+    planned = plan.of(searched.workspace, str(searched.matrix), THIS_MACHINE, where=None, repeats=None)
+    frozen_source.freeze(Path(planned.source.source), reuse=True)
+    folder = render.write(render.run_of(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)
+    folder.write_event("attempt", "started", search=True, **host.this_process())
+    support_search_ranks.main(folder, 1)
+    folder.write_event("attempt", "exited", code=0, steps=1)
+    run_queue.cancel(searched.workspace, [reconcile.own(folder)])
+    words = [sys.executable, "-m", "jobs.next_try", str(folder.path), "0"]
+    assert subprocess.run(words, check=False).returncode == 0
+    assert searched.states() == {"1": "completed"}

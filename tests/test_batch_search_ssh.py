@@ -1,10 +1,12 @@
 """A search on nodes without Slurm: all tries run on the nodes that the first try was given, which stay locked for them."""
 
+from pathlib import Path
+
 import pytest
 from support_search import SearchedWorkspace
 from support_ssh_nodes import SshNodes, wait_for
 
-from jobs import plan, render
+from jobs import frozen_source, plan, render
 from shardlab import cluster
 
 FILE = """\
@@ -28,6 +30,7 @@ def test_all_tries_run_on_the_nodes_of_the_first(nodes, tmp_path):
     searched = SearchedWorkspace(tmp_path, "ssh.sh")
     (tmp_path / "c.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
     planned = plan.of(searched.workspace, str(searched.matrix), cluster.load(tmp_path / "c.yaml"), where=None, repeats=None)
+    frozen_source.freeze(Path(planned.source.source), reuse=True)
     first = render.write(render.run_of(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)
     held = searched.flag("holds-4")
     nodes.submit(first)
