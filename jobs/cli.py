@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(invocation: Invocation) -> int:
-    planned = _planned(invocation)
+    planned = planner_verbs.planned(invocation)
     workspace = invocation.workspace
     data = datasets.look(planned.cells, planned.source, workspace)
     hours, share = plan.hours(planned, planned.repeats), plan.account_share(planned, workspace)
@@ -166,7 +166,7 @@ def _plan(invocation: Invocation) -> int:
 
 def _render(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-    planned = _planned(invocation)
+    planned = planner_verbs.planned(invocation)
     plan.must_fit(planned)
     folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
     if arguments.out:
@@ -186,7 +186,7 @@ def _render(invocation: Invocation) -> int:
 
 def _submit(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-    planned = _planned(invocation)
+    planned = planner_verbs.planned(invocation)
     plan.must_fit(planned)
     planned = planner_verbs.that_fit_memory(invocation, planned)
     how = shared_options.submit_options(invocation, planned.source)
@@ -379,23 +379,6 @@ def _menu(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
 
 def _own_menu(show: Callable[..., int]) -> Callable[[Invocation], int]:
     return lambda invocation: show(invocation.out, invocation.workspace, trust=invocation.arguments.trust)
-
-
-def _planned(invocation: Invocation) -> plan.MatrixPlan:
-    arguments = invocation.arguments
-    planned = plan.of(
-        invocation.workspace,
-        arguments.matrix,
-        invocation.cluster,
-        where=arguments.where,
-        repeats=arguments.repeats,
-        scale=arguments.scale,
-        in_allocation=getattr(arguments, "in_allocation", False),
-        track=shared_options.tracker(invocation),
-        wait_gpus_s=shared_options.wait_gpus_s(arguments),
-        trust=arguments.trust,
-    )
-    return planner_verbs.rehearsed(invocation, planned)
 
 
 if __name__ == "__main__":
