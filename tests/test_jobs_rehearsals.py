@@ -13,6 +13,7 @@ from jobs.planner import advise, gpu, link, predict
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from jobs.rehearsals import Rehearsals
 from shardlab import files, rehearsed, workspace_trust
+from shardlab.cell import Cell
 from shardlab.console import Output
 from shardlab.login_node import PYTHON
 from shardlab.rehearsed import MemoryByCategory, NotRehearsed, RehearsalRequest, Rehearsed, RehearsedCollective, RehearsedRank
@@ -172,3 +173,21 @@ def test_a_plan_rehearses_what_it_can_and_keeps_the_answers(tmp_path, capsys):
     assert main(words) == 0
     again, _ = (entry["predicted"] for entry in json.loads(capsys.readouterr().out)["cells"])
     assert again == own
+
+
+def test_jobs_advise_uses_stored_answers(tmp_path, capsys):
+    words = ["advise", "--workload", "gpt2-large", "--gpus", "8", "--gpu", "a100-80gb", "--workspace", str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["strategies"][0]
+    one = msgspec.convert(first["cell"], type=Cell)
+    own = tmp_path / ".shardlab" / "rehearsals"
+    files.make_folder(own)
+    stored = own / f"{RehearsalRequest(one).key(full_depth=True)}.json"
+    stored.write_bytes(msgspec.json.encode(answer(one, parameter=3 * GIB)))
+    assert main([*words, "--json"]) == 0
+    again = {json.dumps(entry["cell"]): entry for entry in json.loads(capsys.readouterr().out)["strategies"]}
+    assert again[json.dumps(first["cell"])]["predicted"]["tensor_bytes"]["likely"] == 3 * GIB
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "rehearsal" in printed.out
+    assert "predictions by formula and rehearsal" in printed.err
