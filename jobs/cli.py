@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(invocation: Invocation) -> int:
-    planned = _planned(invocation)
+    planned = planner_verbs.planned(invocation)
     workspace = invocation.workspace
     data = datasets.look(planned.cells, planned.source, workspace)
     hours, shares = plan.hours(planned, planned.repeats), plan.account_shares(planned, workspace)
@@ -168,7 +168,7 @@ def _plan(invocation: Invocation) -> int:
 
 def _render(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-    planned = _planned(invocation)
+    planned = planner_verbs.planned(invocation)
     plan.must_fit(planned)
     folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
     if arguments.out:
@@ -188,7 +188,7 @@ def _render(invocation: Invocation) -> int:
 
 def _submit(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-    planned = _planned(invocation)
+    planned = planner_verbs.planned(invocation)
     plan.must_fit(planned)
     planned = planner_verbs.that_fit_memory(invocation, planned)
     how = shared_options.submit_options(invocation, planned.source)
@@ -369,23 +369,6 @@ def _sent(
     tidied = _tidy(out, workspace, [step.now for step in steps if step.now is not None and not step.send], of_scheduler=False)
     code = watch.finish(out, workspace, [step.run.run_id for step in steps], wait=wait, backlog=backlog)
     return code if tidied and not any(step.held_back for step in steps) else max(code, 1)
-
-
-def _planned(invocation: Invocation) -> plan.MatrixPlan:
-    arguments = invocation.arguments
-    planned = plan.of(
-        invocation.workspace,
-        arguments.matrix,
-        invocation.cluster,
-        where=arguments.where,
-        repeats=arguments.repeats,
-        scale=arguments.scale,
-        in_allocation=getattr(arguments, "in_allocation", False),
-        track=shared_options.tracker(invocation),
-        wait_gpus_s=shared_options.wait_gpus_s(arguments),
-        trust=arguments.trust,
-    )
-    return planner_verbs.rehearsed(invocation, planned)
 
 
 if __name__ == "__main__":

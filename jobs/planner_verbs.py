@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from jobs import plan_predictions, rehearsals
+from jobs import plan, plan_predictions, rehearsals, shared_options
 from jobs.invocation import Invocation
 from jobs.own_plugins import OwnPlugins
 from jobs.plan import MatrixPlan, without_misfits_of_memory
@@ -100,7 +100,25 @@ def _advise(invocation: Invocation) -> int:
     return 0
 
 
-def rehearsed(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
+def planned(invocation: Invocation) -> MatrixPlan:
+    """The plan of the matrix that the options of `shared_options.add_matrix_options` name, with its predictions."""
+    arguments = invocation.arguments
+    found = plan.of(
+        invocation.workspace,
+        arguments.matrix,
+        invocation.cluster,
+        where=arguments.where,
+        repeats=arguments.repeats,
+        scale=arguments.scale,
+        in_allocation=getattr(arguments, "in_allocation", False),
+        track=shared_options.tracker(invocation),
+        wait_gpus_s=shared_options.wait_gpus_s(arguments),
+        trust=arguments.trust,
+    )
+    return _rehearsed(invocation, found)
+
+
+def _rehearsed(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
     """The plan with predictions by the rehearsals that the workspace has; with --rehearse, missing rehearsals are made. A cell
     that cannot be rehearsed keeps its prediction by formula, and the reason is printed. Raises InputError."""
     answers = _rehearsals(invocation, planned.source.own).of(planned.cells)

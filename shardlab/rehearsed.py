@@ -1,7 +1,7 @@
 """The result of a rehearsal: the memory, collectives and floating-point operations of one step of a cell.
 
 A rehearsal finds them without the hardware that the cell needs. ``python -m trainers rehearse`` writes the result
-(docs/rehearsal.md), and the planner reads it. This module does not import torch.
+(docs/planner.md), and the planner reads it. This module does not import torch.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ its own, and how long it keeps that memory depends on when its threads run.
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -126,15 +127,32 @@ for line in sys.stdin:
 """
 
 
-def rehearse(asked):
-    """For each (cell, what to measure, whether at full depth): (the answer, the measurement for each of its ranks or None)."""
-    code = SCRIPT.replace("DATA", repr(tempfile.mkdtemp()))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], input=b"\n".join(map(msgspec.json.encode, asked)), capture_output=True,
-        check=False, timeout=HANG_S, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        cwd=Path(__file__).parent.parent,
-    )  # fmt: skip
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(asked), done.stderr.decode()[-3000:]
-    decoded = map(json.loads, lines)
-    return [(rehearsed.decode(msgspec.json.encode(answer)), measured) for answer, measured in decoded]
+class Rehearser:
+    """The process that rehearses and measures. It imports torch once for all questions of a test module."""
+
+    def __init__(self):
+        code = SCRIPT.replace("DATA", repr(tempfile.mkdtemp()))
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, cwd=Path(__file__).parent.parent,
+        )  # fmt: skip
+
+    def __call__(self, cell, real="nothing", *, full_depth=False):
+        """(The answer, the measurement for each of its ranks, or None if nothing is measured)."""
+        self._process.stdin.write(msgspec.json.encode((cell, real, full_depth)) + b"\n")
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], HANG_S)
+        line = self._process.stdout.readline() if ready else b""
+        if not line:
+            self._errors.seek(0)
+            raise AssertionError(self._errors.read().decode()[-3000:])
+        answer, measured = json.loads(line)
+        return rehearsed.decode(msgspec.json.encode(answer)), measured
+
+    def close(self):
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait(HANG_S)
+        self._process.stdout.close()
+        self._errors.close()

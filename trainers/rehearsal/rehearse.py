@@ -16,11 +16,10 @@ from shardlab.rehearsed import SCHEMA, Answer, MemoryByCategory, NotRehearsed, R
 from trainers import dtypes, menu
 from trainers.instruments.timing import clock_for
 from trainers.process import sentence
-from trainers.rehearsal import counted_step, depths, fork_steps
+from trainers.rehearsal import counted_step, depths, fork_steps, measured
 from trainers.rehearsal.counted_step import CountedStep
 from trainers.rehearsal.fake_group import FakeRanks, fake_group, give_hook, neighbours
 from trainers.rehearsal.fake_tensors import fake_tensors
-from trainers.rehearsal.measured import ERROR_FROM, ERROR_PCT
 from trainers.rehearsal.substitutes import substitute, task_of, why_not
 from trainers.task import Batch
 
@@ -56,8 +55,8 @@ def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
         how="fake_tensors",
         device="cpu",
         depths=chosen,
-        error_pct=ERROR_PCT,
-        error_from=ERROR_FROM,
+        error_pct=measured.ERROR_PCT if chosen is None else measured.ERROR_PCT + measured.EXTRAPOLATED_PCT,
+        error_from=measured.ERROR_FROM,
         remarks=tuple(remarks),
         seconds=time.perf_counter() - began,
     )
