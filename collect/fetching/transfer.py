@@ -143,7 +143,7 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], also: Iter
         os.utime(path, ns=(mtime_ns, mtime_ns))
     for path, status in entries:
         if stat.S_IMODE(status.st_mode) != modes[stat.S_IFMT(status.st_mode)]:
-            path.chmod(modes[stat.S_IFMT(status.st_mode)])
+            Path(path).chmod(modes[stat.S_IFMT(status.st_mode)])
     return True
 
 
