@@ -51,10 +51,10 @@ def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
                 break
             if ended:
                 member, ended = zlib_ng.decompressobj(wbits=31), False
-            before = member.copy()
+            before = member.copy()  # type: ignore[attr-defined]  # its stub lacks this method
             try:
                 text = member.decompress(block, BLOCK)
-            except zlib_ng.error as error:
+            except zlib_ng.error as error:  # type: ignore[misc]  # its stub declares an instance
                 if text := _until_damage(before, block):  # an empty block would mean the end of the file
                     yield text
                 raise CutShort(f"its gzip stream is damaged ({error})") from None
@@ -67,13 +67,15 @@ def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _until_damage(member: zlib_ng._Decompress, block: bytes) -> bytes:
-    """The text before the damage in a block. The block is decompressed byte by byte, because zlib-ng discards the output of
-    a call that fails."""
+    """The text before the damage in a block.
+
+    The block is decompressed byte by byte, because zlib-ng discards the whole output of a call that fails.
+    """
     text = bytearray()
     for index in range(len(block)):
         try:
             text += member.decompress(block[index : index + 1])
-        except zlib_ng.error:
+        except zlib_ng.error:  # type: ignore[misc]
             break
     return bytes(text)
 

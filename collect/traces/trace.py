@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ _LONGEST = 16 << 20  # after this many bytes without the end of an event, these 
 _LONGEST_WITHOUT_EVENT = 4 << 20  # after this many bytes without any phase, the list is not a list of events
 _MOST_RANKS = 1 << 31  # a number from here on is not a rank
 _NO_ARGS = Args()
+_KIND = attrgetter("name", "cat", "tid")
 
 # Names of categories that Kineto used until PyTorch 1.10 -> the names since then.
 _OLD_CATEGORIES = {
@@ -223,40 +225,26 @@ class _Columns:
 
     def __init__(self) -> None:
         self.lost: Counter[str] = Counter()
-        self._ids: defaultdict[str | int, int] = defaultdict()
-        self._ids.default_factory = self._ids.__len__  # a label gets the next number when it is first seen
+        # The index of each combination of name, category and thread. A trace has few, so one look-up replaces three.
+        self._kinds: defaultdict[tuple[str, str, int | str], int] = defaultdict()
+        self._kinds.default_factory = self._kinds.__len__  # a combination gets the next number when it is first seen
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts, int] = {}
         self._parts: list[tuple[NDArray[Any], ...]] = []
 
     def add(self, events: DecodedEvents) -> None:
         self.lost.update(events.lost)
-        complete = events.complete
-        if not complete:
+        if not events.complete:
             return
-        args = [event.args or _NO_ARGS for event in complete]
-        part: tuple[NDArray[Any], ...] = (
-            self._indexes([event.name for event in complete]),
-            self._indexes([event.cat for event in complete]),
-            self._indexes([event.tid for event in complete]),
-            integers([arg.stream for arg in args]),
-            integers([arg.correlation for arg in args]),
-            *self._collective_columns(args),
-            events.start_ns,
-            events.duration_ns,
-        )
-        self._keep(part)
-
-    def _indexes(self, labels: Sequence[str | int]) -> NDArray[np.int32]:
-        """The index of each label; shape (number of labels,)."""
-        return np.fromiter(map(self._ids.__getitem__, labels), np.int32, len(labels))
+        kinds = np.fromiter(map(self._kinds.__getitem__, map(_KIND, events.complete)), np.int32, len(events.complete))
+        args = [event.args or _NO_ARGS for event in events.complete]
+        stream, correlation = integers([arg.stream for arg in args]), integers([arg.correlation for arg in args])
+        self._parts.append((kinds, stream, correlation, *self._collective_columns(args), events.start_ns, events.duration_ns))
 
     def _collective_columns(self, args: Sequence[Args]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """For each event the index of its collective, and the number of the collective in its process group; -1 if absent."""
         kind, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
-        for row, arg in enumerate(args):
-            if not arg.collective:
-                continue
+        for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.collective]:
             texts = CollectiveTexts(*map(bytes, arg.collective_texts()))
             if texts not in self._collective_ids:
                 operation = parsed(texts)
@@ -267,35 +255,26 @@ class _Columns:
             sequence[row] = -1 if number is None else number
         return kind, sequence
 
-    def _keep(self, part: tuple[NDArray[Any], ...]) -> None:
-        """Store the columns of a block without incomplete events, which are counted as lost."""
-        if "" in self._ids:
-            part = self._whole(part, (part[0] != self._ids[""]) & (part[1] != self._ids[""]), "without a name or category")
-        part = self._whole(part, (part[-2] != UNKNOWN) & (part[-1] >= 0), "without a time or with a negative duration")
-        self._parts.append(part)
-
-    def _whole(self, part: tuple[NDArray[Any], ...], good: NDArray[np.bool_], otherwise: str) -> tuple[NDArray[Any], ...]:
-        if good.all():
-            return part
-        self.lost[otherwise] += int(np.count_nonzero(~good))
-        return tuple(column[good] for column in part)
-
     def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
-        types = (*(np.int32,) * 3, *(np.int64,) * 2, np.int32, *(np.int64,) * 3)
-        columns: list[NDArray[Any]] = []
-        for index, of_type in enumerate(types):
-            columns.append(np.concatenate([np.empty(0, of_type), *(part[index] for part in self._parts)]))
-        lost = {reason: count for reason, count in self.lost.items() if count}
-        name, category, thread, stream, correlation, collective, sequence, start, duration = columns
-        for old in _OLD_CATEGORIES.keys() & self._ids.keys():
-            category[category == self._ids[old]] = self._ids[_OLD_CATEGORIES[old]]
+        """The trace of all events without the incomplete events, which are counted as lost."""
+        columns = self._joined()
+        named = np.array([bool(name and category) for name, category, _ in self._kinds], np.bool_)
+        columns = self._whole(columns, named[columns[0]], "without a name or category")
+        columns = self._whole(
+            columns, (columns[-2] != UNKNOWN) & (columns[-1] >= 0), "without a time or with a negative duration"
+        )
+        kinds, stream, correlation, collective, sequence, start, duration = columns
+        ids: defaultdict[str, int] = defaultdict()
+        ids.default_factory = ids.__len__
+        renamed = ((name, _OLD_CATEGORIES.get(category, category), str(thread)) for name, category, thread in self._kinds)
+        name, category, thread = np.array([[ids[label] for label in labels] for labels in renamed], np.int32).reshape(-1, 3).T
         return Trace(
             path,
             rank,
-            [str(label) for label in self._ids],
-            name=name,
-            category=category,
-            thread=thread,
+            list(ids),
+            name=name[kinds],
+            category=category[kinds],
+            thread=thread[kinds],
             stream=stream,
             correlation=correlation,
             start_ns=start,
@@ -303,6 +282,18 @@ class _Columns:
             collective=collective,
             sequence=sequence,
             collectives=self._collectives,
-            lost=lost,
+            lost={reason: count for reason, count in self.lost.items() if count},
             cut=cut,
         )
+
+    def _joined(self) -> tuple[NDArray[Any], ...]:
+        """The columns of all blocks together. The columns of the blocks are released."""
+        empty = tuple(np.empty(0, of_type) for of_type in (np.int32, np.int64, np.int64, np.int32, *(np.int64,) * 3))
+        parts, self._parts = [empty, *self._parts], []
+        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+    def _whole(self, columns: tuple[NDArray[Any], ...], good: NDArray[np.bool_], otherwise: str) -> tuple[NDArray[Any], ...]:
+        if good.all():
+            return columns
+        self.lost[otherwise] += int(np.count_nonzero(~good))
+        return tuple(column[good] for column in columns)
