@@ -9,12 +9,13 @@ from functools import cached_property
 import msgspec
 
 from collect.choices.family import Family, choose
-from collect.findings import columns, equal_losses, instrument_cost, trace_answers, trace_tables
+from collect.findings import columns, equal_losses, instrument_cost, searches, trace_answers, trace_tables
 from collect.findings.columns import Table
 from collect.findings.comparability import baseline_of, families, gpu_trouble
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.row import CellRow, RunRow
+from collect.findings.searches import SearchResult
 from collect.findings.statistics import Estimate, estimate, outliers
 from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWaiting
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
@@ -100,6 +101,7 @@ class Summary(msgspec.Struct, dict=True):
     groups: list[GroupTraffic]  # collectives by process group
     waiting: list[RankWaiting]  # how long ranks wait for slow ranks
     steps: list[CellDifference]  # differences of step times to the baseline, by part
+    searches: list[SearchResult]  # searches for a value, with their tries
     damage: list[DamagedRun]  # runs with damaged records
 
     @cached_property
@@ -167,6 +169,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         groups=trace_answers.group_traffic(loaded),
         waiting=trace_answers.rank_waiting(loaded),
         steps=trace_answers.step_differences(loaded, rows),
+        searches=searches.results(loaded.searches),
         damage=[
             DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.says())
             for run in loaded.runs

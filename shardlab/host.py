@@ -118,6 +118,15 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def this_process() -> dict[str, int | float | str]:
+    """What identifies this process among all that a machine has had: its id, when it started (seconds since the epoch), and the
+    boot id. A program that this process executes in its place (execv) keeps all three."""
+    import psutil
+
+    me = psutil.Process()
+    return {"pid": me.pid, "created": me.create_time(), "boot_id": boot_id()}
+
+
 def packages() -> dict[str, str]:
     """The versions of the installed packages that a result can depend on. The packages are not imported."""
     versions = {}

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from shardlab import files
+from shardlab.batch_search import BatchSearch
 from shardlab.cell import Cell
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
@@ -77,6 +78,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     wait_gpus_s: int = 0  # how many seconds the run waits for its GPUs before its ranks start, if other processes use them
     own_workload: OwnWorkload | None = None  # if a file of the workspace defines the workload; a copy is in the run's folder
     own_strategy: OwnStrategy | None = None  # if a file of the workspace defines the strategy; a copy is in the run's folder
+    search: BatchSearch | None = None  # if the run is a try of a search: its supervisor starts the next try in the same job
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from support_document import Described, Key
 
+from collect.archiving.command import OpenedArchive, WrittenArchive
 from collect.comparison.compare import Comparison
 from collect.fetching.fetch import Fetched
 from collect.fetching.manifest import RunManifest
+from collect.history.command import History
 from collect.sampler.loop import TickTally
 from collect.summary import Summary
 from collect.timeline.clocks import ComparedClock
@@ -162,7 +164,7 @@ COMMANDS = (
             "runs": Key("integer", "number of runs"),
             "cost": Key("Cost", "time of the runs, from earlier runs"),
             "gpu_hours": Key("GpuHours or null", "GPU hours of the runs"),
-            "share": Key("Share or null", "what the account has left, by `sshare`"),
+            "shares": Key("list of Share", "what the account has left of its limits, by `sshare`; empty: not known"),
             **{name: key._replace(always=True) for name, key in LEASE.items()},
             "cells": Key("list of [planned cell](#cells-of-jobs-plan)", "the cells"),
             "models": Key("list", "models that do not ship: what was derived, and in `not_derived` what was not"),
@@ -272,6 +274,9 @@ COMMANDS = (
         only=("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "assumed", "notes"),
     ),
     Described("collect compare", "Two workspaces, A and B.", Comparison),
+    Described("collect history", "Equal cells over time. [The how-to page](../how-to/see-what-changed-over-time.md)", History),
+    Described("collect archive", "An archive that was written.", WrittenArchive),
+    Described("collect open", "An archive that was opened.", OpenedArchive),
     Described(
         "collect metrics",
         "The metrics, as a list.",
