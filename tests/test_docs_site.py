@@ -99,6 +99,27 @@ def test_each_page_is_in_the_menu():
     assert sorted(menu) == [str(page.relative_to(DOCS)) for page in PAGES]
 
 
+def test_the_menu_has_the_order_in_which_a_newcomer_reads():
+    menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert [next(iter(part)) for part in menu] == ["Start", "Tutorials", "How-to", "Reference", "Explanation", "Contributing"]
+    tutorials = [next(iter(page.values())) for page in menu[1]["Tutorials"]]
+    assert tutorials[:2] == ["tutorial-laptop.md", "first-site.md"]
+    assert tutorials[-2:] == ["own-models.md", "own-strategies.md"]
+
+
+def test_each_page_has_one_title_and_each_guide_asks_one_question():
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        titles = re.findall(r"^# (.*)", text, re.MULTILINE)
+        assert len(titles) == 1, page
+        if page.parent.name in ("how-to", "contributing"):
+            assert titles[0].endswith("?"), page
+
+
+def test_the_readme_has_at_most_100_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
 def test_pictures_are_those_of_the_script_small_and_complete_in_themselves():
     images = {path.name: path for path in (DOCS / "images").iterdir()}
     pages = {f"{name}{scheme}.png" for name in record_pictures.PAGES for scheme in ("", "-dark")}

@@ -1,6 +1,9 @@
 """Validation uses the same items with every strategy, shows what the model has learned, and does not disturb training."""
 
+import json
+
 import pytest
+from support_document_keys import wrong
 
 from shardlab.cell import Instruments, Optimizer, Validation
 from shardlab.record import ValidationRecord, read_lines
@@ -10,6 +13,8 @@ EVERY_5 = Instruments(validation=Validation(every_steps=5, items=40))
 
 
 def records(run_dir):
+    lines = run_dir.validation_file.read_text().splitlines() if run_dir.validation_file.exists() else []
+    assert [said for line in lines for said in wrong("runs/RUN_ID/validation.jsonl", json.loads(line))] == []
     return read_lines(run_dir.validation_file, ValidationRecord).records
 
 
