@@ -26,7 +26,7 @@ class ManifestFile(msgspec.Struct, frozen=True):
 
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # its size
     mtime_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # time of the last change, in ns since the epoch
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # digest of its content
 
 
 class RunManifest(msgspec.Struct):
