@@ -3,8 +3,9 @@
     python benchmarks/fetch.py [--mib 1024] [--small 5000] [--runs 200] [--rounds 3]
 
 The cluster is this machine, reached by an `ssh` that is a shell script, so neither a network nor ciphers are measured. Plain
-rsync copies the same folder with `--archive --compress` over the same `ssh`, in the same round. Our time has the start of
-Python on both sides, the manifest on the cluster, and the check of each file here.
+rsync copies the same folder with `--archive --compress` over the same `ssh`, in the same round; the two take turns in being
+first. Our time has the start of Python on both sides, the manifest on the cluster, and the check of each file here. Both ends
+share the processors of this machine, so the ratio of processor times says more than that of seconds if the machine is busy.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -30,11 +32,19 @@ from support_fetch import Cluster
 SMALL = 20_000  # bytes
 
 
-def took_s(work: Callable[[], object]) -> float:
-    """The seconds that a function takes."""
-    began = time.monotonic()
+class Spent(NamedTuple):
+    """What a function took. seconds: wall-clock time. cpu_s: processor time of the processes that it started, in seconds."""
+
+    seconds: float
+    cpu_s: float
+
+
+def spent(work: Callable[[], object]) -> Spent:
+    """Measure a function."""
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     work()
-    return time.monotonic() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Spent(time.monotonic() - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 def made(folder: Path, runs: int) -> Cluster:
@@ -79,14 +89,21 @@ def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str) -> Non
                 file.write(chance.randbytes(min(1 << 20, size - begin)))
     os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     ours, theirs = [], []
-    for _ in range(rounds):
+    for number in range(rounds):
         for path in (cluster.here.runs, cluster.folder / "plain"):
             shutil.rmtree(path, ignore_errors=True)
         (run.path / "manifest.json").unlink(missing_ok=True)
-        theirs.append(took_s(lambda: plain(cluster)))
-        ours.append(took_s(lambda: fetch(cluster)))
-    our, their = statistics.median(ours), statistics.median(theirs)
-    print(f"{what:32}  fetch {our:7.2f} s  rsync {their:7.2f} s  {their / our:5.2f} of plain rsync", flush=True)
+        pair = [(ours, fetch), (theirs, plain)]
+        for kept, copy in pair if number % 2 else pair[::-1]:
+            kept.append(spent(lambda copy=copy: copy(cluster)))
+    ratios = [[one / other for one, other in zip(their, our, strict=True)] for our, their in zip(ours, theirs, strict=True)]
+    of_time, of_cpu = (statistics.median(values) for values in zip(*ratios, strict=True))
+    our, their = (Spent(*(statistics.median(values) for values in zip(*taken, strict=True))) for taken in (ours, theirs))
+    print(
+        f"{what:32}  fetch {our.seconds:7.2f} s {our.cpu_s:6.2f} CPU s  rsync {their.seconds:7.2f} s {their.cpu_s:6.2f} CPU s  "
+        f"{of_time:5.2f} of plain rsync, by CPU {of_cpu:5.2f}",
+        flush=True,
+    )
 
 
 def nothing_new(folder: Path, rounds: int, runs: int) -> None:
@@ -94,11 +111,9 @@ def nothing_new(folder: Path, rounds: int, runs: int) -> None:
     cluster = made(folder, runs)
     os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     fetch(cluster)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    taken = [took_s(lambda: fetch(cluster)) for _ in range(rounds)]
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / rounds
-    print(f"{f'nothing new of {runs} runs':32}  fetch {statistics.median(taken):7.2f} s  {cpu_s:5.2f} CPU s", flush=True)
+    taken = [spent(lambda: fetch(cluster)) for _ in range(rounds)]
+    seconds, cpu_s = (statistics.median(values) for values in zip(*taken, strict=True))
+    print(f"{f'nothing new of {runs} runs':32}  fetch {seconds:7.2f} s {cpu_s:6.2f} CPU s", flush=True)
 
 
 def main() -> None:
@@ -110,7 +125,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed shardlab is not compiled at each start
     with tempfile.TemporaryDirectory() as name:
+        os.environ["PYTHONPYCACHEPREFIX"] = f"{name}/compiled"
+        subprocess.run([sys.executable, "-P", "-m", "collect", "fetch", "--help"], stdout=subprocess.DEVNULL, check=True)
         against_rsync(Path(name) / "large", given.rounds, [given.mib << 20], f"one file of {given.mib} MiB")
         against_rsync(Path(name) / "small", given.rounds, [SMALL] * given.small, f"{given.small} files of {SMALL // 1000} KB")
         nothing_new(Path(name) / "runs", given.rounds, given.runs)

@@ -37,9 +37,11 @@ import sys, time
 from pathlib import Path
 from collect import metric
 from collect.loading import read_many
+from shardlab import gc_pause
 metric.menu()
 began = time.perf_counter()
-(run,) = read_many.read(Path(sys.argv[1]) / "runs", [sys.argv[2]])
+with gc_pause.not_searched():
+    (run,) = read_many.read(Path(sys.argv[1]) / "runs", [sys.argv[2]])
 assert run.completed, (run.verdict, run.damage.says())
 quantities = metric.quantities(run)
 covered = [entry.coverage_pct for entry in run.coverage]
@@ -70,11 +72,9 @@ def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float
     files.write_json(folder.result, result, sync=False)
     step_s = seconds / STEPS  # few steps, because what is measured here is the telemetry
     steps = [
-        StepRecord(
-            schema=SCHEMA, step=number, t_s=1000 + number * step_s, wall_s=START_S + number * step_s, units=64, step_ms=1e3 * step_s
-        )
-        for number in range(1, STEPS + 1)
-    ]  # fmt: skip
+        StepRecord(schema=SCHEMA, step=number, t_s=1000 + at_s, wall_s=START_S + at_s, units=64, step_ms=1e3 * step_s)
+        for number, at_s in ((number, number * step_s) for number in range(1, STEPS + 1))
+    ]
     for rank in range(world):
         _lines(folder.steps_file(rank), steps)
     at = {"rendered": -3.0, "started": -2.0, "exited": seconds + 1.0}
@@ -151,7 +151,9 @@ def main() -> None:
     print(f"{len(written)} nodes, {sum(written) / 1e6:.0f} MB of samples, {os.cpu_count()} processors")
     print(f"{hosts} samples of hosts, {gpus} of GPUs -> coverage of {covered} nodes, {metrics} metrics")
     spent = statistics.median(one.cpu_s for one in costs)
-    print(f"read and aggregated  {statistics.median(seconds):6.2f} s  {spent:6.2f} CPU s  {max(one.mb for one in costs):6.0f} MB")
+    print(
+        f"read and aggregated  {statistics.median(seconds):6.2f} s  {spent:6.2f} CPU s  {max(one.mb for one in costs):6.0f} MB"
+    )
 
 
 if __name__ == "__main__":

@@ -30,9 +30,18 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             r"^8 GPUs at 10 Hz +\d+\.\d{3} % of a core +\d+\.\d{3} ms a sample +\d+\.\d\d samples a second ",
             marks=pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
         ),
+        pytest.param(
+            ("sampler_effect.py", "--hz", "50", "--rounds", "2", "--steps", "2", "--n-embd", "16", "--seq-len", "16"),
+            r"^ratio +\d+\.\d{4} +\(95 % interval \d+\.\d{4} to \d+\.\d{4}, 2 rounds of 2 steps\)$",
+            marks=pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
+        ),
+        (
+            ("telemetry.py", "--nodes", "2", "--gpus", "2", "--seconds", "30", "--rounds", "1"),
+            r"^66 samples of hosts, 132 of GPUs -> coverage of 2 nodes, \d+ metrics\nread and aggregated +\d+\.\d\d s .* MB$",
+        ),
         (
             ("fetch.py", "--mib", "1", "--small", "3", "--runs", "2", "--rounds", "1"),
-            r"^one file of 1 MiB +fetch +\d+\.\d\d s +rsync +\d+\.\d\d s .*\n3 files .*\nnothing new of 2 runs +fetch +\d+\.",
+            r"^one file of 1 MiB +fetch +\d+\.\d\d s +\d+\.\d\d CPU s +rsync .*\n3 files .*\nnothing new of 2 runs +fetch ",
         ),
         (("choices.py", "--cells", "40", "--rounds", "2"), r"^ +40 +\d+\.\d\d$"),
         (("planner.py", "--cells", "64"), r"^64 cells: \d+\.\d s, \d+\.\d s of CPU time$"),

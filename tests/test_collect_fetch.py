@@ -101,6 +101,17 @@ def test_a_list_of_names_of_more_than_a_page_arrives(fetch, there, here):
     assert contents(here) == contents(there)
 
 
+@pytest.mark.parametrize("left", ["log/old.log", ".old", "log/.rsync-partial/old"])
+def test_what_an_earlier_transfer_left_beside_a_new_run_does_not_get_into_it(cluster, fetch, there, here, left):
+    """The folder of files that arrived becomes the run folder only if it has exactly the files of the manifest."""
+    path = cluster.here.runs / ".incoming/files" / there.name / left
+    path.parent.mkdir(parents=True)
+    path.write_text("old")
+    fetch()
+    assert contents(here) == contents(there)
+    assert not (cluster.here.runs / ".incoming").exists()
+
+
 def test_storage_that_both_share_needs_no_connection_for_files(cluster, fetch, there, here):
     (cluster.there.path / remote_workspace.MARK).write_text("far:/ws\n")
     fetch()

@@ -6,9 +6,11 @@ import os
 import pytest
 import support_collect as support
 
-from collect.loading import load, read_many
+from collect.loading import load, loaded_run, read_many
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import quantities
+from shardlab.record import GpuSample, LineWriter, NicSample, Sample
+from shardlab.workspace import Workspace
 
 
 def every(workspace) -> list[LoadedRun]:
@@ -81,3 +83,31 @@ def test_a_number_that_no_message_holds_is_read_here(workspace, answers, monkeyp
     monkeypatch.setattr(read_many, "MANY", 1_000)
     assert_same(every(workspace), found)
     assert any(run.result and run.result.parameters == 2**70 for run in found)
+
+
+HOSTS = {"node-b": ("b", 3), "node-c": ("a", 4), "node-d": ("b", 2)}  # file of samples -> host in the samples, their number
+
+
+def test_samples_that_become_frames_file_by_file_are_the_same_as_all_at_once(tmp_path, monkeypatch):
+    """The hosts in the files are b, a and b, so the frames of the files have to be sorted. An interface of host b is renamed
+    between its two files."""
+    folder = support.completed(Workspace(tmp_path), support.cell())
+    for number, (file, (name, count)) in enumerate(HOSTS.items()):
+        with LineWriter(folder.samples_file(file)) as lines:
+            for tick in range(count):
+                nic = NicSample(name=f"eth{number}", kind="physical", mac="02:00:00:00:00:01", tx_bytes=tick)
+                gpus = [GpuSample(uuid=f"GPU-{name}", throttled=throttled) for throttled in (["power_cap"], [], None)]
+                at_s = 10.0 * number + tick
+                lines.write(Sample(schema=1, t_s=at_s, wall_s=at_s, host=name, boot_id="b", nics=[nic], gpus=gpus))
+    found = {}
+    for size in (1, 4, 1000):
+        monkeypatch.setattr(loaded_run, "PART", size)
+        (run,) = read_many.read(folder.path.parent, [folder.run_id])
+        assert run.samples.hosts.height >= sum(count for _, count in HOSTS.values())
+        found[size] = (*run.samples, *LoadedRun.read(folder).samples)
+    for frames in zip(*found.values(), strict=True):
+        assert frames[0].equals(frames[1])
+        assert frames[0].equals(frames[2])
+    nics, gpus = (rows.filter(host="b") for rows in found[1][1:3])
+    assert nics.filter(kind="physical")["name"].unique().to_list() == ["eth2"]
+    assert gpus["throttled"].to_list() == 5 * [["power_cap"], [], None]

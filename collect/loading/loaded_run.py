@@ -150,7 +150,9 @@ class LoadedRun(RunRecords, dict=True):
         """
         gpus = self.whole_samples.gpus
         used = self.result.gpus if self.result else None
-        return gpus if used is None else gpus.filter(pl.col("uuid").is_in(used))
+        if used is None or set(gpus["uuid"].unique()) <= set(used):
+            return gpus  # a filter would copy all rows
+        return gpus.filter(pl.col("uuid").is_in(used))
 
     @cached_property
     def interfaces(self) -> dict[Interface, list[Seen]]:

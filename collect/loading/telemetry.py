@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from collect.sources.samples import Samples
@@ -72,11 +72,10 @@ def coverage(
     """
     span = window(timed)
     entries = []
-    hosts: dict[str, list[float]] = {host: [] for host in ran_on}
-    for host, wall_s in zip(samples.hosts["host"].to_list(), samples.hosts["wall_s"].to_list(), strict=True):
-        hosts.setdefault(host, []).append(wall_s)
-    started_hz = samples.hosts["started_hz"].to_list()
-    hz_of = {host: hz for host, hz in zip(samples.hosts["host"].to_list(), started_hz, strict=True) if hz}
+    hosts = {host: np.empty(0) for host in ran_on}
+    for (host,), rows in samples.hosts.select("host", "wall_s").group_by("host", maintain_order=True):
+        hosts[str(host)] = rows["wall_s"].to_numpy()
+    hz_of = dict(samples.hosts.filter(pl.col("started_hz") > 0).select("host", "started_hz").rows())
     lost = (
         [] if samples.gpus.is_empty() else samples.gpus.filter("lost").select("host", "uuid").unique(maintain_order=True).rows()
     )
@@ -91,7 +90,7 @@ def coverage(
             entry.coverage_pct, entry.largest_gap_s = covered(times, span)
             entry.incomplete = _incomplete(times, span)
             if (hz := hz_of.get(host)) and (asked := (span[1] - span[0]) * hz) >= 1:
-                entry.rate_kept_pct = min(100 * sum(span[0] <= at <= span[1] for at in times) / asked, 100.0)
+                entry.rate_kept_pct = min(100 * int(((span[0] <= times) & (times <= span[1])).sum()) / asked, 100.0)
         entries.append(entry)
     return entries
 
@@ -118,11 +117,11 @@ def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
     return found
 
 
-def _incomplete(times: list[float], span: tuple[float, float]) -> str:
+def _incomplete(times: np.ndarray, span: tuple[float, float]) -> str:
     """The reason why these sample times (ordered, in seconds) do not cover the whole span; '' if they do."""
     if len(times) < 2:
-        return "one sample" if times else "no samples"
-    most = GAP_PERIODS * _usual(times)
+        return "one sample" if len(times) else "no samples"
+    most = GAP_PERIODS * _usual(np.diff(times))
     if (missing_s := span[1] - times[-1]) > most:
         return f"no samples in the last {missing_s:.1f} s"
     if (missing_s := times[0] - span[0]) > most:
@@ -130,24 +129,24 @@ def _incomplete(times: list[float], span: tuple[float, float]) -> str:
     return ""
 
 
-def _usual(times: list[float]) -> float:
-    """The median distance between consecutive sample times. times: at least two, ordered, in seconds."""
-    return sorted(second - first for first, second in itertools.pairwise(times))[(len(times) - 1) // 2]
+def _usual(apart: np.ndarray) -> float:
+    """The median of the distances between consecutive sample times: of an even number, the smaller one in the middle."""
+    middle = (len(apart) - 1) // 2
+    return float(np.partition(apart, middle)[middle])
 
 
-def covered(times: list[float], span: tuple[float, float]) -> tuple[float, float]:
+def covered(times: Sequence[float] | np.ndarray, span: tuple[float, float]) -> tuple[float, float]:
     """(percent of the span that the samples cover, longest time without a sample within the span in seconds).
 
     times: the times of the samples, ordered, in seconds. The time between two samples is covered if their distance is at most
     GAP_PERIODS times the median distance. With fewer than two samples, nothing is covered.
     """
     start, end = span
-    usual = _usual(times) if len(times) > 1 else 0.0
-    seen = sum(
-        max(min(second, end) - max(first, start), 0.0)
-        for first, second in itertools.pairwise(times)
-        if second - first <= GAP_PERIODS * usual
-    )
-    edges = [start, *(time for time in times if start < time < end), end]
-    longest = max(second - first for first, second in itertools.pairwise(edges))
+    at = np.asarray(times, float)
+    apart = np.diff(at)
+    seen = 0.0
+    if len(apart):
+        inside = np.minimum(at[1:], end) - np.maximum(at[:-1], start)
+        seen = float(inside[(inside > 0) & (apart <= GAP_PERIODS * _usual(apart))].sum())
+    longest = float(np.diff([start, *at[(start < at) & (at < end)], end]).max())
     return 100 * seen / (end - start), longest

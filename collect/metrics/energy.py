@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from statistics import fmean
 
 import numpy as np
@@ -30,7 +29,7 @@ def energy(run: LoadedRun) -> Quantity | None:
     if used is not None and sampled != len(used):
         return None  # some GPUs have no telemetry
     for column, of_gpu, kind in (("energy_j", _from_counter, "counter"), ("power_w", _from_power, "power samples")):
-        gpus = run.gpu_samples.drop_nulls(column).sort("wall_s")
+        gpus = run.gpu_samples.select("host", "uuid", "wall_s", column).drop_nulls(column).sort("wall_s")
         known = [of_gpu(rows, span) for _, rows in gpus.group_by("host", "uuid", maintain_order=True)]
         if len(known) == sampled and None not in known:
             return Quantity(sum(joules for joules in known if joules is not None), "J", kind)
@@ -58,7 +57,8 @@ def idle_power(run: LoadedRun) -> Quantity | None:
     if run.gpu_samples.is_empty():
         return None
     first_step_s = run.steps["wall_s"].min()
-    gpus = run.gpu_samples.drop_nulls(["power_w", "processes"]).sort("wall_s")
+    gpus = run.gpu_samples.select("host", "uuid", "wall_s", "power_w", "processes")
+    gpus = gpus.drop_nulls(["power_w", "processes"]).sort("wall_s")
     used = run.result.gpus if run.result else None
     if not isinstance(first_step_s, float) or gpus.is_empty():
         return None
@@ -77,8 +77,8 @@ def _from_counter(rows: pl.DataFrame, span: tuple[float, float]) -> float | None
     None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of it, or if the counter was
     reset.
     """
-    times, counter = rows["wall_s"].to_list(), rows["energy_j"].to_list()
-    if not times or times[0] > span[0] or times[-1] < span[1] or any(b < a for a, b in itertools.pairwise(counter)):
+    times, counter = rows["wall_s"].to_numpy(), rows["energy_j"].to_numpy()
+    if not len(times) or times[0] > span[0] or times[-1] < span[1] or (np.diff(counter) < 0).any():
         return None
     if covered(times, span)[0] < 100 * LEAST_COVERAGE:
         return None
@@ -91,19 +91,14 @@ def _from_power(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
 
     For parts of the span without samples, the mean power is used. None if the samples cover less than 80 % of the span.
     """
-    times, power = rows["wall_s"].to_list(), rows["power_w"].to_list()
+    times, power = rows["wall_s"].to_numpy(), rows["power_w"].to_numpy()
     start, end = span
     if covered(times, span)[0] < 100 * LEAST_COVERAGE:
         return None
-    joules = seconds = 0.0
-    for (t0, p0), (t1, p1) in itertools.pairwise(zip(times, power, strict=True)):
-        a, b = max(t0, start), min(t1, end)
-        if b <= a:
-            continue
-        at_a, at_b = (p0 + (p1 - p0) * (moment - t0) / (t1 - t0) for moment in (a, b))
-        joules += (at_a + at_b) / 2 * (b - a)
-        seconds += b - a
-    return joules / seconds * (end - start)
+    first, last = max(start, times[0]), min(end, times[-1])
+    moments = np.concatenate(([first], times[(first < times) & (times < last)], [last]))
+    joules = np.trapezoid(np.interp(moments, times, power), moments)
+    return float(joules / (last - first) * (end - start))
 
 
 _WHILE = (

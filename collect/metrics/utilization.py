@@ -45,7 +45,7 @@ def gpu_memory(run: LoadedRun) -> Quantity | None:
     """
     if run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
-    shares = memory_shares(within(run.gpu_samples, span), run.hosts)["memory_pct"]
+    shares = memory_shares(within(run.gpu_samples.select("wall_s", "uuid", "memory_used_bytes"), span), run.hosts)["memory_pct"]
     return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
 
 
@@ -65,7 +65,7 @@ def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
 def _mean_of_means(run: LoadedRun, samples: pl.DataFrame, key: str, value: str) -> Quantity | None:
     if samples.is_empty() or (span := run.window) is None:
         return None
-    rows = within(samples, span)
+    rows = within(samples.select("wall_s", key, value), span)
     if rows[key].n_unique() > 1:
         means = rows.group_by(key, maintain_order=True).agg(pl.col(value).mean())[value].drop_nulls()
         return Quantity(float(means.sum()) / means.len(), "%") if means.len() else None

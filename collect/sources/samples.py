@@ -188,6 +188,8 @@ def _series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
     """A column. Polars takes long to read a Python list in each row, so each different list is read once."""
     if not isinstance(kind, pl.List):
         return pl.Series(name, values, kind)
+    if not any(values) and len(values) and None not in values:  # only empty lists, which is the usual case
+        return pl.Series(name, [[]], kind).new_from_index(0, len(values))
     places: dict[tuple[Any, ...] | None, int] = {}
     rows = [places.setdefault(None if value is None else tuple(value), len(places)) for value in values]
     return pl.Series(name, [None if value is None else list(value) for value in places], kind)[np.array(rows, np.uint32)]

@@ -1,0 +1,103 @@
+"""Whether the telemetry sampler changes the time of a training step: runs of steps with and without it, in turns.
+
+    python benchmarks/sampler_effect.py [--hz 2] [--rounds 20] [--steps 100] [--gpus 8] [--n-embd 192] [--seq-len 128]
+
+The steps are those of the training loop, on this machine's processor, which the sampler shares with them. The sampler is the
+real program, with the stub of NVML as in sampler.py. It has started before the steps begin. Each round has both kinds of steps,
+and the kinds take turns in being first. Printed is the mean ratio of the median step times of a round, with the 95 % interval
+of the mean by Student's t. The sampler has no measurable effect if the interval contains 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import sampler
+import small_cell
+import torch
+
+from collect.findings.statistics import estimate
+from shardlab.record import LineWriter, StepRecord, read_lines
+from trainers import loop, menu
+from trainers.data.order import Order
+from trainers.instrument import RunInstruments
+from trainers.rank import Rank
+from trainers.ranks import Ranks
+
+
+@contextmanager
+def sampling(out: Path, hz: float, variables: dict[str, str]) -> Iterator[None]:
+    """Run a sampler during the block. The block begins after the first sample."""
+    command = [sys.executable, "-m", "collect", "sample", "--out", str(out), "--hz", str(hz)]
+    process = subprocess.Popen(command, env=os.environ | variables, stderr=subprocess.DEVNULL)
+    try:
+        while not out.exists() or b"\n" not in out.read_bytes():
+            if process.poll() is not None:
+                raise SystemExit(f"the sampler ended with code {process.returncode}")
+            time.sleep(0.01)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main() -> None:
+    """Print the step time of both kinds of steps, and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hz", type=float, default=2, help="samples per second (default: 2)")
+    for name, default in (("--rounds", 20), ("--steps", 100), ("--gpus", 8), ("--n-embd", 192), ("--seq-len", 128)):
+        parser.add_argument(name, type=int, default=default, help=f"(default: {default})")
+    given = parser.parse_args()
+    if given.rounds < 2:
+        parser.error("--rounds must be at least 2, because the interval is computed from the differences between rounds")
+    one = small_cell.cell("gpt2-tiny", given.n_embd, seq_len=given.seq_len, steps=given.steps)
+    ranks = Ranks(Rank())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        variables = sampler.stub(folder, given.gpus)
+        task = menu.workload(one.workload).build(one, folder)
+        order = Order(task.source.items, one.global_batch_size, one.seed)
+        torch.manual_seed(one.seed)
+        engine = menu.strategy(one.strategy).build(one, task, ranks)
+
+        def step_ms(path: Path) -> float:
+            with LineWriter(path) as lines:
+                recorder = loop.Recorder(lines)
+                loop._steps(one, task, order, engine, ranks.device, ranks, recorder, RunInstruments([], ranks.device))
+            return statistics.median(record.step_ms for record in read_lines(path, StepRecord).records)
+
+        plain, sampled = [], []
+        for number in range(-1, given.rounds):  # round -1 is warm-up
+            for is_sampled in (True, False) if number % 2 else (False, True):
+                path = folder / f"steps-{number}-{is_sampled}.jsonl"
+                if is_sampled:
+                    with sampling(folder / f"samples-{number}.jsonl", given.hz, variables):
+                        took = step_ms(path)
+                else:
+                    took = step_ms(path)
+                if number >= 0:
+                    (sampled if is_sampled else plain).append(took)
+    ranks.leave()
+    logs = estimate([math.log(with_it / without) for with_it, without in zip(sampled, plain, strict=True)], "")
+    assert logs.low is not None
+    assert logs.high is not None
+    ratio, low, high = map(math.exp, (logs.value, logs.low, logs.high))
+    print(f"without the sampler     {statistics.median(plain):8.3f} ms a step")
+    print(f"with it, at {given.hz:4g} Hz     {statistics.median(sampled):8.3f} ms a step")
+    print(f"ratio  {ratio:.4f}  (95 % interval {low:.4f} to {high:.4f}, {given.rounds} rounds of {given.steps} steps)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""An all-reduce of known size between two hosts, as the samplers of both hosts see it on the wire.
+
+Each host is a network namespace with one end of a veth pair, and has its own sampler and its own gloo rank. The samplers read
+the kernel's counters, which share no code with the factors of `trainers.communication`. The tolerance is 3 % for the payload,
+and 6 % with headers: Ethernet, IP and TCP headers of full packets are 66 of 1514 bytes, and acknowledgements come on top.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from support_aside import why_not
+from support_line import until
+
+from shardlab.record import Sample, read_lines
+from trainers.communication import Call
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+PAYLOAD = 24_000_000  # bytes of the tensor
+TIMES = 3
+HOSTS = ("10.97.0.1", "10.97.0.2")
+HEADERS = {"large packets": 0.03, "packets of a network card": 0.06}  # how packets are counted -> tolerance
+
+# Runs in a new network namespace: makes a second namespace that is connected to it, with the process that stays in it.
+# $1: `on` if the kernel may hand packets of 64 KiB to the interface, as it does between virtual interfaces; `off` if each
+# packet has at most 1500 bytes, as on a cable. The test writes a line to end the second namespace.
+MADE = f"""
+set -e
+unshare --net sleep 3600 & other=$!
+while test "$(readlink /proc/$other/ns/net)" = "$(readlink /proc/$$/ns/net)"; do sleep 0.01; done
+ip link add wire0 type veth peer name wire0 netns $other
+for end in "" "nsenter --target $other --net"; do
+  $end ip link set wire0 up
+  $end ip link set lo up
+  if test "$1" = off; then $end ip link set wire0 gso_max_segs 1; fi
+done
+ip address add {HOSTS[0]}/24 dev wire0
+nsenter --target $other --net ip address add {HOSTS[1]}/24 dev wire0
+echo $$ $other
+read -r _ || :
+kill $other
+"""
+RANK = f"""
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="tcp://{HOSTS[0]}:29500", rank=int(sys.argv[1]), world_size={len(HOSTS)})
+tensor = torch.ones({PAYLOAD // 4})
+for _ in range({TIMES}):
+    dist.all_reduce(tensor)
+assert tensor[0] == {len(HOSTS)} ** {TIMES}
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.fixture(params=HEADERS)
+def hosts(request):
+    """The words that run a command on each of the two hosts, and the tolerance."""
+    words = ["unshare", "--net", "sh", "-c", MADE, "sh", "on" if request.param == "large packets" else "off"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as made:
+        pids = made.stdout.readline().split()
+        assert len(pids) == len(HOSTS)
+        # /sys shows the interfaces of the network namespace in which it was mounted.
+        inside = 'mount -t sysfs none /sys && exec "$@"'
+        at = [["nsenter", "--target", pid, "--net", "unshare", "--mount", "sh", "-c", inside, "sh"] for pid in pids]
+        yield at, HEADERS[request.param]
+        made.communicate("\n")
+
+
+def seen(path):
+    """The samples in a file so far."""
+    return read_lines(path, Sample).records if path.exists() else []
+
+
+def sent(samples):
+    (counts,) = zip(*([nic.tx_bytes for nic in one.nics if nic.name == "wire0"] for one in samples), strict=True)
+    return counts[-1] - counts[0]
+
+
+def test_an_all_reduce_is_seen_on_the_wire(hosts, tmp_path):
+    at, tolerance = hosts
+    files = [tmp_path / f"host{number}.jsonl" for number in range(len(at))]
+    samplers = [
+        subprocess.Popen([*words, sys.executable, "-P", "-m", "collect", "sample", "--out", str(file), "--hz", "10"])
+        for words, file in zip(at, files, strict=True)
+    ]
+    try:
+        until(lambda: all(seen(file) for file in files), "a first sample of each host")
+        environment = os.environ | {"GLOO_SOCKET_IFNAME": "wire0"}
+        ranks = [
+            subprocess.Popen([*words, sys.executable, "-c", RANK, str(rank)], env=environment) for rank, words in enumerate(at)
+        ]
+        assert [rank.wait(300) for rank in ranks] == [0, 0]
+        counts = [len(seen(file)) for file in files]  # the sample that is being taken now may be of an earlier moment
+        until(lambda: all(len(seen(file)) > count + 1 for file, count in zip(files, counts, strict=True)), "later samples")
+    finally:
+        for sampler in samplers:
+            sampler.send_signal(signal.SIGTERM)
+            sampler.wait()
+    expected = TIMES * Call("all_reduce", PAYLOAD, len(HOSTS)).wire_bytes("gloo")
+    for file in files:
+        assert expected <= sent(seen(file)) <= (1 + tolerance) * expected
