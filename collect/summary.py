@@ -9,7 +9,7 @@ from functools import cached_property
 import msgspec
 
 from collect.choices.family import Family, choose
-from collect.findings import columns, equal_losses, instrument_cost, trace_answers, trace_tables
+from collect.findings import bytes_disputed, columns, equal_losses, instrument_cost, trace_answers, trace_tables
 from collect.findings.columns import Table
 from collect.findings.comparability import baseline_of, families, gpu_trouble
 from collect.findings.equal_losses import LossComparison
@@ -145,6 +145,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
                 for entry in run.coverage
                 if entry.trouble
             ],
+            bytes_disputed.disputed(rows),
             *trace_tables.without_kernels(loaded),
             instrument_cost.differences(families(loaded.cells)),
         ),
@@ -185,6 +186,7 @@ def _remarks(
     paused: list[str],
     unwatched: list[str],
     troubled: list[str],
+    disputed: list[str],
     exact: list[str],
     profiled: int,
     looked_into: list[str],
@@ -215,6 +217,8 @@ def _remarks(
         remarks.append(f"telemetry covers only a part of the timed window, and so do its means: {_some(unwatched)}")
     if troubled:
         remarks.append(f"trouble of telemetry: {_some(troubled)}")
+    if disputed:
+        remarks.append(f"bytes that were measured differ from the theory by more than the tolerance: {_some(disputed)}")
     if looked_into:
         remarks.append(INSTRUMENTS_DIFFER.format(_some(looked_into)))
     if exact:

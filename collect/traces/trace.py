@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.collective import CollectiveOperation, CollectiveTexts, count, parsed
-from collect.traces.event import UNKNOWN, Args, TraceEvent, integers, nanoseconds
+from collect.traces.collective import GLOO, CollectiveOperation, CollectiveTexts, count, of_gloo, parsed
+from collect.traces.event import UNKNOWN, TraceEvent, integers, nanoseconds
 from collect.traces.head import TraceHead, read_head
 from collect.traces.salvage import CutShort, blocks, salvage
 from shardlab.decoders import DECODE_FAULTS
@@ -52,8 +52,8 @@ class Trace(NamedTuple):
     labels: all texts of events, each once. name, category, thread: indexes in `labels`.
     stream, correlation: see `Args`; -1 if absent.
     start_ns: the start in ns since the base time of the profiler. duration_ns: never negative.
-    collective: the index in `collectives` of the collective that Kineto writes for a kernel or for record_param_comms; -1 if
-    there is none.
+    collective: the index in `collectives` of the collective that Kineto writes for a kernel or for record_param_comms, or of a
+    span of gloo whose inputs are recorded; -1 if there is none.
     sequence: the number that c10d gives the collective within its process group; -1 if absent.
     lost: the number of events that could not be read, by reason; in text that is not JSON, recognizable events are counted.
     cut: why the file ends before the list of events ends; "" if the list is complete.
@@ -226,7 +226,7 @@ class _Columns:
         self._ids: defaultdict[str | int, int] = defaultdict()
         self._ids.default_factory = self._ids.__len__  # a label gets the next number when it is first seen
         self._collectives: list[CollectiveOperation] = []
-        self._collective_ids: dict[CollectiveTexts, int] = {}
+        self._collective_ids: dict[CollectiveTexts | tuple[str, bytes, bytes], int] = {}
         self._parts: list[tuple[NDArray[Any], ...]] = []
 
     def add(self, events: list[TraceEvent]) -> None:
@@ -247,27 +247,33 @@ class _Columns:
             np.array([ids[event.tid] for event in complete], np.int32),
             integers([-1 if arg is None else arg.stream for arg in args]),
             integers([-1 if arg is None else arg.correlation for arg in args]),
-            *self._collective_columns(args),
+            *self._collective_columns(complete),
             start,
             duration,
         )
         self._keep(part)
 
-    def _collective_columns(self, args: list[Args | None]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _collective_columns(self, events: list[TraceEvent]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """For each event the index of its collective, and the number of the collective in its process group; -1 if absent."""
-        kind, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
-        for row, arg in enumerate(args):
-            if arg is None or not arg.collective:
+        kind, sequence = np.full(len(events), -1, np.int32), np.full(len(events), -1, np.int64)
+        for row, event in enumerate(events):
+            if (arg := event.args) is None:
                 continue
-            texts = CollectiveTexts(*map(bytes, arg.collective_texts()))
-            if texts not in self._collective_ids:
-                operation = parsed(texts)
-                self._collective_ids[texts] = -1 if operation is None else len(self._collectives)
-                self._collectives += [] if operation is None else [operation]
-            kind[row] = self._collective_ids[texts]
-            number = count(bytes(arg.sequence))
-            sequence[row] = -1 if number is None else number
+            if arg.collective:
+                kind[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
+                number = count(bytes(arg.sequence))
+                sequence[row] = -1 if number is None else number
+            elif arg.input_dimensions and event.name.startswith(GLOO):
+                kind[row] = self._collective_id((event.name, bytes(arg.input_dimensions), bytes(arg.input_types)))
         return kind, sequence
+
+    def _collective_id(self, texts: CollectiveTexts | tuple[str, bytes, bytes]) -> int:
+        """The index of the collective with these texts: arguments of Kineto, or those of `of_gloo`; -1 if they name none."""
+        if texts not in self._collective_ids:
+            operation = parsed(texts) if isinstance(texts, CollectiveTexts) else of_gloo(*texts)
+            self._collective_ids[texts] = -1 if operation is None else len(self._collectives)
+            self._collectives += [] if operation is None else [operation]
+        return self._collective_ids[texts]
 
     def _keep(self, part: tuple[NDArray[Any], ...]) -> None:
         """Store the columns of a block without ignored categories and without incomplete events, which are counted as lost."""
