@@ -24,6 +24,7 @@ from shardlab import files
 from shardlab.cell import Instruments, Profile
 from shardlab.record import Result, SameWork
 from shardlab.workspace import Workspace
+from trainers import communication
 
 pytest_plugins = ["support_trainers"]
 RANKS = 4
@@ -57,6 +58,13 @@ def test_traces_of_a_run_have_the_bytes_of_its_theory(bench, strategy):
 def test_what_a_rank_sends_for_a_message(collective, sent):
     assert sent_bytes.of_message(collective, 1200, 4) == sent
     assert sent_bytes.of_message(collective, 1200, None) == (0 if collective == "barrier" else None)
+
+
+@pytest.mark.parametrize("ranks", range(2, 10))
+def test_theory_and_traces_count_each_collective_alike(ranks):
+    """Both tables of factors were written down separately."""
+    for collective, factor in communication.FACTORS.items():
+        assert sent_bytes.of_message(collective, 840, ranks) == pytest.approx(840 * factor(ranks))
 
 
 def span(name, at, dims, types=("float",), **more):
