@@ -38,6 +38,7 @@ INSTRUMENTS_DIFFER = (
     "observed: {}"
 )
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no GPU kernels in {}; metrics of these traces are exact instead"
+PLAYED = "played GPUs: a stub of NVML made up the GPU telemetry of {}; figures mark it, and no metric and no ranking uses it"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
 
@@ -146,6 +147,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
                 if entry.trouble
             ],
             bytes_disputed.disputed(rows),
+            [run.run_id for run in loaded.runs if run.plays_gpus],
             *trace_tables.without_kernels(loaded),
             instrument_cost.differences(families(loaded.cells)),
         ),
@@ -187,6 +189,7 @@ def _remarks(
     unwatched: list[str],
     troubled: list[str],
     disputed: list[str],
+    played: list[str],
     exact: list[str],
     profiled: int,
     looked_into: list[str],
@@ -219,6 +222,8 @@ def _remarks(
         remarks.append(f"trouble of telemetry: {_some(troubled)}")
     if disputed:
         remarks.append(f"bytes that were measured differ from the theory by more than the tolerance: {_some(disputed)}")
+    if played:
+        remarks.append(PLAYED.format(_some(played)))
     if looked_into:
         remarks.append(INSTRUMENTS_DIFFER.format(_some(looked_into)))
     if exact:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.figure import FEW, LEGEND_HEIGHT_PX, Figure, Group
+from collect.figure import FEW, LEGEND_HEIGHT_PX, PLAYED, Figure, Group, played_note
 from collect.figures.drawing.curves import STRETCHES, Curve, levels, rates, together
 from collect.figures.drawing.panels import PANEL_PX, is_a_line, scaled, stacked, y_axis
 from collect.loading.loaded_run import LoadedRun
@@ -57,24 +57,26 @@ def draw(group: Group) -> Figure | None:
     """One line per GPU and panel, from the first completed repeat of each cell that did not resume from a checkpoint."""
     parts: list[pl.DataFrame] = []
     lines: dict[str, GpuLine] = {}
+    played: list[str] = []  # labels of cells whose GPUs a stub of NVML played
     left_out = cells = 0
     for mark in group.marks:
         run = next((run for run in mark.cell.completed if not run.resumed), None)
-        if run is None or run.window is None or run.gpu_samples.is_empty():
+        if run is None or run.window is None or run.shown_gpu_samples.is_empty():
             continue
-        devices = sorted(run.gpu_samples.select("host", "uuid").unique().rows())
+        devices = sorted(run.shown_gpu_samples.select("host", "uuid").unique().rows())
         if len(lines) + len(devices) > MOST_LINES:
             left_out += len(devices)
             continue
         for place, (host, uuid) in enumerate(devices):
-            name = f"{mark.label}, {html.escape(f'{host} {uuid[:UUID_SHOWN]}', quote=False)}"
+            name = f"{mark.label}, {html.escape(f'{host} {uuid[:UUID_SHOWN]}', quote=False)}{PLAYED * run.plays_gpus}"
             lines[_key(cells, place)] = GpuLine(name, place, cells)
+        played += [mark.label] * run.plays_gpus
         parts.append(_rows(run, run.window[0], {device: _key(cells, place) for place, device in enumerate(devices)}))
         cells += 1
     if not parts:
         return None
     gpus = pl.concat(parts, rechunk=True)
-    panels = [(panel.title, curves) for panel in PANELS if (curves := _curves(gpus, panel))]
+    panels = [(f"{panel.title}{PLAYED * bool(played)}", curves) for panel in PANELS if (curves := _curves(gpus, panel))]
     if not panels:
         return None
     drawn = [key for key in lines if any(key in curves for _, curves in panels)]
@@ -94,6 +96,7 @@ def draw(group: Group) -> Figure | None:
     )
     if left_out:
         caption += f" {left_out} more GPUs are not drawn."
+    caption += played_note(played)
     height_px = 60 + min(22 * len(drawn), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
     return Figure("gpus", "Each GPU", caption, height_px, data, stacked([title for title, _ in panels]))
 
@@ -108,7 +111,7 @@ def _rows(run: LoadedRun, zero_s: float, keys: dict[tuple[Any, ...], str]) -> pl
     keys: (host, uuid) of each GPU -> the key of its line.
     """
     devices = pl.DataFrame([(*device, key) for device, key in keys.items()], schema=["host", "uuid", "run"], orient="row")
-    rows = run.gpu_samples.join(devices, on=["host", "uuid"], maintain_order="left")
+    rows = run.shown_gpu_samples.join(devices, on=["host", "uuid"], maintain_order="left")
     return rows.with_columns(pl.col("wall_s") - zero_s)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import polars as pl
 
-from collect.sources.samples import Samples
+from collect.sources.samples import Samples, measured
 from collect.sources.steps import window
 from shardlab.record import ClockOffset
 
@@ -77,9 +77,8 @@ def coverage(
         hosts.setdefault(host, []).append(wall_s)
     started_hz = samples.hosts["started_hz"].to_list()
     hz_of = {host: hz for host, hz in zip(samples.hosts["host"].to_list(), started_hz, strict=True) if hz}
-    lost = (
-        [] if samples.gpus.is_empty() else samples.gpus.filter("lost").select("host", "uuid").unique(maintain_order=True).rows()
-    )
+    gone = measured(samples.gpus).filter("lost")
+    lost = [] if gone.is_empty() else gone.select("host", "uuid").unique(maintain_order=True).rows()
     for host, times in hosts.items():
         entry = Coverage(run=run_id, host=host, samples=len(times), sampler_ends=sampler_ends.get(host, 0))
         at = clocks.get(host, {})

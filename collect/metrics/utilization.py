@@ -52,9 +52,12 @@ def gpu_memory(run: LoadedRun) -> Quantity | None:
 def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
     """The GPU samples with one more column: memory_pct, the memory in use in percent of the GPU's memory.
 
-    Empty if the memory size of any of the GPUs is not known. hosts: the descriptions of the hosts, with these sizes.
+    Empty if the memory size of any of the GPUs is not known. hosts: the descriptions of the hosts, with these sizes; the first
+    sample of a sampler has the size too.
     """
-    sizes = {gpu.uuid: gpu.memory_bytes for host in hosts for gpu in host.gpus or () if gpu.memory_bytes}
+    sampled = gpus.select("uuid", "memory_total_bytes").drop_nulls().filter(pl.col("memory_total_bytes") > 0)
+    sizes = dict(sampled.iter_rows())
+    sizes |= {gpu.uuid: gpu.memory_bytes for host in hosts for gpu in host.gpus or () if gpu.memory_bytes}
     used = gpus.drop_nulls("memory_used_bytes")
     if not set(used["uuid"].unique()) <= sizes.keys():
         used = used.clear()

@@ -61,8 +61,10 @@ GPUS = {
     "wall_s": pl.Float64,
     "uuid": pl.String,
     "lost": pl.Boolean,
+    "played": pl.Boolean,
     "utilization_pct": pl.Float64,
     "memory_used_bytes": pl.Int64,
+    "memory_total_bytes": pl.Int64,
     "power_w": pl.Float64,
     "temperature_c": pl.Float64,
     "sm_clock_mhz": pl.Float64,
@@ -105,6 +107,11 @@ def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
         return rows.clear()
     among = rows.slice(inside[0], inside[-1] - inside[0] + 1)
     return among if among.height == len(inside) else rows[inside]  # the rows of several hosts are not contiguous
+
+
+def measured(gpus: pl.DataFrame) -> pl.DataFrame:
+    """The rows of GPUs that exist: without those of GPUs that a stub of NVML played."""
+    return gpus.filter(~pl.col("played")) if gpus["played"].any() else gpus  # a filter copies the frame, which may be large
 
 
 def of_interfaces(nics: pl.DataFrame, counter: str) -> dict[Interface, list[Seen]]:

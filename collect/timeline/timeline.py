@@ -167,11 +167,12 @@ def _counters(run: LoadedRun, compared: Clocks) -> Iterator[Counter]:
     for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):
         yield from points(str(host), rows, "cpu_pct", "processors busy", "%")
         yield from points(str(host), rows, "memory_used_bytes", "memory in use", "GiB", 2**30)
-    for (host, uuid), rows in run.samples.gpus.group_by("host", "uuid", maintain_order=True):
-        yield from points(str(host), rows, "utilization_pct", f"{uuid} utilization", "%")
-        yield from points(str(host), rows, "power_w", f"{uuid} power", "W")
-        yield from points(str(host), rows, "memory_used_bytes", f"{uuid} memory in use", "GiB", 2**30)
-        yield from points(str(host), rows, "sm_clock_mhz", f"{uuid} SM clock", "MHz")
+    for (host, uuid, played), rows in run.samples.gpus.group_by("host", "uuid", "played", maintain_order=True):
+        of = f"{uuid} (played)" if played else str(uuid)
+        yield from points(str(host), rows, "utilization_pct", f"{of} utilization", "%")
+        yield from points(str(host), rows, "power_w", f"{of} power", "W")
+        yield from points(str(host), rows, "memory_used_bytes", f"{of} memory in use", "GiB", 2**30)
+        yield from points(str(host), rows, "sm_clock_mhz", f"{of} SM clock", "MHz")
     for (host, name, _), rows in run.samples.nics.group_by("host", "name", "boot_id", maintain_order=True):
         for column, what in (("tx_bytes", "sent"), ("rx_bytes", "received")):
             seconds, counted = pl.col("wall_s").diff(), pl.col(column).diff()
