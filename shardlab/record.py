@@ -91,9 +91,7 @@ class GpuSample(Record, kw_only=True):
     uuid: str
     mig_of: str | None = None  # for a MIG instance: the UUID of the whole GPU
     lost: bool = False  # the driver can no longer reach the GPU; the other fields are then absent
-    played: bool = (
-        False  # no GPU: a stub of NVML made up the values (`collect sample --played`)
-    )
+    played: bool = False  # no GPU: a stub of NVML made up the values (`collect sample --played`)
     utilization_pct: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None  # only in the first sample of a sampler process
