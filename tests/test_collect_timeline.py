@@ -18,7 +18,7 @@ from collect.timeline import perfetto, straggler, timeline
 from collect.timeline.clocks import Clocks
 from collect.traces.breakdown import Breakdown
 from shardlab import instrument_span
-from shardlab.record import CLOCK, SCHEMA, Event, LineWriter, NicSample, Sample, StepRecord
+from shardlab.record import CLOCK, SCHEMA, Event, GpuSample, LineWriter, NicSample, Sample, StepRecord
 from shardlab.workspace import Workspace
 
 START_S = 1_760_000_000.0
@@ -80,6 +80,14 @@ def test_what_happened_at_once_on_two_hosts_is_at_one_place(run):
     assert busy["node1"] == pytest.approx(busy["node0"], abs=0.001)
     (sent,) = (counter for counter in found.counters if counter.name == "eth<0> sent" and counter.host == "node0")
     assert (sent.unit, sent.values) == ("MB/s", pytest.approx(np.ones(10)))
+
+
+def test_a_played_gpu_is_called_so(run):
+    with LineWriter(run.samples_file("node0")) as lines:
+        gpu = GpuSample(uuid="GPU-1", played=True, power_w=300.0)
+        lines.write(Sample(schema=SCHEMA, t_s=1.0, wall_s=START_S + 101, host="node0", boot_id="boot", gpus=[gpu]))
+    found = timeline.of_run(LoadedRun.read(run))
+    assert [counter.name for counter in found.counters if "GPU" in counter.name] == ["GPU-1 (played) power"]
 
 
 def test_a_host_whose_clock_was_not_compared_is_said(run):
