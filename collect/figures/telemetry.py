@@ -122,6 +122,12 @@ def _counter(title: str, counter: str) -> TelemetryPanel:
     return TelemetryPanel(title, MB, "sum", lambda seen: rates(seen.hosts.filter(at_work), counter, "host"))
 
 
+def _pressure(title: str, counter: str) -> TelemetryPanel:
+    """A panel for a counter of the seconds in which a task waited. A run in which no task waited has no line."""
+    waited = pl.col(counter).max().over("run") > pl.col(counter).min().over("run")
+    return TelemetryPanel(title, 0.01, "mean", lambda seen: rates(seen.hosts.filter(waited), counter, "host"))
+
+
 def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named: bool) -> dict[str, Any]:
     """A line in the panel with this number. named: whether this line represents its cell in the legend."""
     return {
@@ -154,6 +160,9 @@ HOST = (
     TelemetryPanel(
         "Memory of the hosts in use (GiB)", GIB, "mean", lambda seen: levels(seen.hosts, "host", "memory_used_bytes")
     ),
+    _pressure("Tasks waiting for processors (% of time)", "cpu_pressure_s"),
+    _pressure("Tasks waiting for memory (% of time)", "memory_pressure_s"),
+    _pressure("Tasks waiting for disks and network storage (% of time)", "io_pressure_s"),
     _counter("Read from disks (MB/s)", "disk_read_bytes"),
     _counter("Written to disks (MB/s)", "disk_write_bytes"),
     _counter("Received from NFS servers (MB/s)", "nfs_read_bytes"),

@@ -42,6 +42,10 @@ NICS = {
     "rx_dropped": pl.Int64,
     "tx_dropped": pl.Int64,
     "rx_discards": pl.Int64,
+    "rx_pauses": pl.Int64,
+    "tx_pauses": pl.Int64,
+    "rx_priority_pauses": pl.Int64,
+    "tx_priority_pauses": pl.Int64,
     "rdma_rx_bytes": pl.Int64,
     "rdma_tx_bytes": pl.Int64,
 }
@@ -54,6 +58,9 @@ RDMA = {
     "link_layer": pl.String,
     "rx_bytes": pl.Int64,
     "tx_bytes": pl.Int64,
+    "rx_errors": pl.Int64,
+    "tx_discards": pl.Int64,
+    "link_downed": pl.Int64,
 }
 GPUS = {
     "host": pl.String,
@@ -61,10 +68,8 @@ GPUS = {
     "wall_s": pl.Float64,
     "uuid": pl.String,
     "lost": pl.Boolean,
-    "played": pl.Boolean,
     "utilization_pct": pl.Float64,
     "memory_used_bytes": pl.Int64,
-    "memory_total_bytes": pl.Int64,
     "power_w": pl.Float64,
     "temperature_c": pl.Float64,
     "sm_clock_mhz": pl.Float64,
@@ -141,8 +146,22 @@ def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
         counts.append(len(of_run))
     hosts = _frame(HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
     nics = with_one_name_each(_devices(hosts, NICS | IDENTITY, [sample.nics or () for sample in samples]))
-    gpus = _devices(hosts, GPUS, [sample.gpus or () for sample in samples])
-    return Samples(hosts, nics, gpus, _devices(hosts, RDMA, [sample.rdma or () for sample in samples]))
+    return Samples(hosts, nics, _gpus(hosts, samples), _devices(hosts, RDMA, [sample.rdma or () for sample in samples]))
+
+
+def _gpus(hosts: pl.DataFrame, samples: Sequence[Sample]) -> pl.DataFrame:
+    """The GPUs of all samples. Two more columns are filled sample by sample, because a large run has millions of rows:
+
+    played: one library answers for all GPUs of a sample. memory_total_bytes: only the first sample of a sampler has it.
+    """
+    of_samples = [sample.gpus or () for sample in samples]
+    of_host = pl.Series("played", [any(gpu.played for gpu in gpus[:1]) for gpus in of_samples], pl.Boolean)
+    played = pl.DataFrame([of_host])[_repeated(list(map(len, of_samples)))]["played"]
+    sizes: list[int | None] = []
+    for sample, gpus in zip(samples, of_samples, strict=True):
+        sizes += [gpu.memory_total_bytes for gpu in gpus] if sample.started_hz is not None else [None] * len(gpus)
+    more = [played, pl.Series("memory_total_bytes", sizes, pl.Int64)]
+    return _devices(hosts, GPUS, of_samples).hstack(more)
 
 
 def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], devices: Sequence[Sequence[Record]]) -> pl.DataFrame:
