@@ -9,7 +9,7 @@ import support_collect as support
 
 from collect import figure
 from collect.cli import main
-from collect.figures import step_timeline
+from collect.figures import run_timeline, step_timeline
 from collect.loading import load
 from collect.loading.loaded_run import LoadedRun
 from collect.sources import steps
@@ -285,3 +285,39 @@ def test_the_figure_has_the_steps_around_a_checkpoint(tmp_path):
 
 def test_there_is_no_figure_of_a_single_rank(tmp_path):
     assert drawn(tmp_path, (1.0, 30.0, 60.0, 9.0)) is None
+
+
+def test_a_whole_run_is_drawn_on_the_corrected_clock(run):
+    """Four ranks on two hosts whose clocks are 5 s apart. All of them end each step at the same moment."""
+    support.environment(run)
+    support.finish(run, 100.0)
+    for rank, host in ((0, "node0"), (2, "node1")):
+        with LineWriter(run.events_file(f"rank-{rank:05d}")) as lines:
+            lines.write(saved(rank, host, START_S + 30.6, 0.5))
+    workspace = Workspace(run.path.parent.parent)
+    cell = run.read_run().cell
+    support.keep(workspace, [cell], repeats=1)
+    loaded = load.load(workspace, None)
+    (group,) = figure.groups(loaded, summarize(loaded, "ddp"))
+    found = run_timeline.draw(group)
+    bars = {trace["name"]: trace for trace in found.data if trace["type"] == "bar"}
+    assert bars["steps"]["y"] == [f"rank {rank}" for rank in range(4) for _ in range(10)]
+    assert bars["steps"]["base"] == pytest.approx([10 * step for step in range(10)] * 4, abs=0.01)
+    assert bars["instruments between steps"]["y"] == ["rank 0", "rank 2"]
+    assert bars["instruments between steps"]["base"] == pytest.approx([29.1] * 2, abs=0.01)  # the first step began at 1 s
+    assert [entry["text"] for entry in found.layout["annotations"]] == ["Processors busy (%)", "Sent (MB/s)"]
+    busy = [trace for trace in found.data if trace.get("yaxis") == "y2"]
+    assert [trace["name"] for trace in busy] == ["node0 processors busy", "node1 processors busy"]
+    assert busy[1]["x"] == pytest.approx(busy[0]["x"], abs=0.01)
+    assert [trace["name"] for trace in found.data if trace.get("yaxis") == "y3"][1] == "node1 eth&lt;0&gt; sent"
+
+
+def test_many_steps_are_drawn_as_stretches(monkeypatch):
+    monkeypatch.setattr(run_timeline, "MOST_BARS", 4)
+    names = ["warm-up step 1", *(f"step {number}" for number in range(1, 5)), "step 5 (with an instrument)", "step 6"]
+    start_s = np.arange(7.0)
+    bars = run_timeline._steps(timeline.Spans("h", "rank 0", names, start_s, start_s + 0.5), 0.0)
+    assert [(bar.text, bar.start_s, bar.took_s) for bar in bars] == [
+        ("warm-up step 1", 0, 0.5), ("step 1 to step 2", 1, 1.5), ("step 3 to step 4", 3, 1.5),
+        ("step 5 (with an instrument)", 5, 0.5), ("step 6", 6, 0.5),
+    ]  # fmt: skip
