@@ -66,8 +66,8 @@ def draw(group: Group) -> Figure | None:
     data = [*_bars(bars), *(line for number, (_, lines) in enumerate(panels, 2) for line in _curves(lines, number, zero_s))]
     caption = (
         f"{mark.label}: its first completed repeat, all hosts on the clock of rank 0's host. Where steps are many, a bar "
-        "has several of them. Drag along the axis to zoom in, double-click to see all. `collect timeline RUN --perfetto FILE` has "
-        "every step of any run, and the profiled operators."
+        "has several of them. Drag along the axis to zoom in, double-click to see all. `collect timeline RUN --perfetto FILE` "
+        "has every step of any run, and the profiled operators."
     )
     if told.uncorrected:
         caption += f" Not compared with the other clocks: {', '.join(_escaped(host) for host in told.uncorrected)}."
