@@ -196,6 +196,8 @@ def _add_sample(verbs: console.Verbs) -> None:
     hz_help = f"samples per second, at most {FASTEST_HZ:g} (default: {TELEMETRY_HZ:g})"
     verb.add_argument("--hz", type=float, default=TELEMETRY_HZ, metavar="N", help=hz_help)
     verb.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
+    played_help = "load this stub of NVML in place of the driver's library, and mark the GPUs as played"
+    verb.add_argument("--played", metavar="LIBRARY", help=played_help)
 
 
 def _add_track(verbs: console.Verbs) -> None:
@@ -367,7 +369,8 @@ def _open(arguments: argparse.Namespace, output: Output) -> int:
 def _sample(arguments: argparse.Namespace, output: Output) -> int:
     from collect.sampler import command
 
-    return command.sample(Path(arguments.out), arguments.hz, arguments.parent, output)
+    played = Path(arguments.played) if arguments.played else None
+    return command.sample(Path(arguments.out), arguments.hz, arguments.parent, played, output)
 
 
 def _track(arguments: argparse.Namespace, output: Output) -> int:

@@ -27,6 +27,7 @@ MOST_CELLS = 100  # cells of a group that are drawn: the largest study has 59 ce
 LEGEND_HEIGHT_PX = 132  # a higher legend scrolls; otherwise, on a phone, the legend would leave no room for the figure
 LABELS_PX = 64  # space to the left of a plot, for the tick labels and the title of a numeric y axis
 ROW_PX, DENSE_ROW_PX, MARGIN_PX = 34, 24, 76  # height of a row, of a row in a figure with many rows, and of the margins
+PLAYED = ", played"  # behind the title of a panel and the name of a line whose values a stub of NVML made up
 FEW_ROWS = 16  # a figure with more rows than this uses DENSE_ROW_PX
 PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44  # width of a picture (key: whether it is wide), height of its title
 LEGEND_PX, LINE_PX = 200, 20  # approximate width of a name in the legend of a picture, and height of a line of names
@@ -68,6 +69,11 @@ class Group(msgspec.Struct, frozen=True):
     def labels(self) -> list[str]:
         """The label of each cell, in the order of `marks`."""
         return [mark.label for mark in self.marks]
+
+
+def played_note(labels: Sequence[str]) -> str:
+    """A sentence for a caption that names the cells whose GPUs a stub of NVML played; "" if there are none."""
+    return f" Played: the GPUs of {', '.join(labels)} are a stub of NVML, so no GPU had these values." if labels else ""
 
 
 def groups(loaded: Loaded, summary: Summary) -> list[Group]:

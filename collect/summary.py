@@ -9,7 +9,7 @@ from functools import cached_property
 import msgspec
 
 from collect.choices.family import Family, choose
-from collect.findings import columns, equal_losses, instrument_cost, searches, trace_answers, trace_tables
+from collect.findings import bytes_disputed, columns, equal_losses, instrument_cost, searches, trace_answers, trace_tables
 from collect.findings.columns import Table
 from collect.findings.comparability import baseline_of, families, gpu_trouble
 from collect.findings.equal_losses import LossComparison
@@ -39,6 +39,7 @@ INSTRUMENTS_DIFFER = (
     "observed: {}"
 )
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no GPU kernels in {}; metrics of these traces are exact instead"
+PLAYED = "played GPUs: a stub of NVML made up the GPU telemetry of {}; figures mark it, and no metric and no ranking uses it"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
 
@@ -147,6 +148,8 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
                 for entry in run.coverage
                 if entry.trouble
             ],
+            bytes_disputed.disputed(rows),
+            [run.run_id for run in loaded.runs if run.plays_gpus],
             *trace_tables.without_kernels(loaded),
             instrument_cost.differences(families(loaded.cells)),
         ),
@@ -188,6 +191,8 @@ def _remarks(
     paused: list[str],
     unwatched: list[str],
     troubled: list[str],
+    disputed: list[str],
+    played: list[str],
     exact: list[str],
     profiled: int,
     looked_into: list[str],
@@ -218,6 +223,10 @@ def _remarks(
         remarks.append(f"telemetry covers only a part of the timed window, and so do its means: {_some(unwatched)}")
     if troubled:
         remarks.append(f"trouble of telemetry: {_some(troubled)}")
+    if disputed:
+        remarks.append(f"bytes that were measured differ from the theory by more than the tolerance: {_some(disputed)}")
+    if played:
+        remarks.append(PLAYED.format(_some(played)))
     if looked_into:
         remarks.append(INSTRUMENTS_DIFFER.format(_some(looked_into)))
     if exact:

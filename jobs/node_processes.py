@@ -22,6 +22,7 @@ from shardlab.rundir import RunDir
 
 # The most starts of the sampler on a node. If the sampler has ended this often, the cause (such as a full disk) will not pass.
 SAMPLER_STARTS = 4
+PLAYED = "SHARDLAB_PLAYED_NVML"  # environment variable: a stub of NVML that plays GPUs in rehearsals (docs/telemetry.md)
 TRACKER_END_S = 30.0  # seconds that the tracker has after the end of a run, to compute and log the metrics of the run
 GRACE_S = 10.0  # seconds from SIGTERM to SIGKILL, so that ranks can close their records
 MARK = "SHARDLAB_RUN"  # environment variable of every process of a run, by which leftover processes are found
@@ -38,7 +39,8 @@ class Sampler:
 
     def __init__(self, folder: RunDir) -> None:
         self._folder = folder
-        self._hz = folder.read_run().cell.instruments.telemetry_hz
+        run = folder.read_run()
+        self._hz, self._played = run.cell.instruments.telemetry_hz, os.environ.get(PLAYED, "") if run.rehearsal else ""
         self._starts = 0
         self._process = self._start()
 
@@ -62,6 +64,7 @@ class Sampler:
         self._starts += 1
         out = self._folder.samples_file(gethostname())
         command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={self._hz:g}"]
+        command += [f"--played={self._played}"] if self._played else []
         command.append(f"--parent={os.getpid()}")  # the sampler ends when this process ends, even if this process is killed
         with (self._folder.log / f"sampler.{gethostname()}.log").open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -11,7 +11,7 @@ import msgspec
 
 from jobs import lease_end
 from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
-from shardlab import gc_pause, inventory, suspension
+from shardlab import gc_pause, inventory, recorder_ends, suspension
 from shardlab.batch_search import BatchSearch
 from shardlab.errors import ShardlabError
 from shardlab.lease import Lease
@@ -61,6 +61,7 @@ class Status(msgspec.Struct, kw_only=True):
     expected: bool  # whether the run completed, or ended in a state that the cell lists in `expect`
     held: bool = False  # whether the run is pending or planned and starts only after `jobs retry --only held`
     leftover: bool = False  # whether the run's job is still in the scheduler's queue, although the run has ended
+    trouble: list[str] = []  # clauses about a sampler or a tracker that ended while the run went on
     search: BatchSearch | None = None  # the search of which the run is a try
 
     @property
@@ -157,6 +158,7 @@ def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Statu
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
         held=verdict.held,
         leftover=seen.leftover,
+        trouble=recorder_ends.sentences(records.events),
         search=run.search,
     )
 

@@ -78,7 +78,7 @@ def _row(run: Status, zone: tzinfo | None) -> dict[str, str]:
         STARTED: _moment(started, datetime.now(zone)) if started else "",
         ENDED: _moment(ended, started or datetime.now(zone)) if ended else "",
         TOOK: moments.duration(run.duration_s) if run.duration_s is not None else "",
-        WHY: "; ".join(filter(None, (run.why, resumed))),
+        WHY: "; ".join(filter(None, (run.why, resumed, *run.trouble))),
     }
 
 

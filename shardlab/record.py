@@ -91,8 +91,10 @@ class GpuSample(Record, kw_only=True):
     uuid: str
     mig_of: str | None = None  # for a MIG instance: the UUID of the whole GPU
     lost: bool = False  # the driver can no longer reach the GPU; the other fields are then absent
+    played: bool = False  # no GPU: a stub of NVML made up the values (`collect sample --played`)
     utilization_pct: float | None = None  # share of the last moments in which a kernel ran, 0 to 100
     memory_used_bytes: int | None = None  # of all processes
+    memory_total_bytes: int | None = None  # only in the first sample of a sampler process
     power_w: float | None = None  # watts
     temperature_c: float | None = None  # degrees Celsius
     sm_clock_mhz: float | None = None  # clock of the multiprocessors

@@ -1,6 +1,7 @@
 """The figure with one line for each GPU. GPUs of several hosts are identified by host and UUID, and each has its own values."""
 
 import json
+import sys
 
 import pytest
 import support_collect as support
@@ -11,6 +12,7 @@ from collect.loading import load
 from shardlab.record import GpuSample, LineWriter, Sample
 from shardlab.workspace import Workspace
 
+GIB = 2**30
 UUIDS = [f"GPU-{number}" for number in range(8)]
 HOSTS = ("node0", "node<1>")
 
@@ -25,6 +27,7 @@ def sampled(folder, host, of):
             t = tick / 20 - 0.5
             seen = [of(place, t) for place in range(8)]
             moment = {"t_s": t + 1, "wall_s": support.START_S + t, "host": host, "boot_id": "boot"}
+            moment |= {"started_hz": 20.0} if tick == 0 else {}
             lines.write(Sample(schema=1, gpus=seen, **moment))
 
 
@@ -77,6 +80,26 @@ def test_each_gpu_of_each_host_has_its_own_line(tmp_path):
     assert names[8].endswith(", node&lt;1&gt; GPU-0-of-1")
     assert [line["showlegend"] for line in found.data] == [True] * 16 + [False] * 64
     json.dumps(found.data, allow_nan=False)
+
+
+def test_each_gpu_has_its_own_share_of_memory_as_in_study_3(tmp_path):
+    """Figures 16 to 19 of the study show the memory of each GPU in percent. The first sample has the size of the GPU."""
+
+    def of(uuid, number, t):
+        first = {"memory_total_bytes": 80 * GIB} if t < -0.49 else {}
+        return GpuSample(uuid=uuid, memory_used_bytes=number * 4 * GIB, **first)
+
+    found, _ = drawn(tmp_path, of)
+    lines = panel(found, "Memory in use (%)")
+    assert [known(line)[0] for line in lines] == pytest.approx([5.0 * number for number in range(16)])
+
+
+def test_uuids_in_the_legend_are_as_long_as_it_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "UUIDS", [f"GPU-00000000-0000-{number}" for number in range(8)])
+    found, _ = drawn(tmp_path, lambda uuid, number, t: GpuSample(uuid=uuid, power_w=1.0))
+    names = [line["name"] for line in panel(found, "Power")]
+    assert len(set(names)) == 16
+    assert names[3].endswith(", node0 GPU-00000000-0000-3")
 
 
 def test_a_gpu_that_is_lost_leaves_its_line_and_no_other(tmp_path):

@@ -159,7 +159,8 @@ def watched(folder, ended, **fields):
                     for place, gpu in enumerate(GPUS)
                 ]
                 moment = {"t_s": t + 1, "wall_s": support.START_S + t, "host": support.HOST, "boot_id": "boot"}
-                what = {"cpu_pct": 25.0, "memory_used_bytes": 3 * 2**30, "gpus": gpus, "nics": nics}
+                pressure = {"cpu_pressure_s": 5 + t / 4, "memory_pressure_s": 3.0}
+                what = pressure | {"cpu_pct": 25.0, "memory_used_bytes": 3 * 2**30, "gpus": gpus, "nics": nics}
                 lines.write(Sample(schema=SCHEMA, **moment, **(what | fields)))
 
 
@@ -218,6 +219,14 @@ def test_networks_are_told_apart_by_name_and_loopback_is_called_so(on_gpus):
         (line,) = panel(drawn, title).values()
         assert known(line) == pytest.approx([rate] * len(known(line)), rel=1e-3)
     assert "which is the control network" in drawn.caption
+
+
+def test_waiting_of_tasks_is_the_growth_of_the_kernels_counter(on_gpus):
+    """A quarter of each second a task waits for a processor. No task waits for memory, so there is no panel for memory."""
+    drawn = telemetry.draw(group_of(on_gpus))
+    (line,) = panel(drawn, "Tasks waiting for processors (% of time)").values()
+    assert known(line) == pytest.approx([25.0] * len(known(line)))
+    assert not [title for title in titles(drawn) if "waiting for memory" in title or "waiting for disks" in title]
 
 
 def test_without_gpus_there_is_no_panel_of_gpus(tmp_path):

@@ -7,7 +7,7 @@ from test_collect_metrics import RESULT, WINDOW, measured, nic, sample, step
 
 from collect import summary
 from collect.loading import load, telemetry
-from collect.metrics import energy, network, utilization
+from collect.metrics import energy, gpu_links, network, rank_io, utilization
 from shardlab.record import CLOCK, SAMPLER_ENDED, ClockOffset, GpuSample, LineWriter, NicSample, RdmaSample, Sample
 from shardlab.workspace import Workspace
 
@@ -82,6 +82,35 @@ def test_received_bytes_and_faults_are_shown():
     assert (network.received(run).value, network.received(run).unit) == (pytest.approx(500), "bytes")
     assert (network.faults(run).value, network.faults(run).unit) == (40, "packets")
     assert network.faults(measured(WINDOW, [sample(at, nics=[nic(at)]) for at in TIMES])) is None
+
+
+def test_pause_frames_and_faults_of_rdma_are_counted():
+    """A driver may have only some of the counters. What no driver counts is not known."""
+    some = [sample(at, nics=[both(at, rx_pauses=3 * at, tx_priority_pauses=2 * at)]) for at in TIMES]
+    found = network.pauses(measured(WINDOW, some))
+    assert (found.value, found.unit) == (50, "frames")
+    faulty = [
+        sample(at, rdma=[RdmaSample(device="m", port=n, rx_errors=at * n, link_downed=1) for n in (1, 2)]) for at in TIMES
+    ]
+    found = network.rdma_faults(measured(WINDOW, faulty))
+    assert (found.value, found.unit) == (30, "faults")
+    neither = measured(WINDOW, [sample(at, nics=[both(at)], rdma=[port(at)]) for at in TIMES])
+    assert network.pauses(neither) is network.rdma_faults(neither) is None
+
+
+def linked(at, *sent, **more):
+    gpus = [GpuSample(uuid=str(n), nvlink_tx_bytes=value, **more) for n, value in enumerate(sent)]
+    return sample(at, gpus=gpus)
+
+
+def test_bytes_over_nvlink_are_those_of_all_gpus_of_the_run():
+    nvlink, pcie = (metric.of_run for metric in gpu_links.METRICS)
+    run = measured(WINDOW, [linked(at, 1000 * at, 2000 * at) for at in TIMES])
+    assert (nvlink(run).value, nvlink(run).unit) == (pytest.approx(30_000), "bytes")
+    assert pcie(run) is None
+    assert nvlink(measured(WINDOW, [linked(at, 1000 * at, None) for at in TIMES])) is None
+    assert nvlink(measured(WINDOW, [linked(at, 1000 * at, played=True) for at in TIMES])) is None
+    assert nvlink(measured(WINDOW, [linked(at, -1000 * at) for at in TIMES])) is None
 
 
 def port(at, layer="InfiniBand", device="mlx5_0"):
@@ -167,3 +196,21 @@ def test_the_processor_time_of_ranks_is_theirs_and_not_the_hosts():
     again = {0: [step(n, 1.0, wall_s=10.0 * n, cpu_s=cpu_s) for n, cpu_s in ((1, 50.0), (2, 60.0), (3, 2.0))]}
     assert utilization.rank_cpu(measured(again)) is None
     assert utilization.rank_cpu(measured({0: [step(1, 1.0, cpu_s=1.0)]})) is None
+
+
+def test_what_ranks_read_and_wrote_is_the_sum_over_ranks():
+    read, written = (metric.of_run for metric in rank_io.METRICS)
+
+    def ranks(*bytes_read):
+        return {
+            rank: [
+                step(1, 1.0, disk_read_bytes=500, disk_write_bytes=7),
+                step(2, 1.0, disk_read_bytes=found, disk_write_bytes=9),
+            ]
+            for rank, found in enumerate(bytes_read)
+        }
+
+    run = measured(ranks(700, 900))
+    assert (read(run).value, read(run).unit, written(run).value) == (600, "bytes", 4)
+    assert read(measured(ranks(700, 400))) is None  # the second rank was restarted
+    assert read(measured({0: [step(1, 1.0), step(2, 1.0)]})) is None

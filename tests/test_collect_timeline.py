@@ -9,7 +9,7 @@ import support_collect as support
 
 from collect import figure
 from collect.cli import main
-from collect.figures import step_timeline
+from collect.figures import run_timeline, step_timeline
 from collect.loading import load
 from collect.loading.loaded_run import LoadedRun
 from collect.sources import steps
@@ -17,7 +17,8 @@ from collect.summary import summarize
 from collect.timeline import perfetto, straggler, timeline
 from collect.timeline.clocks import Clocks
 from collect.traces.breakdown import Breakdown
-from shardlab.record import CLOCK, SCHEMA, Event, LineWriter, NicSample, Sample, StepRecord
+from shardlab import instrument_span
+from shardlab.record import CLOCK, SCHEMA, Event, GpuSample, LineWriter, NicSample, Sample, StepRecord
 from shardlab.workspace import Workspace
 
 START_S = 1_760_000_000.0
@@ -79,6 +80,14 @@ def test_what_happened_at_once_on_two_hosts_is_at_one_place(run):
     assert busy["node1"] == pytest.approx(busy["node0"], abs=0.001)
     (sent,) = (counter for counter in found.counters if counter.name == "eth<0> sent" and counter.host == "node0")
     assert (sent.unit, sent.values) == ("MB/s", pytest.approx(np.ones(10)))
+
+
+def test_a_played_gpu_is_called_so(run):
+    with LineWriter(run.samples_file("node0")) as lines:
+        gpu = GpuSample(uuid="GPU-1", played=True, power_w=300.0)
+        lines.write(Sample(schema=SCHEMA, t_s=1.0, wall_s=START_S + 101, host="node0", boot_id="boot", gpus=[gpu]))
+    found = timeline.of_run(LoadedRun.read(run))
+    assert [counter.name for counter in found.counters if "GPU" in counter.name] == ["GPU-1 (played) power"]
 
 
 def test_a_host_whose_clock_was_not_compared_is_said(run):
@@ -187,16 +196,46 @@ def test_profiled_events_are_on_the_same_clock(run, tmp_path):
     assert written["dur"] == pytest.approx(1000, abs=3)  # in us; the clock of node1 runs 0.2 % too fast
 
 
+def saved(rank, host, true_s, seconds, step=3, damage=None):
+    """The event of a checkpoint that ended at the true time `true_s`."""
+    act = {"name": "checkpoints", "when": "after", "step": step, "seconds": seconds} | (damage or {})
+    return Event(
+        schema=SCHEMA, event=instrument_span.EVENT, writer=f"rank-{rank:05d}", wall_s=by(host, true_s), host=host, data=act
+    )  # fmt: skip
+
+
+def test_checkpoints_are_spans_on_the_corrected_clock(run, tmp_path, capsys):
+    for rank, host, seconds in ((0, "node0", 1.0), (2, "node1", 0.5)):
+        with LineWriter(run.events_file(f"rank-{rank:05d}")) as lines:
+            lines.write(saved(rank, host, START_S + 31, seconds))
+            for damage in ({"seconds": -1.0}, {"seconds": "1"}, {"when": "during"}, {"step": None}):
+                lines.write(saved(rank, host, START_S + 41, 0.5, damage=damage))
+    found = timeline.of_run(LoadedRun.read(run))
+    assert [(spans.host, spans.row, spans.names) for spans in found.instruments] == [
+        ("node0", "rank 0 instruments", ["checkpoint after step 3"]),
+        ("node1", "rank 2 instruments", ["checkpoint after step 3"]),
+    ]
+    assert [spans.end_s[0] - START_S for spans in found.instruments] == pytest.approx([31, 31], abs=0.001)
+    assert [spans.start_s[0] - START_S for spans in found.instruments] == pytest.approx([30, 30.5], abs=0.001)
+    assert instrument_span.EVENT not in {moment.name for moment in found.moments}
+    path = tmp_path / "t.json"
+    assert main(["timeline", run.run_id, "--perfetto", str(path), "--workspace", str(run.path.parent.parent)]) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert "checkpoints 2 750 1000 rank 0, node0 checkpoint after step 3" in table
+    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "checkpoint after step 3"]
+    assert sorted(event["dur"] for event in spans) == pytest.approx([0.5e6, 1e6])
+
+
 def test_a_run_without_records_is_refused(tmp_path, capsys):
     folder = support.prepare(Workspace(tmp_path), support.cell())
     assert main(["timeline", folder.run_id, "--workspace", str(tmp_path)]) == 2
     assert "no steps and no telemetry" in capsys.readouterr().err
 
 
-def drawn(tmp_path, *ranks):
+def drawn(tmp_path, *ranks, acts=()):
     """The figure of a cell with 30 steps.
 
-    ranks: for each rank the times (data, forward, backward, optimizer) in ms.
+    ranks: for each rank the times (data, forward, backward, optimizer) in ms. acts: events of instruments.
     """
     workspace, cell = Workspace(tmp_path), support.cell("ddp", len(ranks), steps=30, warmup_steps=0)
     support.keep(workspace, [cell], repeats=1)
@@ -207,6 +246,9 @@ def drawn(tmp_path, *ranks):
                 times = {"data_ms": data, "forward_ms": forward, "backward_ms": backward, "optimizer_ms": optimizer}
                 moments = {"t_s": step / 10, "wall_s": START_S + step / 10}
                 lines.write(StepRecord(schema=SCHEMA, step=step, units=8, step_ms=100.0, loss=1.0, **moments, **times))
+    for act in acts:
+        with LineWriter(folder.events_file(act.writer)) as lines:
+            lines.write(act)
     support.environment(folder)
     support.finish(folder, 3.0)
     loaded = load.load(workspace, None)
@@ -216,7 +258,8 @@ def drawn(tmp_path, *ranks):
 
 def test_the_figure_has_the_middle_steps_of_each_rank_and_names_the_straggler(tmp_path):
     found = drawn(tmp_path, (1.0, 30.0, 60.0, 9.0), (1.0, 50.0, 39.0, 9.0))
-    assert "The others wait for: ddp ×2: rank 1, forward." in found.caption
+    assert f"The others wait for: ddp ×2: rank 1 on {support.HOST}, forward." in found.caption
+    assert "instrument" not in {trace["name"] for trace in found.data}
     bars = {trace["name"]: trace for trace in found.data}
     forward, backward, other = bars["forward"], bars["backward"], bars["other"]
     assert forward["y"] == ["rank 0"] * 10 + ["rank 1"] * 10
@@ -227,5 +270,54 @@ def test_the_figure_has_the_middle_steps_of_each_rank_and_names_the_straggler(tm
     assert other["x"] == [pytest.approx(1.0)] * 10  # the phases of rank 1 take 99 ms of a step of 100 ms
 
 
+def test_the_figure_has_the_steps_around_a_checkpoint(tmp_path):
+    acts = [saved(rank, "node0", START_S + 0.61, 0.008, step=6) for rank in (0, 1)]
+    acts += [saved(0, "node0", START_S + 3.02, 0.01, step=30)]  # no step follows, so it is not between steps
+    found = drawn(tmp_path, (1.0, 30.0, 60.0, 9.0), (1.0, 50.0, 39.0, 9.0), acts=acts)
+    bars = {trace["name"]: trace for trace in found.data}
+    assert bars["forward"]["text"][:10] == [f"step {number}" for number in range(2, 12)]
+    assert bars["instrument"]["y"] == ["rank 0", "rank 1"]
+    assert bars["instrument"]["text"] == ["checkpoint after step 6"] * 2
+    # step 2 begins 100 ms after START_S, and the checkpoint ends 610 ms after START_S
+    assert bars["instrument"]["base"] == pytest.approx([502, 502], abs=0.01)
+    assert bars["instrument"]["x"] == pytest.approx([8, 8])
+
+
 def test_there_is_no_figure_of_a_single_rank(tmp_path):
     assert drawn(tmp_path, (1.0, 30.0, 60.0, 9.0)) is None
+
+
+def test_a_whole_run_is_drawn_on_the_corrected_clock(run):
+    """Four ranks on two hosts whose clocks are 5 s apart. All of them end each step at the same moment."""
+    support.environment(run)
+    support.finish(run, 100.0)
+    for rank, host in ((0, "node0"), (2, "node1")):
+        with LineWriter(run.events_file(f"rank-{rank:05d}")) as lines:
+            lines.write(saved(rank, host, START_S + 30.6, 0.5))
+    workspace = Workspace(run.path.parent.parent)
+    cell = run.read_run().cell
+    support.keep(workspace, [cell], repeats=1)
+    loaded = load.load(workspace, None)
+    (group,) = figure.groups(loaded, summarize(loaded, "ddp"))
+    found = run_timeline.draw(group)
+    bars = {trace["name"]: trace for trace in found.data if trace["type"] == "bar"}
+    assert bars["steps"]["y"] == [f"rank {rank}" for rank in range(4) for _ in range(10)]
+    assert bars["steps"]["base"] == pytest.approx([10 * step for step in range(10)] * 4, abs=0.01)
+    assert bars["instruments between steps"]["y"] == ["rank 0", "rank 2"]
+    assert bars["instruments between steps"]["base"] == pytest.approx([29.1] * 2, abs=0.01)  # the first step began at 1 s
+    assert [entry["text"] for entry in found.layout["annotations"]] == ["Processors busy (%)", "Sent (MB/s)"]
+    busy = [trace for trace in found.data if trace.get("yaxis") == "y2"]
+    assert [trace["name"] for trace in busy] == ["node0 processors busy", "node1 processors busy"]
+    assert busy[1]["x"] == pytest.approx(busy[0]["x"], abs=0.01)
+    assert [trace["name"] for trace in found.data if trace.get("yaxis") == "y3"][1] == "node1 eth&lt;0&gt; sent"
+
+
+def test_many_steps_are_drawn_as_stretches(monkeypatch):
+    monkeypatch.setattr(run_timeline, "MOST_BARS", 4)
+    names = ["warm-up step 1", *(f"step {number}" for number in range(1, 5)), "step 5 (with an instrument)", "step 6"]
+    start_s = np.arange(7.0)
+    bars = run_timeline._steps(timeline.Spans("h", "rank 0", names, start_s, start_s + 0.5), 0.0)
+    assert [(bar.text, bar.start_s, bar.took_s) for bar in bars] == [
+        ("warm-up step 1", 0, 0.5), ("step 1 to step 2", 1, 1.5), ("step 3 to step 4", 3, 1.5),
+        ("step 5 (with an instrument)", 5, 0.5), ("step 6", 6, 0.5),
+    ]  # fmt: skip

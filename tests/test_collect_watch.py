@@ -19,7 +19,7 @@ from collect.watch.queue import Queue, QueuedRun
 from collect.watch.run_series import GPU_BUSY, LOSS, SENT, STEP_TIME, RunSeries
 from collect.watch.served_files import open_below
 from shardlab import suspension
-from shardlab.record import StepRecord
+from shardlab.record import TRACKER_ENDED, GpuSample, LineWriter, Sample, StepRecord
 from shardlab.workspace import Workspace
 
 
@@ -216,11 +216,31 @@ def test_figures_of_few_runs_are_drawn_and_the_others_are_counted(workspace):
     assert found["queue"].count("20 of 100") == 5
 
 
+def test_a_played_gpu_is_called_so(workspace):
+    folder = running(workspace)
+    with LineWriter(folder.samples_file("h")) as lines:
+        gpus = [GpuSample(uuid="GPU-1", utilization_pct=1.0, played=True), GpuSample(uuid="GPU-2", utilization_pct=1.0)]
+        lines.write(Sample(schema=1, t_s=1.0, wall_s=1.0, host="h", boot_id="boot", gpus=gpus))
+    found = series(folder)
+    found.read_new()
+    assert list(found.curves[GPU_BUSY])[-2:] == ["h GPU-1 (played)", "h GPU-2"]
+
+
 def test_where_nothing_runs_the_last_run_is_shown(workspace):
     assert shown(workspace)["runs"] == []
     support.completed(workspace, support.cell())
     found = shown(workspace)
     assert (len(found["runs"]), found["running"]) == (1, False)
+
+
+def test_a_tracker_that_ended_early_is_shown_in_the_queue_and_at_the_run(workspace):
+    folder = running(workspace)
+    assert "tracker" not in json.dumps(shown(workspace))
+    support.event(folder, TRACKER_ENDED, 1, code=1)
+    found = shown(workspace)
+    sentence = "the tracker ended early (exit code 1): see log/tracker.log"
+    assert sentence in found["queue"]
+    assert sentence in found["runs"][0]["head"]
 
 
 def test_a_run_that_cannot_be_read_is_unknown_and_stops_nothing(workspace):

@@ -11,7 +11,7 @@ from support_hostile import on_terminal
 from jobs import reconcile, status_table
 from jobs.cli import main
 from jobs.reconcile import Status
-from shardlab import moments
+from shardlab import moments, recorder_ends
 from shardlab.record import SCHEMA, Event, LineWriter
 from shardlab.workspace import Workspace
 
@@ -68,6 +68,27 @@ def test_a_run_whose_supervisor_was_lost_has_a_start_and_no_end(folder, capsys, 
     events(folder, ("exited", 5000, {"code": None, "reason": state, "why": "the machine rebooted"}), writer="queue")
     run = status_of(Workspace(folder.path.parent.parent), capsys)
     assert (run["state"], run["started"], run["ended"], run["duration_s"]) == (state, START, None, None)
+
+
+def test_a_tracker_and_a_sampler_that_ended_early_are_shown(folder, capsys):
+    events(folder, STARTED)
+    events(folder, ("tracker_ended", 3, {"code": 1}), writer="tracker")
+    assert status_of(Workspace(folder.path.parent.parent), capsys)["trouble"] == [
+        "the tracker ended early (exit code 1): see log/tracker.log"
+    ]
+    events(folder, ("sampler_ended", 1, {"code": -9}), ("sampler_ended", 2, {"code": -11}), writer="node")
+    assert main(["status", "--workspace", str(folder.path.parent.parent)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    sampler = (
+        f"the sampler of {support.HOST} ended 2 times while the run went on (exit code -11): see log/sampler.{support.HOST}.log"
+    )
+    assert f"{sampler}; the tracker ended early (exit code 1): see log/tracker.log" in said
+
+
+@pytest.mark.parametrize("data", [{}, {"code": "<b>1</b>"}, {"code": True}])
+def test_an_end_without_a_code_gives_no_code(data):
+    ended = Event(schema=SCHEMA, event="tracker_ended", writer="tracker", wall_s=1.0, host="h", data=data)
+    assert recorder_ends.sentences([ended]) == ["the tracker ended early: see log/tracker.log"]
 
 
 @pytest.mark.parametrize(("state", "has_end"), [("timeout", True), ("completed", True), ("pending", False), ("unknown", False)])

@@ -13,7 +13,7 @@ from collect.cli import main
 from shardlab.workspace import Workspace
 
 pytestmark = support_browser.needed
-FIGURES = 7
+FIGURES = 8
 REACHABLE = "a[href], button, summary, [tabindex='0']"
 FAST = "throughput_per_s(strategy='{}') > throughput_per_s(strategy='{}')"
 STUDY = {

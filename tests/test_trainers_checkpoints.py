@@ -12,7 +12,7 @@ import pytest
 from support_line import HANG_S
 from support_long import LONG, only_long
 
-from shardlab import checkpoint, files, suspension
+from shardlab import checkpoint, files, instrument_span, suspension
 from shardlab.cell import CheckpointSettings, Instruments, Optimizer
 
 pytest_plugins = ["support_trainers"]
@@ -144,6 +144,22 @@ def test_the_comparison_can_fail(bench):
     ours, theirs = losses(again), losses(undisturbed)
     assert ours[:5] == theirs[:5]
     assert max(abs(a - b) for a, b in zip(ours, theirs)) > 1e-4
+
+
+def test_each_rank_records_when_it_saved(bench):
+    keys = {"strategy": "ddp", "gpus": 2, "steps": 8, "instruments": EVERY_4}
+    run_dir = bench.complete(**keys)
+    spans = list(instrument_span.of(run_dir.events()))
+    acts = [("checkpoints", "after", 4), ("checkpoints", "after", 8)]
+    for rank in (0, 1):
+        own = [span for span in spans if span.rank == rank]
+        assert [(span.act.name, span.act.when, span.act.step) for span in own] == acts
+        timed = {record.step: record for record in run_dir.steps(rank).records if not record.warmup}
+        assert timed[4].wall_s <= own[0].end_s - own[0].act.seconds + 0.001
+        assert own[0].end_s <= timed[5].wall_s
+    saved = run_dir.read_result().instruments["checkpoints"]
+    took_s = [span.act.seconds for span in spans if span.rank == 0]
+    assert saved["saves"] * saved["save_s"] - 1e-4 <= sum(took_s) <= saved["cost_s"] + 1e-4
 
 
 def test_a_run_is_gone_on_with_in_its_own_folder(bench):

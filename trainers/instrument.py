@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
+
+from shardlab.instrument_span import InstrumentAct
 
 
 class Instrument(ABC):
@@ -73,8 +75,15 @@ class TrainTime:
 class RunInstruments:
     """The instruments of a run, and the seconds that each of them took outside of steps."""
 
-    def __init__(self, instruments: Sequence[Instrument], device: torch.device, train_time: TrainTime | None = None) -> None:
-        self._instruments, self._device = instruments, device
+    def __init__(
+        self,
+        instruments: Sequence[Instrument],
+        device: torch.device,
+        train_time: TrainTime | None = None,
+        note: Callable[[InstrumentAct], None] | None = None,
+    ) -> None:
+        """note: called at the end of each act of an instrument between steps; it may record the act."""
+        self._instruments, self._device, self._note = instruments, device, note
         self.train_time = train_time or TrainTime()
         self.cost_s = {instrument.name: 0.0 for instrument in instruments}
         self._ending: list[Instrument] = []
@@ -88,7 +97,7 @@ class RunInstruments:
         for instrument in self._instruments:
             if instrument.watches(step):
                 self._watched[instrument.name].append(step)
-                self._timed(instrument, instrument.before, step)
+                self._timed(instrument, "before", step)
 
     def due(self, step: int) -> bool:
         """Whether any instrument has something to do after this step."""
@@ -97,7 +106,7 @@ class RunInstruments:
     def after(self, step: int) -> None:
         for instrument in self._instruments:
             if instrument.due(step):
-                self._timed(instrument, instrument.after, step)
+                self._timed(instrument, "after", step)
 
     def ends(self, step: int) -> bool:
         """Whether any instrument ends the run after this step."""
@@ -106,7 +115,10 @@ class RunInstruments:
 
     def end(self, step: int) -> Exception:
         """The exception with which the rank ends after this step."""
-        return self._ending[0].end(step)
+        started = time.perf_counter()
+        ended = self._ending[0].end(step)
+        self._noted(self._ending[0], "after", step, time.perf_counter() - started)
+        return ended
 
     def found(self) -> dict[str, dict[str, Any]]:
         """The results of each instrument, by its name. Added to them are `cost_s`, the seconds that the instrument took on this
@@ -118,14 +130,19 @@ class RunInstruments:
             found[instrument.name] = {**cost, **instrument.found()}
         return found
 
-    def _timed(self, instrument: Instrument, act: Any, step: int) -> None:
+    def _timed(self, instrument: Instrument, when: Literal["before", "after"], step: int) -> None:
         self._wait()  # work that is still queued on the device belongs to the step and not to the instrument
         started = time.perf_counter()
-        act(step)
+        (instrument.before if when == "before" else instrument.after)(step)
         self._wait()
+        self._noted(instrument, when, step, time.perf_counter() - started)
         took_s = time.perf_counter() - started
         self.cost_s[instrument.name] += took_s
         self.train_time.leave_out(took_s)
+
+    def _noted(self, instrument: Instrument, when: Literal["before", "after"], step: int, took_s: float) -> None:
+        if self._note is not None:
+            self._note(InstrumentAct(instrument.name, when, step, round(took_s, 6)))
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import torch
 
+from shardlab import instrument_span
 from shardlab.cell import Cell
 from shardlab.errors import InputError
 from shardlab.record import SCHEMA, LineWriter, StepRecord
@@ -118,7 +119,8 @@ def _instruments(
         checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch, train_time)
         resumed = checkpoints.resume()
         chosen.append(checkpoints)  # the last one, so that a checkpoint is saved after all other instruments have run
-    return RunInstruments(chosen, ranks.device, train_time), resumed
+    note = partial(instrument_span.write, run_dir, ranks.rank)
+    return RunInstruments(chosen, ranks.device, train_time, note), resumed
 
 
 def _steps(

@@ -6,20 +6,22 @@ A mean over GPUs would hide a single slow GPU.
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.figure import FEW, LEGEND_HEIGHT_PX, Figure, Group
+from collect.figure import FEW, LEGEND_HEIGHT_PX, PLAYED, Figure, Group, played_note
 from collect.figures.drawing.curves import STRETCHES, Curve, levels, rates, together
 from collect.figures.drawing.panels import PANEL_PX, is_a_line, scaled, stacked, y_axis
 from collect.loading.loaded_run import LoadedRun
+from collect.metrics.utilization import memory_sizes
 from collect.notation import GIB, MB
 from collect.strategy_style import COLOURS, DASHES
 
-MOST_LINES = 64  # GPUs that are drawn: nobody can follow more lines, and each GPU has a line in up to ten panels
+MOST_LINES = 64  # GPUs that are drawn: nobody can follow more lines, and each GPU has a line in up to eleven panels
 SHOWN_LINES = 16  # lines that are visible when the page opens: the GPUs of the first cells
-UUID_SHOWN = 12  # characters of a UUID in the legend; in practice they are unique, and summary.json has the whole UUID
+UUID_SHOWN = 12  # characters of a UUID in the legend, if they distinguish the GPUs of each host
 
 
 class GpuPanel(NamedTuple):
@@ -42,6 +44,7 @@ class GpuLine(NamedTuple):
 PANELS = (
     GpuPanel("GPU busy (%)", 1, "utilization_pct"),
     GpuPanel("Memory in use (GiB)", GIB, "memory_used_bytes"),
+    GpuPanel("Memory in use (%)", 1, "memory_pct"),
     GpuPanel("Power (W)", 1, "power_w"),
     GpuPanel("Temperature (°C)", 1, "temperature_c"),
     GpuPanel("SM clock (MHz)", 1, "sm_clock_mhz"),
@@ -57,24 +60,26 @@ def draw(group: Group) -> Figure | None:
     """One line per GPU and panel, from the first completed repeat of each cell that did not resume from a checkpoint."""
     parts: list[pl.DataFrame] = []
     lines: dict[str, GpuLine] = {}
+    played: list[str] = []  # labels of cells whose GPUs a stub of NVML played
     left_out = cells = 0
     for mark in group.marks:
         run = next((run for run in mark.cell.completed if not run.resumed), None)
-        if run is None or run.window is None or run.gpu_samples.is_empty():
+        if run is None or run.window is None or run.shown_gpu_samples.is_empty():
             continue
-        devices = sorted(run.gpu_samples.select("host", "uuid").unique().rows())
+        devices = sorted(run.shown_gpu_samples.select("host", "uuid").unique().rows())
         if len(lines) + len(devices) > MOST_LINES:
             left_out += len(devices)
             continue
-        for place, (host, uuid) in enumerate(devices):
-            name = f"{mark.label}, {html.escape(f'{host} {uuid[:UUID_SHOWN]}', quote=False)}"
+        for place, ((host, _), uuid) in enumerate(zip(devices, _shown_uuids(devices), strict=True)):
+            name = f"{mark.label}, {html.escape(f'{host} {uuid}', quote=False)}{PLAYED * run.plays_gpus}"
             lines[_key(cells, place)] = GpuLine(name, place, cells)
+        played += [mark.label] * run.plays_gpus
         parts.append(_rows(run, run.window[0], {device: _key(cells, place) for place, device in enumerate(devices)}))
         cells += 1
     if not parts:
         return None
     gpus = pl.concat(parts, rechunk=True)
-    panels = [(panel.title, curves) for panel in PANELS if (curves := _curves(gpus, panel))]
+    panels = [(f"{panel.title}{PLAYED * bool(played)}", curves) for panel in PANELS if (curves := _curves(gpus, panel))]
     if not panels:
         return None
     drawn = [key for key in lines if any(key in curves for _, curves in panels)]
@@ -94,6 +99,7 @@ def draw(group: Group) -> Figure | None:
     )
     if left_out:
         caption += f" {left_out} more GPUs are not drawn."
+    caption += played_note(played)
     height_px = 60 + min(22 * len(drawn), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
     return Figure("gpus", "Each GPU", caption, height_px, data, stacked([title for title, _ in panels]))
 
@@ -108,8 +114,18 @@ def _rows(run: LoadedRun, zero_s: float, keys: dict[tuple[Any, ...], str]) -> pl
     keys: (host, uuid) of each GPU -> the key of its line.
     """
     devices = pl.DataFrame([(*device, key) for device, key in keys.items()], schema=["host", "uuid", "run"], orient="row")
-    rows = run.gpu_samples.join(devices, on=["host", "uuid"], maintain_order="left")
-    return rows.with_columns(pl.col("wall_s") - zero_s)
+    rows = run.shown_gpu_samples.join(devices, on=["host", "uuid"], maintain_order="left")
+    sizes = memory_sizes(run.shown_gpu_samples, run.hosts)
+    whole = pl.col("uuid").replace_strict(sizes, return_dtype=pl.Float64, default=None)
+    return rows.with_columns(pl.col("wall_s") - zero_s, memory_pct=100 * pl.col("memory_used_bytes") / whole)
+
+
+def _shown_uuids(devices: Sequence[tuple[str, str]]) -> list[str]:
+    """The beginning of each UUID, for the legend: UUID_SHOWN characters, or as many more as distinguish the GPUs of a host."""
+    longest = max(len(uuid) for _, uuid in devices)
+    lengths = range(UUID_SHOWN, longest + 1)
+    shown = next((n for n in lengths if len({(host, uuid[:n]) for host, uuid in devices}) == len(devices)), longest)
+    return [uuid[:shown] for _, uuid in devices]
 
 
 def _curves(gpus: pl.DataFrame, panel: GpuPanel) -> dict[str, Curve]:

@@ -5,8 +5,12 @@ The reader can zoom the time axis.
 
 from __future__ import annotations
 
+import html
+import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from collect.figure import MUTED, CellMark, Figure, Group, axis, layout
@@ -14,17 +18,21 @@ from collect.loading.loaded_run import LoadedRun
 from collect.timeline import timeline
 from collect.timeline.straggler import PHASES, Straggler
 from collect.timeline.timeline import Spans
+from shardlab import instrument_span
+from shardlab.instrument_span import InstrumentAct
 
 ROW_PX, HEAD_PX = 22, 44  # height of a rank's row; height of a panel's title with the distance to the next panel
 MOST_PANELS = 6
 MOST_RANKS = 16  # ranks of a panel, starting with rank 0
 MOST_STEPS = 10  # steps that are drawn, from the middle of the timed steps
+INSTRUMENT = "instrument"  # what is drawn between steps, such as a checkpoint
 COLOURS = {
     "data": "var(--series-5)",
     "forward": "var(--series-1)",
     "backward": "var(--series-2)",
     "optimizer": "var(--series-3)",
     "other": MUTED,
+    INSTRUMENT: "var(--series-4)",
 }
 
 
@@ -33,7 +41,7 @@ class StepPhase(NamedTuple):
 
     rank: int
     phase: str
-    step: str  # the name of the step
+    step: str  # the name of the step, or what the instrument did
     start_ms: float  # ms since the first drawn step began
     took_ms: float  # its duration in ms
 
@@ -45,6 +53,7 @@ class Panel(NamedTuple):
     phases: list[StepPhase]  # the phases of all drawn steps
     ranks: list[int]  # the drawn ranks, in order
     straggler: Straggler | None  # the rank that the others wait for; None: no such rank was found
+    late_host: str  # the host of this rank; "" if there is no such rank
 
 
 def draw(group: Group) -> Figure | None:
@@ -53,12 +62,20 @@ def draw(group: Group) -> Figure | None:
     if not found:
         return None
     shown = found[:MOST_PANELS]
-    data = [trace for number, panel in enumerate(shown, 1) for trace in _bars(panel, number)]
-    late = [f"{panel.mark.label}: rank {one.rank}, {one.phase}" for panel in shown if (one := panel.straggler) is not None]
+    named: set[str] = set()
+    data = [trace for number, panel in enumerate(shown, 1) for trace in _bars(panel, number, named)]
+    late = [
+        f"{panel.mark.label}: rank {one.rank} on {html.escape(panel.late_host, quote=False)}, {one.phase}"
+        for panel in shown
+        if (one := panel.straggler) is not None
+    ]
+    around = "" if INSTRUMENT not in named else (
+        "If an instrument acted between steps, such as a checkpoint that was saved, the steps are those around it. "
+    )  # fmt: skip
     caption = (
         f"First completed repeat of each cell on several ranks, up to {MOST_STEPS} timed steps. The phases of a step are drawn "
-        "one after the other, also where gradient accumulation repeats them; collectives are within them. Drag along the axis "
-        "to zoom in, double-click to see all. "
+        "one after the other, also where gradient accumulation repeats them; collectives are within them. "
+        f"{around}Drag along the axis to zoom in, double-click to see all. "
         + (f"The others wait for: {'; '.join(late)}." if late else "No rank is found for which the others wait.")
     )
     if len(found) > len(shown):
@@ -72,23 +89,46 @@ def _panel(mark: CellMark) -> Panel | None:
     if run is None or run.timed["rank"].n_unique() < 2 or run.undisturbed.is_empty():
         return None
     phases = _phases(run)
-    ranks = sorted({phase.rank for phase in phases})
-    return Panel(mark, phases, ranks, timeline.straggler_of(run)) if len(ranks) > 1 else None
+    ranks, late = sorted({phase.rank for phase in phases}), timeline.straggler_of(run)
+    late_host = "" if late is None else timeline.clocks(run).host_of(late.rank) or timeline.UNKNOWN
+    return Panel(mark, phases, ranks, late, late_host) if len(ranks) > 1 else None
 
 
 def _phases(run: LoadedRun) -> list[StepPhase]:
-    """The phases of the middle steps that no instrument slowed down, in ms since the first of these steps began."""
-    numbers = run.undisturbed["step"].to_list()
-    first = max((len(numbers) - MOST_STEPS) // 2, 0)
-    wanted = numbers[first : first + MOST_STEPS]
+    """The phases of the drawn steps, which no instrument slowed down, and what instruments did between these steps, in ms since
+    the first of these steps began."""
+    compared, wanted = timeline.clocks(run), _wanted(run)
     rows = run.timed.filter(pl.col("step").is_in(wanted), pl.col("rank") < MOST_RANKS)
-    spans_of = {int(spans.row.removeprefix("rank ")): spans for spans in timeline.steps(rows, timeline.clocks(run))}
+    spans_of = {int(spans.row.removeprefix("rank ")): spans for spans in timeline.steps(rows, compared)}
     zero_s = min((float(spans.start_s.min()) for spans in spans_of.values()), default=0.0)
+    between = [one for one in instrument_span.of(run.events) if one.rank in spans_of and _is_between(one.act, wanted)]
+    acts = []
+    for one in between:
+        end_s = float(compared.corrected(one.host, np.array([one.end_s]))[0])
+        began_ms = 1000 * (end_s - one.act.seconds - zero_s)
+        acts.append(StepPhase(one.rank, INSTRUMENT, timeline.act_label(one.act), began_ms, 1000 * one.act.seconds))
     return [
         phase
         for rank, spans in spans_of.items()
         for phase in _of_rank(rank, spans, rows.filter(pl.col("rank") == rank).sort("wall_s"), zero_s)
-    ]
+    ] + acts
+
+
+def _wanted(run: LoadedRun) -> list[int]:
+    """The numbers of the drawn steps: those around the act of an instrument between two steps, the act nearest to the middle of
+    the run; if there is none, the steps in the middle."""
+    numbers: list[int] = run.undisturbed["step"].to_list()
+    acted = {(span.act.when, span.act.step) for span in instrument_span.of(run.events)}
+    pairs = enumerate(itertools.pairwise(numbers), 1)
+    places = [place for place, (one, following) in pairs if ("after", one) in acted or ("before", following) in acted]
+    middle = min(places, key=lambda place: abs(place - len(numbers) // 2), default=len(numbers) // 2)
+    first = min(max(middle - MOST_STEPS // 2, 0), max(len(numbers) - MOST_STEPS, 0))
+    return numbers[first : first + MOST_STEPS]
+
+
+def _is_between(act: InstrumentAct, steps: Sequence[int]) -> bool:
+    """Whether an instrument acted between two of these steps."""
+    return act.step in (steps[:-1] if act.when == "after" else steps[1:])
 
 
 def _of_rank(rank: int, spans: Spans, rows: pl.DataFrame, zero_s: float) -> list[StepPhase]:
@@ -105,28 +145,32 @@ def _of_rank(rank: int, spans: Spans, rows: pl.DataFrame, zero_s: float) -> list
     return found
 
 
-def _bars(panel: Panel, number: int) -> list[dict[str, Any]]:
+def _bars(panel: Panel, number: int, named: set[str]) -> list[dict[str, Any]]:
+    """The bars of a panel. named: the phases that the legend has already; those of this panel are added."""
     made = []
     for phase, colour in COLOURS.items():
         drawn = [one for one in panel.phases if one.phase == phase]
+        if not drawn and phase == INSTRUMENT:
+            continue
         made.append(
             {
                 "type": "bar",
                 "orientation": "h",
                 "name": phase,
                 "legendgroup": phase,
-                "showlegend": number == 1,
+                "showlegend": phase not in named,
                 "marker": {"color": colour, "line": {"width": 0}},
                 "base": [round(one.start_ms, 3) for one in drawn],
                 "x": [round(one.took_ms, 3) for one in drawn],
                 "y": [f"rank {one.rank}" for one in drawn],
-                "text": [one.step for one in drawn],
+                "text": [html.escape(one.step, quote=False) for one in drawn],
                 "textposition": "none",
                 "xaxis": _axis("x", number),
                 "yaxis": _axis("y", number),
                 "hovertemplate": f"%{{text}}, {phase}: %{{x:.4~g}} ms",
             }
         )
+        named.add(phase)
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.figure import FEW, LEGEND_HEIGHT_PX, CellMark, Figure, Group, shown_first
+from collect.figure import FEW, LEGEND_HEIGHT_PX, PLAYED, CellMark, Figure, Group, played_note, shown_first
 from collect.figures.drawing.curves import STRETCHES, Curve, Together, levels, rates, together
 from collect.figures.drawing.panels import PANEL_PX, is_a_line, scaled, stacked, y_axis
 from collect.loading.loaded_run import LoadedRun
@@ -51,10 +51,12 @@ def draw(group: Group) -> Figure | None:
     seen = _seen(spans)
     networks, left_out = _networks(seen.nics)
     panels: list[tuple[str, dict[str, Curve]]] = []
-    for title, scale, how, readings in (*(GPU if len(seen.gpus) else ()), *networks, *HOST):
-        curves = together(readings(seen), how)
-        if shown := {label: scaled(curve, scale) for label, curve in curves.items() if is_a_line(curve)}:
-            panels.append((title, shown))
+    played = [label for label, (run, _) in spans.items() if run.plays_gpus]
+    for panel in (*(GPU if len(seen.gpus) else ()), *networks, *HOST):
+        curves = together(panel.readings(seen), panel.how)
+        if shown := {label: scaled(curve, panel.scale) for label, curve in curves.items() if is_a_line(curve)}:
+            is_played = panel in GPU and not shown.keys().isdisjoint(played)
+            panels.append((f"{panel.title}{PLAYED * is_played}", shown))
     if not panels:
         return None
     named: set[str] = set()
@@ -73,6 +75,7 @@ def draw(group: Group) -> Figure | None:
         caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out:
         caption += f" {left_out} more interfaces, which sent less, are not drawn."
+    caption += played_note(played)
     height_px = 60 + min(22 * len(named), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
     return Figure("telemetry", "Telemetry", caption, height_px, data, stacked([title for title, _ in panels]))
 
@@ -119,6 +122,12 @@ def _counter(title: str, counter: str) -> TelemetryPanel:
     return TelemetryPanel(title, MB, "sum", lambda seen: rates(seen.hosts.filter(at_work), counter, "host"))
 
 
+def _pressure(title: str, counter: str) -> TelemetryPanel:
+    """A panel for a counter of the seconds in which a task waited. A run in which no task waited has no line."""
+    waited = pl.col(counter).max().over("run") > pl.col(counter).min().over("run")
+    return TelemetryPanel(title, 0.01, "mean", lambda seen: rates(seen.hosts.filter(waited), counter, "host"))
+
+
 def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named: bool) -> dict[str, Any]:
     """A line in the panel with this number. named: whether this line represents its cell in the legend."""
     return {
@@ -151,6 +160,9 @@ HOST = (
     TelemetryPanel(
         "Memory of the hosts in use (GiB)", GIB, "mean", lambda seen: levels(seen.hosts, "host", "memory_used_bytes")
     ),
+    _pressure("Tasks waiting for processors (% of time)", "cpu_pressure_s"),
+    _pressure("Tasks waiting for memory (% of time)", "memory_pressure_s"),
+    _pressure("Tasks waiting for disks and network storage (% of time)", "io_pressure_s"),
     _counter("Read from disks (MB/s)", "disk_read_bytes"),
     _counter("Written to disks (MB/s)", "disk_write_bytes"),
     _counter("Received from NFS servers (MB/s)", "nfs_read_bytes"),

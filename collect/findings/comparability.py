@@ -15,7 +15,7 @@ import polars as pl
 from collect.loading.load import LoadedCell
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import Compared
-from collect.sources.samples import within
+from collect.sources.samples import measured, within
 from collect.sources.steps import window
 from shardlab.cell import Cell, Role, keys_of
 from shardlab.nvml import POWER_CAP
@@ -123,7 +123,7 @@ def gpu_trouble(run: LoadedRun) -> str:
     """
     if run.result is None or run.run is None or not run.result.gpus or (span := window(run.timed)) is None:
         return ""
-    seen = within(run.samples.gpus.filter(pl.col("uuid").is_in(run.result.gpus)), span)
+    seen = within(measured(run.samples.gpus).filter(pl.col("uuid").is_in(run.result.gpus)), span)
     own = -(-run.run.cell.gpus // len(run.result.gpus))  # number of ranks of this run on each GPU; each rank is one process
     clauses = []
     if shared := _named(seen.filter(pl.col("processes") > own), seen):

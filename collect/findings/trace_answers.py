@@ -27,6 +27,7 @@ class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
     n: int  # number of repeats
     calls: float  # calls of a rank in a step
     message_bytes: float | None  # size of the message of a call
+    sent_bytes: float | None  # what a rank sends for the collective in a step, by the ring algorithm
     mean_us: float  # duration of a call
     transfer_us: float | None  # duration of a call without waiting for slow ranks
     hidden_pct: float | None  # share of the duration during which something computes
@@ -80,7 +81,7 @@ def of_cell(cell: LoadedCell) -> list[GroupTraffic]:
 def _traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUse], n: int, steps: int) -> GroupTraffic:
     calls = sum(use.calls for use in uses)
     total, timed = sum(use.total_ns for use in uses), sum(use.timed_ns for use in uses)
-    size, bus = (_sum([getattr(use, field) for use in uses]) for field in ("message_bytes", "bus_bytes"))
+    size, bus, sent = (_sum([getattr(use, field) for use in uses]) for field in ("message_bytes", "bus_bytes", "sent_bytes"))
     transfer = _sum([use.transfer_ns for use in uses])
     links = {(use.link, use.link_gb_per_s) for use in uses}
     link, link_gb_per_s = links.pop() if len(links) == 1 else (None, None)
@@ -91,6 +92,7 @@ def _traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUse], n:
         n=n,
         calls=calls / steps,
         message_bytes=None if size is None else size / calls,
+        sent_bytes=None if sent is None else sent / steps,
         mean_us=total / calls / 1000,
         transfer_us=None if transfer is None else transfer / calls / 1000,
         hidden_pct=100 * sum(use.hidden_ns for use in uses) / total if total else None,

@@ -144,15 +144,25 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def gpu_samples(self) -> pl.DataFrame:
-        """The rows of `whole_samples.gpus` for the GPUs that the ranks trained on.
+        """The rows of `whole_samples.gpus` for the GPUs that the ranks trained on, never those of played GPUs.
 
         If the result does not name these GPUs, as in older releases, the rows of all GPUs of the hosts.
         """
-        gpus = self.whole_samples.gpus
+        gpus = samples.measured(self.whole_samples.gpus)
         used = self.result.gpus if self.result else None
         if used is None or set(gpus["uuid"].unique()) <= set(used):
             return gpus  # a filter would copy all rows
         return gpus.filter(pl.col("uuid").is_in(used))
+
+    @property
+    def plays_gpus(self) -> bool:
+        """Whether a stub of NVML played GPUs in this run. Their samples are shown, marked, and no metric uses them."""
+        return bool(self.samples.gpus["played"].any())
+
+    @cached_property
+    def shown_gpu_samples(self) -> pl.DataFrame:
+        """The rows that figures show: `gpu_samples`, or those of the played GPUs if a stub of NVML played GPUs in this run."""
+        return self.whole_samples.gpus.filter("played") if self.plays_gpus else self.gpu_samples
 
     @cached_property
     def interfaces(self) -> dict[Interface, list[Seen]]:

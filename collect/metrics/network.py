@@ -14,6 +14,8 @@ from collect.metric import Metric, MetricColumn
 from collect.sources import samples
 from collect.sources.samples import Interface, Seen
 
+PAUSES = ("rx_pauses", "tx_pauses", "rx_priority_pauses", "tx_priority_pauses")
+RDMA_FAULTS = ("rx_errors", "tx_discards", "link_downed")
 LEAST_COVERAGE = 0.8  # share of the timed window that the samples of an interface must cover
 
 
@@ -35,6 +37,28 @@ def faults(run: LoadedRun) -> Quantity | None:
     together = pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False)
     found = _counted(run, samples.of_interfaces(nics.with_columns(faults=together), "faults"), network_kind, "packets")
     return None if found is None else Quantity(round(found.value), "packets")
+
+
+def pauses(run: LoadedRun) -> Quantity | None:
+    """Pause frames of all kinds, sent and received, from the counters that network drivers have for them."""
+    nics = run.whole_samples.nics.filter(pl.any_horizontal(pl.col(*PAUSES).is_not_null()))
+    if nics.is_empty():
+        return None
+    counters = samples.of_interfaces(nics.with_columns(pauses=pl.sum_horizontal(*PAUSES)), "pauses")
+    found = _sum(run, list(counters.values()), "frames")
+    return None if found is None else Quantity(round(found.value), "frames")
+
+
+def rdma_faults(run: LoadedRun) -> Quantity | None:
+    """Errors, discarded packets and link failures of all ports of RDMA devices."""
+    ports = run.whole_samples.rdma.filter(pl.any_horizontal(pl.col(*RDMA_FAULTS).is_not_null()))
+    if ports.is_empty():
+        return None
+    columns = ("wall_s", "faults", "boot_id")
+    by_port = ports.with_columns(faults=pl.sum_horizontal(*RDMA_FAULTS)).group_by("host", "device", "port", maintain_order=True)
+    seen = [list(zip(*(rows[name].to_list() for name in columns), strict=True)) for _, rows in by_port]
+    found = _sum(run, seen, "faults")
+    return None if found is None else Quantity(round(found.value), "faults")
 
 
 def rdma(run: LoadedRun) -> Quantity | None:
@@ -178,6 +202,7 @@ def _at(moment: float, times: list[float], values: list[int]) -> float:
     return values[-1]
 
 
+_WHEN = "between the first and the last timed step. Blank as `network_bytes`, and where no counter is known."
 _WHILE = (
     "between the first and the last timed step, from the kernel's counters, which count everything on the host. The counters "
     "are interpolated between samples at both ends. Blank if a counter went backwards, if the samples cover less than 80 % of "
@@ -215,6 +240,21 @@ METRICS = (
         direction="lower is better",
         definition=f"Packets with errors and dropped packets, sent and received, on the interfaces of `network_bytes` {_WHILE}",
         of_run=faults,
+    ),
+    Metric(
+        name="pause_frames",
+        unit="frames",
+        direction="lower is better",
+        definition="Pause frames (of the whole link, and of single traffic classes, which RoCE uses), sent and received, by "
+        f"the counters of network drivers, {_WHEN}",
+        of_run=pauses,
+    ),
+    Metric(
+        name="rdma_faults",
+        unit="faults",
+        direction="lower is better",
+        definition=f"Receive errors, discarded packets and link failures of all ports of RDMA devices {_WHEN}",
+        of_run=rdma_faults,
     ),
     Metric(
         name="loopback_bytes",

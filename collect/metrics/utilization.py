@@ -52,14 +52,24 @@ def gpu_memory(run: LoadedRun) -> Quantity | None:
 def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
     """The GPU samples with one more column: memory_pct, the memory in use in percent of the GPU's memory.
 
-    Empty if the memory size of any of the GPUs is not known. hosts: the descriptions of the hosts, with these sizes.
+    Empty if the memory size of any of the GPUs is not known. hosts: as in `memory_sizes`.
     """
-    sizes = {gpu.uuid: gpu.memory_bytes for host in hosts for gpu in host.gpus or () if gpu.memory_bytes}
+    sizes = memory_sizes(gpus, hosts)
     used = gpus.drop_nulls("memory_used_bytes")
     if not set(used["uuid"].unique()) <= sizes.keys():
         used = used.clear()
     whole = pl.col("uuid").replace_strict(sizes, return_dtype=pl.Float64, default=None)
     return used.with_columns(memory_pct=100 * pl.col("memory_used_bytes") / whole)
+
+
+def memory_sizes(gpus: pl.DataFrame, hosts: Sequence[Host]) -> dict[str, int]:
+    """UUID -> memory of the GPU in bytes, for GPUs whose size is known.
+
+    gpus: samples; the first sample of a sampler has the sizes. hosts: the descriptions of the hosts, which have them too.
+    """
+    sampled = gpus.select("uuid", "memory_total_bytes").drop_nulls().filter(pl.col("memory_total_bytes") > 0)
+    described = {gpu.uuid: gpu.memory_bytes for host in hosts for gpu in host.gpus or () if gpu.memory_bytes}
+    return dict(sampled.iter_rows()) | described
 
 
 def _mean_of_means(run: LoadedRun, samples: pl.DataFrame, key: str, value: str) -> Quantity | None:

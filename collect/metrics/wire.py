@@ -7,6 +7,7 @@ from collect.metric import Metric, MetricColumn
 from collect.metrics.network import loopback, network, sent_bounds
 
 SENDING = {"checkpoints", "validation"}  # instruments whose collectives do not belong to any step
+TOLERANCE_PCT = 6.0  # the greatest difference that is no disagreement: 3 % for the payload, the rest for headers
 MOST_OPEN = 0.03  # share of the expected bytes: if the counted bytes are less certain than this, there is no result
 
 

@@ -33,6 +33,7 @@ from collect.figures import (
     operator_differences,
     overlap,
     phases,
+    run_timeline,
     scaling,
     sharding,
     slow_ranks,
@@ -56,7 +57,7 @@ from templates import render_page
 TEMPLATE = "report/index.html.j2"
 WIDE = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
-    "head_to_head", "step_timeline", "why_slower",
+    "head_to_head", "step_timeline", "run_timeline", "why_slower",
 )  # fmt: skip  # figures that take a whole row of the page
 MOST_UNLIKE = 1.4  # two figures share a row if the ratio of their heights is at most this
 # The modules of the figures, in the order in which the page shows the figures.
@@ -65,7 +66,7 @@ FIGURES: tuple[ModuleType, ...] = (
     throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
     breakdown, why_slower, overlap, slow_ranks, collectives, bandwidth, idle_causes, phases,
     operator_differences, bubble, memory_categories, sharding, memory_timeline, utilization,
-    step_timeline, telemetry, gpus,
+    step_timeline, run_timeline, telemetry, gpus,
 )  # fmt: skip
 
 # (name, title) of the sections of the page, in the order of a reader's questions. Each section is a file of templates/report.

@@ -14,16 +14,16 @@ from shardlab.console import Output
 from shardlab.errors import InputError
 
 
-def sample(out: Path, hz: float, parent: int | None, output: Output) -> int:
+def sample(out: Path, hz: float, parent: int | None, played: Path | None, output: Output) -> int:
     """Sample until a signal arrives or the process with the id `parent` has ended; returns exit code 0.
 
-    out: the file of the samples. hz: samples per second.
-    Raises InputError if hz is not allowed, WorkspaceError if `out` cannot be written.
+    out: the file of the samples. hz: samples per second. played: a stub of NVML that plays GPUs; None for real GPUs.
+    Raises InputError if hz is not allowed or the stub cannot be loaded, WorkspaceError if `out` cannot be written.
     """
     if not 0 < hz <= FASTEST_HZ:
         raise InputError(f"--hz: found {hz:g}. Allowed: more than 0, at most {FASTEST_HZ:g}.")
-    gpus: GpuSource | SmiSource = GpuSource()
-    if gpus.why_absent:
+    gpus: GpuSource | SmiSource = GpuSource(played)
+    if gpus.why_absent and played is None:
         output.detail(f"{gpus.why_absent}; trying {PROGRAM}")
         gpus = SmiSource(hz)
     if gpus.why_absent:

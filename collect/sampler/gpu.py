@@ -5,13 +5,16 @@ If a GPU does not support a query, the query is tried once and not repeated for 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from collect.sampler.source import Source
+from shardlab.errors import InputError
 from shardlab.nvml import compute_processes, throttles
 from shardlab.record import GpuSample, Sample
 
@@ -70,11 +73,20 @@ class OpenGpu(msgspec.Struct):
 class GpuSource(Source):
     """Fills a `GpuSample` for every GPU and MIG instance. why_absent: why NVML cannot be used; None if it can."""
 
-    def __init__(self) -> None:
+    def __init__(self, played: Path | None = None) -> None:
+        """played: a stub of NVML that is loaded in place of the driver's library; all samples are then marked as played.
+
+        Raises InputError if the stub cannot be loaded.
+        """
         super().__init__()
         import pynvml
 
-        self._nvml = pynvml
+        self._nvml, self._played, self._first = pynvml, played is not None, True
+        if played is not None:
+            try:
+                pynvml.nvmlLib = ctypes.CDLL(str(played.absolute()))
+            except OSError as error:
+                raise InputError(f"--played: {error}. Allowed: a shared library with NVML's functions.") from None
         self._never = {
             pynvml.NVML_ERROR_NOT_SUPPORTED,
             pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -102,6 +114,7 @@ class GpuSource(Source):
         if self._gpus:
             xids = self._xids() if self._events is not None else {}
             sample.gpus = [self._read(gpu, xids) for gpu in self._gpus]
+            self._first = False
 
     def _open(self, handle: Any) -> None:
         """Add a GPU and its MIG instances to the sampled ones. Raises NVMLError if NVML does not return the UUID of the GPU."""
@@ -188,7 +201,10 @@ class GpuSource(Source):
         return found
 
     def _read(self, gpu: OpenGpu, xids: dict[int | None, list[int]]) -> GpuSample:
-        found = GpuSample(uuid=gpu.uuid, mig_of=gpu.mig_of)
+        found = GpuSample(uuid=gpu.uuid, mig_of=gpu.mig_of, played=self._played)
+        if self._first:
+            with contextlib.suppress(self._nvml.NVMLError):
+                found.memory_total_bytes = int(self._nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total)
         if xids and gpu.mig_of is None:
             found.xids = xids.get(gpu.address)
         for question in tuple(gpu.questions):

@@ -43,6 +43,10 @@ NICS = {
     "rx_dropped": pl.Int64,
     "tx_dropped": pl.Int64,
     "rx_discards": pl.Int64,
+    "rx_pauses": pl.Int64,
+    "tx_pauses": pl.Int64,
+    "rx_priority_pauses": pl.Int64,
+    "tx_priority_pauses": pl.Int64,
     "rdma_rx_bytes": pl.Int64,
     "rdma_tx_bytes": pl.Int64,
 }
@@ -55,6 +59,9 @@ RDMA = {
     "link_layer": pl.String,
     "rx_bytes": pl.Int64,
     "tx_bytes": pl.Int64,
+    "rx_errors": pl.Int64,
+    "tx_discards": pl.Int64,
+    "link_downed": pl.Int64,
 }
 GPUS = {
     "host": pl.String,
@@ -108,6 +115,11 @@ def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
     return among if among.height == len(inside) else rows[inside]  # the rows of several hosts are not contiguous
 
 
+def measured(gpus: pl.DataFrame) -> pl.DataFrame:
+    """The rows of GPUs that exist: without those of GPUs that a stub of NVML played."""
+    return gpus.filter(~pl.col("played")) if gpus["played"].any() else gpus  # a filter copies the frame, which may be large
+
+
 def of_interfaces(nics: pl.DataFrame, counter: str) -> dict[Interface, list[Seen]]:
     """The values of a counter (such as `tx_bytes`) of each network interface of each host, in the order of the samples."""
     columns = [nics[name].to_list() for name in ("host", "kind", "name", "wall_s", counter, "boot_id")]
@@ -145,8 +157,22 @@ def part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
         counts.append(len(of_run))
     hosts = _frame(HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
     nics = _devices(hosts, NICS | IDENTITY, [sample.nics or () for sample in samples])
-    gpus = _devices(hosts, GPUS, [sample.gpus or () for sample in samples])
-    return Samples(hosts, nics, gpus, _devices(hosts, RDMA, [sample.rdma or () for sample in samples]))
+    return Samples(hosts, nics, _gpus(hosts, samples), _devices(hosts, RDMA, [sample.rdma or () for sample in samples]))
+
+
+def _gpus(hosts: pl.DataFrame, samples: Sequence[Sample]) -> pl.DataFrame:
+    """The GPUs of all samples. Two more columns are filled sample by sample, because a large run has millions of rows:
+
+    played: one library answers for all GPUs of a sample. memory_total_bytes: only the first sample of a sampler has it.
+    """
+    of_samples = [sample.gpus or () for sample in samples]
+    of_host = pl.Series("played", [any(gpu.played for gpu in gpus[:1]) for gpus in of_samples], pl.Boolean)
+    played = pl.DataFrame([of_host])[_repeated(list(map(len, of_samples)))]["played"]
+    sizes: list[int | None] = []
+    for sample, gpus in zip(samples, of_samples, strict=True):
+        sizes += [gpu.memory_total_bytes for gpu in gpus] if sample.started_hz is not None else [None] * len(gpus)
+    more = [played, pl.Series("memory_total_bytes", sizes, pl.Int64)]
+    return _devices(hosts, GPUS, of_samples).hstack(more)
 
 
 def _joined(parts: Sequence[Samples]) -> Samples:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ from collect.loading.loaded_run import LoadedRun
 from collect.timeline import perfetto
 from collect.timeline.clocks import ComparedClock
 from collect.timeline.straggler import PHASES
-from collect.timeline.timeline import RunTimeline, of_run, profiled
+from collect.timeline.timeline import RunTimeline, act_label, of_run, profiled
+from shardlab import instrument_span
 from shardlab.console import Output
 from shardlab.errors import InputError
+from shardlab.instrument_span import InstrumentSpan
 from shardlab.workspace import Workspace
 
 
@@ -42,6 +46,10 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
             "Drift in the run (ms)",
         ]
         output.table("clocks", hosts, [_clock(clock) for clock in clocks])
+    acts = [*instrument_span.of(run.events)]
+    if acts:
+        headings = ["Instrument", "Acts (n)", "Median (ms)", "Longest (ms)", "Longest on", "Longest was"]
+        output.table("instruments between steps, over all ranks", headings, _acts(acts))
     output.line(_straggler(timeline))
     for host in timeline.uncorrected:
         output.remark(f"{host}: its clock was not compared with the others, so its times are as its own clock had them.")
@@ -50,6 +58,9 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
         "ranks": rows,
         "clocks": [msgspec.to_builtins(clock) | {"drift_s": clock.drift_s} for clock in clocks],
         "uncorrected": timeline.uncorrected,
+        "instruments": [
+            {"rank": one.rank, "host": one.host, "end_s": one.end_s} | msgspec.to_builtins(one.act) for one in acts
+        ],
         "straggler": _straggler_document(timeline),
     }
     if file is not None:
@@ -77,6 +88,20 @@ def _ms(value: float | None) -> str:
 def _clock(clock: ComparedClock) -> list[str]:
     drift = "" if clock.drift_s is None else f"{1000 * clock.drift_s:.3f}"
     return [clock.host, str(clock.first_rank), f"{1000 * clock.offset_s[0]:.3f}", f"{1000 * clock.within_s:.3f}", drift]
+
+
+def _acts(acts: Sequence[InstrumentSpan]) -> list[list[str]]:
+    """One row per instrument: how often it acted, for how long, and where and when it took longest."""
+    of_name: dict[str, list[InstrumentSpan]] = {}
+    for one in acts:
+        of_name.setdefault(one.act.name, []).append(one)
+    rows = []
+    for name, own in of_name.items():
+        median_s, longest = statistics.median(one.act.seconds for one in own), max(own, key=lambda one: one.act.seconds)
+        where = f"rank {longest.rank}, {longest.host}"
+        times = (_ms(1000 * median_s), _ms(1000 * longest.act.seconds))
+        rows.append([name, f"{len(own):,}", *times, where, act_label(longest.act)])
+    return rows
 
 
 def _straggler(timeline: RunTimeline) -> str:

@@ -37,7 +37,7 @@ def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans]) -> int:
 
 
 def _first_s(timeline: RunTimeline) -> float:
-    firsts = [float(one.start_s.min()) for one in timeline.steps if len(one.start_s)]
+    firsts = [float(one.start_s.min()) for one in (*timeline.steps, *timeline.instruments) if len(one.start_s)]
     firsts += [float(one.at_s.min()) for one in timeline.counters] + [moment.at_s for moment in timeline.moments]
     return min(firsts, default=0.0)
 
@@ -54,7 +54,7 @@ def _events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float) -> 
             processes[host] = len(processes) + 1
             yield {"ph": "M", "name": "process_name", "pid": processes[host], "args": {"name": host}}
 
-    for spans in (*timeline.steps, *profiled):
+    for spans in (*timeline.steps, *timeline.instruments, *profiled):
         yield from process(spans.host)
         pid = processes[spans.host]
         tid = rows.setdefault((spans.host, spans.row), len(rows) + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -14,6 +14,9 @@ from collect.timeline import straggler
 from collect.timeline.clocks import Clocks
 from collect.timeline.straggler import Straggler
 from collect.traces import run_traces, trace
+from shardlab import instrument_span
+from shardlab.instrument_span import InstrumentAct, InstrumentSpan
+from shardlab.record import Event
 
 UNKNOWN = "host not recorded"
 
@@ -54,12 +57,14 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """The timeline of one run.
 
     uncorrected: the hosts whose clocks were never compared; their times are the times of their own clocks.
+    instruments: what instruments did between steps, such as saving checkpoints, in one row per rank.
     """
 
     run_id: str
     clocks: Clocks
     uncorrected: list[str]
     steps: list[Spans]
+    instruments: list[Spans]
     counters: list[Counter]
     moments: list[Moment]
     straggler: Straggler | None
@@ -79,10 +84,12 @@ def of_run(run: LoadedRun) -> RunTimeline:
         clocks=compared,
         uncorrected=sorted(host or UNKNOWN for host in hosts if not compared.is_known(host)),
         steps=[*steps(run.steps, compared)],
+        instruments=[*instruments(run.events, compared)],
         counters=counters,
         moments=[
             Moment(event.host, event.event, float(compared.corrected(event.host, np.array([event.wall_s]))[0]))
             for event in run.events
+            if event.event != instrument_span.EVENT
         ],
         straggler=straggler_of(run),
     )
@@ -132,6 +139,22 @@ def steps(recorded: pl.DataFrame, compared: Clocks) -> Iterator[Spans]:
         yield Spans(host or UNKNOWN, f"rank {rank}", names, begun_s, end_s)
 
 
+def instruments(events: Iterable[Event], compared: Clocks) -> Iterator[Spans]:
+    """What the instruments of each rank did between steps; one `Spans` per rank and host, sorted by rank and time."""
+    of_rank: dict[tuple[int, str], list[InstrumentSpan]] = {}
+    for span in instrument_span.of(events):
+        of_rank.setdefault((span.rank, span.host), []).append(span)
+    for (rank, host), spans in sorted(of_rank.items()):
+        end_s = compared.corrected(host, np.array([span.end_s for span in spans]))
+        begun_s = end_s - np.array([span.act.seconds for span in spans])
+        yield Spans(host, f"rank {rank} instruments", [act_label(span.act) for span in spans], begun_s, end_s)
+
+
+def act_label(act: InstrumentAct) -> str:
+    """The name of a span, such as `checkpoint after step 4`."""
+    return f"{'checkpoint' if act.name == 'checkpoints' else act.name} {act.when} step {act.step}"
+
+
 def _counters(run: LoadedRun, compared: Clocks) -> Iterator[Counter]:
     """The telemetry of all hosts: processors, memory, each GPU, and each network interface as a rate in MB/s."""
 
@@ -144,11 +167,12 @@ def _counters(run: LoadedRun, compared: Clocks) -> Iterator[Counter]:
     for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):
         yield from points(str(host), rows, "cpu_pct", "processors busy", "%")
         yield from points(str(host), rows, "memory_used_bytes", "memory in use", "GiB", 2**30)
-    for (host, uuid), rows in run.samples.gpus.group_by("host", "uuid", maintain_order=True):
-        yield from points(str(host), rows, "utilization_pct", f"{uuid} utilization", "%")
-        yield from points(str(host), rows, "power_w", f"{uuid} power", "W")
-        yield from points(str(host), rows, "memory_used_bytes", f"{uuid} memory in use", "GiB", 2**30)
-        yield from points(str(host), rows, "sm_clock_mhz", f"{uuid} SM clock", "MHz")
+    for (host, uuid, played), rows in run.samples.gpus.group_by("host", "uuid", "played", maintain_order=True):
+        of = f"{uuid} (played)" if played else str(uuid)
+        yield from points(str(host), rows, "utilization_pct", f"{of} utilization", "%")
+        yield from points(str(host), rows, "power_w", f"{of} power", "W")
+        yield from points(str(host), rows, "memory_used_bytes", f"{of} memory in use", "GiB", 2**30)
+        yield from points(str(host), rows, "sm_clock_mhz", f"{of} SM clock", "MHz")
     for (host, name, _), rows in run.samples.nics.group_by("host", "name", "boot_id", maintain_order=True):
         for column, what in (("tx_bytes", "sent"), ("rx_bytes", "received")):
             seconds, counted = pl.col("wall_s").diff(), pl.col(column).diff()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from collect.traces import gloo, intervals
 from collect.traces.breakdown import Source, unknown_categories
-from collect.traces.collective import CollectiveOperation
+from collect.traces.collective import GLOO, CollectiveOperation
 from collect.traces.communication import kernel_communication
 from collect.traces.intervals import Intervals
 from collect.traces.launches import launches
@@ -60,7 +60,7 @@ def activities(trace: Trace) -> Activities | None:
     rows = np.flatnonzero(kernel | memory)
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     busy = intervals.of(trace, kernel | memory)
-    on_host = trace.among(trace.name, [label.startswith(gloo.SPAN) for label in trace.labels]) & ~trace.of_category("cpu_op")
+    on_host = trace.among(trace.name, [label.startswith(GLOO) for label in trace.labels]) & ~trace.of_category("cpu_op")
     return Activities(
         source="gpu",
         start_ns=int(busy.start[0]) if len(busy.start) else 0,
@@ -87,16 +87,17 @@ def _on_cpu(trace: Trace) -> Activities | None:
     names = gloo.meanings(trace, found)
     order = np.argsort(trace.start_ns[spans], kind="stable")
     rows = spans[order]
-    operations = [CollectiveOperation(name) for name in dict.fromkeys(names)]
-    places = {operation.name: place for place, operation in enumerate(operations)}
+    each = gloo.operations(trace, found, names)
+    places: dict[CollectiveOperation, int] = {}
+    operation = np.array([places.setdefault(each[index], len(places)) for index in order], np.int32)
     return Activities(
         source="gloo" if len(rows) else "cpu",
         start_ns=found.start_ns,
         end_ns=found.end_ns,
         rows=rows,
         is_collective=np.ones(len(rows), bool),
-        operation=np.array([places[names[index]] for index in order], np.int32),
-        operations=operations,
+        operation=operation,
+        operations=list(places),
         launch_row=np.full(len(rows), -1, np.intp),
         compute=found.compute,
         communication=found.communication,

@@ -60,6 +60,7 @@ def _collectives(output: Output, answers: RunAnswers) -> None:
             use.group.label,
             f"{use.calls:,}",
             "" if use.message_bytes is None else notation.number(use.message_bytes / use.calls / notation.MIB),
+            "" if use.sent_bytes is None else notation.number(use.sent_bytes / notation.MIB),
             ms(use.total_ns),
             notation.number(use.total_ns / use.calls / 1000),
             "" if use.transfer_ns is None else notation.number(use.transfer_ns / use.calls / 1000),
@@ -71,7 +72,16 @@ def _collectives(output: Output, answers: RunAnswers) -> None:
         ]
         for use in found[:SHOWN]
     ]
-    columns = ["Collective", "Process group", "Calls (n)", "Message (MiB)", "Total (ms)", "Mean (us)", "Transfer (us)"]
+    columns = [
+        "Collective",
+        "Process group",
+        "Calls (n)",
+        "Message (MiB)",
+        "Sent (MiB)",
+        "Total (ms)",
+        "Mean (us)",
+        "Transfer (us)",
+    ]
     columns += ["Hidden (%)", "Algorithm (GB/s)", "Bus (GB/s)", "Link (GB/s)", "Of link (%)"]
     more = f"; {len(found) - SHOWN} more in --json" if len(found) > SHOWN else ""
     output.table(f"collectives by process group, all ranks together{more}", columns, rows)

@@ -106,12 +106,15 @@ def _group(operation: CollectiveOperation) -> ProcessGroup:
 
 
 def _sole_group(trace: Trace) -> ProcessGroup:
-    """The process group for calls that do not name their group: the only group of the rank, if the trace lists one group."""
+    """The process group for calls that do not name their group: the only group of the rank, if the trace lists one group.
+
+    If it lists several, only their size is known, if it is the same.
+    """
     groups = trace.head.groups
     if groups is None:
         return ProcessGroup()
     if len(groups) > 1:
-        return ProcessGroup(mixed=True)
+        return ProcessGroup(size=gloo.sole_size(trace), mixed=True)
     return ProcessGroup(groups[0].pg_name, tuple(groups[0].ranks), groups[0].pg_size, groups[0].pg_desc)
 
 

@@ -1,12 +1,14 @@
 """Identifies a collective: its name, elements, type and process group.
 
-This comes from the arguments that Kineto writes for a kernel, or, without them, from the name of the kernel.
+This comes from the arguments that Kineto writes for a kernel, or, without them, from the name of the kernel. For a span of gloo
+it comes from the inputs of the span.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -20,6 +22,23 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
     "ComplexDouble": 16,
 }
+# The names that the profiler gives the types of input tensors -> the names of ELEMENT_BYTES.
+_INPUT_TYPES = {
+    "unsigned char": "Byte",
+    "signed char": "Char",
+    "bool": "Bool",
+    "short": "Short",
+    "short int": "Short",
+    "int": "Int",
+    "long": "Long",
+    "long int": "Long",
+    "float": "Float",
+    "double": "Double",
+    "c10::Half": "Half",
+    "c10::BFloat16": "BFloat16",
+    "c10::complex<float>": "ComplexFloat",
+}
+GLOO = "gloo:"  # how the names of gloo's spans begin
 _MEANINGS = (  # (the start of a name without underscores, the name of this collective in torch.distributed)
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
@@ -43,6 +62,9 @@ _CUSTOM = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cros
 _DISPATCH = re.compile(r"\A(?:dispatch|combine)\b")  # of DeepEP
 _GENERATED = "triton_"  # Inductor names a kernel after operators that it fused, so the name may contain that of a collective
 _RANKS = re.compile(r"\d{1,9}")
+
+
+_Dimension = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class CollectiveOperation(NamedTuple):
@@ -106,6 +128,25 @@ def parsed(texts: CollectiveTexts) -> CollectiveOperation | None:
         out_elements=count(texts.out_elements),
         dtype=_string(texts.dtype) or None,
     )
+
+
+def of_gloo(span: str, dimensions: bytes, types: bytes) -> CollectiveOperation | None:
+    """The collective of a span of gloo, with the elements of its input; None if the inputs are not tensors of one known type.
+
+    span: the name of the span, such as gloo:all_reduce. dimensions, types: the inputs as JSON texts, such as [[1000, 4]] and
+    ["float"].
+    """
+    try:
+        shapes = msgspec.json.decode(dimensions, type=list[list[_Dimension]])
+        names = msgspec.json.decode(types, type=list[str])
+    except DECODE_FAULTS:
+        return None
+    if not shapes or len(shapes) != len(names) or len(set(names)) != 1 or names[0] not in _INPUT_TYPES:
+        return None
+    elements = sum(map(math.prod, shapes))
+    if elements >= 1 << 62:
+        return None
+    return CollectiveOperation(meaning(span.removeprefix(GLOO)), in_elements=elements, dtype=_INPUT_TYPES[names[0]])
 
 
 def meaning(name: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from collect.traces import sent_bytes
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.stragglers import Waits
@@ -71,6 +72,11 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
         """
         factor, size = _FACTORS.get(self.collective), self.group.size or 0
         return None if self.message_bytes is None or factor is None or size < 2 else self.message_bytes * factor(size)
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """The bytes that the ranks together sent for these calls (`sent_bytes.of_message`); None if that is not known."""
+        return sent_bytes.of_message(self.collective, self.message_bytes, self.group.size)
 
     @property
     def algorithm_gb_per_s(self) -> float | None:

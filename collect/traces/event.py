@@ -28,8 +28,9 @@ class Args(Struct, gc=False):
 
     correlation: a number that a kernel and the call that launched it have in common; -1 if absent.
     stream: the stream of the device; -1 if absent.
-    The other fields are the arguments of a collective as JSON text (collect/traces/collective.py parses them). Values of any
-    type are accepted, so that a value of an unexpected type does not make the whole event unreadable.
+    The other fields are JSON text (collect/traces/collective.py parses them): the arguments of a collective, and the dimensions
+    and types of the inputs of an operator, which are recorded if the profiler records shapes. Values of any type are accepted,
+    so that a value of an unexpected type does not make the whole event unreadable.
     """
 
     correlation: Any = -1
@@ -44,6 +45,8 @@ class Args(Struct, gc=False):
     out_elements: Raw = field(name="Out msg nelems", default=_ABSENT)
     dtype: Raw = _ABSENT
     sequence: Raw = field(name="Seq", default=_ABSENT)
+    input_dimensions: Raw = field(name="Input Dims", default=_ABSENT)
+    input_types: Raw = field(name="Input type", default=_ABSENT)
 
     def collective_texts(self) -> tuple[Raw, ...]:
         """The texts of the arguments of the collective, in the order of the fields of `CollectiveTexts`."""

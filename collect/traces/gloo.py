@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import intervals
-from collect.traces.collective import meaning
+from collect.traces.collective import GLOO, CollectiveOperation, meaning
 from collect.traces.intervals import Intervals
 from collect.traces.launches import STEP
 from collect.traces.trace import Trace
 
-SPAN = "gloo:"
 _C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
 WRAPPER = "autograd::engine::evaluate_function"  # this event includes hooks of autograd, which may wait for a collective
+_SCATTER = "reduce_scatter"
 _POINT_TO_POINT = ("send", "recv")
 
 
@@ -45,7 +45,7 @@ def activity(trace: Trace) -> Activity | None:
     """The work in a trace without a GPU; None if the trace contains neither operators nor spans of gloo."""
     step = steps_of(trace)
     operators = trace.of_category("cpu_op")
-    collectives = _named(trace, lambda label: label.startswith(SPAN)) & ~operators
+    collectives = _named(trace, lambda label: label.startswith(GLOO)) & ~operators
     if not (operators | collectives).any():
         return None
     main = _main_thread(trace, step, operators)
@@ -86,7 +86,7 @@ def meanings(trace: Trace, found: Activity) -> list[str]:
     recording), every span keeps the name that gloo gave it.
     """
     rows = np.flatnonzero(found.collectives)
-    said = [trace.labels[label].removeprefix(SPAN) for label in trace.name[rows]]
+    said = [trace.labels[label].removeprefix(GLOO) for label in trace.name[rows]]
     queued = [index for index, name in enumerate(said) if name not in _POINT_TO_POINT]
     queued.sort(key=lambda index: trace.start_ns[rows[index]])
     launches = sorted(np.flatnonzero(found.launches), key=lambda row: trace.start_ns[row])
@@ -101,6 +101,30 @@ def meanings(trace: Trace, found: Activity) -> list[str]:
             return said
         meant[index] = name
     return meant
+
+
+def operations(trace: Trace, found: Activity, names: Sequence[str]) -> list[CollectiveOperation]:
+    """The collective of each span of gloo, in the order of the rows. names: as `meanings` returns them.
+
+    The elements are known if the profiler recorded shapes. gloo gathers the inputs of all ranks of the group, so the output of
+    an all_gather is its input times the number of ranks. If a reduce_scatter was launched and no span could be told to be
+    one, the size of an all_reduce is not given, because it may be a reduce_scatter, which counts as fewer bytes.
+    """
+    size = sole_size(trace)
+    uncertain = "reduce_scatter" not in names and bool((found.launches & _named(trace, lambda label: _SCATTER in label)).any())
+    each = []
+    for row, name in zip(np.flatnonzero(found.collectives), names, strict=True):
+        known = trace.collectives[index] if (index := trace.collective[row]) >= 0 else CollectiveOperation(name)
+        inside = None if name == "all_reduce" and uncertain else known.in_elements
+        outside = inside * size if name == "all_gather" and inside is not None and size is not None else None
+        each.append(known._replace(name=name, in_elements=inside, out_elements=outside))
+    return each
+
+
+def sole_size(trace: Trace) -> int | None:
+    """The number of ranks of each process group of a rank; None if the trace does not list them or if they differ."""
+    sizes = {group.pg_size for group in trace.head.groups or ()}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _main_thread(trace: Trace, step: NDArray[np.bool_], operators: NDArray[np.bool_]) -> int:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.collective import CollectiveOperation, CollectiveTexts, count, parsed
-from collect.traces.event import UNKNOWN, Args, integers
+from collect.traces.collective import GLOO, CollectiveOperation, CollectiveTexts, count, of_gloo, parsed
+from collect.traces.event import UNKNOWN, Args, TraceEvent, integers
 from collect.traces.event_decoder import DecodedEvents, EventDecoder, timed
 from collect.traces.head import TraceHead, read_head
 from collect.traces.salvage import CutShort, blocks, salvage
@@ -51,8 +51,8 @@ class Trace(NamedTuple):
     labels: all texts of events, each once. name, category, thread: indexes in `labels`.
     stream, correlation: see `Args`; -1 if absent.
     start_ns: the start in ns since the base time of the profiler. duration_ns: never negative.
-    collective: the index in `collectives` of the collective that Kineto writes for a kernel or for record_param_comms; -1 if
-    there is none.
+    collective: the index in `collectives` of the collective that Kineto writes for a kernel or for record_param_comms, or of a
+    span of gloo whose inputs are recorded; -1 if there is none.
     sequence: the number that c10d gives the collective within its process group; -1 if absent.
     lost: the number of events that could not be read, by reason; in text that is not JSON, recognizable events are counted.
     cut: why the file ends before the list of events ends; "" if the list is complete.
@@ -229,7 +229,7 @@ class _Columns:
         self._kinds: defaultdict[tuple[str, str, int | str], int] = defaultdict()
         self._kinds.default_factory = self._kinds.__len__  # a combination gets the next number when it is first seen
         self._collectives: list[CollectiveOperation] = []
-        self._collective_ids: dict[CollectiveTexts, int] = {}
+        self._collective_ids: dict[CollectiveTexts | tuple[str, bytes, bytes], int] = {}
         self._parts: list[tuple[NDArray[Any], ...]] = []
 
     def add(self, events: DecodedEvents) -> None:
@@ -239,21 +239,30 @@ class _Columns:
         kinds = np.fromiter(map(self._kinds.__getitem__, map(_KIND, events.complete)), np.int32, len(events.complete))
         args = [event.args or _NO_ARGS for event in events.complete]
         stream, correlation = integers([arg.stream for arg in args]), integers([arg.correlation for arg in args])
-        self._parts.append((kinds, stream, correlation, *self._collective_columns(args), events.start_ns, events.duration_ns))
+        collectives = self._collective_columns(args, events.complete)
+        self._parts.append((kinds, stream, correlation, *collectives, events.start_ns, events.duration_ns))
 
-    def _collective_columns(self, args: Sequence[Args]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _collective_columns(
+        self, args: Sequence[Args], events: Sequence[TraceEvent]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """For each event the index of its collective, and the number of the collective in its process group; -1 if absent."""
         kind, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
         for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.collective]:
-            texts = CollectiveTexts(*map(bytes, arg.collective_texts()))
-            if texts not in self._collective_ids:
-                operation = parsed(texts)
-                self._collective_ids[texts] = -1 if operation is None else len(self._collectives)
-                self._collectives += [] if operation is None else [operation]
-            kind[row] = self._collective_ids[texts]
+            kind[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
             number = count(bytes(arg.sequence))
             sequence[row] = -1 if number is None else number
+        for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.input_dimensions]:
+            if events[row].name.startswith(GLOO):
+                kind[row] = self._collective_id((events[row].name, bytes(arg.input_dimensions), bytes(arg.input_types)))
         return kind, sequence
+
+    def _collective_id(self, texts: CollectiveTexts | tuple[str, bytes, bytes]) -> int:
+        """The index of the collective with these texts: arguments of Kineto, or those of `of_gloo`; -1 if they name none."""
+        if texts not in self._collective_ids:
+            operation = parsed(texts) if isinstance(texts, CollectiveTexts) else of_gloo(*texts)
+            self._collective_ids[texts] = -1 if operation is None else len(self._collectives)
+            self._collectives += [] if operation is None else [operation]
+        return self._collective_ids[texts]
 
     def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
         """The trace of all events without the incomplete events, which are counted as lost."""

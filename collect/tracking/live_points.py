@@ -104,7 +104,7 @@ class LivePoints:
             "network_sent_bytes_per_s": sent.since_last(sample),
             "network_received_bytes_per_s": received.since_last(sample),
         }
-        for gpu in sample.gpus or ():
+        for gpu in (gpu for gpu in sample.gpus or () if not gpu.played):
             found |= {f"{gpu.uuid}/{name}": getattr(gpu, name) for name in OF_GPU}
         return (
             (printable.one_line(f"system/{host}/{name}"), float(value)) for name, value in found.items() if value is not None

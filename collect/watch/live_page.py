@@ -19,7 +19,7 @@ from collect.report import palette
 from collect.watch.curve import LiveCurve
 from collect.watch.queue import Queue, QueuedRun, counts
 from collect.watch.run_series import OF_STEPS, OF_TIME
-from shardlab import __version__, inventory, moments, printable
+from shardlab import __version__, inventory, moments, printable, recorder_ends
 from shardlab.errors import ShardlabError
 from shardlab.state import JudgedState
 from shardlab.workspace import Workspace
@@ -35,8 +35,9 @@ COLOURS = tuple(f"var(--{name})" for name in palette.LIGHT if name.startswith("s
 class QueueRow(msgspec.Struct, frozen=True):
     """A row of the queue, as text.
 
-    step: such as "40 of 100". rate: the throughput in units/s. left: the remaining time. why: the reason for the state.
+    step: such as "40 of 100". rate: the throughput in units/s. left: the remaining time.
     share_pct: how much of the run is done, 0 to 100; None if it is not known.
+    why: the reason for the state, and whether a sampler or the tracker ended early.
     """
 
     run_id: str
@@ -139,7 +140,7 @@ def _row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
         share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,
         rate=f"{rate:,.0f}" if rate is not None else "",
         left=moments.duration(max(left_s, 0.0)) if left_s is not None else "",
-        why=("held: " if verdict.held else "") + verdict.why,
+        why="; ".join(filter(None, (("held: " if verdict.held else "") + verdict.why, *recorder_ends.sentences(run.events)))),
     )
 
 

@@ -97,7 +97,7 @@ class RunSeries:
         sent_per_s = self._sent.setdefault(host, NetworkRate("tx_bytes")).since_last(sample)
         self._add(SENT, host, at_s, sent_per_s / MB if sent_per_s is not None else None)
         for gpu in sample.gpus or ():
-            line = f"{host} {gpu.uuid[:_UUID_CHARACTERS]}"
+            line = f"{host} {gpu.uuid[:_UUID_CHARACTERS]}{' (played)' * gpu.played}"
             self._add(GPU_BUSY, line, at_s, gpu.utilization_pct)
             self._add(GPU_MEMORY, line, at_s, gpu.memory_used_bytes / GIB if gpu.memory_used_bytes is not None else None)
             self._add(GPU_POWER, line, at_s, gpu.power_w)

@@ -6,11 +6,13 @@
 //     process INDEX PID                      one line for each process that computes on GPU number INDEX
 //     xid INDEX NUMBER                       one line for each error that the driver reported; each is told once
 //
-// A GPU with narrow=1 has counters of 32 bits. A GPU with lost=1 answers NVML_ERROR_GPU_IS_LOST. If $STUB_NVML_CALLS is set, each question appends a line to that file.
+// An answer such as energy_mj=1000+250 grows by 250 per second. A GPU with narrow=1 has counters of 32 bits. A GPU with lost=1
+// answers NVML_ERROR_GPU_IS_LOST. If $STUB_NVML_CALLS is set, each question appends a line to that file.
 // Names, arguments and structures are those of NVML's public header (nvml.h, CUDA 12 and 13). Functions that are not
 // defined here are missing for the Python binding too, as in an old driver. OLD_DRIVER: a driver before version 510.
 #include <sys/stat.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -32,7 +34,15 @@ struct Gpu {
   std::vector<Gpu> instances;
 
   bool has(const std::string& name) const { return answers.count(name); }
-  unsigned long long number(const std::string& name) const { return std::stoull(answers.at(name)); }
+  unsigned long long number(const std::string& name) const {
+    const std::string& text = answers.at(name);
+    size_t rate = text.find('+');
+    return std::stoull(text) + (rate == std::string::npos ? 0 : std::stod(text.substr(rate)) * seconds());
+  }
+  static double seconds() {  // since this library was first asked
+    static const auto begun = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  }
 };
 
 struct State {

@@ -1,0 +1,25 @@
+"""Judges the bytes that cells should send, by theory, against what was measured: the kernel's counters and profiler records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from collect.findings.row import CellRow
+from collect.metrics import traced_bytes, wire
+
+MEASURED = {  # metric -> (its tolerance in percent, what was measured)
+    "wire_difference_pct": (wire.TOLERANCE_PCT, "the kernel's counters"),
+    "traced_difference_pct": (traced_bytes.TOLERANCE_PCT, "the sizes in profiler records"),
+}
+
+
+def disputed(rows: Iterable[CellRow]) -> list[str]:
+    """A clause for each cell and measurement that differs from the theory by more than its tolerance."""
+    clauses = []
+    for row in rows:
+        for name, (tolerance_pct, measured) in MEASURED.items():
+            found = row.metrics.get(name)
+            if found is not None and abs(found.value) > tolerance_pct:
+                more = "more" if found.value > 0 else "fewer"
+                clauses.append(f"{row.id} ({measured} have {abs(found.value):.1f} % {more}, tolerance {tolerance_pct:g} %)")
+    return clauses

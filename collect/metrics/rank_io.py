@@ -1,0 +1,40 @@
+"""The bytes that ranks read from storage and wrote to it while steps were timed, as the kernel counts them per process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import polars as pl
+
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric
+
+
+def _of(counter: str) -> Callable[[LoadedRun], Quantity | None]:
+    def moved(run: LoadedRun) -> Quantity | None:
+        """The growth of the counter from the first to the last timed step, over all ranks; None if any record lacks it."""
+        if run.timed.is_empty() or run.timed[counter].null_count():
+            return None
+        ends = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
+        if (ends[counter] < 0).any():  # the rank was restarted in between
+            return None
+        return Quantity(int(ends[counter].sum()), "bytes")
+
+    return moved
+
+
+METRICS = tuple(
+    Metric(
+        name=f"rank_{what}_bytes",
+        of_all_steps=True,
+        unit="bytes",
+        direction="neither",
+        definition=f"Bytes that all ranks together {says} {where} storage, NFS included, between their first and their last "
+        "timed step. What the page cache has is not read from storage.",
+        of_run=_of(counter),
+    )
+    for what, says, where, counter in (
+        ("read", "read", "from", "disk_read_bytes"),
+        ("written", "wrote", "to", "disk_write_bytes"),
+    )
+)

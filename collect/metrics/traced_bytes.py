@@ -1,0 +1,58 @@
+"""The bytes that ranks send in a step, from the sizes in profiler records, and the difference from the theory."""
+
+from __future__ import annotations
+
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
+from collect.traces import sent_bytes
+
+TOLERANCE_PCT = 3.0  # the greatest difference from the theory that is no disagreement
+
+
+def traced(run: LoadedRun) -> Quantity | None:
+    """The bytes that all ranks together send in a step; None unless all traces have the size of each collective."""
+    if run.run is None:
+        return None
+    analyses = run.traces.analyses
+    if sorted(one.rank for one in analyses if one.rank is not None) != list(range(run.run.world.world_size)):
+        return None
+    found = sent_bytes.of_step(analyses)
+    return None if found is None else Quantity(found, "bytes")
+
+
+def difference(run: LoadedRun) -> Quantity | None:
+    """The traced bytes minus those of the theory, in percent of the theory.
+
+    None for strategies that do other work by design: they do not communicate alike in all steps.
+    """
+    if run.result is None or (run.result.same_work is not None and run.result.same_work.verdict == "other work"):
+        return None
+    theory = (run.result.communication_bytes or {}).get("theory")
+    if not theory or (found := traced(run)) is None:
+        return None
+    return Quantity(100 * (found.value / theory - 1), "%")
+
+
+METRICS = (
+    Metric(
+        name="sent_traced_bytes",
+        column=MetricColumn("sent", 15, "Per step, traced"),
+        unit="bytes",
+        direction="lower is better",
+        definition="Bytes sent in one step by all ranks together, from the sizes of the collectives in profiler records, mean "
+        "over the profiled steps. Each collective counts as the ring algorithm that sends the fewest bytes. Blank unless all "
+        "ranks were profiled and the records have the size of every collective: on GPUs always, for gloo with `profile: "
+        "{shapes: true}`.",
+        of_run=traced,
+    ),
+    Metric(
+        name="traced_difference_pct",
+        column=MetricColumn("sent", 55, "Traces against theory"),
+        unit="%",
+        direction="neither",
+        definition="`sent_traced_bytes` against `sent_theory_bytes`. Within 3 %, sizes and theory agree. In very small models "
+        "scalars such as losses and norms count, which the theory leaves out. Blank if either is blank, and for strategies "
+        "that do other work by design, because their steps differ in their communication.",
+        of_run=difference,
+    ),
+)

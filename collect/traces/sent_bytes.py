@@ -1,0 +1,57 @@
+"""The bytes that ranks send in a step, from the sizes of the collectives in their traces.
+
+The sizes are those of the tensors that the backend got, as the profiler recorded them; the records of a run (the theory of a
+strategy, the collectives that the same-work proof counts) are not used. The factors are written down here for the same reason:
+`trainers.communication` has the factors of the theory, so a wrong factor in one of both tables makes the two disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collect.traces.rank_analysis import RankAnalysis
+
+# Collective -> number of ranks n -> bytes that a rank sends, as a share of the message (`calls.message_bytes`), by the ring
+# algorithm (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5); for broadcast and reduce the mean over the ranks.
+SHARES: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (1 - 1 / n),  # a reduce_scatter, then an all_gather
+    "all_gather": lambda n: 1 - 1 / n,
+    "reduce_scatter": lambda n: 1 - 1 / n,
+    "all_to_all": lambda n: 1 - 1 / n,
+    "broadcast": lambda n: 1 - 1 / n,
+    "reduce": lambda n: 1 - 1 / n,
+    "send": lambda n: 1.0,
+    "recv": lambda n: 0.0,
+}
+
+
+def of_message(collective: str, message_bytes: int | None, ranks: int | None) -> float | None:
+    """The bytes that a rank sends for a message; None if its size or the number of ranks of its group is not known.
+
+    A barrier counts as 0: it has no payload.
+    """
+    if collective == "barrier":
+        return 0.0
+    share = SHARES.get(collective)
+    return None if share is None or message_bytes is None or not ranks else share(ranks) * message_bytes
+
+
+def of_step(ranks: Sequence[RankAnalysis]) -> float | None:
+    """The bytes that these ranks together send in a profiler step, as the mean over the steps of each rank.
+
+    None if a rank was not profiled by steps, or if the bytes of any call are not known.
+    """
+    if not ranks or not all(one.steps for one in ranks):
+        return None
+    total = 0.0
+    for one in ranks:
+        for call in one.calls:
+            if call.step < 0:
+                continue
+            sent = of_message(call.name, call.message_bytes, one.groups[call.group].size)
+            if sent is None:
+                return None
+            total += sent / one.steps
+    return total
