@@ -8,7 +8,7 @@ from jobs import gpu_hours
 from jobs.planner import calibration, predict
 from jobs.planner import machine as planned_machine
 from jobs.planner.calibration import MeasuredRatio
-from shardlab import prediction
+from shardlab import inventory, prediction
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
@@ -22,7 +22,8 @@ def of(workspace: Workspace, where: Cluster, cells: Sequence[Cell], recorded: Ma
 
     recorded: the mean duration of earlier runs in seconds, by the name of the cell.
     """
-    machines = {name: planned_machine.of_cluster(where, name) for name in {cell.gpu_type for cell in cells}}
+    known = inventory.measured_all_reduces(workspace, where.name)
+    machines = {name: planned_machine.of_cluster(where, name, known) for name in {cell.gpu_type for cell in cells}}
     earlier = (
         calibration.of(measured(workspace)) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
     )

@@ -8,7 +8,7 @@ from jobs.plan import MatrixPlan, without_misfits_of_memory
 from jobs.planner import advise, calibration, gpu, link, machine, planner_table, scale_out
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.scale_out import ScaledCell
-from shardlab import console
+from shardlab import console, inventory
 from shardlab.errors import InputError, UnknownName
 from trainers import menu
 from trainers.precision import ALL
@@ -97,11 +97,12 @@ def scaled(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[Scaled
         raise InputError(f"--scale-out: found {text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512.")
     where = planned.source.where
     earlier = calibration.of(plan_predictions.measured(invocation.workspace))
+    known = inventory.measured_all_reduces(invocation.workspace, where.name)
     found: dict[str, list[ScaledCell]] = {}
     for cell in planned.cells:
         gpus = where.for_gpu_type(cell.gpu_type).gpus
         per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
-        here = machine.of_cluster(where, cell.gpu_type)
+        here = machine.of_cluster(where, cell.gpu_type, known)
         several = [scale_out.extrapolate(cell, int(part), per_node, here, earlier) for part in parts]
         found[cell.name()] = [one for one in several if one is not None]
     return found

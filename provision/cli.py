@@ -336,7 +336,7 @@ def _carried_out(
         begins = functools.partial(output.remark, style="dim")
         if sound and not STOPPING.is_set():
             findings += verify(site, sound, roles.checks(load_provider(site.cluster.provider)), begins)
-            measured_links.record(site, findings)
+            measured_links.record(site, findings, again=verb == "verify")
     return steps, findings
 
 

@@ -15,10 +15,11 @@ from shardlab.all_reduce import MeasuredAllReduce
 from shardlab.inventory import path_of
 
 
-def record(site: Site, findings: Sequence[Finding]) -> None:
+def record(site: Site, findings: Sequence[Finding], *, again: bool) -> None:
     """Write what the checks measured into the inventory. Raises WorkspaceError.
 
-    A new measurement replaces the earlier one of the same nodes and backend. Nothing is written if nothing was measured, or if
+    again: whether a new measurement replaces the earlier one of the same nodes and backend. If not, the earlier one stays, so
+    that a command that has nothing to change does not change the inventory. Nothing is written if nothing was measured, or if
     the inventory is missing or describes another cluster.
     """
     measured = [one for finding in findings for one in finding.outcome.all_reduces]
@@ -26,8 +27,11 @@ def record(site: Site, findings: Sequence[Finding]) -> None:
     known = inventory_file.decoded(written)
     if not measured or known.get("cluster") != site.cluster.name:
         return
-    newest = {_key(one): one for one in [*inventory_file.all_reduces(written), *measured]}
-    files.write_atomic(path_of(site.workspace), inventory_file.encoded({**known, "all_reduces": encodable(newest.values())}))
+    earlier = inventory_file.all_reduces(written)
+    kept = {_key(one): one for one in ([*earlier, *measured] if again else [*measured, *earlier])}
+    content = inventory_file.encoded({**known, "all_reduces": encodable(kept.values())})
+    if content != written:
+        files.write_atomic(path_of(site.workspace), content)
 
 
 def of_present_nodes(site: Site, written: bytes | None) -> list[Any]:

@@ -53,6 +53,7 @@ def of(
         how.append(f"time: not known ({_why_no_time(cell, machine)})")
     else:
         how.append(f"time: alpha-beta model and achieved share of the peak{of_time}")
+        how += [f"link: {link.name} {link.how}" for link in step.links]
     if recorded_s is not None:
         how.append("run time: mean of earlier runs of this cell")
     return Prediction(
