@@ -1,11 +1,12 @@
-"""The part of the command `jobs` that uses the planner: the verb advise, and the options --scale-out and --no-fit-check."""
+"""The part of the command `jobs` that uses the planner: the verb advise, --scale-out, --schedule and --no-fit-check."""
 
 from __future__ import annotations
 
 from jobs import plan_predictions
 from jobs.invocation import Invocation
 from jobs.plan import MatrixPlan, without_misfits_of_memory
-from jobs.planner import advise, calibration, gpu, link, machine, planner_table, scale_out
+from jobs.planner import advise, calibration, cell_schedule, gpu, link, machine, planner_table, scale_out
+from jobs.planner.cell_schedule import CellSchedule
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.scale_out import ScaledCell
 from shardlab import console, inventory
@@ -26,6 +27,12 @@ def add_scale_out(verb: console.Parser) -> None:
     """Add the option --scale-out to a verb."""
     scale_help = "also predict each cell on these numbers of GPUs, with the same batch per GPU, and how far to trust it"
     verb.add_argument("--scale-out", metavar="N,...", help=scale_help)
+
+
+def add_schedule(verb: console.Parser) -> None:
+    """Add the option --schedule to a verb."""
+    schedule_help = "also draw the simulated pipeline schedule of this cell: when each rank computes, and when it waits"
+    verb.add_argument("--schedule", metavar="CELL", help=schedule_help)
 
 
 def add_advise(verbs: console.Verbs) -> None:
@@ -84,6 +91,21 @@ def that_fit_memory(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
             style="yellow",
         )
     return fitting
+
+
+def schedule(invocation: Invocation, planned: MatrixPlan) -> CellSchedule | None:
+    """The simulated schedule of the cell that --schedule names; None if the option is not given. Raises InputError."""
+    name: str | None = invocation.arguments.schedule
+    if name is None:
+        return None
+    by_name = {cell.name(): cell for cell in planned.cells if cell.pp > 1}
+    if not by_name:
+        raise InputError(
+            f"--schedule: no selected cell of {planned.matrix.name} has a pipeline. Allowed: cells with pp above 1."
+        )
+    if name not in by_name:
+        raise UnknownName("cell with a pipeline", name, by_name, where="--schedule")
+    return cell_schedule.of(by_name[name])
 
 
 def scaled(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
