@@ -9,11 +9,12 @@ from functools import cached_property
 import msgspec
 
 from collect.choices.family import Family, choose
-from collect.findings import columns, equal_losses, instrument_cost, trace_answers, trace_tables
+from collect.findings import columns, equal_losses, instrument_cost, prediction_scores, trace_answers, trace_tables
 from collect.findings.columns import Table
 from collect.findings.comparability import baseline_of, families, gpu_trouble
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
+from collect.findings.prediction_scores import PredictionScore
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import Estimate, estimate, outliers
 from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWaiting
@@ -94,6 +95,7 @@ class Summary(msgspec.Struct, dict=True):
     traffic: list[RunTraffic]
     losses: list[LossComparison]
     instruments: list[InstrumentCost]
+    predictions: list[PredictionScore]  # empty if no run has a prediction that can be compared
     rounding: list[Rounding]  # empty if the study does not say how it read its traces
     collectives: list[Collective]
     operators: list[OperatorDifferences]
@@ -161,6 +163,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         traffic=[found for cell in loaded.cells for run in cell.runs if (found := traffic(run)) is not None],
         losses=equal_losses.compare(loaded, baseline),
         instruments=instrument_cost.costs(loaded),
+        predictions=prediction_scores.scores(loaded),
         rounding=trace_tables.roundings(loaded),
         collectives=trace_tables.collectives(loaded),
         operators=trace_tables.operators(loaded, rows),

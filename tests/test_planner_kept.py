@@ -62,13 +62,14 @@ def measured(folder):
 
 def test_the_score_is_measured_over_predicted(tmp_path):
     run, result = measured(tmp_path)
-    loaded = LoadedRun(run, result=result)
-    assert prediction_score.step_over_prediction(loaded).value == 0.6 / 0.4
-    assert prediction_score.memory_over_prediction(loaded).value == 20 / 25
+    loaded = LoadedRun(run, run=run.read_run(), result=result)
+    time, memory = (prediction_score.measured_over_predicted(one) for one in ("step time", "memory"))
+    assert time(loaded).value == 0.6 / 0.4
+    assert memory(loaded).value == 20 / 25
     prediction.path_in(run.path).write_text("{damaged")
-    assert prediction_score.step_over_prediction(loaded) is None
+    assert time(LoadedRun(run, run=loaded.run, result=result)) is None
     prediction.path_in(run.path).unlink()
-    assert prediction_score.memory_over_prediction(loaded) is None
+    assert memory(LoadedRun(run, run=loaded.run, result=result)) is None
 
 
 def test_the_next_plan_is_calibrated_by_what_the_formula_said(tmp_path):
