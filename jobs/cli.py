@@ -68,8 +68,7 @@ def parser() -> console.Parser:
 def _add_plan(verbs: console.Verbs) -> None:
     verb = verbs.add("plan", _plan, "print the cells of a matrix, and which cells it excludes and why")
     shared_options.add_matrix_options(verb)
-    planner_verbs.add_scale_out(verb)
-    planner_verbs.add_schedule(verb)
+    planner_verbs.add_plan_options(verb)
 
 
 def _add_render(verbs: console.Verbs) -> None:

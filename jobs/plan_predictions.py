@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from jobs import gpu_hours
-from jobs.planner import calibration, predict
+from jobs.planner import calibration, gpu_results, predict
 from jobs.planner import machine as planned_machine
-from jobs.planner.calibration import MeasuredRatio
+from jobs.planner.calibration import Calibration, MeasuredRatio
 from shardlab import inventory, prediction
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
@@ -24,9 +24,7 @@ def of(workspace: Workspace, where: Cluster, cells: Sequence[Cell], recorded: Ma
     """
     known = inventory.measured_all_reduces(workspace, where.name)
     machines = {name: planned_machine.of_cluster(where, name, known) for name in {cell.gpu_type for cell in cells}}
-    earlier = (
-        calibration.of(measured(workspace)) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
-    )
+    earlier = earlier_measurements(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
     return {
         cell.name(): predict.of(
             cell,
@@ -37,6 +35,12 @@ def of(workspace: Workspace, where: Cluster, cells: Sequence[Cell], recorded: Ma
         )
         for cell in cells
     }
+
+
+def earlier_measurements(workspace: Workspace) -> Calibration:
+    """The calibration by completed runs of the workspace; for cells without such runs, by the results of `make gpu-proof`."""
+    results = calibration.of(gpu_results.measured(gpu_results.folders(workspace.path)), calibration.RESULTS)
+    return calibration.of(measured(workspace), fallback=results)
 
 
 def measured(workspace: Workspace) -> Iterator[MeasuredRatio]:

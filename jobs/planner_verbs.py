@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs import plan_predictions
 from jobs.invocation import Invocation
 from jobs.plan import MatrixPlan, without_misfits_of_memory
-from jobs.planner import advise, calibration, cell_schedule, gpu, link, machine, planner_table, scale_out
+from jobs.planner import advise, cell_schedule, gpu, link, machine, planner_table, scale_out
 from jobs.planner.cell_schedule import CellSchedule
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.scale_out import ScaledCell
@@ -23,14 +23,11 @@ def add_fit_check(verb: console.Parser) -> None:
     verb.add_argument("--no-fit-check", action="store_true", help=fit_help)
 
 
-def add_scale_out(verb: console.Parser) -> None:
-    """Add the option --scale-out to a verb."""
+def add_plan_options(verb: console.Parser) -> None:
+    """Add the options --scale-out and --schedule to a verb."""
     scale_help = "also predict each cell on these numbers of GPUs, with the same batch per GPU, and how far to trust it"
     verb.add_argument("--scale-out", metavar="N,...", help=scale_help)
 
-
-def add_schedule(verb: console.Parser) -> None:
-    """Add the option --schedule to a verb."""
     schedule_help = "also draw the simulated pipeline schedule of this cell: when each rank computes, and when it waits"
     verb.add_argument("--schedule", metavar="CELL", help=schedule_help)
 
@@ -118,7 +115,7 @@ def scaled(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[Scaled
     if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_GPUS for part in parts):
         raise InputError(f"--scale-out: found {text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512.")
     where = planned.source.where
-    earlier = calibration.of(plan_predictions.measured(invocation.workspace))
+    earlier = plan_predictions.earlier_measurements(invocation.workspace)
     known = inventory.measured_all_reduces(invocation.workspace, where.name)
     found: dict[str, list[ScaledCell]] = {}
     for cell in planned.cells:

@@ -7,16 +7,20 @@ that of the ratios, at least 5 % to each side, because a single run is no spread
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from statistics import median
 
 import msgspec
 
+from jobs.planner import gpu
 from shardlab.cell import Cell
 from shardlab.prediction import PredictedRange
 
 Key = tuple[str, ...]
 LEAST_SPREAD = 0.05
+RUNS = "run(s)"
+RESULTS = "result(s) in docs/results"
 
 
 class MeasuredRatio(msgspec.Struct, frozen=True):
@@ -29,26 +33,32 @@ class MeasuredRatio(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Ratios by key, for times and for memory."""
+    """Ratios by key, for times and for memory. whose: what was measured, in words. fallback: used for cells without ratios."""
 
     times: dict[Key, list[float]]
     memories: dict[Key, list[float]]
+    whose: str = RUNS
+    fallback: Calibration | None = None
 
     def time(self, cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
         """(the corrected time of a step, how in words)."""
-        return _corrected(self.times, cell, gpu, span)
+        if (found := _corrected(self.times, self.whose, cell, gpu, span)) is not None:
+            return found
+        return (span, "") if self.fallback is None else self.fallback.time(cell, gpu, span)
 
     def memory(self, cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
         """(the corrected peak memory, how in words)."""
-        return _corrected(self.memories, cell, gpu, span)
+        if (found := _corrected(self.memories, self.whose, cell, gpu, span)) is not None:
+            return found
+        return (span, "") if self.fallback is None else self.fallback.memory(cell, gpu, span)
 
 
 NOTHING = Calibration({}, {})
 
 
-def of(ratios: Iterable[MeasuredRatio]) -> Calibration:
-    """The calibration by these runs."""
-    found = Calibration({}, {})
+def of(ratios: Iterable[MeasuredRatio], whose: str = RUNS, fallback: Calibration | None = None) -> Calibration:
+    """The calibration by these runs. whose, fallback: as in Calibration."""
+    found = Calibration({}, {}, whose, fallback)
     for one in ratios:
         for key in _keys(one.cell, one.gpu):
             if one.time is not None:
@@ -59,16 +69,25 @@ def of(ratios: Iterable[MeasuredRatio]) -> Calibration:
 
 
 def _keys(cell: Cell, gpu: str) -> list[Key]:
-    alike = (gpu, cell.workload, cell.workload_code or "", cell.precision)
+    alike = (_model(gpu), cell.workload, cell.workload_code or "", cell.precision)
     return [(*alike, cell.strategy), alike]
 
 
-def _corrected(ratios: dict[Key, list[float]], cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
+@functools.cache
+def _model(name: str) -> str:
+    """The same text for all names of a GPU model: a cluster file may call a100 what NVML calls NVIDIA A100-SXM4-40GB."""
+    found = gpu.find(name)
+    return name if found is None else found.name
+
+
+def _corrected(
+    ratios: dict[Key, list[float]], of_what: str, cell: Cell, gpu: str, span: PredictedRange
+) -> tuple[PredictedRange, str] | None:
     for key in _keys(cell, gpu):
         if found := ratios.get(key):
             middle = median(found)
             low, high = min(*found, middle * (1 - LEAST_SPREAD)), max(*found, middle * (1 + LEAST_SPREAD))
             like = span.likely
             whose = f"of {cell.strategy}" if len(key) > len(_keys(cell, gpu)[1]) else f"of {cell.workload}"
-            return PredictedRange(like * low, like * middle, like * high), f", calibrated by {len(found)} run(s) {whose}"
-    return span, ""
+            return PredictedRange(like * low, like * middle, like * high), f", calibrated by {len(found)} {of_what} {whose}"
+    return None
