@@ -153,7 +153,7 @@ def _mesh(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
             found.append(Exchange("all_reduce", saved.block_input * micro * passes, passes, cell.tp, "tp", False))
     if cell.pp > 1:
         per_rank = pipeline_share.stages_per_rank(cell)
-        # A stage sends a hidden state onward and a gradient back, except at the ends of the model. Of two ranks, each has an end.
+        # A stage sends a hidden state onward and a gradient back, except at the ends of the model. Two ranks have an end each.
         messages = passes * (2 * per_rank if cell.pp > 2 else 2 * per_rank - 1)
         found.append(Exchange("send", saved.block_input * micro * messages, messages, cell.pp, "pp", False))
         if facts.tied:
