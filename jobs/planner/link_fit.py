@@ -1,7 +1,9 @@
 """Fits the alpha-beta model of a link to the all-reduces that `provision` measured over it.
 
-A ring or a tree of n ranks takes a x alpha + b / B seconds for S bytes, with the factors a and b of `collective_time`. The fit
-minimizes the squares of the relative errors over all sizes: small sizes give the latency alpha, large ones the bandwidth B.
+A ring or a tree of n ranks takes a x alpha + b / B seconds for S bytes, with the factors a and b of `collective_time`. The
+smallest and the largest size give the latency alpha and the bandwidth B. Sizes between them only widen the range: buffers of
+a network or of a library make them faster or slower than the model. Of the smallest size the fastest iteration counts, because
+a processor that does something else for a moment takes longer than the latency of any network.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ ROUNDS = 8  # assignments of sizes to ring or tree before the last one is used
 class FittedLink(msgspec.Struct, frozen=True):
     """The likely latency and bandwidth of a link, and how well they describe the measurement.
 
-    alpha_s: seconds per hop. bandwidth: bus bandwidth in bytes/s. spread: the largest relative difference between the model and
-    any measured iteration, at least LEAST_SPREAD.
+    alpha_s: seconds per hop. bandwidth: bus bandwidth in bytes/s. spread: the largest relative difference between the model
+    and any measured iteration, at least LEAST_SPREAD.
     """
 
     alpha_s: float
@@ -33,26 +35,20 @@ class FittedLink(msgspec.Struct, frozen=True):
 
 def fit(measured: MeasuredAllReduce) -> FittedLink | None:
     """The model of a link; None if fewer than two sizes were measured, or if larger sizes took no longer than smaller ones."""
-    times = measured.times
-    if len({one.bytes for one in times}) < 2:
-        return None
+    ranks, small, large = measured.ranks, measured.times[0], measured.times[-1]
     # Gloo uses a ring for every size. NCCL uses the faster algorithm, which depends on the numbers that are fitted.
-    trees = [False] * len(times)
-    solved = _solve(measured.ranks, times, trees)
+    trees = (False, False)
+    solved = _solve(ranks, small, large, trees)
     for _ in range(ROUNDS if measured.backend == "nccl" else 0):
-        if solved is None:
-            break
-        chosen = [_seconds(measured.ranks, one.bytes, True, *solved) < _seconds(measured.ranks, one.bytes, False, *solved)
-                  for one in times]  # fmt: skip
-        if chosen == trees:
+        if solved is None or (chosen := (_is_tree(ranks, small, solved), _is_tree(ranks, large, solved))) == trees:
             break
         trees = chosen
-        solved = _solve(measured.ranks, times, trees)
+        solved = _solve(ranks, small, large, trees)
     if solved is None:
         return None
     errors = [
-        abs(measured_s / _seconds(measured.ranks, one.bytes, tree, *solved) - 1)
-        for one, tree in zip(times, trees, strict=True)
+        abs(measured_s / _seconds(ranks, one.bytes, measured.backend == "nccl" and _is_tree(ranks, one, solved), *solved) - 1)
+        for one in measured.times
         for measured_s in (one.fastest_s, one.seconds, one.slowest_s)
     ]
     return FittedLink(solved[0], 1 / solved[1], max(LEAST_SPREAD, *errors))
@@ -96,19 +92,22 @@ def _seconds(ranks: int, size: int, tree: bool, alpha_s: float, beta: float) -> 
     return hops * alpha_s + moved * beta
 
 
-def _solve(ranks: int, times: Sequence[AllReduceTime], trees: Sequence[bool]) -> tuple[float, float] | None:
-    """(seconds per hop, seconds per byte) with the least squares of relative errors, neither negative; None if a byte takes no
-    time."""
-    rows = []
-    for one, tree in zip(times, trees, strict=True):
-        hops, moved = _factors(ranks, one.bytes, tree)
-        rows.append((hops / one.seconds, moved / one.seconds))
-    hh, hm, mm = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    h, m = (sum(row[i] for row in rows) for i in (0, 1))
-    determinant = hh * mm - hm * hm
+def _is_tree(ranks: int, one: AllReduceTime, solved: tuple[float, float]) -> bool:
+    """Whether a tree is faster than a ring for tensors of this size."""
+    return _seconds(ranks, one.bytes, True, *solved) < _seconds(ranks, one.bytes, False, *solved)
+
+
+def _solve(ranks: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]) -> tuple[float, float] | None:
+    """(seconds per hop, seconds per byte) with which both sizes take what was measured, the hop at least 0; None if there are
+    none, or if a byte takes no time. trees: whether the small and the large size use a tree."""
+    (hops, moved), (hops_large, moved_large) = (
+        _factors(ranks, one.bytes, tree) for one, tree in zip((small, large), trees, strict=True)
+    )
+    determinant = hops * moved_large - hops_large * moved
     if determinant <= 0:
         return None
-    alpha_s, beta = (h * mm - m * hm) / determinant, (m * hh - h * hm) / determinant
+    beta = (hops * large.seconds - hops_large * small.fastest_s) / determinant
+    alpha_s = (small.fastest_s - moved * beta) / hops
     if alpha_s < 0:
-        alpha_s, beta = 0.0, m / mm
+        alpha_s, beta = 0.0, large.seconds / moved_large
     return (alpha_s, beta) if beta > 0 else None
