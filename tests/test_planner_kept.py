@@ -156,4 +156,18 @@ def test_advise_refuses_unknown_names(capsys):
     assert main([*words, "--gpu", "a100", "--nodes", "2"]) == 2
     assert "--link" in capsys.readouterr().err
     assert main([*words, "--gpu", "a100", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["strategies"][0]["items_per_s"] > 0
+    best = json.loads(capsys.readouterr().out)["strategies"][0]
+    assert 0 < best["range_per_s"]["low"] < best["items_per_s"] < best["range_per_s"]["high"]
+
+
+def test_advice_marks_a_rule_of_a_study_with_which_the_planner_disagrees(capsys):
+    """Between two nodes with 1 Gbit/s, ZeRO-2 of a model with 7 B parameters mostly waits for its gradients."""
+    assert main(["advise", "--workload", "gpt2-large", "--gpus", "8", "--gpu", "a100-80gb", "--link", "nvlink"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "study 2, section 5.2.3: DDP: the model fits comfortably and has under 7 B parameters. The planner agrees: by" in said
+    )
+    words = ["--workload", "llm-7b", "--gpus", "16", "--nodes", "2", "--gpu", "a100-80gb", "--link", "ethernet-1"]
+    assert main(["advise", *words]) == 0
+    said = capsys.readouterr().out
+    assert "study 1, figure 6: ZeRO-2: large models on several nodes. The planner DISAGREES: by the planner, zero2 has" in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jobs.planner import exchanges, fit, memory, model_facts, run_time, step_time
-from jobs.planner.calibration import NOTHING, Calibration
+from jobs.planner.calibration import LEAST_SPREAD, NOTHING, Calibration
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from shardlab.cell import Cell
 from shardlab.prediction import PredictedRange, Prediction, exactly, total
@@ -30,7 +30,7 @@ def of(
     the mean time of earlier runs of the same cell. The ranks of the launcher fork compute on the CPU whatever the machine has.
     """
     if cell.strategy_code is not None:
-        return Prediction(time_s=None if recorded_s is None else exactly(recorded_s), how=OWN_STRATEGY)
+        return Prediction(time_s=None if recorded_s is None else around(recorded_s), how=OWN_STRATEGY)
     if cell.launcher == "fork":
         machine = NO_GPU
     facts = model_facts.of(cell)
@@ -43,7 +43,7 @@ def of(
     step_s, of_time = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
     run = None if step_s is None else run_time.of(cell, step_s, machine.gpu)
     if recorded_s is not None:
-        run = run_time.with_energy(cell, exactly(recorded_s), machine.gpu)
+        run = run_time.with_energy(cell, around(recorded_s), machine.gpu)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
     gpu_hours = run.time_s.times(gpus / 3600) if run is not None and gpus else None
     how = [f"memory: {facts.how}{of_memory}"]
@@ -76,6 +76,11 @@ def of(
         formula_step_s=None if step is None else step.seconds.likely,
         formula_tensor_bytes=needed.tensors.likely if needed.complete else None,
     )
+
+
+def around(mean: float) -> PredictedRange:
+    """The range around the mean of earlier runs, in the unit of `mean`; as wide as a calibration is at least."""
+    return PredictedRange(mean * (1 - LEAST_SPREAD), mean, mean * (1 + LEAST_SPREAD))
 
 
 def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
