@@ -8,7 +8,7 @@ from jobs import gpu_hours
 from jobs.planner import calibration, gpu_results, predict
 from jobs.planner import machine as planned_machine
 from jobs.planner.calibration import Calibration, MeasuredRatio
-from shardlab import inventory, prediction
+from shardlab import inventory, measured_power, prediction
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
@@ -44,17 +44,18 @@ def earlier_measurements(workspace: Workspace) -> Calibration:
 
 
 def measured(workspace: Workspace) -> Iterator[MeasuredRatio]:
-    """The ratios of measured to predicted time and memory, for each completed run of the workspace that trained on a GPU and
-    had a prediction."""
+    """The ratios of measured to predicted time and memory, and the power of a GPU, for each completed run of the workspace that
+    trained on a GPU and had a prediction."""
+    powers = measured_power.read_all(workspace)
     for folder in workspace.all_runs():
         try:
-            if (found := _ratio(folder)) is not None:
+            if (found := _ratio(folder, powers.get(folder.run_id))) is not None:
                 yield found
         except ShardlabError:
             continue  # `collect` reports a damaged run; predictions are made without the run
 
 
-def _ratio(folder: RunDir) -> MeasuredRatio | None:
+def _ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
     """The ratios of one run; None if the run did not complete, is a rehearsal, or has no prediction for a GPU from before its
     submission."""
     predicted = prediction.read(folder.path)
@@ -69,4 +70,5 @@ def _ratio(folder: RunDir) -> MeasuredRatio | None:
         predicted.gpu,
         seconds / predicted.formula_step_s if seconds and predicted.formula_step_s else None,
         peak / predicted.formula_tensor_bytes if peak and predicted.formula_tensor_bytes else None,
+        power_w,
     )

@@ -4,12 +4,16 @@ import json
 
 import pytest
 import support_collect as support
+from support_planner import cell
 
 from collect import summary
 from collect.cli import main
 from collect.loading import load
 from collect.report import score_text, text_tables
-from shardlab import files, prediction
+from jobs.planner import calibration, gpu, predict
+from jobs.planner.calibration import MeasuredRatio
+from jobs.planner.machine import PlannedMachine
+from shardlab import files, measured_power, prediction
 from shardlab.cell import Instruments
 from shardlab.nvml import Gpu
 from shardlab.prediction import PredictedRange, Prediction, exactly
@@ -123,6 +127,27 @@ def test_the_terminal_the_page_and_the_tables_show_the_score(workspace, capsys):
     assert '<td>memory: activation</td><td class="number">1</td><td class="number">1.86 GiB</td>' in page
     written = json.loads((workspace.path / "report/summary.json").read_text())["predictions"]
     assert [one["category"] for one in written if one["strategy"] == "ddp"] == ["step time", "memory", "traffic", "energy"]
+
+
+def test_summarize_keeps_the_power_of_gpus_and_the_next_plan_uses_it(workspace, capsys):
+    """Each cell has two ranks, and the one GPU of the records draws 300 W, so a rank draws 150 W."""
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    watts = measured_power.read_all(workspace)
+    assert len(watts) == 4
+    assert list(watts.values()) == pytest.approx([WATTS / 2] * 4)
+    one = cell("gpt2-tiny", "ddp", 2, micro=4)
+    where = PlannedMachine(True, "a100-80gb", gpu.must_find("a100-80gb"))
+    earlier = calibration.of([MeasuredRatio(one, "a100-80gb", None, None, next(iter(watts.values())))])
+    plain, calibrated = (
+        predict.of(one, where, recorded_s=3600.0),
+        predict.of(one, where, recorded_s=3600.0, calibration=earlier),
+    )
+    assert plain.energy_kwh.likely == pytest.approx(2 * 0.75 * 0.4)  # the board of an A100 takes at most 400 W
+    assert calibrated.energy_kwh.likely == pytest.approx(2 * 0.15)
+    assert calibrated.energy_kwh.low < calibrated.energy_kwh.likely < calibrated.energy_kwh.high
+    assert "energy: power of the GPUs, calibrated by 1 run(s) of ddp" in calibrated.how
+    (workspace.own / "power" / "quickstart.json").write_text('{"schema": 1, "watts_per_gpu": {"a": -1.0}}')
+    assert measured_power.read_all(workspace) == {}
 
 
 def test_without_predictions_there_is_no_table(tmp_path):

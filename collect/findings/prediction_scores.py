@@ -7,6 +7,7 @@ from statistics import fmean, median
 import msgspec
 
 from collect.loading.load import Loaded
+from collect.metrics.energy import energy
 from collect.metrics.prediction_score import ComparedPrediction, compared
 
 
@@ -41,6 +42,18 @@ def scores(loaded: Loaded) -> list[PredictionScore]:
         for strategy, by_category in pairs.items()
         for category, several in by_category.items()
     ]
+
+
+def watts_per_gpu(loaded: Loaded) -> dict[str, float]:
+    """The mean power of one GPU in each completed run while its steps were timed, in watts, by run id; without runs of which
+    it was not measured, and without rehearsals."""
+    found = {}
+    for run in loaded.runs:
+        if not run.completed or run.result is None or run.result.rehearsal or (span := run.window) is None:
+            continue
+        if (joules := energy(run)) is not None and span[1] > span[0]:
+            found[run.run_id] = joules.value / (span[1] - span[0]) / run.cell.gpus
+    return found
 
 
 def _score(strategy: str, category: str, pairs: list[ComparedPrediction]) -> PredictionScore:

@@ -1,8 +1,9 @@
-"""Corrects predictions by earlier runs: the ratios of what was measured to what the formula predicts for the same cell.
+"""Corrects predictions by earlier runs: the ratios of what was measured to what the formula predicts for the same cell, and the
+power of GPUs.
 
-Ratios are kept apart by what makes them alike, from the most alike to the least: the same workload, precision and strategy;
-then the same workload and precision. They are of one GPU model. A prediction is multiplied by the median ratio; its range is
-that of the ratios, at least 5 % to each side, because a single run is no spread.
+Measurements are kept apart by what makes them alike, from the most alike to the least: the same workload, precision and
+strategy; then the same workload and precision. They are of one GPU model. A prediction is multiplied by the median ratio; its
+range is that of the ratios, at least 5 % to each side, because a single run is no spread.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from jobs.planner import gpu
 from shardlab.cell import Cell
-from shardlab.prediction import PredictedRange
+from shardlab.prediction import PredictedRange, exactly
 
 Key = tuple[str, ...]
 LEAST_SPREAD = 0.05
@@ -24,19 +25,28 @@ RESULTS = "result(s) in docs/results"
 
 
 class MeasuredRatio(msgspec.Struct, frozen=True):
-    """One completed run. time, memory: measured over predicted; None if one of both is not known. gpu: the name of its GPU."""
+    """One completed run. gpu: the name of its GPU.
+
+    time, memory: measured over predicted; None if one of both is not known. power_w: of one GPU while steps were timed, in
+    watts; None if it was not measured.
+    """
 
     cell: Cell
     gpu: str
     time: float | None
     memory: float | None
+    power_w: float | None = None
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Ratios by key, for times and for memory. whose: what was measured, in words. fallback: used for cells without ratios."""
+    """What was measured, by key: ratios of times and of memory, and watts of a GPU.
+
+    whose: what was measured, in words. fallback: used for cells without a measurement here.
+    """
 
     times: dict[Key, list[float]]
     memories: dict[Key, list[float]]
+    powers: dict[Key, list[float]]
     whose: str = RUNS
     fallback: Calibration | None = None
 
@@ -52,19 +62,27 @@ class Calibration(msgspec.Struct, frozen=True):
             return found
         return (span, "") if self.fallback is None else self.fallback.memory(cell, gpu, span)
 
+    def power(self, cell: Cell, gpu: str, assumed: PredictedRange) -> tuple[PredictedRange, str]:
+        """(the power of a GPU in watts: measured, else `assumed`, how in words)."""
+        if (found := _corrected(self.powers, self.whose, cell, gpu, exactly(1.0))) is not None:
+            return found
+        return (assumed, "") if self.fallback is None else self.fallback.power(cell, gpu, assumed)
 
-NOTHING = Calibration({}, {})
+
+NOTHING = Calibration({}, {}, {})
 
 
 def of(ratios: Iterable[MeasuredRatio], whose: str = RUNS, fallback: Calibration | None = None) -> Calibration:
     """The calibration by these runs. whose, fallback: as in Calibration."""
-    found = Calibration({}, {}, whose, fallback)
+    found = Calibration({}, {}, {}, whose, fallback)
     for one in ratios:
         for key in _keys(one.cell, one.gpu):
             if one.time is not None:
                 found.times.setdefault(key, []).append(one.time)
             if one.memory is not None:
                 found.memories.setdefault(key, []).append(one.memory)
+            if one.power_w is not None:
+                found.powers.setdefault(key, []).append(one.power_w)
     return found
 
 

@@ -41,9 +41,12 @@ def of(
     capacity = capacity_of(cell, machine)
     step = step_time.of(cell, machine)
     step_s, of_time = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
-    run = None if step_s is None else run_time.of(cell, step_s, machine.gpu)
+    power_w, of_energy = run_time.assumed_power(machine.gpu), ""
+    if power_w is not None:
+        power_w, of_energy = calibration.power(cell, machine.name, power_w)
+    run = None if step_s is None else run_time.of(cell, step_s, power_w)
     if recorded_s is not None:
-        run = run_time.with_energy(cell, around(recorded_s), machine.gpu)
+        run = run_time.with_energy(cell, around(recorded_s), power_w)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
     gpu_hours = run.time_s.times(gpus / 3600) if run is not None and gpus else None
     how = [f"memory: {facts.how}{of_memory}"]
@@ -54,6 +57,8 @@ def of(
     else:
         how.append(f"time: alpha-beta model and achieved share of the peak{of_time}")
         how += [f"link: {link.name} {link.how}" for link in step.links]
+    if of_energy:
+        how.append(f"energy: power of the GPUs{of_energy}")
     if recorded_s is not None:
         how.append("run time: mean of earlier runs of this cell")
     return Prediction(
