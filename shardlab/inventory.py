@@ -26,7 +26,7 @@ class InventoryNode(msgspec.Struct, frozen=True):
     python: the path of the interpreter on the node in which shardlab is installed.
     """
 
-    name: str
+    name: str  # name in the cluster file
     host: str
     address: str | None = None
     roles: list[str] = []
@@ -48,8 +48,8 @@ class Inventory(msgspec.Struct, frozen=True):
     """
 
     schema: int
-    cluster: str
-    nodes: list[InventoryNode]
+    cluster: str  # name of the cluster
+    nodes: list[InventoryNode]  # all nodes
     lease: Lease | None = None
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
 

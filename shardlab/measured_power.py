@@ -27,7 +27,9 @@ class MeasuredPowers(msgspec.Struct, frozen=True):
 
 
 def write(workspace: Workspace, matrix: str, watts_per_gpu: Mapping[str, float]) -> None:
-    """Write the file of a matrix if it would change. Raises WorkspaceError."""
+    """Write the file of a matrix if it would change, and if the power of any run was measured. Raises WorkspaceError."""
+    if not watts_per_gpu:
+        return
     folder = _folder(workspace)
     content = msgspec.json.format(msgspec.json.encode(MeasuredPowers(SCHEMA, dict(watts_per_gpu))), indent=2) + b"\n"
     path = folder / f"{matrix}.json"

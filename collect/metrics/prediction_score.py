@@ -52,8 +52,10 @@ def _memory(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, floa
     """Tensors, against the peak that the GPU allocator counted as allocated, in bytes."""
     assert run.result is not None
     peak = (run.result.peak_memory_bytes or {}).get("allocated")
-    if not peak or predicted.tensor_bytes is None or predicted.formula_tensor_bytes is None:
+    if not peak or predicted.tensor_bytes is None:
         return None
+    if predicted.formula_tensor_bytes is None and predicted.memory_from != "rehearsal":
+        return None  # the formula gave a lower bound only
     return predicted.tensor_bytes, peak
 
 

@@ -83,6 +83,7 @@ SECTIONS = {
     "answer": "In short",
     "choices": "Which strategy to choose",
     "figures": "Figures",
+    "searches": "Searches for a batch size",
     "summary": "All cells",
     "reported": "Reported and measured numbers",
     "study": "What the study leaves open",
@@ -187,6 +188,7 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         "losses": summary.losses,
         "instruments": summary.instruments,
         "predictions": summary.predictions,
+        "searches": summary.searches,
         "choices": choice_text.opened(summary),
         "traces": [*summary.rounding, *summary.collectives, *summary.waiting, *summary.steps, *summary.operators],
     }
