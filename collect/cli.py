@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collect.loading import unreadable_runs
-from shardlab import console, gc_pause, inventory, registry
+from shardlab import console, gc_pause, inventory, measured_power, registry
 from shardlab.archive import SUFFIX
 from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
 from shardlab.console import Output
-from shardlab.errors import InputError, MissingExtra
+from shardlab.errors import InputError, MissingExtra, WorkspaceError
 from shardlab.rundir import RunDir
 from shardlab.trackers import TRACKERS
 from shardlab.workspace import Workspace
@@ -245,6 +246,7 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("summarize", "polars", "plotly")
     from collect import own_metrics, write_report
+    from collect.findings import prediction_scores
     from collect.loading.load import load
     from collect.report import pictures, terminal
     from collect.summary import summarize
@@ -259,6 +261,8 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
         summary.remarks.extend(own.remarks())
         folder = Path(arguments.out).absolute() if arguments.out else workspace.report
         write_report.write(folder, workspace, loaded, summary, images)
+        with contextlib.suppress(WorkspaceError):  # the workspace may belong to another user; the report is written elsewhere
+            measured_power.write(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
     terminal.show(output, summary)
     output.line(f"report: {folder / write_report.PAGE}")
     output.document(summary)

@@ -9,11 +9,21 @@ from functools import cached_property
 import msgspec
 
 from collect.choices.family import Family, choose
-from collect.findings import bytes_disputed, columns, equal_losses, instrument_cost, searches, trace_answers, trace_tables
+from collect.findings import (
+    bytes_disputed,
+    columns,
+    equal_losses,
+    instrument_cost,
+    prediction_scores,
+    searches,
+    trace_answers,
+    trace_tables,
+)
 from collect.findings.columns import Table
 from collect.findings.comparability import baseline_of, families, gpu_trouble
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
+from collect.findings.prediction_scores import PredictionScore
 from collect.findings.row import CellRow, RunRow
 from collect.findings.searches import SearchResult
 from collect.findings.statistics import Estimate, estimate, outliers
@@ -96,6 +106,7 @@ class Summary(msgspec.Struct, dict=True):
     traffic: list[RunTraffic]  # bytes that each run sent, by host
     losses: list[LossComparison]  # comparisons of losses between cells
     instruments: list[InstrumentCost]  # what the instruments cost
+    predictions: list[PredictionScore]  # the score of the planner; empty if no run has a prediction to compare
     rounding: list[Rounding]  # empty if the study does not say how it read its traces
     collectives: list[Collective]  # collectives of profiled runs, compared with the baseline
     operators: list[OperatorDifferences]  # operators that differ from the baseline
@@ -166,6 +177,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         traffic=[found for cell in loaded.cells for run in cell.runs if (found := traffic(run)) is not None],
         losses=equal_losses.compare(loaded, baseline),
         instruments=instrument_cost.costs(loaded),
+        predictions=prediction_scores.scores(loaded),
         rounding=trace_tables.roundings(loaded),
         collectives=trace_tables.collectives(loaded),
         operators=trace_tables.operators(loaded, rows),

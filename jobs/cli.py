@@ -69,7 +69,7 @@ def parser() -> console.Parser:
 def _add_plan(verbs: console.Verbs) -> None:
     verb = verbs.add("plan", _plan, "print the cells of a matrix, and which cells it excludes and why")
     shared_options.add_matrix_options(verb)
-    planner_verbs.add_scale_out(verb)
+    planner_verbs.add_plan_options(verb)
     planner_verbs.add_rehearse(verb)
 
 
@@ -160,9 +160,9 @@ def _plan(invocation: Invocation) -> int:
     workspace = invocation.workspace
     data = datasets.look(planned.cells, planned.source, workspace)
     hours, shares = plan.hours(planned, planned.repeats), plan.account_shares(planned, workspace)
-    scaled = planner_verbs.scaled(invocation, planned)
+    scaled, schedule = planner_verbs.scaled(invocation, planned), planner_verbs.schedule(invocation, planned)
     lease = lease_report.of_plan(workspace, planned, datetime.now(UTC))
-    views.plan(invocation.out, planned, data, hours, shares, lease, scaled)
+    views.plan(invocation.out, planned, data, hours, shares, lease, scaled, schedule)
     return 0
 
 

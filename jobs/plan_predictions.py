@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from jobs import gpu_hours
-from jobs.planner import calibration, predict
+from jobs.planner import calibration, gpu_results, predict
 from jobs.planner import machine as planned_machine
-from jobs.planner.calibration import MeasuredRatio
-from shardlab import prediction
+from jobs.planner.calibration import Calibration, MeasuredRatio
+from shardlab import inventory, measured_power, prediction
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
@@ -30,10 +30,9 @@ def of(
     recorded: the mean duration of earlier runs in seconds, by the name of the cell. answers: those of rehearsals, by the name
     of the cell.
     """
-    machines = {name: planned_machine.of_cluster(where, name) for name in {cell.gpu_type for cell in cells}}
-    earlier = (
-        calibration.of(measured(workspace)) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
-    )
+    known = inventory.measured_all_reduces(workspace, where.name)
+    machines = {name: planned_machine.of_cluster(where, name, known) for name in {cell.gpu_type for cell in cells}}
+    earlier = earlier_measurements(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
     return {
         cell.name(): predict.of(
             cell,
@@ -47,18 +46,25 @@ def of(
     }
 
 
+def earlier_measurements(workspace: Workspace) -> Calibration:
+    """The calibration by completed runs of the workspace; for cells without such runs, by the results of `make gpu-proof`."""
+    results = calibration.of(gpu_results.measured(gpu_results.folders(workspace.path)), calibration.RESULTS)
+    return calibration.of(measured(workspace), fallback=results)
+
+
 def measured(workspace: Workspace) -> Iterator[MeasuredRatio]:
-    """The ratios of measured to predicted time and memory, for each completed run of the workspace that trained on a GPU and
-    had a prediction."""
+    """The ratios of measured to predicted time and memory, and the power of a GPU, for each completed run of the workspace that
+    trained on a GPU and had a prediction."""
+    powers = measured_power.read_all(workspace)
     for folder in workspace.all_runs():
         try:
-            if (found := _ratio(folder)) is not None:
+            if (found := _ratio(folder, powers.get(folder.run_id))) is not None:
                 yield found
         except ShardlabError:
             continue  # `collect` reports a damaged run; predictions are made without the run
 
 
-def _ratio(folder: RunDir) -> MeasuredRatio | None:
+def _ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
     """The ratios of one run; None if the run did not complete, is a rehearsal, or has no prediction for a GPU from before its
     submission."""
     predicted = prediction.read(folder.path)
@@ -73,4 +79,5 @@ def _ratio(folder: RunDir) -> MeasuredRatio | None:
         predicted.gpu,
         seconds / predicted.formula_step_s if seconds and predicted.formula_step_s else None,
         peak / predicted.formula_tensor_bytes if peak and predicted.formula_tensor_bytes else None,
+        power_w,
     )

@@ -1,5 +1,5 @@
-"""The part of the command `jobs` that uses the planner: the verb advise, and the options --scale-out, --no-fit-check and
---rehearse."""
+"""The part of the command `jobs` that uses the planner: the verb advise, and the options --scale-out, --schedule,
+--no-fit-check and --rehearse."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from jobs import plan, plan_predictions, rehearsals, shared_options
 from jobs.invocation import Invocation
 from jobs.own_plugins import OwnPlugins
 from jobs.plan import MatrixPlan, without_misfits_of_memory
-from jobs.planner import advise, calibration, gpu, link, machine, planner_table, scale_out
+from jobs.planner import advise, cell_schedule, gpu, link, machine, planner_table, scale_out
+from jobs.planner.cell_schedule import CellSchedule
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.scale_out import ScaledCell
 from jobs.rehearsals import Rehearsals
-from shardlab import console
+from shardlab import console, inventory
 from shardlab.cell import Cell
 from shardlab.errors import InputError, UnknownName
 from shardlab.rehearsed import Answer
@@ -31,10 +32,13 @@ def add_fit_check(verb: console.Parser) -> None:
     verb.add_argument("--no-fit-check", action="store_true", help=fit_help)
 
 
-def add_scale_out(verb: console.Parser) -> None:
-    """Add the option --scale-out to a verb."""
+def add_plan_options(verb: console.Parser) -> None:
+    """Add the options --scale-out and --schedule to a verb."""
     scale_help = "also predict each cell on these numbers of GPUs, with the same batch per GPU, and how far to trust it"
     verb.add_argument("--scale-out", metavar="N,...", help=scale_help)
+
+    schedule_help = "also draw the simulated pipeline schedule of this cell: when each rank computes, and when it waits"
+    verb.add_argument("--schedule", metavar="CELL", help=schedule_help)
 
 
 def add_rehearse(verb: console.Parser) -> None:
@@ -159,6 +163,21 @@ def that_fit_memory(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
     return fitting
 
 
+def schedule(invocation: Invocation, planned: MatrixPlan) -> CellSchedule | None:
+    """The simulated schedule of the cell that --schedule names; None if the option is not given. Raises InputError."""
+    name: str | None = invocation.arguments.schedule
+    if name is None:
+        return None
+    by_name = {cell.name(): cell for cell in planned.cells if cell.pp > 1}
+    if not by_name:
+        raise InputError(
+            f"--schedule: no selected cell of {planned.matrix.name} has a pipeline. Allowed: cells with pp above 1."
+        )
+    if name not in by_name:
+        raise UnknownName("cell with a pipeline", name, by_name, where="--schedule")
+    return cell_schedule.of(by_name[name])
+
+
 def scaled(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
     """The predictions for each cell of a plan on the numbers of GPUs given by --scale-out, by the name of the cell; None if the
     option is not given. Raises InputError."""
@@ -169,12 +188,13 @@ def scaled(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[Scaled
     if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_GPUS for part in parts):
         raise InputError(f"--scale-out: found {text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512.")
     where = planned.source.where
-    earlier = calibration.of(plan_predictions.measured(invocation.workspace))
+    earlier = plan_predictions.earlier_measurements(invocation.workspace)
+    known = inventory.measured_all_reduces(invocation.workspace, where.name)
     found: dict[str, list[ScaledCell]] = {}
     for cell in planned.cells:
         gpus = where.for_gpu_type(cell.gpu_type).gpus
         per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
-        here = machine.of_cluster(where, cell.gpu_type)
+        here = machine.of_cluster(where, cell.gpu_type, known)
         several = [scale_out.extrapolate(cell, int(part), per_node, here, earlier) for part in parts]
         found[cell.name()] = [one for one in several if one is not None]
     return found

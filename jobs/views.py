@@ -21,7 +21,8 @@ from jobs import (
 )
 from jobs.lease_report import LeaseReport
 from jobs.plan import MatrixPlan
-from jobs.planner import planner_table
+from jobs.planner import cell_schedule, planner_table
+from jobs.planner.cell_schedule import CellSchedule
 from jobs.planner.scale_out import ScaledCell
 from jobs.reconcile import Status
 from jobs.scheduler import scheduler
@@ -46,6 +47,7 @@ def plan(
     shares: Sequence[Share] = (),
     lease: LeaseReport | None = None,
     scaled: Mapping[str, Sequence[ScaledCell]] | None = None,
+    schedule: CellSchedule | None = None,
 ) -> None:
     """Print a plan.
 
@@ -54,6 +56,7 @@ def plan(
     shares: what the user's Slurm account has left of its limits; empty if not known.
     lease: the report on the lease of the nodes; None without a lease.
     scaled: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
+    schedule: the schedule of the cell that --schedule names; None if the option is not given.
     """
     rows = [[cell.name(), *_cell(cell)] for cell in planned.cells]
     columns = PLAN_COLUMNS
@@ -66,6 +69,9 @@ def plan(
     _predictions(out, planned)
     if scaled is not None:
         planner_table.scale_out(out, scaled)
+    if schedule is not None:
+        for sentence in cell_schedule.sentences(schedule, planned.predicted[schedule.cell]):
+            out.line(sentence)
     counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
     out.line(f"{repeats.in_words(counts, planned.matrix.file.repeats)}.")
     for sentence in batch_searches.sentences(planned.cells, planned.source.searches, planned.predicted):
@@ -117,6 +123,7 @@ def plan(
                 }
                 for cell in planned.cells
             ],
+            **({} if schedule is None else {"schedule": schedule}),
             "models": [own_model_facts.document(model) for model in models],
             "excluded": planned.matrix.excluded,
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],

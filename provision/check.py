@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from provision.operation import Site, Target
+from shardlab.all_reduce import MeasuredAllReduce
 
 T = TypeVar("T")
 
@@ -21,6 +22,7 @@ class Outcome(msgspec.Struct, frozen=True):
     advice: str | None = None  # what the user can do about a failure
     measured: dict[str, float | int | str] = {}  # measured values by name; the name contains the unit
     transcript: str = ""  # the output of the program that failed
+    all_reduces: tuple[MeasuredAllReduce, ...] = ()  # what the inventory keeps of the all-reduces of the check
 
 
 class Check(msgspec.Struct, frozen=True):

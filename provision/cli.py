@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from provision import display, interruption, lock, pretend, progress, roles
+from provision import display, interruption, lock, measured_links, pretend, progress, roles
 from provision.check import Outcome, each
 from provision.cloudlab import hardware
 from provision.fact import Facts, Unanswered
@@ -336,6 +336,7 @@ def _carried_out(
         begins = functools.partial(output.remark, style="dim")
         if sound and not STOPPING.is_set():
             findings += verify(site, sound, roles.checks(load_provider(site.cluster.provider)), begins)
+            measured_links.record(site, findings, again=verb == "verify")
     return steps, findings
 
 

@@ -1,12 +1,15 @@
-"""The file WORKSPACE/.shardlab/inventory.json: an operation writes the nodes, and a check the compute nodes of a Slurm site."""
+"""The file WORKSPACE/.shardlab/inventory.json. An operation writes the nodes; checks write the compute nodes of a Slurm site,
+and the times of all-reduces."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
 
 from shardlab import files
+from shardlab.all_reduce import MeasuredAllReduce
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.host import Host
 from shardlab.inventory import path_of
@@ -42,6 +45,17 @@ def node_types(written: bytes | None) -> list[Any] | None:
     """The node types of an inventory; None if it has none."""
     known = decoded(written).get("node_types")
     return known if isinstance(known, list) else None
+
+
+def all_reduces(written: bytes | None) -> list[MeasuredAllReduce]:
+    """The measured all-reduces of an inventory. Those that another version wrote differently, or that are damaged, are left
+    out."""
+    known = decoded(written).get("all_reduces")
+    found = []
+    for entry in known if isinstance(known, list) else []:
+        with contextlib.suppress(msgspec.ValidationError):
+            found.append(msgspec.convert(entry, MeasuredAllReduce))
+    return found
 
 
 def facts(host: Host) -> dict[str, Any]:

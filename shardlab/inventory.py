@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from shardlab.all_reduce import MeasuredAllReduce
 from shardlab.cluster import Cluster
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
@@ -41,12 +42,16 @@ class InventoryNode(msgspec.Struct, frozen=True):
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """inventory.json: the nodes of a cluster, as `provision` found them. lease: None if the nodes are not lent for a time."""
+    """inventory.json: the nodes of a cluster, as `provision` found them.
+
+    lease: None if the nodes are not lent for a time. all_reduces: what the acceptance checks measured, the newest of each kind.
+    """
 
     schema: int
     cluster: str  # name of the cluster
     nodes: list[InventoryNode]  # all nodes
     lease: Lease | None = None
+    all_reduces: tuple[MeasuredAllReduce, ...] = ()
 
     def with_role(self, role: str) -> list[InventoryNode]:
         """The nodes that have this role, in the order of the cluster file."""
@@ -98,6 +103,16 @@ def known_lease(workspace: Workspace) -> Lease | None:
     except InputError:
         return None
     return inventory.lease if inventory is not None else None
+
+
+def measured_all_reduces(workspace: Workspace, cluster: str) -> tuple[MeasuredAllReduce, ...]:
+    """The all-reduces that `provision` measured on the cluster with this name; empty if there are none, or if the inventory
+    cannot be read (`jobs submit` says why)."""
+    try:
+        inventory = of_workspace(workspace)
+    except InputError:
+        return ()
+    return inventory.all_reduces if inventory is not None and inventory.cluster == cluster else ()
 
 
 def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:

@@ -25,6 +25,7 @@ ON_PRACTICE_NODES = (
     "test_site_line",
     "test_ssh_line",
     "test_cloudlab_line",
+    "test_practice_link",
 )
 BY_PARAMETER = ("test_papers_line",)
 SPREAD = ("test_jobs_line", "test_launchers_line", "test_trainers_checkpoints", "test_trainers_proof")

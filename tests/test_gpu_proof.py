@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_cuda import build
 from support_gpu_results import problems
 
 from jobs import plan
 from shardlab import host
+from shardlab.cell import Cell
 from shardlab.cluster import THIS_MACHINE
 from shardlab.workspace import Workspace
 
@@ -44,6 +46,9 @@ def test_cells_are_proven_and_a_record_of_each_is_kept(tmp_path):
     ]  # fmt: skip
     assert records[3]["why"] == "resumed from step 2; losses equal"
     assert all(record["over"] == "NCCL" for record in records)
+    completed = [record for record in records if record["state"] == "completed"]
+    assert all(record["step_ms"] > 0 for record in completed)
+    assert [msgspec.convert(record["cell"], Cell).strategy for record in completed] == ["single", "fsdp2", "fsdp2", "fsdp2"]
     assert "5 holds, 0 fails, 0 dropped" in done.stdout
     (folder,) = tmp_path.iterdir()
     assert {path.name for path in folder.iterdir()} == {"HOST.json", "proof.jsonl", "table.txt"}
@@ -189,6 +194,7 @@ def test_the_loops_whose_speed_is_compared_run(tmp_path):
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [code for code, _ in answers] == [0, 0, 0], done.stderr + log.read_text()
     row, *besides = (found for _, found in answers)
+    assert all(msgspec.convert(found["cell"], Cell).strategy == "single" for _, found in answers)
     assert row["step_ms"] > 0
     assert row["mfu_pct"] > 0
     assert all(found["ratio"] > 0 and found["plain_step_ms"] > 0 for found in besides)

@@ -10,7 +10,9 @@ from collect.loading.loaded_run import LoadedRun
 from collect.metrics import prediction_score
 from jobs import plan_predictions
 from jobs.cli import main
+from jobs.planner import cell_schedule
 from shardlab import files, prediction
+from shardlab.cell import Cell
 from shardlab.prediction import Prediction, exactly
 from shardlab.record import Result, Spread
 from shardlab.run import Run, World
@@ -60,13 +62,14 @@ def measured(folder):
 
 def test_the_score_is_measured_over_predicted(tmp_path):
     run, result = measured(tmp_path)
-    loaded = LoadedRun(run, result=result)
-    assert prediction_score.step_over_prediction(loaded).value == 0.6 / 0.4
-    assert prediction_score.memory_over_prediction(loaded).value == 20 / 25
+    loaded = LoadedRun(run, run=run.read_run(), result=result)
+    time, memory = (prediction_score.measured_over_predicted(one) for one in ("step time", "memory"))
+    assert time(loaded).value == 0.6 / 0.4
+    assert memory(loaded).value == 20 / 25
     prediction.path_in(run.path).write_text("{damaged")
-    assert prediction_score.step_over_prediction(loaded) is None
+    assert time(LoadedRun(run, run=loaded.run, result=result)) is None
     prediction.path_in(run.path).unlink()
-    assert prediction_score.memory_over_prediction(loaded) is None
+    assert memory(LoadedRun(run, run=loaded.run, result=result)) is None
 
 
 def test_the_next_plan_is_calibrated_by_what_the_formula_said(tmp_path):
@@ -92,6 +95,52 @@ def test_a_plan_says_what_does_not_fit_and_what_the_others_cost(tmp_path, capsys
     assert "Allowed: numbers of GPUs" in capsys.readouterr().err
 
 
+# Table of study 4: (stages, micro-batches) -> (bubble in percent, total, ideal, throughput)
+STUDY_4 = {
+    (2, 4): ("20.0", 15, 12, "0.267"), (2, 8): ("11.1", 27, 24, "0.296"), (2, 16): ("5.9", 51, 48, "0.314"),
+    (2, 32): ("3.0", 99, 96, "0.323"), (2, 64): ("1.5", 195, 192, "0.328"), (4, 4): ("42.9", 21, 12, "0.190"),
+    (4, 8): ("27.3", 33, 24, "0.242"), (4, 16): ("15.8", 57, 48, "0.281"), (4, 32): ("8.6", 105, 96, "0.305"),
+    (4, 64): ("4.5", 201, 192, "0.318"), (8, 4): ("63.6", 33, 12, "0.121"), (8, 8): ("46.7", 45, 24, "0.178"),
+    (8, 16): ("30.4", 69, 48, "0.232"), (8, 32): ("17.9", 117, 96, "0.274"), (8, 64): ("9.9", 213, 192, "0.300"),
+}  # fmt: skip
+
+
+def test_a_plan_of_study_4_draws_a_pipeline_with_the_numbers_of_its_table(tmp_path, capsys):
+    words = [
+        "plan",
+        "--matrix",
+        "paper4",
+        "--workspace",
+        str(tmp_path),
+        "--where",
+        "strategy == 'pp-gpipe' and gpus > 1 and workload == 'gpt2'",
+    ]
+    assert main([*words, "--schedule", "x"]) == 2
+    said = capsys.readouterr().err
+    assert "--schedule: unknown cell with a pipeline 'x'" in said
+    name = next(word.strip(",") for word in said.split("Allowed:")[1].split() if "-g4-b64-a8-" in word)
+    assert main([*words, "--schedule", name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (begin,) = (at for at, line in enumerate(lines) if line.startswith(f"{name}: gpipe, 4 ranks, 4 stages, 8 micro-batches"))
+    assert [line.split()[:2] for line in lines[begin + 1 : begin + 5]] == [["rank", str(rank)] for rank in range(4)]
+    assert "total 33.0, ideal 24.0, bubble 27.3%, throughput 0.242 micro-batches per unit" in lines[begin + 5]
+    assert main([*words, "--json", "--schedule", name]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["schedule"]["bubble"] == 9 / 33
+    found = {}
+    for entry in shown["cells"]:
+        drawn = cell_schedule.of(msgspec.convert(entry["cell"], Cell))
+        figures = (f"{100 * drawn.bubble:.1f}", drawn.total, drawn.ideal, f"{drawn.throughput:.3f}")
+        found[drawn.stages, drawn.micro_batches] = figures
+    assert found == STUDY_4
+
+
+def test_only_a_pipeline_has_a_schedule(tmp_path, capsys):
+    words = ["plan", "--matrix", "quickstart", "--workspace", str(tmp_path), "--where", "strategy == 'ddp'"]
+    assert main([*words, "--schedule", "x"]) == 2
+    assert "no selected cell of quickstart has a pipeline" in capsys.readouterr().err
+
+
 def test_a_rendered_run_keeps_its_prediction(tmp_path, capsys):
     assert main(["render", "--matrix", "quickstart", "--workspace", str(tmp_path)]) == 0
     folders = [folder for folder in (tmp_path / "runs").iterdir() if folder.name[0] != "."]
@@ -107,4 +156,18 @@ def test_advise_refuses_unknown_names(capsys):
     assert main([*words, "--gpu", "a100", "--nodes", "2"]) == 2
     assert "--link" in capsys.readouterr().err
     assert main([*words, "--gpu", "a100", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["strategies"][0]["items_per_s"] > 0
+    best = json.loads(capsys.readouterr().out)["strategies"][0]
+    assert 0 < best["range_per_s"]["low"] < best["items_per_s"] < best["range_per_s"]["high"]
+
+
+def test_advice_marks_a_rule_of_a_study_with_which_the_planner_disagrees(capsys):
+    """Between two nodes with 1 Gbit/s, ZeRO-2 of a model with 7 B parameters mostly waits for its gradients."""
+    assert main(["advise", "--workload", "gpt2-large", "--gpus", "8", "--gpu", "a100-80gb", "--link", "nvlink"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "study 2, section 5.2.3: DDP: the model fits comfortably and has under 7 B parameters. The planner agrees: by" in said
+    )
+    words = ["--workload", "llm-7b", "--gpus", "16", "--nodes", "2", "--gpu", "a100-80gb", "--link", "ethernet-1"]
+    assert main(["advise", *words]) == 0
+    said = capsys.readouterr().out
+    assert "study 1, figure 6: ZeRO-2: large models on several nodes. The planner DISAGREES: by the planner, zero2 has" in said

@@ -219,3 +219,29 @@ def test_a_cells_own_limit_of_memory_is_its_capacity():
     one = cell("gpt2", "ddp", 2, memory_limit_gib=2.0)
     assert predict.of(one, machine()).capacity_bytes == exactly(2 * 2**30)
     assert predict.of(one, machine()).fits == "no"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3", "tp", "pp-1f1b"])
+def test_each_time_is_a_range(strategy):
+    degrees = {"tp": {"tp": 8}, "pp-1f1b": {"pp": 8, "passes": 16}}.get(strategy, {})
+    one = cell("gpt2-large", strategy, 8, micro=4, precision="bf16", **degrees)
+    plain, recorded = predict.of(one, machine()), predict.of(one, machine(), recorded_s=100.0)
+    for found in (plain, recorded):
+        for span in (found.step_s, found.time_s, found.gpu_hours, found.energy_kwh, found.cost):
+            assert span.low < span.likely < span.high
+    assert (recorded.time_s.likely, recorded.time_s.high) == (100.0, pytest.approx(105.0))
+    calibrated = predict.of(one, machine(), calibration=calibration.of([MeasuredRatio(one, "a100-80gb", 1.0, 1.0)]))
+    assert calibrated.step_s.low < calibrated.step_s.likely < calibrated.step_s.high
+
+
+def test_a_step_waits_longer_for_the_slowest_of_more_ranks():
+    """Of n normally distributed times, the largest is about sqrt(2 ln n) standard deviations above the mean: 2.04 for 8 ranks,
+    3.53 for 512."""
+    where = machine(between=link.named("infiniband-ndr", None))
+    steps = {gpus: step_time.of(cell("gpt2", "ddp", gpus, micro=4, nnodes=gpus // 8 or 1), where) for gpus in (1, 8, 512)}
+    assert steps[1].parts["stragglers"] == exactly(0.0)
+    shares = {gpus: step.parts["stragglers"].likely / (step.seconds.likely - step.parts["stragglers"].likely)
+              for gpus, step in steps.items()}  # fmt: skip
+    assert shares[8] == pytest.approx(0.01 * 2.0393, rel=1e-3)
+    assert shares[512] == pytest.approx(0.01 * 3.5322, rel=1e-3)
+    assert steps[8].parts["stragglers"].high > steps[8].parts["stragglers"].likely

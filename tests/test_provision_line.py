@@ -77,6 +77,11 @@ def test_apply_makes_it_so_and_a_second_time_finds_nothing_to_do(workspace):
     assert set(before) == LOCKED | {".shardlab/inventory.json"}
     inventory = msgspec.json.decode(before[".shardlab/inventory.json"][1])
     assert (inventory["cluster"], inventory["provider"]) == ("this-machine", "local")
+    (kept,) = inventory["all_reduces"]
+    assert (kept["nodes"], kept["ranks"], kept["backend"]) == ([node["name"]], 2, measured["backend"])
+    assert [one["bytes"] for one in kept["times"]][-1] == measured["bytes"]
+    assert kept["times"][-1]["bus_bandwidth_gb_per_s"] == pytest.approx(expected)
+    assert all(one["fastest_s"] <= one["seconds"] <= one["slowest_s"] for one in kept["times"])
 
     left = set(Path(tempfile.gettempdir()).iterdir())
     done = provision(LOCAL, "--workspace", workspace)

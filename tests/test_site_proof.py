@@ -77,6 +77,18 @@ def test_nodes_on_which_all_went_well_pass():
     assert judged(proof(tasks=1, words=["g1"], together=None)).passed, "a job of one node"
 
 
+def test_the_all_reduces_of_a_job_that_passed_are_kept_for_the_inventory():
+    times = [{"bytes": 16384, "seconds": 2e-5, "fastest_s": 1e-5, "slowest_s": 3e-5, "bus_bandwidth_gb_per_s": 0.8}]
+    report = json.loads(REPORT.format(wrong=0, spread=0.01)) | {"times": times}
+    answer = CommandOutput(0, f"NCCL version 2.27\n{json.dumps(report)}\n", "")
+    trial = Trial(TORCH, all_reduce=answer, product=CommandOutput(0, "", ""))
+    outcome = judged(proof("g1", trial=trial, together=answer), proof("g2", trial=trial))
+    assert outcome.passed
+    found = {one.nodes: (one.backend, one.gpu, one.ranks, one.times[0].seconds) for one in outcome.all_reduces}
+    assert found == dict.fromkeys([("g1",), ("g2",), ("g1", "g2")], ("nccl", GPU.name, 2, 2e-5))
+    assert judged(proof("g1"), proof("g2")).all_reduces == ()  # reports without times
+
+
 FAILED = CommandOutput(1, "", "RuntimeError: no kernel image is available\n")
 
 

@@ -97,9 +97,12 @@ def _record(run_dir: RunDir, how: How) -> Record:
     result = run_dir.read_result()
     work = result.same_work
     return {
-        **named, "state": "completed", "verdict": _verdict(work.verdict == "proven" and not cell.expect), "work": work.verdict,
+        **named, "cell": msgspec.to_builtins(cell), "state": "completed",
+        "verdict": _verdict(work.verdict == "proven" and not cell.expect), "work": work.verdict,
         "why": work.why, "loss_difference": work.loss_difference, "parameter_difference": work.parameter_difference,
         "files": _kept(run_dir, how.out),
+        "step_ms": result.step_time_ms.median if result.step_time_ms else None,
+        "peak_allocated_bytes": (result.peak_memory_bytes or {}).get("allocated"),
         "communication_bytes": result.communication_bytes, "peak_memory_bytes": result.peak_memory_bytes, "gpus": result.gpus,
     }  # fmt: skip
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from one_rank_cell import nvml_handle, small, train, uuid
 from records import Finding
@@ -154,7 +155,8 @@ def _figures(cell: Cell, step_ms: float) -> Finding:
     peak = gpu_models.peak_flops(name, cell.precision)
     mfu = None if peak is None else 100 * flops / (step_ms / 1000) / peak
     return {
-        "step_ms": step_ms, "mfu_pct": mfu, "peak_allocated_bytes": torch.cuda.max_memory_allocated(), "gpu": name,
+        "cell": msgspec.to_builtins(cell), "step_ms": step_ms, "mfu_pct": mfu,
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(), "gpu": name,
         "throttled": _throttled(),
     }  # fmt: skip
 

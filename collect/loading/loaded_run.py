@@ -18,7 +18,9 @@ from collect.sources.steps import Frames, Recorded
 from collect.traces import run_traces
 from collect.traces.breakdown import Breakdown
 from collect.traces.run_traces import RunTraces
+from shardlab import prediction
 from shardlab.cell import Cell
+from shardlab.prediction import Prediction
 from shardlab.record import Sample
 from shardlab.run import RunIdParts, parts_of
 from shardlab.study import Traces
@@ -128,6 +130,11 @@ class LoadedRun(RunRecords, dict=True):
     def sample_parts(self) -> list[Samples]:
         """Frames of samples that were made while the files were read, as `samples.part` returns them."""
         return []
+
+    @cached_property
+    def predicted(self) -> Prediction | None:
+        """The planner's prediction from before the run was submitted; None if there is none, or if it is damaged."""
+        return prediction.read(self.folder.path)
 
     @cached_property
     def samples(self) -> Samples:

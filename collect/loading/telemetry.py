@@ -72,23 +72,12 @@ def coverage(
     """
     span = window(timed)
     entries = []
-<<<<<<< HEAD
     hosts = {host: np.empty(0) for host in ran_on}
     for (host,), rows in samples.hosts.select("host", "wall_s").group_by("host", maintain_order=True):
         hosts[str(host)] = rows["wall_s"].to_numpy()
     hz_of = dict(samples.hosts.filter(pl.col("started_hz") > 0).select("host", "started_hz").rows())
-    lost = (
-        [] if samples.gpus.is_empty() else samples.gpus.filter("lost").select("host", "uuid").unique(maintain_order=True).rows()
-    )
-=======
-    hosts: dict[str, list[float]] = {host: [] for host in ran_on}
-    for host, wall_s in zip(samples.hosts["host"].to_list(), samples.hosts["wall_s"].to_list(), strict=True):
-        hosts.setdefault(host, []).append(wall_s)
-    started_hz = samples.hosts["started_hz"].to_list()
-    hz_of = {host: hz for host, hz in zip(samples.hosts["host"].to_list(), started_hz, strict=True) if hz}
     gone = measured(samples.gpus).filter("lost")
     lost = [] if gone.is_empty() else gone.select("host", "uuid").unique(maintain_order=True).rows()
->>>>>>> h-telemetry2
     for host, times in hosts.items():
         entry = Coverage(run=run_id, host=host, samples=len(times), sampler_ends=sampler_ends.get(host, 0))
         at = clocks.get(host, {})

@@ -2,35 +2,118 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
-from shardlab import prediction
+from collect.metrics.energy import energy
+from shardlab.prediction import PredictedRange, Prediction, exactly
+
+STEP_TIME, MEMORY, TRAFFIC, ENERGY = "step time", "memory", "traffic", "energy"
+UNITS = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}  # each for one step
+JOULES_PER_KWH = 3.6e6
 
 
-def step_over_prediction(run: LoadedRun) -> Quantity | None:
-    """The median step time divided by the likely predicted step time.
+class ComparedPrediction(NamedTuple):
+    """One predicted number of a run and its measurement, in the same unit.
 
-    None if no step time was predicted, or if the run is a rehearsal.
+    category: STEP_TIME, MEMORY, `memory: CATEGORY`, TRAFFIC or ENERGY. unit: s, bytes or J.
     """
-    spread = run.result.step_time_ms if run.result is not None and not run.result.rehearsal else None
-    predicted = prediction.read(run.folder.path)
-    if spread is None or predicted is None or predicted.step_s is None or not predicted.step_s.likely:
-        return None
-    return Quantity(spread.median / 1000 / predicted.step_s.likely, "x")
+
+    category: str
+    unit: str
+    predicted: PredictedRange
+    measured: float
 
 
-def memory_over_prediction(run: LoadedRun) -> Quantity | None:
-    """The peak memory that the GPU allocator counted, divided by the likely predicted peak of tensors.
+def compared(run: LoadedRun) -> Iterator[ComparedPrediction]:
+    """All predictions of a run that can be compared with a measurement of the run; none if it has no prediction."""
+    predicted = run.predicted
+    if predicted is None or run.result is None or run.run is None:
+        return
+    for category, unit in UNITS.items():
+        pairs = [(category, _PAIRS[category](run, predicted))]
+        if category == MEMORY:
+            pairs += [(f"{MEMORY}: {name}", both) for name, both in _memory_by_category(run, predicted)]
+        for name, pair in pairs:
+            if pair is not None and pair[0].likely > 0:
+                yield ComparedPrediction(name, unit, *pair)
 
-    None if either of them is not known.
-    """
-    peak = (run.result.peak_memory_bytes or {}).get("allocated") if run.result is not None else None
-    predicted = prediction.read(run.folder.path)
-    if not peak or predicted is None or predicted.tensor_bytes is None:
+
+def _step_time(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+    """The step, against the median step time in seconds; None for rehearsals, which do not show a speed."""
+    assert run.result is not None
+    spread = None if run.result.rehearsal else run.result.step_time_ms
+    return None if spread is None or predicted.step_s is None else (predicted.step_s, spread.median / 1000)
+
+
+def _memory(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+    """Tensors, against the peak that the GPU allocator counted as allocated, in bytes."""
+    assert run.result is not None
+    peak = (run.result.peak_memory_bytes or {}).get("allocated")
+    if not peak or predicted.tensor_bytes is None:
         return None
     if predicted.formula_tensor_bytes is None and predicted.memory_from != "rehearsal":
         return None  # the formula gave a lower bound only
-    return Quantity(peak / predicted.tensor_bytes.likely, "x")
+    return predicted.tensor_bytes, peak
+
+
+def _memory_by_category(run: LoadedRun, predicted: Prediction) -> Iterator[tuple[str, tuple[PredictedRange, float]]]:
+    """Each category of tensors at the peak of a step, if the instrument `memory: categories` was on, in bytes."""
+    assert run.result is not None
+    at_peak = run.result.instruments.get("memory", {}).get("peak_bytes", {})
+    for name, span in predicted.memory_by_category.items():
+        measured = at_peak.get(name)
+        if isinstance(measured, int | float):
+            yield name, (span, float(measured))
+
+
+def _traffic(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+    """What all ranks send in a step, against the bytes counted from its collectives.
+
+    The prediction is of the rank that sends most. In a pipeline other ranks send less, so a pipeline is not compared.
+    """
+    assert run.result is not None
+    assert run.run is not None
+    counted = (run.result.communication_bytes or {}).get("counted")
+    if counted is None or predicted.sent_bytes is None or run.run.cell.pp > 1:
+        return None
+    return exactly(predicted.sent_bytes * run.run.world.world_size), counted
+
+
+def _energy(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+    """The energy of a step: the predicted power of the run times the predicted step, against the measured energy, in joules."""
+    measured = energy(run)
+    steps = run.world.height - 1  # the energy is that between the ends of the first and the last timed step
+    if measured is None or steps < 1 or predicted.energy_kwh is None or predicted.time_s is None or predicted.step_s is None:
+        return None
+    run_s, run_kwh, step_s = predicted.time_s, predicted.energy_kwh, predicted.step_s
+    low, likely, high = (
+        JOULES_PER_KWH * kwh / seconds * step
+        for kwh, seconds, step in (
+            (run_kwh.low, run_s.low, step_s.low),
+            (run_kwh.likely, run_s.likely, step_s.likely),
+            (run_kwh.high, run_s.high, step_s.high),
+        )
+    )
+    return PredictedRange(low, likely, high), measured.value / steps
+
+
+def measured_over_predicted(category: str) -> Callable[[LoadedRun], Quantity | None]:
+    """The function of a metric: the measured number of this category divided by the likely predicted number."""
+
+    def of_run(run: LoadedRun) -> Quantity | None:
+        predicted = run.predicted
+        if predicted is None or run.result is None or run.run is None:
+            return None
+        pair = _PAIRS[category](run, predicted)
+        return None if pair is None or pair[0].likely <= 0 else Quantity(pair[1] / pair[0].likely, "x")
+
+    return of_run
+
+
+_PAIRS = {STEP_TIME: _step_time, MEMORY: _memory, TRAFFIC: _traffic, ENERGY: _energy}
 
 
 METRICS = (
@@ -41,7 +124,7 @@ METRICS = (
         direction="neither",
         definition="Median step time divided by the step time that the planner predicted before the run was submitted "
         "(docs/planner.md).",
-        of_run=step_over_prediction,
+        of_run=measured_over_predicted(STEP_TIME),
     ),
     Metric(
         name="memory_over_prediction",
@@ -50,6 +133,27 @@ METRICS = (
         direction="neither",
         definition="Peak that torch's allocator counted on the GPU divided by the peak of tensors that the planner predicted "
         "before the run was submitted (docs/planner.md).",
-        of_run=memory_over_prediction,
+        of_run=measured_over_predicted(MEMORY),
+    ),
+    Metric(
+        name="sent_over_prediction",
+        column=MetricColumn("sent", 40, "Counted / predicted", 4),
+        unit="x",
+        direction="neither",
+        definition="Bytes that all ranks sent in one step, counted from its collectives, divided by the bytes that the planner "
+        "predicted before the run was submitted (docs/planner.md). Blank for pipelines, whose ranks send different numbers of "
+        "bytes.",
+        of_run=measured_over_predicted(TRAFFIC),
+        exact=True,
+    ),
+    Metric(
+        name="energy_over_prediction",
+        column=MetricColumn("times", 195, "Energy / predicted", 3),
+        of_all_steps=True,
+        unit="x",
+        direction="neither",
+        definition="Energy of the GPUs per step divided by the energy per step that the planner predicted before the run was "
+        "submitted (docs/planner.md): its power of the GPUs times its time of a step.",
+        of_run=measured_over_predicted(ENERGY),
     ),
 )

@@ -49,7 +49,17 @@ from collect.findings.columns import Column
 from collect.findings.row import CellRow
 from collect.loading.load import Loaded
 from collect.metric import menu
-from collect.report import choice_text, palette, provenance, report_start, study_tables, terminal, truncation, verdict_text
+from collect.report import (
+    choice_text,
+    palette,
+    provenance,
+    report_start,
+    score_text,
+    study_tables,
+    terminal,
+    truncation,
+    verdict_text,
+)
 from collect.summary import Summary
 from shardlab import __version__, printable
 from templates import render_page
@@ -83,6 +93,7 @@ SECTIONS = {
     "failures": "What did not complete",
     "losses": "Are the losses the same?",
     "instruments": "Cost of the instruments",
+    "predictions": score_text.TITLE,
     "records": "Quality of the records",
     "runs": "Runs",
     "where": "Hosts and software",
@@ -138,6 +149,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         label_of=label_of,
         place_of=place_of,
         text=verdict_text,
+        scores=score_text,
         reported=reported,
         redrawn=study_tables.redraw(summary.reported),
         remarks_of=lambda places: study_tables.remarks(summary.reported, [line.own for line in reported], places),
@@ -176,6 +188,7 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         "failures": summary.failures,
         "losses": summary.losses,
         "instruments": summary.instruments,
+        "predictions": summary.predictions,
         "searches": summary.searches,
         "choices": choice_text.opened(summary),
         "traces": [*summary.rounding, *summary.collectives, *summary.waiting, *summary.steps, *summary.operators],

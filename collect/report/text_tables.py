@@ -8,7 +8,7 @@ import msgspec
 
 from collect.findings import searches
 from collect.findings.columns import Column
-from collect.report import verdict_text
+from collect.report import score_text, verdict_text
 from collect.report.verdict_text import ReportedLine
 from collect.summary import Summary
 
@@ -46,12 +46,16 @@ def about(summary: Summary) -> list[str]:
 
 
 def tables(summary: Summary) -> list[TextTable]:
-    """The tables of a summary that have rows: cells, other measurements, searches, claims and reported numbers."""
+    """The tables of a summary that have rows: cells, other measurements, searches, the score of the planner, claims, reported
+    numbers."""
     table = summary.table
     found = [
         _of_columns("summary", "Cells", table.columns, range(len(summary.rows))),
         *(_of_columns(further.name, further.title, further.columns, further.rows) for further in table.further),
         _searches(summary),
+        TextTable(
+            "predictions", score_text.TITLE, score_text.HEADINGS, score_text.rows(summary.predictions), score_text.NUMBERS
+        ),
         _claims(summary),
         _reported(summary),
     ]

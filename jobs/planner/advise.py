@@ -11,7 +11,7 @@ from jobs.planner import gpu, predict, sharding
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.rules import JudgedRule, judge
 from shardlab.cell import Cell, Instruments, Schedule
-from shardlab.prediction import Prediction
+from shardlab.prediction import PredictedRange, Prediction
 from shardlab.rehearsed import Answer, Rehearsed
 from trainers import menu
 from trainers.strategy import Strategy
@@ -22,13 +22,17 @@ PASSES_PER_STAGE = 4  # micro-batches of a pipeline, per stage: study 4's rule, 
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """One strategy with its degrees. cell: with the largest micro-batch that fits, or with one item. items_per_s: of all ranks;
-    None if it does not fit, or if its time is not known."""
+    """One strategy with its degrees.
+
+    cell: with the largest micro-batch that fits, or with one item. items_per_s: the likely number for all ranks together; None
+    if the strategy does not fit, or if its time is not known. range_per_s: the same as a range.
+    """
 
     cell: Cell
     predicted: Prediction  # the prediction for this cell
     items_per_s: float | None
     reasons: tuple[str, ...]  # what decides its place, as sentences
+    range_per_s: PredictedRange | None = None
 
     @property
     def fits(self) -> bool:
@@ -205,8 +209,11 @@ def _advice(cell: Cell, machine: PlannedMachine) -> Advice:
     chosen = _with_batch(cell, predicted.largest_micro_batch)
     batch = chosen.global_batch_size
     found = msgspec.structs.replace(predict.of(chosen, machine), largest_micro_batch=predicted.largest_micro_batch)
-    rate = None if found.step_s is None else batch / found.step_s.likely
-    return Advice(chosen, found, rate, tuple(_reasons(chosen, found)))
+    if found.step_s is None:
+        return Advice(chosen, found, None, tuple(_reasons(chosen, found)))
+    step = found.step_s
+    rates = PredictedRange(batch / step.high, batch / step.likely, batch / step.low)
+    return Advice(chosen, found, rates.likely, tuple(_reasons(chosen, found)), rates)
 
 
 def _reasons(cell: Cell, found: Prediction) -> Iterator[str]:

@@ -1,74 +1,111 @@
-"""Corrects predictions by earlier runs: the ratios of what was measured to what the formula predicts for the same cell.
+"""Corrects predictions by earlier runs: the ratios of what was measured to what the formula predicts for the same cell, and the
+power of GPUs.
 
-Ratios are kept apart by what makes them alike, from the most alike to the least: the same workload, precision and strategy;
-then the same workload and precision. They are of one GPU model. A prediction is multiplied by the median ratio; its range is
-that of the ratios, at least 5 % to each side, because a single run is no spread.
+Measurements are kept apart by what makes them alike, from the most alike to the least: the same workload, precision and
+strategy; then the same workload and precision. They are of one GPU model. A prediction is multiplied by the median ratio; its
+range is that of the ratios, at least 5 % to each side, because a single run is no spread.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from statistics import median
 
 import msgspec
 
+from jobs.planner import gpu
 from shardlab.cell import Cell
-from shardlab.prediction import PredictedRange
+from shardlab.prediction import PredictedRange, exactly
 
 Key = tuple[str, ...]
 LEAST_SPREAD = 0.05
+RUNS = "run(s)"
+RESULTS = "result(s) in docs/results"
 
 
 class MeasuredRatio(msgspec.Struct, frozen=True):
-    """One completed run. time, memory: measured over predicted; None if one of both is not known. gpu: the name of its GPU."""
+    """One completed run. gpu: the name of its GPU.
+
+    time, memory: measured over predicted; None if one of both is not known. power_w: of one GPU while steps were timed, in
+    watts; None if it was not measured.
+    """
 
     cell: Cell
     gpu: str
     time: float | None
     memory: float | None
+    power_w: float | None = None
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Ratios by key, for times and for memory."""
+    """What was measured, by key: ratios of times and of memory, and watts of a GPU.
+
+    whose: what was measured, in words. fallback: used for cells without a measurement here.
+    """
 
     times: dict[Key, list[float]]
     memories: dict[Key, list[float]]
+    powers: dict[Key, list[float]]
+    whose: str = RUNS
+    fallback: Calibration | None = None
 
     def time(self, cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
         """(the corrected time of a step, how in words)."""
-        return _corrected(self.times, cell, gpu, span)
+        if (found := _corrected(self.times, self.whose, cell, gpu, span)) is not None:
+            return found
+        return (span, "") if self.fallback is None else self.fallback.time(cell, gpu, span)
 
     def memory(self, cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
         """(the corrected peak memory, how in words)."""
-        return _corrected(self.memories, cell, gpu, span)
+        if (found := _corrected(self.memories, self.whose, cell, gpu, span)) is not None:
+            return found
+        return (span, "") if self.fallback is None else self.fallback.memory(cell, gpu, span)
+
+    def power(self, cell: Cell, gpu: str, assumed: PredictedRange) -> tuple[PredictedRange, str]:
+        """(the power of a GPU in watts: measured, else `assumed`, how in words)."""
+        if (found := _corrected(self.powers, self.whose, cell, gpu, exactly(1.0))) is not None:
+            return found
+        return (assumed, "") if self.fallback is None else self.fallback.power(cell, gpu, assumed)
 
 
-NOTHING = Calibration({}, {})
+NOTHING = Calibration({}, {}, {})
 
 
-def of(ratios: Iterable[MeasuredRatio]) -> Calibration:
-    """The calibration by these runs."""
-    found = Calibration({}, {})
+def of(ratios: Iterable[MeasuredRatio], whose: str = RUNS, fallback: Calibration | None = None) -> Calibration:
+    """The calibration by these runs. whose, fallback: as in Calibration."""
+    found = Calibration({}, {}, {}, whose, fallback)
     for one in ratios:
         for key in _keys(one.cell, one.gpu):
             if one.time is not None:
                 found.times.setdefault(key, []).append(one.time)
             if one.memory is not None:
                 found.memories.setdefault(key, []).append(one.memory)
+            if one.power_w is not None:
+                found.powers.setdefault(key, []).append(one.power_w)
     return found
 
 
 def _keys(cell: Cell, gpu: str) -> list[Key]:
-    alike = (gpu, cell.workload, cell.workload_code or "", cell.precision)
+    alike = (_model(gpu), cell.workload, cell.workload_code or "", cell.precision)
     return [(*alike, cell.strategy), alike]
 
 
-def _corrected(ratios: dict[Key, list[float]], cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
+@functools.cache
+def _model(name: str) -> str:
+    """The same text for all names of a GPU model: a cluster file may call a100 what NVML calls NVIDIA A100-SXM4-40GB."""
+    found = gpu.find(name)
+    return name if found is None else found.name
+
+
+def _corrected(
+    ratios: dict[Key, list[float]], of_what: str, cell: Cell, gpu: str, span: PredictedRange
+) -> tuple[PredictedRange, str] | None:
     for key in _keys(cell, gpu):
         if found := ratios.get(key):
             middle = median(found)
             low, high = min(*found, middle * (1 - LEAST_SPREAD)), max(*found, middle * (1 + LEAST_SPREAD))
             like = span.likely
             whose = f"of {cell.strategy}" if len(key) > len(_keys(cell, gpu)[1]) else f"of {cell.workload}"
-            return PredictedRange(like * low, like * middle, like * high), f", calibrated by {len(found)} run(s) {whose}"
-    return span, ""
+            return PredictedRange(like * low, like * middle, like * high), f", calibrated by {len(found)} {of_what} {whose}"
+    return None

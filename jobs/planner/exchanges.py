@@ -1,8 +1,8 @@
 """What a rank exchanges in a step, strategy by strategy, without torch: the same theory as `Engine.theory` of the trainers.
 
-tests/test_planner_exchanges.py compares both for each strategy. The bytes that are sent follow the ring of each collective
-(Patarasuk and Yuan, 2009): over n ranks an all-reduce of S bytes sends 2 (n-1)/n S, an all-gather to S bytes and a
-reduce-scatter of S bytes (n-1)/n S, a send S.
+tests/test_planner_exchanges.py compares it with numbers that were worked out by hand for each strategy. The bytes that are sent
+follow the ring of each collective (Patarasuk and Yuan, 2009): over n ranks an all-reduce of S bytes sends 2 (n-1)/n S, an
+all-gather to S bytes and a reduce-scatter of S bytes (n-1)/n S, a send S.
 """
 
 from __future__ import annotations
@@ -147,9 +147,14 @@ def _mesh(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
             Exchange("all_reduce", written * forward, forward, cell.tp, "tp", False),
             Exchange("all_reduce", read * backward, backward, cell.tp, "tp", False),
         ]
+        if cell.options.get("sequence_parallel"):
+            # Each all-reduce becomes a reduce-scatter and an all-gather, which take as long together. One more pair is needed
+            # for the input of the first block and the output of the last.
+            found.append(Exchange("all_reduce", saved.block_input * micro * passes, passes, cell.tp, "tp", False))
     if cell.pp > 1:
         per_rank = pipeline_share.stages_per_rank(cell)
-        messages = passes * (2 if cell.pp > 2 else 1) * per_rank
+        # A stage sends a hidden state onward and a gradient back, except at the ends of the model. Two ranks have an end each.
+        messages = passes * (2 * per_rank if cell.pp > 2 else 2 * per_rank - 1)
         found.append(Exchange("send", saved.block_input * micro * messages, messages, cell.pp, "pp", False))
         if facts.tied:
             size = facts.tied * precision.weight_bytes(cell.precision)

@@ -33,7 +33,7 @@ class LinkEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class PlannedLink(msgspec.Struct, frozen=True):
     """A link that collectives use. bandwidth: bus bandwidth in bytes/s; alpha_s: seconds per hop. `low` of each is the slow
-    end."""
+    end. how: from what they were obtained, as the end of a sentence."""
 
     name: str
     bandwidth: PredictedRange
@@ -61,16 +61,9 @@ def of_gpu(gpu: GpuModel) -> PlannedLink:
     return _planned(gpu.link, gpu.link_gb_per_s / 2, entries()[family])
 
 
-def measured(name: str, bus_bandwidth: float) -> PlannedLink:
-    """A link whose bus bandwidth, in bytes/s, was measured between these nodes by an all-reduce."""
-    entry = entries()["ethernet-10"]
-    spread = PredictedRange(bus_bandwidth * 0.9, bus_bandwidth, bus_bandwidth * 1.1)
-    return PlannedLink(name, spread, _alpha(entry), "bus bandwidth measured by provision's all-reduce")
-
-
 def _planned(name: str, line_gb_per_s: float, entry: LinkEntry) -> PlannedLink:
     low, likely, high = (line_gb_per_s * 1e9 * share for share in entry.achieved)
-    return PlannedLink(name, PredictedRange(low, likely, high), _alpha(entry), "data sheet")
+    return PlannedLink(name, PredictedRange(low, likely, high), _alpha(entry), "by its data sheet")
 
 
 def _alpha(entry: LinkEntry) -> PredictedRange:

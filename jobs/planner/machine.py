@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from jobs.planner import gpu, link
+from jobs.planner import gpu, link, link_fit
 from jobs.planner.link import PlannedLink
 from shardlab import host
+from shardlab.all_reduce import MeasuredAllReduce
 from shardlab.cluster import Cluster
 from shardlab.gpu_models import GpuModel
 from shardlab.prediction import PredictedRange, exactly
@@ -35,34 +38,55 @@ class PlannedMachine(msgspec.Struct, frozen=True):
 NO_GPU = PlannedMachine(on_gpu=False)
 
 
-def of_cluster(cluster: Cluster, gpu_type: str | None, bus_bandwidth: float | None = None) -> PlannedMachine:
-    """The machine for cells of this type. bus_bandwidth: bytes/s of an all-reduce between nodes that `provision` measured."""
+def of_cluster(cluster: Cluster, gpu_type: str | None, measured: Sequence[MeasuredAllReduce] = ()) -> PlannedMachine:
+    """The machine for cells of this type. measured: the all-reduces that `provision` measured on this cluster."""
     if cluster.provider == "virtual":
         return NO_GPU  # GPUs of practice nodes exist only in Slurm
     if cluster.provider == "local":
-        return _here(cluster)
+        return _here(cluster, measured)
     gpus = cluster.for_gpu_type(gpu_type).gpus
     if gpus is None or not gpus.per_node:
         return NO_GPU
     found = None if gpus.type is None else gpu.find(gpus.type, gpus.memory_gib)
-    return _planned(cluster, gpus.type or "", found, gpu.capacity(found, gpus.memory_gib), bus_bandwidth)
+    return _planned(cluster, gpus.type or "", found, gpu.capacity(found, gpus.memory_gib), measured)
 
 
-def _here(cluster: Cluster) -> PlannedMachine:
+def _here(cluster: Cluster, measured: Sequence[MeasuredAllReduce]) -> PlannedMachine:
     seen = host.observe().gpus
     if not seen:
         return NO_GPU
     found = gpu.find(seen[0].name)
     memory = exactly(seen[0].memory_bytes) if seen[0].memory_bytes else gpu.capacity(found, None)
-    return _planned(cluster, seen[0].name, found, memory, None)
+    return _planned(cluster, seen[0].name, found, memory, measured)
 
 
 def _planned(
-    cluster: Cluster, name: str, found: GpuModel | None, memory: PredictedRange | None, bus_bandwidth: float | None
+    cluster: Cluster,
+    name: str,
+    found: GpuModel | None,
+    memory: PredictedRange | None,
+    measured: Sequence[MeasuredAllReduce],
 ) -> PlannedMachine:
     keys = cluster.network
     inside = link.named(keys.link, found) if keys.link is not None else link.of_gpu(found) if found is not None else None
     between = link.named(keys.between_nodes, found) if keys.between_nodes is not None else None
-    if bus_bandwidth is not None:
-        between = link.measured(keys.between_nodes or "network", bus_bandwidth)
+    on_these = [one for one in measured if one.backend == "nccl" and one.gpu is not None and gpu.find(one.gpu) == found]
+    inside = (
+        link_fit.link(inside.name if inside is not None else "link", [one for one in on_these if len(one.nodes) == 1]) or inside
+    )
+    between = _measured_between(keys.between_nodes, on_these, measured) or between
     return PlannedMachine(True, name, found, memory, inside, between, cluster.price_per_gpu_hour)
+
+
+def _measured_between(
+    named: str | None, on_these: Sequence[MeasuredAllReduce], measured: Sequence[MeasuredAllReduce]
+) -> PlannedLink | None:
+    """The link between nodes as it was measured over NCCL, else over Gloo; None if it was not measured.
+
+    named: the link in the cluster file. on_these: of `measured` those over NCCL on the planned GPUs. Gloo uses TCP, so it tells
+    nothing of an InfiniBand network, over which NCCL uses RDMA.
+    """
+    several = [one for one in on_these if len(one.nodes) > 1]
+    if not several and (named is None or named.startswith("ethernet")):
+        several = [one for one in measured if one.backend == "gloo" and len(one.nodes) > 1]
+    return link_fit.link(named or "network", several)

@@ -68,7 +68,7 @@ def advice(out: Output, report: AdviceReport) -> None:
             "" if one.predicted.largest_micro_batch is None else str(one.predicted.largest_micro_batch),
             "" if not one.fits else str(one.cell.micro_batch_size),
             _range(duration, one.predicted.step_s) if one.fits else "",
-            "" if one.items_per_s is None else f"{one.items_per_s * (one.cell.seq_len or 1):,.0f}",
+            _range(_thousands, None if one.range_per_s is None else one.range_per_s.times(one.cell.seq_len or 1)),
             "; ".join(one.reasons),
         ]
         for place, one in enumerate(report.ranked, 1)
@@ -84,6 +84,10 @@ def advice(out: Output, report: AdviceReport) -> None:
 def _mesh(one: Advice) -> str:
     sizes = {"dp": one.cell.dp, "tp": one.cell.tp, "pp": one.cell.pp}
     return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "dp=1"
+
+
+def _thousands(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 def _times(value: float) -> str:
@@ -118,7 +122,7 @@ _COLUMNS: dict[str, Callable[[Prediction], str]] = {
     "fits": lambda one: one.fits or "",
     "largest micro": lambda one: "" if one.largest_micro_batch is None else str(one.largest_micro_batch),
     "step": lambda one: _range(duration, one.step_s),
-    "time": lambda one: "" if one.time_s is None else duration(one.time_s.likely),
+    "time": lambda one: _range(duration, one.time_s),
     "GPU hours": lambda one: "" if one.gpu_hours is None else _number(one.gpu_hours.likely),
     "kWh": lambda one: "" if one.energy_kwh is None else _number(one.energy_kwh.likely),
     "cost": lambda one: "" if one.cost is None else f"{one.cost.likely:.2f}",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from jobs.planner import exchanges, fit, memory, model_facts, rehearsed_step, run_time, step_time
-from jobs.planner.calibration import NOTHING, Calibration
+from jobs.planner.calibration import LEAST_SPREAD, NOTHING, Calibration
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from shardlab.cell import Cell
 from shardlab.prediction import PredictedRange, Prediction, Source, exactly, total
@@ -44,9 +44,12 @@ def of(
     sent, sent_from, collectives = _traffic(cell, answer)
     step = step_time.of(cell, machine)
     step_s, of_time = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
-    run = None if step_s is None else run_time.of(cell, step_s, machine.gpu)
+    power_w, of_energy = run_time.assumed_power(machine.gpu), ""
+    if power_w is not None:
+        power_w, of_energy = calibration.power(cell, machine.name, power_w)
+    run = None if step_s is None else run_time.of(cell, step_s, power_w)
     if recorded_s is not None:
-        run = run_time.with_energy(cell, exactly(recorded_s), machine.gpu)
+        run = run_time.with_energy(cell, around(recorded_s), power_w)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
     gpu_hours = run.time_s.times(gpus / 3600) if run is not None and gpus else None
     how = [found.how]
@@ -56,6 +59,9 @@ def of(
         how.append(f"time: not known ({_why_no_time(cell, machine)})")
     else:
         how.append(f"time: alpha-beta model and achieved share of the peak{of_time}")
+        how += [f"link: {link.name} {link.how}" for link in step.links]
+    if of_energy:
+        how.append(f"energy: power of the GPUs{of_energy}")
     if recorded_s is not None:
         how.append("run time: mean of earlier runs of this cell")
     return Prediction(
@@ -81,6 +87,11 @@ def of(
         formula_step_s=None if step is None else step.seconds.likely,
         formula_tensor_bytes=needed.tensors.likely if needed.complete else None,
     )
+
+
+def around(mean: float) -> PredictedRange:
+    """The range around the mean of earlier runs, in the unit of `mean`; as wide as a calibration is at least."""
+    return PredictedRange(mean * (1 - LEAST_SPREAD), mean, mean * (1 + LEAST_SPREAD))
 
 
 class _Memory(msgspec.Struct, frozen=True):
@@ -138,7 +149,7 @@ def _of_own_strategy(
     cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, recorded_s: float | None, answer: Answer | None
 ) -> Prediction:
     """The prediction for a strategy of the workspace. No formula describes it, so only a rehearsal knows its memory."""
-    time_s = None if recorded_s is None else exactly(recorded_s)
+    time_s = None if recorded_s is None else around(recorded_s)
     if not isinstance(answer, Rehearsed):
         refused = f"; not rehearsed: {answer.why}" if isinstance(answer, NotRehearsed) else ""
         return Prediction(time_s=time_s, how=f"{OWN_STRATEGY}{refused}")

@@ -30,23 +30,25 @@ def steps_of(cell: Cell) -> int | None:
     return cell.epochs * max(1, items // cell.global_batch_size) + cell.warmup_steps
 
 
-def of(cell: Cell, step_s: PredictedRange, gpu: GpuModel | None) -> RunTime | None:
-    """The time of a run; None if the number of its steps is not known."""
+def assumed_power(gpu: GpuModel | None) -> PredictedRange | None:
+    """The power of a GPU while it trains, in watts; None if its largest power is not known."""
+    return None if gpu is None or gpu.power_w is None else POWER.times(gpu.power_w)
+
+
+def of(cell: Cell, step_s: PredictedRange, power_w: PredictedRange | None) -> RunTime | None:
+    """The time of a run; None if the number of its steps is not known. power_w: of one GPU, in watts; None: not known."""
     steps = steps_of(cell)
     if steps is None:
         return None
-    return with_energy(cell, START_S + step_s.times(steps), gpu)
+    return with_energy(cell, START_S + step_s.times(steps), power_w)
 
 
-def with_energy(cell: Cell, time_s: PredictedRange, gpu: GpuModel | None) -> RunTime:
-    """A run of which the time is known."""
-    if gpu is None or gpu.power_w is None:
+def with_energy(cell: Cell, time_s: PredictedRange, power_w: PredictedRange | None) -> RunTime:
+    """A run of which the time is known. power_w: as for `of`."""
+    if power_w is None:
         return RunTime(time_s, None)
-    kilowatts = cell.gpus * gpu.power_w / 1000
-    energy = PredictedRange(
-        *(seconds / 3600 * kilowatts * share for seconds, share in zip(ends(time_s), ends(POWER), strict=True))
-    )
-    return RunTime(time_s, energy)
+    pairs = zip(ends(time_s), ends(power_w), strict=True)
+    return RunTime(time_s, PredictedRange(*(seconds / 3600 * cell.gpus * watts / 1000 for seconds, watts in pairs)))
 
 
 def ends(span: PredictedRange) -> tuple[float, float, float]:

@@ -26,10 +26,12 @@ UPDATE_BYTES = {True: 28, False: 72}  # moved per parameter by Adam in fp32, fus
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """The parts of a step, in seconds. They add up to the step. communication: all of it, hidden or not."""
+    """The parts of a step, in seconds. They add up to the step. communication: all of it, hidden or not. links: those that it
+    uses."""
 
     parts: dict[str, PredictedRange]
     communication: PredictedRange
+    links: tuple[PlannedLink, ...]
 
     @property
     def seconds(self) -> PredictedRange:
@@ -71,6 +73,7 @@ def of(cell: Cell, machine: PlannedMachine) -> StepTime | None:
             "stragglers": _stragglers(cell, busy + update + exposed + bubble),
         },
         hidden + shown,
+        tuple(dict.fromkeys(link for _, link in timed if link is not None)),
     )
 
 

@@ -16,7 +16,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-ELEMENTS = 4 * 2**20  # 4 bytes each, so 16 MiB: large enough that the test measures bandwidth and not latency
+from shardlab.all_reduce import bus_bandwidth
+
+# Elements of 4 bytes, from small tensors, whose time is the latency, to large ones, whose time is the bandwidth. The planner
+# separates both. GPUs need larger tensors than a network to reach their bandwidth.
+ELEMENTS = {"gloo": (2**10, 2**16, 2**22), "nccl": (2**12, 2**22, 2**25)}  # 4 KiB, 256 KiB, 16 MiB; 16 KiB, 16 MiB, 128 MiB
 ITERATIONS = 5
 WARMUP = 2
 
@@ -41,9 +45,37 @@ def work(backend: str, rank: int, ranks: int, meeting: str, gpu: int | None = No
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=180))
-    base = torch.arange(ELEMENTS, device=device, dtype=torch.float32).remainder_(1024)
-    expected = base * ranks + ranks * (ranks - 1) / 2
     wrong = torch.zeros(1, dtype=torch.int64, device=device)
+    times = torch.stack([_times(elements, rank, ranks, device, wrong) for elements in ELEMENTS[backend]])
+    dist.all_reduce(wrong)
+    dist.barrier()
+    clock = torch.tensor([time.time(), -time.time()], dtype=torch.float64, device=device)
+    dist.all_reduce(clock, op=dist.ReduceOp.MAX)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
+    if rank == 0:
+        sizes = [_figures(4 * elements, ranks, row) for elements, row in zip(ELEMENTS[backend], times.tolist(), strict=True)]
+        report = {
+            "backend": backend,
+            "ranks": ranks,
+            "bytes": sizes[-1]["bytes"],
+            "wrong": int(wrong.item()),
+            "iterations": ITERATIONS,
+            "time_s": sizes[-1]["seconds"],
+            "clock_spread_s": float(clock.sum()),
+            "times": sizes,
+        }
+        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+    dist.destroy_process_group()
+
+
+def _times(elements: int, rank: int, ranks: int, device: torch.device, wrong: torch.Tensor) -> torch.Tensor:
+    """Sum tensors of one size. Returns the seconds of each iteration on this rank, without the warm-up.
+
+    wrong: the number of wrong elements is added to this tensor.
+    """
+    base = torch.arange(elements, device=device, dtype=torch.float32).remainder_(1024)
+    expected = base * ranks + ranks * (ranks - 1) / 2
     times = torch.zeros(WARMUP + ITERATIONS, dtype=torch.float64, device=device)
     for iteration in range(WARMUP + ITERATIONS):
         values = base + rank
@@ -54,24 +86,20 @@ def work(backend: str, rank: int, ranks: int, meeting: str, gpu: int | None = No
             torch.cuda.synchronize()
         times[iteration] = time.perf_counter() - begin
         wrong += (values != expected).sum()
-    dist.all_reduce(wrong)
-    dist.barrier()
-    clock = torch.tensor([time.time(), -time.time()], dtype=torch.float64, device=device)
-    dist.all_reduce(clock, op=dist.ReduceOp.MAX)
-    dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
-    if rank == 0:
-        report = {
-            "backend": backend,
-            "ranks": ranks,
-            "bytes": ELEMENTS * 4,
-            "wrong": int(wrong.item()),
-            "iterations": ITERATIONS,
-            "time_s": statistics.median(times[WARMUP:].tolist()),
-            "clock_spread_s": float(clock.sum()),
-        }
-        sys.stdout.write(json.dumps(report) + "\n")
-        sys.stdout.flush()
-    dist.destroy_process_group()
+    return times[WARMUP:]
+
+
+def _figures(size: int, ranks: int, times: list[float]) -> dict[str, float]:
+    """The fields of an AllReduceTime. size: in bytes. times: seconds of each iteration on its slowest rank."""
+    middle = statistics.median(times)
+    rate = bus_bandwidth(ranks, size, middle) / 1e9
+    return {
+        "bytes": size,
+        "seconds": middle,
+        "fastest_s": min(times),
+        "slowest_s": max(times),
+        "bus_bandwidth_gb_per_s": rate,
+    }
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -13,6 +15,8 @@ from provision.fact import decode
 from provision.facts.host import HOST
 from provision.node import last_line
 from provision.operation import Site, Target
+from shardlab.all_reduce import AllReduceTime, MeasuredAllReduce, bus_bandwidth
+from shardlab.host import Host
 from shardlab.remote import CommandOutput
 
 FORMULA = "2(n-1)/n x bytes / time"  # as nccl-tests defines the bus bandwidth of an all-reduce
@@ -23,11 +27,12 @@ class AllReduceReport(msgspec.Struct, frozen=True):
 
     backend: str  # gloo or nccl
     ranks: int
-    bytes: int  # size of the tensor that each rank contributes
+    bytes: int  # largest size of the tensor that each rank contributes
     wrong: int  # number of wrong elements, summed over all ranks and iterations
     iterations: int
-    time_s: float  # seconds of an iteration on its slowest rank: the median over the iterations
+    time_s: float  # seconds of an iteration of this size on its slowest rank: the median over the iterations
     clock_spread_s: float | None = None  # largest difference of the ranks' clocks after one barrier; includes its delay
+    times: tuple[AllReduceTime, ...] = ()  # of all sizes, from the smallest to the largest
 
 
 def run(site: Site, target: Target) -> Outcome:
@@ -35,15 +40,41 @@ def run(site: Site, target: Target) -> Outcome:
     summed = trial.of(target).all_reduce
     if summed is None:
         return Outcome(None, "needs torch")
-    return judge(summed, cores=target.facts[HOST].cpus_allowed)
+    outcome = judge(summed, cores=target.facts[HOST].cpus_allowed)
+    return kept(outcome, summed, [target.node.name], gpu_of(target.facts[HOST]))
 
 
-def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:
-    """The bus bandwidth of an all-reduce in bytes per second, which is comparable for any number of ranks.
+def kept(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> Outcome:
+    """The outcome of a check that passed, with the measured times for the inventory.
 
-    size_bytes: of the tensor of one rank. time_s: seconds for one all-reduce.
+    answer: the output of the ranks. nodes: the names of their nodes. gpu: NVML's name of the GPU of each rank if NCCL was used.
     """
-    return 2 * (ranks - 1) / ranks * size_bytes / time_s
+    if not outcome.passed or (measured := measured_by(answer, nodes, gpu)) is None:
+        return outcome
+    return msgspec.structs.replace(outcome, all_reduces=(measured,))
+
+
+def measured_by(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> MeasuredAllReduce | None:
+    """What the ranks measured; None if their report has no times. answer, nodes, gpu: as for `kept`."""
+    line = next((line for line in answer.stdout.splitlines() if '"iterations"' in line), "")
+    try:
+        report = decode(line, AllReduceReport)
+        made = MeasuredAllReduce(
+            tuple(nodes),
+            report.ranks,
+            report.backend,  # type: ignore[arg-type]  # checked below
+            gpu if report.backend == "nccl" else None,
+            datetime.now(UTC).replace(microsecond=0).isoformat(),
+            report.times,
+        )
+        return msgspec.convert(msgspec.to_builtins(made), MeasuredAllReduce)
+    except ValueError:  # msgspec.ValidationError is one
+        return None
+
+
+def gpu_of(host: Host) -> str | None:
+    """NVML's name of the first GPU of a node; None: it has no GPU."""
+    return host.gpus[0].name if host.gpus else None
 
 
 def judge(answer: CommandOutput, *, cores: int) -> Outcome:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from provision.check import Outcome
 from provision.checks import all_reduce, gpus, torch
 from provision.checks.node_proof import MEET_S, NodeProof, Proofs
 from provision.checks.trial import PRODUCT_S
 from provision.fact import decode
 from provision.facts.node_types import NodeType
+from shardlab.all_reduce import MeasuredAllReduce, bus_bandwidth
 from shardlab.remote import CommandOutput
 
 MOST_CLOCK_S = 1.0  # allowed difference of the nodes' clocks; with more, the times of one run cannot be compared
@@ -38,7 +41,18 @@ def judge(kind: NodeType, seen: Proofs, folder: str, wanted: int) -> Outcome:
     summed = f"; {_together(first.together)}" if reports and first.together is not None else ""
     found = first.host.gpus
     names = f"{len(found)} x {found[0].name}" if found else "no GPU"
-    return Outcome(True, f"{what}: torch {first.trial.torch.version} works on {len(seen.nodes)} nodes ({names}){summed}")
+    says = f"{what}: torch {first.trial.torch.version} works on {len(seen.nodes)} nodes ({names}){summed}"
+    return Outcome(True, says, all_reduces=tuple(_measured(seen.nodes)))
+
+
+def _measured(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduce]:
+    """The all-reduces of a job that passed: within each node, and between its nodes."""
+    for proof in proofs:
+        gpu = all_reduce.gpu_of(proof.host)
+        several = [one.host.host for one in proofs]
+        for answer, nodes in ((proof.trial.all_reduce, [proof.host.host]), (proof.together, several)):
+            if answer is not None and (found := all_reduce.measured_by(answer, nodes, gpu)) is not None:
+                yield found
 
 
 def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
@@ -111,5 +125,5 @@ def _report(answer: CommandOutput) -> all_reduce.AllReduceReport:
 
 def _together(answer: CommandOutput) -> str:
     report = _report(answer)
-    rate = all_reduce.bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
+    rate = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
     return f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {rate:.2f} GB/s"

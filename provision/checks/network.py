@@ -9,10 +9,11 @@ import msgspec
 
 from provision import experiment_interfaces
 from provision.check import Check, Outcome, each, without
-from provision.checks.all_reduce import FORMULA, AllReduceReport, bus_bandwidth, why_not
+from provision.checks.all_reduce import FORMULA, AllReduceReport, kept, why_not
 from provision.fact import Unanswered, decode
 from provision.facts.addresses import ADDRESSES
 from provision.operation import Site, Target
+from shardlab.all_reduce import bus_bandwidth
 from shardlab.remote import CommandOutput
 
 PORT = 29411
@@ -44,7 +45,8 @@ def run(site: Site, target: Target) -> Outcome:
             False, f"an all-reduce of {len(targets)} nodes failed; {first.node.name}: {why}", advice, transcript=answer.stderr
         )
     grown = [_grown(*pair) for pair in zip(before, after, strict=True)]
-    return judge(answers[0], nics, grown, without(site), controls)
+    outcome = judge(answers[0], nics, grown, without(site), controls)
+    return kept(outcome, answers[0], [member.node.name for member in targets], None)
 
 
 def judge(
@@ -93,7 +95,8 @@ def judge(
         return Outcome(
             False, says, "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
         )
-    measured = {**msgspec.to_builtins(report), "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
+    figures = {name: value for name, value in msgspec.to_builtins(report).items() if name != "times"}
+    measured = {**figures, "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
     bandwidth = f"bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA}){absent}"
     says = f"all-reduce of {report.ranks} nodes over {over} is exact; {bandwidth}"
     return Outcome(True, says, measured=measured)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from provision import experiment_interfaces, inventory_file
+from provision import experiment_interfaces, inventory_file, measured_links
 from provision.existing_slurm import existing
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT
@@ -30,7 +31,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         return [*alone] if alone else Nothing(why)
     if site.cluster.provider != "local" and any(one.facts[ENVIRONMENT].source is None for one in site.targets):
         return Nothing("written later: all nodes need the Python environment, which reports their facts")
-    content = render(site, inventory_file.node_types(written))
+    content = render(site, inventory_file.node_types(written), measured_links.of_present_nodes(site, written))
     if written == content:
         return Nothing(f"{path} is up to date")
     what = "write" if written is None else "rewrite"
@@ -68,8 +69,11 @@ def _write(path: Path, content: bytes) -> None:
     files.write_atomic(path, content)
 
 
-def render(site: Site, node_types: list[Any] | None = None) -> bytes:
-    """The inventory of all nodes as indented JSON. node_types: the compute nodes of a Slurm site, which a check found."""
+def render(site: Site, node_types: list[Any] | None = None, all_reduces: Sequence[Any] = ()) -> bytes:
+    """The inventory of all nodes as indented JSON.
+
+    node_types, all_reduces: the compute nodes of a Slurm site, and times of all-reduces, which checks found.
+    """
     inventory: dict[str, Any] = {
         "schema": SCHEMA,
         "cluster": site.cluster.name,
@@ -88,6 +92,8 @@ def render(site: Site, node_types: list[Any] | None = None) -> bytes:
             "partition": site.cluster.slurm.partition,
             "installed_by_shardlab": False,
         }
+    if all_reduces:
+        inventory["all_reduces"] = all_reduces
     return inventory_file.encoded(inventory)
 
 

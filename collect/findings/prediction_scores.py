@@ -1,0 +1,73 @@
+"""Scores the planner: its predictions against the measurements, by strategy and category."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+import msgspec
+
+from collect.loading.load import Loaded
+from collect.metrics.energy import energy
+from collect.metrics.prediction_score import ComparedPrediction, compared
+
+
+class PredictionScore(msgspec.Struct, kw_only=True):
+    """One strategy and category, over all completed runs that have both a prediction and a measurement.
+
+    A ratio is a measured number divided by the likely predicted number. predicted, measured: medians over the runs.
+    """
+
+    strategy: str
+    category: str  # step time, memory (also by category of tensors), traffic or energy
+    unit: str  # of predicted and measured: s, bytes, or J; each for one step
+    n: int  # number of runs
+    predicted: float
+    measured: float
+    ratio: float  # median
+    ratio_low: float
+    ratio_high: float
+    error_pct: float  # mean over the runs of how far a measurement is from its likely prediction, in percent of the prediction
+    within: int  # number of runs whose measurement is in the predicted range
+
+
+def scores(loaded: Loaded) -> list[PredictionScore]:
+    """The scores, strategy by strategy in the order of the matrix, and in a strategy by category."""
+    pairs: dict[str, dict[str, list[ComparedPrediction]]] = {}
+    for cell in loaded.cells:
+        for run in cell.completed:
+            for one in compared(run):
+                pairs.setdefault(cell.cell.strategy, {}).setdefault(one.category, []).append(one)
+    return [
+        _score(strategy, category, several)
+        for strategy, by_category in pairs.items()
+        for category, several in by_category.items()
+    ]
+
+
+def watts_per_gpu(loaded: Loaded) -> dict[str, float]:
+    """The mean power of one GPU in each completed run while its steps were timed, in watts, by run id; without runs of which
+    it was not measured, and without rehearsals."""
+    found = {}
+    for run in loaded.runs:
+        if not run.completed or run.result is None or run.result.rehearsal or (span := run.window) is None:
+            continue
+        if (joules := energy(run)) is not None and span[1] > span[0]:
+            found[run.run_id] = joules.value / (span[1] - span[0]) / run.cell.gpus
+    return found
+
+
+def _score(strategy: str, category: str, pairs: list[ComparedPrediction]) -> PredictionScore:
+    ratios = [pair.measured / pair.predicted.likely for pair in pairs]
+    return PredictionScore(
+        strategy=strategy,
+        category=category,
+        unit=pairs[0].unit,
+        n=len(pairs),
+        predicted=median(pair.predicted.likely for pair in pairs),
+        measured=median(pair.measured for pair in pairs),
+        ratio=median(ratios),
+        ratio_low=min(ratios),
+        ratio_high=max(ratios),
+        error_pct=100 * fmean(abs(ratio - 1) for ratio in ratios),
+        within=sum(pair.predicted.low <= pair.measured <= pair.predicted.high for pair in pairs),
+    )

@@ -1,0 +1,40 @@
+"""The score of the planner's predictions as text, for the terminal, the page and the exports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collect import notation
+from collect.findings.prediction_scores import PredictionScore
+
+TITLE = "Predictions against measurements, per step"
+HEADINGS = ["Strategy", "Category", "n", "Predicted", "Measured", "Ratio", "Ratio from", "Ratio to", "Error (%)", "In range"]
+NUMBERS = frozenset(range(2, len(HEADINGS)))  # the indexes of the columns that are aligned to the right
+NOTE = (
+    "Medians over the runs that have a prediction from before their submission. Ratio: measured over predicted. Error: the "
+    "mean distance of a measurement from its likely prediction. In range: runs whose measurement is in the predicted range."
+)
+
+
+def rows(scores: Sequence[PredictionScore]) -> list[list[str]]:
+    """One row for each score, with the cells of HEADINGS."""
+    return [
+        [
+            one.strategy,
+            one.category,
+            str(one.n),
+            _size(one.predicted, one.unit),
+            _size(one.measured, one.unit),
+            *(notation.number(ratio, 3) for ratio in (one.ratio, one.ratio_low, one.ratio_high)),
+            notation.number(one.error_pct, 2),
+            f"{one.within} of {one.n}",
+        ]
+        for one in scores
+    ]
+
+
+def _size(value: float, unit: str) -> str:
+    scale = 1.0
+    if unit == "bytes":
+        unit, scale = notation.bytes_unit([value])
+    return f"{notation.number(value / scale, 3)} {unit}"

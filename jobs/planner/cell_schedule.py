@@ -1,0 +1,82 @@
+"""The simulated schedule of the pipeline of one cell, as `jobs plan --schedule CELL` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from jobs.planner import pipeline_schedule, pipeline_share
+from jobs.planner.pipeline_schedule import SimulatedPipeline
+from shardlab.cell import Cell
+from shardlab.prediction import Prediction
+
+FORWARD, BACKWARD = 1.0, 2.0  # the time of a pass of one micro-batch through all stages of a rank; `step_time` uses the same
+
+
+class CellSchedule(msgspec.Struct, frozen=True):
+    """One simulated step of a cell. Times are in forward passes of one micro-batch through all stages of a rank."""
+
+    cell: str
+    schedule: str
+    """gpipe, 1f1b or interleaved."""
+    ranks: int
+    """Ranks of one pipeline."""
+    stages: int
+    """Of all ranks of the pipeline."""
+    micro_batches: int
+    total: float
+    ideal: float
+    """The time of a step in which no rank waits."""
+    bubble: float
+    """The share of the step in which a rank waits, 0 to 1."""
+    throughput: float
+    """Micro-batches per unit of time."""
+    timeline: tuple[str, ...]
+    """A line of text for each rank, from left to right."""
+
+
+def of(cell: Cell) -> CellSchedule:
+    """The schedule of a cell with a pipeline (pp above 1)."""
+    step = simulated(cell)
+    return CellSchedule(
+        cell.name(),
+        pipeline_share.schedule_of(cell),
+        cell.pp,
+        cell.pp * pipeline_share.stages_per_rank(cell),
+        step.micro_batches,
+        step.total,
+        step.ideal,
+        step.bubble,
+        step.throughput,
+        tuple(pipeline_schedule.drawn(step)),
+    )
+
+
+def simulated(cell: Cell) -> SimulatedPipeline:
+    """The simulation of one step of a cell, without the time of messages."""
+    return pipeline_schedule.simulate(
+        pipeline_share.schedule_of(cell),
+        cell.pp,
+        cell.gradient_accumulation_steps,
+        forward=FORWARD,
+        backward=BACKWARD,
+        per_rank=pipeline_share.stages_per_rank(cell),
+    )
+
+
+def sentences(found: CellSchedule, predicted: Prediction) -> Iterator[str]:
+    """The timeline and its numbers as lines of text. predicted: for the same cell."""
+    yield (
+        f"{found.cell}: {found.schedule}, {found.ranks} ranks, {found.stages} stages, {found.micro_batches} micro-batches; "
+        "digits: forward, letters: backward, dots: waiting"
+    )
+    yield from found.timeline
+    yield (
+        f"total {found.total:.1f}, ideal {found.ideal:.1f}, bubble {found.bubble:.1%}, throughput {found.throughput:.3f} "
+        f"micro-batches per unit; the unit is a forward pass, and a backward pass takes {BACKWARD:g} units"
+    )
+    if (compute_s := predicted.step_parts_s.get("compute")) is not None:
+        unit_s = compute_s / found.ideal
+        waiting_s = predicted.step_parts_s.get("bubble", 0.0)
+        yield f"predicted: a forward pass takes {1000 * unit_s:.3g} ms, and the bubble {1000 * waiting_s:.3g} ms of a step"

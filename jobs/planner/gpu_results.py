@@ -1,0 +1,84 @@
+"""Reads the results of `make gpu-proof` (docs/results/DATE-GPU/) as measurements that calibrate predictions.
+
+A folder of results has HOST.json, the machine, and proof.jsonl, a record a line. A record is used if it names its cell and a
+step time or a peak of memory, and if each rank had a GPU of its own. No prediction was made for it, so the formula is evaluated
+when the record is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+import jobs
+from jobs.planner import gpu, link, memory, step_time
+from jobs.planner.calibration import MeasuredRatio
+from jobs.planner.machine import PlannedMachine
+from shardlab.cell import Cell
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.host import Host
+
+OWN_GPU = ("A", "D", "E")  # the stages of the proof in which each rank has a GPU of its own
+CHECKOUT = Path(jobs.__file__).resolve().parents[1] / "docs" / "results"  # exists only in a checkout of the repository
+
+
+class ProofRecord(msgspec.Struct, frozen=True):
+    """A line of proof.jsonl, as far as it is used here; docs/gpus.md describes all fields."""
+
+    stage: str
+    verdict: str
+    cell: Cell | None = None
+    step_ms: float | None = None
+    """Median of the timed steps."""
+    peak_allocated_bytes: int | None = None
+    """Largest memory that torch's allocator counted, on the rank with the highest peak."""
+
+
+def folders(workspace: Path) -> list[Path]:
+    """The folders in which results are looked for: of the workspace, and of the checkout of shardlab."""
+    own = workspace.resolve() / "docs" / "results"
+    return list(dict.fromkeys((own, CHECKOUT)))
+
+
+def measured(results: Iterable[Path]) -> Iterator[MeasuredRatio]:
+    """The ratios of measured to predicted time and memory of all results in these folders. Damaged files are left out."""
+    for folder in results:
+        for proof in sorted(folder.glob("*/proof.jsonl")):
+            machine = _machine(proof.parent / "HOST.json")
+            if machine is not None:
+                yield from _of_proof(proof, machine)
+
+
+def _machine(path: Path) -> PlannedMachine | None:
+    """The machine of HOST.json; None if its GPU is not known to the planner."""
+    try:
+        host = decoder(Host).decode(path.read_bytes())
+    except (OSError, *DECODE_FAULTS):
+        return None
+    model = gpu.find(host.gpus[0].name) if host.gpus else None
+    if model is None:
+        return None
+    assert host.gpus is not None
+    return PlannedMachine(True, host.gpus[0].name, model, gpu.capacity(model, None), link.of_gpu(model))
+
+
+def _of_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            record = decoder(ProofRecord).decode(line)
+        except DECODE_FAULTS:
+            continue
+        if record.cell is None or record.stage not in OWN_GPU or record.verdict == "dropped":
+            continue
+        predicted = step_time.of(record.cell, machine)
+        needed = memory.of(record.cell, on_gpu=True)
+        time_s = None if predicted is None or not record.step_ms else record.step_ms / 1000 / predicted.seconds.likely
+        peak = record.peak_allocated_bytes if needed.complete and needed.tensors.likely else None
+        if time_s or peak:
+            yield MeasuredRatio(record.cell, machine.name, time_s, peak / needed.tensors.likely if peak else None)

@@ -1,0 +1,113 @@
+"""Fits the alpha-beta model of a link to the all-reduces that `provision` measured over it.
+
+A ring or a tree of n ranks takes a x alpha + b / B seconds for S bytes, with the factors a and b of `collective_time`. The
+smallest and the largest size give the latency alpha and the bandwidth B. Sizes between them only widen the range: buffers of
+a network or of a library make them faster or slower than the model. Of the smallest size the fastest iteration counts, because
+a processor that does something else for a moment takes longer than the latency of any network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from jobs.planner.link import PlannedLink
+from shardlab.all_reduce import AllReduceTime, MeasuredAllReduce
+from shardlab.prediction import PredictedRange
+
+LEAST_SPREAD = 0.10  # of each side of the range, relative: five iterations show less of the spread than a long run
+ROUNDS = 8  # assignments of sizes to ring or tree before the last one is used
+
+
+class FittedLink(msgspec.Struct, frozen=True):
+    """The likely latency and bandwidth of a link, and how well they describe the measurement.
+
+    alpha_s: seconds per hop. bandwidth: bus bandwidth in bytes/s. spread: the largest relative difference between the model
+    and any measured iteration, at least LEAST_SPREAD.
+    """
+
+    alpha_s: float
+    bandwidth: float
+    spread: float
+
+
+def fit(measured: MeasuredAllReduce) -> FittedLink | None:
+    """The model of a link; None if fewer than two sizes were measured, or if larger sizes took no longer than smaller ones."""
+    ranks, small, large = measured.ranks, measured.times[0], measured.times[-1]
+    # Gloo uses a ring for every size. NCCL uses the faster algorithm, which depends on the numbers that are fitted.
+    trees = (False, False)
+    solved = _solve(ranks, small, large, trees)
+    for _ in range(ROUNDS if measured.backend == "nccl" else 0):
+        if solved is None or (chosen := (_is_tree(ranks, small, solved), _is_tree(ranks, large, solved))) == trees:
+            break
+        trees = chosen
+        solved = _solve(ranks, small, large, trees)
+    if solved is None:
+        return None
+    errors = [
+        abs(measured_s / _seconds(ranks, one.bytes, measured.backend == "nccl" and _is_tree(ranks, one, solved), *solved) - 1)
+        for one in measured.times
+        for measured_s in (one.fastest_s, one.seconds, one.slowest_s)
+    ]
+    return FittedLink(solved[0], 1 / solved[1], max(LEAST_SPREAD, *errors))
+
+
+def link(name: str, measured: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
+    """A link with the latency and bandwidth of these measurements; None if none of them can be fitted.
+
+    The range reaches from the slowest to the fastest measurement, such as those of several nodes, with the spread of each; the
+    likely values are those of the measurement with the median bandwidth.
+    """
+    pairs = [(found, one) for one in measured if (found := fit(one)) is not None]
+    if not pairs:
+        return None
+    pairs.sort(key=lambda pair: pair[0].bandwidth)
+    middle, whose = pairs[(len(pairs) - 1) // 2]
+    bandwidth = PredictedRange(
+        min(one.bandwidth / (1 + one.spread) for one, _ in pairs),
+        middle.bandwidth,
+        max(one.bandwidth * (1 + one.spread) for one, _ in pairs),
+    )
+    alpha_s = PredictedRange(
+        max(one.alpha_s * (1 + one.spread) for one, _ in pairs),
+        middle.alpha_s,
+        min(one.alpha_s / (1 + one.spread) for one, _ in pairs),
+    )
+    where = f"{len(whose.nodes)} nodes" if len(whose.nodes) > 1 else f"{whose.ranks} ranks of a node"
+    how = f"measured by provision's all-reduce of {where} ({whose.backend}, {whose.measured[:10]})"
+    return PlannedLink(name, bandwidth, alpha_s, how)
+
+
+def _factors(ranks: int, size: int, tree: bool) -> tuple[float, float]:
+    """(hops, bytes over the link) of an all-reduce of `size` bytes."""
+    if tree:
+        return 2 * math.ceil(math.log2(ranks)), 2 * size
+    return 2 * (ranks - 1), 2 * (ranks - 1) / ranks * size
+
+
+def _seconds(ranks: int, size: int, tree: bool, alpha_s: float, beta: float) -> float:
+    hops, moved = _factors(ranks, size, tree)
+    return hops * alpha_s + moved * beta
+
+
+def _is_tree(ranks: int, one: AllReduceTime, solved: tuple[float, float]) -> bool:
+    """Whether a tree is faster than a ring for tensors of this size."""
+    return _seconds(ranks, one.bytes, True, *solved) < _seconds(ranks, one.bytes, False, *solved)
+
+
+def _solve(ranks: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]) -> tuple[float, float] | None:
+    """(seconds per hop, seconds per byte) with which both sizes take what was measured, the hop at least 0; None if there are
+    none, or if a byte takes no time. trees: whether the small and the large size use a tree."""
+    (hops, moved), (hops_large, moved_large) = (
+        _factors(ranks, one.bytes, tree) for one, tree in zip((small, large), trees, strict=True)
+    )
+    determinant = hops * moved_large - hops_large * moved
+    if determinant <= 0:
+        return None
+    beta = (hops * large.seconds - hops_large * small.fastest_s) / determinant
+    alpha_s = (small.fastest_s - moved * beta) / hops
+    if alpha_s < 0:
+        alpha_s, beta = 0.0, large.seconds / moved_large
+    return (alpha_s, beta) if beta > 0 else None

@@ -1,0 +1,46 @@
+"""The all-reduces that `provision` measured on a cluster. The inventory keeps them, and the planner fits its links to them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class AllReduceTime(msgspec.Struct, frozen=True):
+    """All-reduces of one size. The time of an all-reduce is that of its slowest rank."""
+
+    bytes: Annotated[int, msgspec.Meta(gt=0)]
+    """Size of the tensor that each rank contributes."""
+    seconds: Positive
+    """Median over the iterations."""
+    fastest_s: Positive
+    slowest_s: Positive
+    bus_bandwidth_gb_per_s: Positive
+    """In 1e9 bytes per second, from `seconds`: 2(n-1)/n x bytes / time, as nccl-tests defines it."""
+
+
+class MeasuredAllReduce(msgspec.Struct, frozen=True):
+    """All-reduces of several sizes between the same ranks."""
+
+    nodes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    """The nodes on which the ranks were: one node with all ranks, or several nodes with one rank each."""
+    ranks: Annotated[int, msgspec.Meta(ge=2)]
+    backend: Literal["gloo", "nccl"]
+    """gloo: tensors in host memory, sent over TCP. nccl: tensors on GPUs."""
+    gpu: str | None
+    """NVML's name of the GPU of each rank; None: the tensors were in host memory."""
+    measured: str
+    """When, in ISO 8601, UTC."""
+    times: Annotated[tuple[AllReduceTime, ...], msgspec.Meta(min_length=1)]
+    """From the smallest size to the largest."""
+
+
+def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:
+    """The bus bandwidth of an all-reduce in bytes per second, which is comparable for any number of ranks.
+
+    size_bytes: of the tensor of one rank. time_s: seconds for one all-reduce.
+    """
+    return 2 * (ranks - 1) / ranks * size_bytes / time_s

@@ -1,0 +1,55 @@
+"""WORKSPACE/.shardlab/power/MATRIX.json: the power of the GPUs that runs drew while their steps were timed.
+
+`collect summarize` writes it from telemetry, which `jobs` does not read; the planner calibrates its energy with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from shardlab import files
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.workspace import Workspace
+
+SCHEMA = 1
+
+
+class MeasuredPowers(msgspec.Struct, frozen=True):
+    """The file of one matrix."""
+
+    schema: int
+    watts_per_gpu: dict[str, Annotated[float, msgspec.Meta(gt=0)]]
+    """Maps the id of a run to the mean power of one of its GPUs in watts."""
+
+
+def write(workspace: Workspace, matrix: str, watts_per_gpu: Mapping[str, float]) -> None:
+    """Write the file of a matrix if it would change, and if the power of any run was measured. Raises WorkspaceError."""
+    if not watts_per_gpu:
+        return
+    folder = _folder(workspace)
+    content = msgspec.json.format(msgspec.json.encode(MeasuredPowers(SCHEMA, dict(watts_per_gpu))), indent=2) + b"\n"
+    path = folder / f"{matrix}.json"
+    with files.as_workspace_error("write"):
+        if path.exists() and path.read_bytes() == content:
+            return
+    files.make_folder(folder)
+    files.write_atomic(path, content)
+
+
+def read_all(workspace: Workspace) -> dict[str, float]:
+    """Watts per GPU by run id, of all matrices. Files that are damaged or cannot be read are left out."""
+    found: dict[str, float] = {}
+    for path in sorted(_folder(workspace).glob("*.json")):
+        try:
+            found |= decoder(MeasuredPowers).decode(path.read_bytes()).watts_per_gpu
+        except (OSError, *DECODE_FAULTS):
+            continue
+    return found
+
+
+def _folder(workspace: Workspace) -> Path:
+    return workspace.own / "power"

@@ -1,0 +1,68 @@
+"""What the planner says that a rank exchanges, for every strategy on the menu, compared with numbers worked out by hand."""
+
+import pytest
+from support_planner import cell
+from support_sent_bytes import BY_HAND, PSI
+
+from jobs.planner import exchanges
+from trainers import menu
+
+MICRO = 32_768  # bytes of the hidden state of 2 sequences: 2 x 64 positions x 64 numbers x 4 bytes
+TIED = 65_536  # bytes of the token embedding, 256 x 64 numbers, which is also the head: the first and the last rank share it
+NOT_KNOWN = {"ddp-powersgd", "ps-async", "ps-ssp", "ps-sync"}
+# Of tensor parallelism with sharding, the planner divides the whole block by tp; biases and norms are in fact on every rank.
+WITHIN = {"tp-fsdp2": 0.01, "tp": 0.003}
+IN_PIPELINES = [
+    # (strategy, keys, what the rank that sends most sends), with micro-batches of 2 sequences
+    # A rank in the middle sends each micro-batch onward and its gradient back.
+    ("pp-gpipe", {"gpus": 4, "pp": 4, "passes": 4}, 8 * MICRO + TIED),
+    ("pp-1f1b", {"gpus": 4, "pp": 4, "passes": 8}, 16 * MICRO + TIED),
+    # Of two ranks, the first only sends onward, and the second only back.
+    ("pp-1f1b", {"gpus": 2, "pp": 2, "passes": 4}, 4 * MICRO + TIED),
+    # Stages 0 and 2 are on rank 0, 1 and 3 on rank 1. Rank 0 sends from 0 to 1, from 2 to 3, and the gradient from 2 to 1.
+    ("pp-interleaved", {"gpus": 2, "pp": 2, "passes": 4}, 3 * 4 * MICRO + TIED),
+    # Two replicas of a pipeline of two ranks: a rank has two blocks of 199,936 bytes, and half of what is outside of blocks
+    # (66,048 bytes of the tied embedding, the positions and the norm). It gathers and reduce-scatters them once a step.
+    ("pp-fsdp2", {"gpus": 4, "pp": 2, "passes": 2}, 2 * MICRO + TIED + 2 * (2 * 199_936 + 41_216) / 2),
+    # Each of two blocks all-reduces a hidden state twice in forward and twice in backward, in each pass, over two ranks of tp.
+    ("tp-pp", {"gpus": 4, "tp": 2, "pp": 2, "passes": 2}, 2 * MICRO + TIED + (4 * 2 * 2) * MICRO),
+    # The same, and half of the parts of the blocks is gathered and reduce-scattered over two replicas.
+    (
+        "tp-pp-fsdp2",
+        {"gpus": 8, "tp": 2, "pp": 2, "passes": 2},
+        2 * MICRO + TIED + (4 * 2 * 2) * MICRO + 2 * (199_936 + 41_216) / 2,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "keys", "sent"),
+    [(strategy, keys, sent) for strategy, keys, sent, _, _ in BY_HAND],
+    ids=[f"{row[0]}-{place}" for place, row in enumerate(BY_HAND)],
+)
+def test_a_rank_sends_what_the_ring_needs(strategy, keys, sent):
+    of_cell = dict(keys)
+    gpus, passes = 1 if strategy == "single" else 4, of_cell.pop("accumulation", 1)
+    dp = gpus // of_cell.get("tp", 1)
+    one = cell("gpt2-tiny", strategy, gpus, micro=8 // dp // passes, passes=passes, **of_cell)
+    assert exchanges.sent_bytes(one) == pytest.approx(sent, rel=WITHIN.get(strategy, 1e-9))
+
+
+@pytest.mark.parametrize(("strategy", "keys", "sent"), IN_PIPELINES, ids=[f"{row[0]}-{row[1]['pp']}" for row in IN_PIPELINES])
+def test_a_rank_of_a_pipeline_sends_its_neighbours_each_micro_batch(strategy, keys, sent):
+    assert exchanges.sent_bytes(cell("gpt2-tiny", strategy, micro=2, **keys)) == pytest.approx(sent)
+
+
+def test_every_strategy_on_the_menu_is_worked_out_or_not_known():
+    by_hand = {row[0] for row in BY_HAND} | {row[0] for row in IN_PIPELINES}
+    assert by_hand | NOT_KNOWN == menu.strategies().keys()
+    assert not by_hand & NOT_KNOWN
+    assert exchanges.of(cell("gpt2-tiny", "ddp-powersgd", 4)) is None
+    assert exchanges.of(cell("gpt2-tiny", "ps-sync", 4, servers=1)) is None
+
+
+def test_more_passes_gather_more_and_reduce_gradients_once():
+    once, twice = (exchanges.of(cell("gpt2-tiny", "fsdp2", 4, passes=passes)) for passes in (1, 2))
+    gathered, reduced = zip(*([one.payload_bytes for one in found] for found in (once, twice)), strict=True)
+    assert gathered[1] == 2 * gathered[0]
+    assert reduced == (PSI, PSI)

@@ -1,0 +1,85 @@
+"""Results of `make gpu-proof` calibrate predictions of the planner, for cells that no run of the workspace has measured."""
+
+import json
+
+import msgspec
+import pytest
+from support_collect import environment, prepare
+from support_planner import cell
+
+from jobs import plan_predictions
+from jobs.planner import calibration, gpu, gpu_results, link, memory, step_time
+from jobs.planner.calibration import MeasuredRatio
+from jobs.planner.machine import PlannedMachine
+from shardlab import files
+from shardlab.nvml import Gpu
+from shardlab.prediction import exactly
+from shardlab.workspace import Workspace
+
+ONE = cell("gpt2-large", "single", 1, micro=8, precision="bf16")
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+def machine(name):
+    found = gpu.must_find(name)
+    return PlannedMachine(True, name, found, gpu.capacity(found, None), link.of_gpu(found))
+
+
+def results(folder, *lines, name=A100):
+    """Makes docs/results in a workspace, as `make gpu-proof` writes it."""
+    kept = folder / "docs" / "results" / "2026-11-24-gpu"
+    files.make_folder(kept)
+    run = prepare(Workspace(folder / "other"), cell("gpt2-tiny"))
+    environment(run, gpus=[Gpu(uuid="GPU-0", name=name, memory_bytes=80 << 30)])
+    (kept / "HOST.json").write_bytes(run.environment("node0").read_bytes())
+    (kept / "proof.jsonl").write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return gpu_results.folders(folder)[:1]
+
+
+def record(stage="D", verdict="holds", **figures):
+    return {"stage": stage, "name": "x", "verdict": verdict, "cell": msgspec.to_builtins(ONE), **figures}
+
+
+def test_the_ratio_is_that_to_the_formula(tmp_path):
+    formula_s = step_time.of(ONE, machine(A100)).seconds.likely
+    needed = memory.of(ONE, on_gpu=True).tensors.likely
+    kept = results(tmp_path, record(step_ms=1300 * formula_s, peak_allocated_bytes=round(0.9 * needed)))
+    (found,) = gpu_results.measured(kept)
+    assert (found.time, found.memory) == (pytest.approx(1.3), pytest.approx(0.9))
+    assert found.cell == ONE
+
+
+def test_a_plan_uses_results_until_a_run_of_the_workspace_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_results, "CHECKOUT", tmp_path / "none")  # results of this checkout must not count here
+    formula_s = step_time.of(ONE, machine(A100)).seconds.likely
+    results(tmp_path, record(step_ms=1300 * formula_s))
+    earlier = plan_predictions.earlier_measurements(Workspace(tmp_path))
+    span, how = earlier.time(ONE, "a100-80gb", exactly(1.0))  # as a cluster file names this GPU
+    assert (span.likely, how) == (pytest.approx(1.3), ", calibrated by 1 result(s) in docs/results of single")
+    assert earlier.time(ONE, "h100", exactly(1.0)) == (exactly(1.0), "")
+    own = calibration.of([MeasuredRatio(ONE, A100, 1.1, None)], fallback=earlier)
+    span, how = own.time(ONE, A100, exactly(1.0))
+    assert (span.likely, how) == (pytest.approx(1.1), ", calibrated by 1 run(s) of single")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        record("B", step_ms=10.0),  # ranks that share a GPU
+        record(verdict="dropped", step_ms=10.0),
+        record(),
+        {**record(step_ms=10.0), "cell": {"workload": "x"}},
+        {**record(), "step_ms": "x"},
+        "not JSON\n",
+    ],
+    ids=["shared GPU", "dropped", "no figure", "cell of another version", "no number", "damaged"],
+)
+def test_a_record_without_a_measurement_of_one_gpu_per_rank_is_left_out(tmp_path, line):
+    good = record(step_ms=10.0)
+    assert len(list(gpu_results.measured(results(tmp_path, line, good)))) == 1
+
+
+def test_a_machine_whose_gpu_is_not_known_calibrates_nothing(tmp_path):
+    assert list(gpu_results.measured(results(tmp_path, record(step_ms=10.0), name="Abacus 3000"))) == []
+    (tmp_path / "docs/results/2026-11-24-gpu/HOST.json").write_text("{half")
+    assert list(gpu_results.measured(gpu_results.folders(tmp_path)[:1])) == []

@@ -1,0 +1,67 @@
+"""The alpha-beta model of the planner on practice nodes: `provision verify` measures their network, and other sizes follow."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support_link import RANK, SHAPE
+from support_long import LONG
+from support_practice import WHY
+
+from jobs.planner import collective_time, link_fit
+from jobs.planner.exchanges import Exchange
+from shardlab import inventory
+from shardlab.workspace import Workspace
+
+MIB = 1 << 20
+RATES = (100, 1_000, 10_000)  # Mbit/s
+SIZES = (4 * MIB, 8 * MIB)  # `provision` measures 16 MiB
+PORT = 29613
+pytestmark = [
+    pytest.mark.line,
+    pytest.mark.skipif(WHY is not None, reason=WHY or ""),
+    pytest.mark.skipif(not LONG, reason="only in the long form"),
+]
+
+
+def limit(practice, mbps):
+    """Give the network interface of each node the token bucket that `lan.mbps` configures when the node is made."""
+    for name in practice.nodes:
+        practice.run(name, f"tc qdisc replace dev host0 {SHAPE.format(mbps=mbps)}")
+
+
+def seconds(practice):
+    """The median seconds of an all-reduce of all nodes, by size."""
+    nodes = list(practice.nodes.values())
+    asked = json.dumps([[None, SIZES, 5]])
+
+    def rank(place):
+        words = [nodes[place].python, "-c", RANK, str(place), str(len(nodes)), f"{nodes[0].address}:{PORT}", asked]
+        return nodes[place].run(words, timeout_s=300, env={"GLOO_SOCKET_IFNAME": "host0", "OMP_NUM_THREADS": "1"})
+
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(rank, range(len(nodes))))
+    assert [answer.code for answer in answers] == [0] * len(nodes), [answer.stderr for answer in answers]
+    (found,) = json.loads(answers[0].stdout.splitlines()[-1])
+    return {one["bytes"]: one["seconds"] for one in found}
+
+
+def test_times_at_three_rates_are_predicted_in_order_and_within_a_quarter(practice):
+    points = {}
+    try:
+        for mbps in RATES:
+            limit(practice, mbps)
+            assert practice.provision("verify")["verified"]
+            known = inventory.measured_all_reduces(Workspace(practice.folder), practice.cluster.name)
+            (between,) = (one for one in known if len(one.nodes) == len(practice.nodes))
+            over = link_fit.link("network", [between])
+            for size, measured_s in seconds(practice).items():
+                exchange = Exchange("all_reduce", size, 1, len(practice.nodes), "dp", False)
+                points[mbps, size] = (collective_time.of(exchange, over).likely, measured_s)
+    finally:
+        limit(practice, practice.cluster.lan.mbps)
+    told = "\n".join(f"{place}: predicted {one[0]:.4f} s, measured {one[1]:.4f} s" for place, one in points.items())
+    for size in SIZES:
+        for at in (0, 1):  # predicted, measured
+            assert sorted(RATES, key=lambda mbps: points[mbps, size][at]) == sorted(RATES, reverse=True), told
+    assert all(abs(predicted / measured_s - 1) <= 0.25 for predicted, measured_s in points.values()), told
