@@ -26,8 +26,11 @@ class Args(Struct, gc=False):
 
     correlation: a number that a kernel and the call that launched it have in common; -1 if absent.
     stream: the stream of the device; -1 if absent.
-    The other fields are the arguments of a collective as JSON text (collect/traces/collective.py parses them). Values of any
-    type are accepted, so that a value of an unexpected type does not make the whole event unreadable.
+    collective to sequence: the arguments of a collective as JSON text (collect/traces/collective.py parses them).
+    shapes: the shapes of the inputs of an operator as JSON text, such as [[8, 64], [64, 32]].
+    autograd, forward_thread: the number that autograd gives an operator and its node, and for a node the thread of its forward.
+    bytes to device_type: the arguments of an allocation (collect/traces/details.py).
+    Values of any type are accepted, so that a value of an unexpected type does not make the whole event unreadable.
     """
 
     correlation: Any = -1
@@ -42,6 +45,14 @@ class Args(Struct, gc=False):
     out_elements: Raw = field(name="Out msg nelems", default=_ABSENT)
     dtype: Raw = _ABSENT
     sequence: Raw = field(name="Seq", default=_ABSENT)
+    shapes: Raw = field(name="Input Dims", default=_ABSENT)
+    autograd: Any = field(name="Sequence number", default=-1)
+    forward_thread: Any = field(name="Fwd thread id", default=0)
+    bytes: Any = field(name="Bytes", default=0)
+    allocated: Any = field(name="Total Allocated", default=-1)
+    reserved: Any = field(name="Total Reserved", default=-1)
+    device: Any = field(name="Device Id", default=-1)
+    device_type: Any = field(name="Device Type", default=-1)
 
     def collective_texts(self) -> tuple[Raw, ...]:
         """The texts of the arguments of the collective, in the order of the fields of `CollectiveTexts`."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces.collective import CollectiveOperation, CollectiveTexts, count, parsed
+from collect.traces.details import NO_DETAILS, DetailColumns, Spans, TraceDetails
 from collect.traces.event import UNKNOWN, Args, TraceEvent, integers, nanoseconds
 from collect.traces.head import TraceHead, read_head
 from collect.traces.salvage import CutShort, blocks, salvage
@@ -22,6 +23,7 @@ from shardlab.decoders import DECODE_FAULTS
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_LIST = re.compile(rb"\A\s*\[")
 _RANKS = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_STACKS = re.compile(rb'"with_stack"\s*:\s*(?:1|true)\b')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
 _PHASE = re.compile(rb'"ph"\s*:')
@@ -59,6 +61,7 @@ class Trace(NamedTuple):
     cut: why the file ends before the list of events ends; "" if the list is complete.
     base_ns: the base time of the profiler, in ns since the epoch; None if the file does not say it.
     head: the other information before the events.
+    details: what only some traces have: calls of modules, memory, shapes, and numbers of autograd.
     """
 
     path: Path
@@ -78,6 +81,7 @@ class Trace(NamedTuple):
     cut: str
     base_ns: int | None = None
     head: TraceHead = TraceHead()
+    details: TraceDetails = NO_DETAILS
 
     @property
     def end_ns(self) -> NDArray[np.int64]:
@@ -105,6 +109,7 @@ def read(path: Path) -> Trace:
         for found in _events(path, columns.lost):
             if isinstance(found, bytes):
                 outside += found[: _LONGEST - len(outside)]
+                columns.details.numbers |= _STACKS.search(outside) is not None
             else:
                 columns.add(found)
     except CutShort as short:
@@ -228,6 +233,7 @@ class _Columns:
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts, int] = {}
         self._parts: list[tuple[NDArray[Any], ...]] = []
+        self.details = DetailColumns()
 
     def add(self, events: list[TraceEvent]) -> None:
         complete = [event for event in events if event.ph == "X"]
@@ -235,6 +241,7 @@ class _Columns:
             for phase in {event.ph for event in events} - _OTHER - {"X"}:
                 reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
                 self.lost[reason] += sum(event.ph == phase for event in events)
+            self.details.add_memory([event for event in events if event.ph == "i"])
         if not complete:
             return
         # One call for starts and durations together, because each call has a fixed cost.
@@ -251,6 +258,9 @@ class _Columns:
             start,
             duration,
         )
+        operators = np.isin(part[1], [ids[name] for name in ("cpu_op", "Operator") if name in ids])
+        end = np.where(duration >= 0, start + duration, UNKNOWN)
+        self.details.add(ids, Spans(part[0], part[2], start, end), args, operators)
         self._keep(part)
 
     def _collective_columns(self, args: list[Args | None]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -309,6 +319,7 @@ class _Columns:
             collectives=self._collectives,
             lost=lost,
             cut=cut,
+            details=self.details.details(),
         )
 
 
