@@ -9,7 +9,7 @@ from functools import cached_property
 import msgspec
 
 from collect.choices.family import Family, choose
-from collect.findings import columns, equal_losses, instrument_cost, trace_answers, trace_tables
+from collect.findings import columns, equal_losses, instrument_cost, trace_answers, trace_details, trace_tables
 from collect.findings.columns import Table
 from collect.findings.comparability import baseline_of, families, gpu_trouble
 from collect.findings.equal_losses import LossComparison
@@ -17,6 +17,7 @@ from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import Estimate, estimate, outliers
 from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWaiting
+from collect.findings.trace_details import AttentionOfStep, DeviceMemory, IdleTime, LayerOfStep, PhaseOfStep, ProductOfStep
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
 from collect.findings.traffic import RunTraffic, traffic
 from collect.loading.load import Loaded, LoadedCell
@@ -100,6 +101,12 @@ class Summary(msgspec.Struct, dict=True):
     groups: list[GroupTraffic]
     waiting: list[RankWaiting]
     steps: list[CellDifference]
+    idle: list[IdleTime]
+    phases: list[PhaseOfStep]
+    layers: list[LayerOfStep]
+    device_memory: list[DeviceMemory]
+    matrix_products: list[ProductOfStep]
+    attention: list[AttentionOfStep]
     damage: list[DamagedRun]
 
     @cached_property
@@ -167,6 +174,12 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         groups=trace_answers.group_traffic(loaded),
         waiting=trace_answers.rank_waiting(loaded),
         steps=trace_answers.step_differences(loaded, rows),
+        idle=trace_details.idle_times(rows),
+        phases=trace_details.phase_times(loaded),
+        layers=trace_details.layer_times(loaded),
+        device_memory=trace_details.device_memory(loaded),
+        matrix_products=trace_details.matrix_products(loaded),
+        attention=trace_details.attention(loaded),
         damage=[
             DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.says())
             for run in loaded.runs

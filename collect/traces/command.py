@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from collect import notation
-from collect.traces import answer_tables, hta, run_answers, run_traces
+from collect.traces import answer_tables, detail_tables, hta, run_answers, run_traces
 from collect.traces import trace as source
 from collect.traces.breakdown import Breakdown, EventTally, breakdown, unknown_categories
 from collect.traces.difference import difference
@@ -63,6 +63,7 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
         _tallies(output, "collectives, all ranks together", "Collective", [one for each in told for one in each.collectives])
     else:
         answer_tables.show(output, answers)
+        detail_tables.show(output, answers.ranks)
     _tallies(
         output,
         "kernels (on CPU: operators including all that they call), all ranks together",
