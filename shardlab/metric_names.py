@@ -21,6 +21,7 @@ PLAIN = (
     "memory_operations_ms", "non_compute_ms", "idle_ms", "kernel_ms", "overlap_pct", "compute_pct", "communication_pct",
     "non_compute_pct", "idle_pct", "collective_count", "collective_ms", "collective_mean_ms", "idle_host_ms",
     "idle_communication_ms", "idle_other_ms", "launch_delay_us", "waiting_ms", "waiting_pct", "collective_skew_us",
+    "profiled_peak_bytes", "profiled_reserved_bytes", "matrix_product_flops_per_s",
     "train_time_s", "epoch_time_s", "epoch_time_median_s", "cpu_pct", "rank_cpu_pct", "gpu_pct", "gpu_memory_pct",
     "step_time_over_prediction", "memory_over_prediction",
 )  # fmt: skip
@@ -33,5 +34,7 @@ WITH_ARGUMENT = {  # the name of each metric that needs an argument -> the name 
     "bus_bandwidth_gb_per_s": "of",
     "hidden_pct": "of",
     "phase_ms": "of",
+    "layer_ms": "of",
+    "attention_ms": "of",
 }
 KNOWN = (STATE, *PLAIN, *WITH_ARGUMENT)

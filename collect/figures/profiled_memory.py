@@ -24,8 +24,8 @@ def draw(group: Group) -> Figure | None:
     left_out = f" {len(found) - len(shown)} more cells are not drawn." if len(found) > len(shown) else ""
     caption = (
         "Memory that PyTorch's allocator had allocated, in the profiled steps of the first completed repeat, on the device "
-        "with the highest peak. Each point is the highest of its part of the curve. On a GPU: of all tensors; on a CPU: what was "
-        f"allocated since the recording began.{left_out}"
+        "with the highest peak. Each point is the highest of its part of the curve. On a GPU: of all tensors; on a CPU: what "
+        f"was allocated since the recording began.{left_out}"
     )
     shape = layout(
         axis("ms since the first profiled step began", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True

@@ -98,8 +98,8 @@ METRICS = (
         unit="FLOP/s",
         direction="higher is better",
         definition="FLOPs of all matrix products of the profiled steps (2 M N K, times the batch) over the sum of the "
-        "durations of the kernels that they launched; on a CPU: of the operators. Over all profiled ranks. Needs `instruments: {profile: "
-        "{shapes: true}}`.",
+        "durations of the kernels that they launched; on a CPU: of the operators. Over all profiled ranks. Needs "
+        "`instruments: {profile: {shapes: true}}`.",
         of_run=flops_per_s,
     ),
     Metric(

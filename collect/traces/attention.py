@@ -63,7 +63,7 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
 
 def attention(trace: Trace, active: Activities) -> list[AttentionUse]:
     """The attention in a trace, the longest time first; empty if no operator and no kernel of attention is found."""
-    by_operator = [_backend(label, _OPERATORS) for label in trace.labels]
+    by_operator = [_of_operator_name(label) for label in trace.labels]
     rows = np.flatnonzero(trace.among(trace.name, [one is not None for one in by_operator]) & trace.of_category("cpu_op"))
     rows = rows[gloo.starts_in_steps(trace, trace.start_ns[rows])]
     spans = Spans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
@@ -73,8 +73,12 @@ def attention(trace: Trace, active: Activities) -> list[AttentionUse]:
     return sorted(found, key=lambda one: (-(one.total_ns or 0), one.backend, one.name))
 
 
-def _backend(name: str, patterns: tuple[tuple[re.Pattern[str], Backend], ...]) -> Backend | None:
-    return next((backend for pattern, backend in patterns if pattern.search(name)), None)
+def _of_operator_name(name: str) -> Backend | None:
+    return next((backend for pattern, backend in _OPERATORS if pattern.match(name)), None)
+
+
+def _of_kernel_name(name: str) -> Backend | None:
+    return next((backend for pattern, backend in _KERNELS if pattern.search(name)), None)
 
 
 def _launchers(trace: Trace, active: Activities, spans: Spans) -> NDArray[np.intp]:
@@ -116,7 +120,7 @@ def _of_kernels(trace: Trace, active: Activities, others: NDArray[np.bool_]) -> 
     found = []
     for name in np.unique(trace.name[rows]):
         label = trace.labels[name]
-        if (backend := _backend(label, _KERNELS)) is None:
+        if (backend := _of_kernel_name(label)) is None:
             continue
         mine = rows[trace.name[rows] == name]
         found.append(
