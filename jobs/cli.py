@@ -19,6 +19,7 @@ from jobs import (
     shared_options,
     stale_jobs,
     submit,
+    trace_runs,
     views,
     watch,
 )
@@ -56,6 +57,7 @@ def parser() -> console.Parser:
     for add in (_add_plan, _add_render, _add_submit, _add_status, _add_cancel, _add_retry, _add_logs):
         add(verbs)
     planner_verbs.add_advise(verbs)
+    _add_trace(verbs)
     verbs.add("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
     strategies_help = "list the strategies, also those of the workspace, and their options"
     shared_options.add_trust(verbs.add("strategies", _own_menu(menus.strategies), strategies_help))
@@ -129,6 +131,14 @@ def _add_logs(verbs: console.Verbs) -> None:
     rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
     verb.add_argument("--rank", type=int, metavar="N", help=rank_help)
     verb.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")
+
+
+def _add_trace(verbs: console.Verbs) -> None:
+    verb = verbs.add("trace", _trace, "analyse a folder of profiler traces as runs on a cluster; `collect trace` merges them")
+    trace_runs.add_trace(verb)
+    shared_options.add_wait(verb)
+    shared_options.add_sharing_options(verb)
+    shared_options.add_trust(verb)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -214,6 +224,26 @@ def _submit(invocation: Invocation) -> int:
         render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
         backlog = _send(invocation, steps, planned.source, how)
     return max(int(not readable), _sent(invocation, steps, backlog, lease, planned.remarks))
+
+
+def _trace(invocation: Invocation) -> int:
+    out, workspace = invocation.out, invocation.workspace
+    runs = trace_runs.of_folder(invocation)
+    source = render.source(runs.name, invocation.cluster, workspace)
+    how = shared_options.submit_options(invocation, source)
+    on_controller.must_suit(source.where, workspace)
+    cells = [cell for cell, _ in runs.parts]
+    submit.check(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
+    plan.must_train_here(source, here=invocation.arguments.here)
+    scripts_must_be_trusted(workspace, trusted=invocation.arguments.trust)
+    with workspace.alone():
+        readable = _finish_interrupted(out, workspace, source)
+        steps, lease = lease_report.held_back(invocation, trace_runs.decided(workspace, runs, source), source, how)
+        _slurm_must_accept(steps, source, how)
+        backlog = _send(invocation, steps, source, how)
+    code = _sent(invocation, steps, backlog, lease)
+    out.remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
+    return max(int(not readable), code)
 
 
 def _status(invocation: Invocation) -> int:

@@ -29,6 +29,7 @@ from shardlab.matrix import Matrix
 from shardlab.prediction import Prediction
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
+from shardlab.trace_part import TracePart
 from shardlab.workspace import Workspace
 
 
@@ -125,12 +126,18 @@ def cluster_of(source: RenderContext) -> dict[str, str]:
 
 
 def run_of(
-    cell: Cell, repeat: int, attempt: int, source: RenderContext, resume: Sequence[str] = (), avoid: Sequence[str] = ()
+    cell: Cell,
+    repeat: int,
+    attempt: int,
+    source: RenderContext,
+    resume: Sequence[str] = (),
+    avoid: Sequence[str] = (),
+    traces: TracePart | None = None,
 ) -> Run:
     """The content of run.json for one attempt at one repeat of a cell.
 
     resume: the ids of the runs from whose checkpoints the run may resume, the preferred run first. avoid: the names of nodes
-    that the run must not use.
+    that the run must not use. traces: what the run analyses, if it does not train.
     """
     slurm = source.where.slurm
     return Run(
@@ -166,6 +173,7 @@ def run_of(
         wait_gpus_s=source.wait_gpus_s,
         own_workload=source.own.workloads.of(cell),
         own_strategy=source.own.strategies.of(cell),
+        traces=traces,
     )
 
 

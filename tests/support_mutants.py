@@ -20,7 +20,7 @@ import msgspec
 
 from collect.traces import hta, trace
 from collect.traces.breakdown import breakdown
-from collect.traces.command import damages
+from collect.traces.file_figures import damages
 from collect.traces.rank_analysis import analyse
 from collect.traces.run_answers import RunAnswers, of_rank
 
