@@ -118,7 +118,7 @@ def _add_verdicts(verbs: console.Verbs) -> None:
 def _add_trace(verbs: console.Verbs) -> None:
     summary = "show how profiled steps spend their time and what they wait for, and why two runs differ"
     verb = verbs.add("trace", _trace, summary)
-    run_help = "a run id, or a path (with a slash) to a folder or file of Chrome traces"
+    run_help = "a run id, a path (with a slash) to a folder or file of Chrome traces, or the name that `jobs trace` printed"
     verb.add_argument("profiled", metavar="RUN", help=run_help)
     against_help = "say why a step takes longer than one of OTHER, and which operators are new, gone or changed"
     verb.add_argument("--against", metavar="OTHER", help=against_help)

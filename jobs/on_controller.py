@@ -93,6 +93,8 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
     """
     arguments, workspace, where = invocation.arguments, invocation.workspace, invocation.cluster
     words = _without(argv, "--workspace", "--cluster")
+    if arguments.verb == "trace" and not PurePosixPath(arguments.folder).is_absolute():
+        raise InputError(f"{arguments.folder}: lies on {there.host}. Allowed: an absolute path on that machine.")
     own_matrix: Path | None = None
     if arguments.verb in SENDS:
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import render, submit
+from jobs import lease_report, on_controller, plan, render, sending, shared_options, submit
 from jobs.invocation import Invocation
+from jobs.run_queue import scripts_must_be_trusted
 from shardlab import console
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.cluster import Cluster
@@ -34,13 +35,37 @@ class TraceRuns(msgspec.Struct, frozen=True):
     parts: list[tuple[Cell, TracePart]]
 
 
-def add_trace(verb: console.Parser) -> None:
-    """Add the arguments of the verb `trace`, without those that it shares with `submit`."""
+def add_trace(verbs: console.Verbs) -> None:
+    """Add the verb trace, with its options."""
+    verb = verbs.add("trace", _trace, "analyse a folder of profiler traces as runs on a cluster; `collect trace` merges them")
     verb.add_argument("folder", metavar="FOLDER", help="folder of Chrome traces, *.json or *.json.gz, that all nodes can read")
     cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
     verb.add_argument("--cluster", metavar="FILE", help=cluster_help)
     per_run_help = f"number of trace files that one run analyses (default: {PER_RUN})"
     verb.add_argument("--per-run", type=int, default=PER_RUN, metavar="N", help=per_run_help)
+    shared_options.add_wait(verb)
+    shared_options.add_sharing_options(verb)
+    shared_options.add_trust(verb)
+
+
+def _trace(invocation: Invocation) -> int:
+    out, workspace = invocation.out, invocation.workspace
+    runs = of_folder(invocation)
+    source = render.source(runs.name, invocation.cluster, workspace)
+    how = shared_options.submit_options(invocation, source)
+    on_controller.must_suit(source.where, workspace)
+    cells = [cell for cell, _ in runs.parts]
+    submit.check(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
+    plan.must_train_here(source, here=invocation.arguments.here)
+    scripts_must_be_trusted(workspace, trusted=invocation.arguments.trust)
+    with workspace.alone():
+        readable = sending.finish_interrupted(out, workspace, source)
+        steps, lease = lease_report.held_back(invocation, decided(workspace, runs, source), source, how)
+        sending.slurm_must_accept(steps, source, how)
+        backlog = sending.send(invocation, steps, source, how)
+    code = sending.sent(invocation, steps, backlog, lease)
+    out.remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
+    return max(int(not readable), code)
 
 
 def of_folder(invocation: Invocation) -> TraceRuns:
