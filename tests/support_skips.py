@@ -42,6 +42,7 @@ ALLOWED = (
     AllowedSkip(
         "tests/test_ssh_line.py::*", "only in the long form", "test_ssh_separate_folders_line has it in the short form"
     ),
+    AllowedSkip("tests/test_trace_line.py::*", "only in the long form", "test_jobs_trace.py has it on this machine"),
     AllowedSkip("tests/test_apt_lists.py::*", "needs the package lists .*", "an image may come without the lists of apt"),
     AllowedSkip("tests/test_golden.py::*", "argparse lays help out .*", "the recorded help texts are those of Python 3.11"),
 )
