@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from collect.traces.event import UNKNOWN, Args, TraceEvent, integers, nanosecond
 
 MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
+_OPERATORS = ("cpu_op", "Operator")  # the categories of operators, today and until PyTorch 1.10
 _MEMORY = "[memory]"
 _NO_ARGS = Args()
 _PLAIN, _MODULE, _PRODUCT = range(3)
@@ -50,7 +52,8 @@ class TraceDetails(NamedTuple):
     """The details of a trace. What the profiler did not record is empty.
 
     modules: the calls of modules. products: the operators of matrix products whose shapes are recorded.
-    shapes: for each of `products` the index of its shapes in `texts`. texts: the JSON text of each distinct list of shapes.
+    shapes: for each of `products` the index of its shapes in `texts`. texts: the JSON text of each distinct list of shapes, the
+    empty text first.
     operators: the operators that have a number of autograd; an operator of forward has the same number as its node in backward.
     sequence: these numbers. forward_thread: for a node of backward the number of the thread of its forward; 0 for an operator.
     """
@@ -76,23 +79,25 @@ class DetailColumns:
         self._kinds = np.empty(0, np.int8)  # for each label of the trace: _MODULE, _PRODUCT or _PLAIN
         self._modules: list[Spans] = []
         self._products: list[Spans] = []
-        self._shapes: list[int] = []
-        self._texts: dict[bytes, int] = {}
+        self._shapes: list[NDArray[np.int32]] = []
+        self._texts: defaultdict[bytes, int] = defaultdict()
+        self._texts.default_factory = self._texts.__len__  # a text gets the next number when it is first seen
+        self._texts[b""] = 0  # no shapes
         self._operators: list[Spans] = []
         self._sequences: list[NDArray[np.int64]] = []
         self._memory: list[MemoryEvents] = []
 
     def add(
         self,
-        labels: Collection[str | int],
+        labels: Mapping[str | int, int],
         spans: Spans,
         args: Sequence[Args | None],
-        is_operator: NDArray[np.bool_],
+        category: NDArray[np.int32],
     ) -> None:
         """Add the events with a duration of a block.
 
-        labels: all labels so far, in the order of their numbers. is_operator: which events are operators. An end before the
-        start marks an event without a time; it is ignored.
+        labels: the number of each label so far, in the order of the numbers. category: for each event the number of its
+        category. An end before the start marks an event without a time; it is ignored.
         """
         if len(labels) > len(self._kinds):
             new = [_kind(label) for label in islice(labels, len(self._kinds), None)]
@@ -103,11 +108,13 @@ class DetailColumns:
             self._modules.append(spans.only(kind == _MODULE))
             self.numbers = True
         rows = np.flatnonzero(kind == _PRODUCT)
-        said = [bytes((args[row] or _NO_ARGS).shapes) for row in rows.tolist()]
-        with_shapes = rows[[bool(text) for text in said]] if said else rows
-        self._products.append(spans.only(with_shapes))
-        self._shapes += [self._texts.setdefault(text, len(self._texts)) for text in said if text]
+        if len(rows):
+            texts = self._texts
+            shapes = np.array([texts[bytes((args[row] or _NO_ARGS).shapes)] for row in rows.tolist()], np.int32)
+            self._products.append(spans.only(rows[shapes > 0]))
+            self._shapes.append(shapes[shapes > 0])
         if self.numbers:
+            is_operator = np.isin(category, [labels[name] for name in _OPERATORS if name in labels])
             rows = np.flatnonzero(good & is_operator)
             of = [args[row] or _NO_ARGS for row in rows.tolist()]
             sequences = integers([arg.autograd for arg in of])
@@ -139,7 +146,7 @@ class DetailColumns:
         return TraceDetails(
             modules=_joined(self._modules),
             products=_joined(self._products),
-            shapes=np.array(self._shapes, np.int32),
+            shapes=np.concatenate([np.empty(0, np.int32), *self._shapes]),
             texts=list(self._texts),
             operators=_joined(self._operators),
             sequence=sequences[0],

@@ -258,9 +258,8 @@ class _Columns:
             start,
             duration,
         )
-        operators = np.isin(part[1], [ids[name] for name in ("cpu_op", "Operator") if name in ids])
         end = np.where(duration >= 0, start + duration, UNKNOWN)
-        self.details.add(ids, Spans(part[0], part[2], start, end), args, operators)
+        self.details.add(ids, Spans(part[0], part[2], start, end), args, part[1])
         self._keep(part)
 
     def _collective_columns(self, args: list[Args | None]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
