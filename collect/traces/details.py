@@ -10,14 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.event import UNKNOWN, Args, TraceEvent, integers, nanoseconds
+from collect.traces.event import UNKNOWN, Args, TraceEvent, integers
 
-MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
 _OPERATORS = ("cpu_op", "Operator")  # the categories of operators, today and until PyTorch 1.10
-_MEMORY = "[memory]"
-_NO_ARGS = Args()
-_PLAIN, _MODULE, _PRODUCT = range(3)
+_PLAIN, _OPERATOR, _PRODUCT = range(3)
+Key = tuple[str, str, int | str]  # name, category and thread of an event
 
 
 class Spans(NamedTuple):
@@ -68,6 +66,14 @@ class TraceDetails(NamedTuple):
     memory: MemoryEvents
 
 
+class _Part(NamedTuple):
+    """Some events of a block. kinds: the numbers of their combinations of name, category and thread. Times in ns."""
+
+    kinds: NDArray[np.int32]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+
+
 class DetailColumns:
     """Collects the details from one block of events after another.
 
@@ -76,62 +82,63 @@ class DetailColumns:
 
     def __init__(self) -> None:
         self.numbers = False
-        self._kinds = np.empty(0, np.int8)  # for each label of the trace: _MODULE, _PRODUCT or _PLAIN
-        self._modules: list[Spans] = []
-        self._products: list[Spans] = []
+        self._classes = np.empty(0, np.int8)  # for each kind of event: _PRODUCT, _OPERATOR or _PLAIN
+        self._modules: list[_Part] = []
+        self._products: list[_Part] = []
         self._shapes: list[NDArray[np.int32]] = []
         self._texts: defaultdict[bytes, int] = defaultdict()
         self._texts.default_factory = self._texts.__len__  # a text gets the next number when it is first seen
         self._texts[b""] = 0  # no shapes
-        self._operators: list[Spans] = []
+        self._operators: list[_Part] = []
         self._sequences: list[NDArray[np.int64]] = []
         self._memory: list[MemoryEvents] = []
 
     def add(
         self,
-        labels: Mapping[str | int, int],
-        spans: Spans,
-        args: Sequence[Args | None],
-        category: NDArray[np.int32],
+        keys: Mapping[Key, int],
+        kinds: NDArray[np.int32],
+        start_ns: NDArray[np.int64],
+        duration_ns: NDArray[np.int64],
+        args: Sequence[Args],
     ) -> None:
-        """Add the events with a duration of a block.
+        """Add the events with a duration of a block. Events without a time are ignored.
 
-        labels: the number of each label so far, in the order of the numbers. category: for each event the number of its
-        category. An end before the start marks an event without a time; it is ignored.
+        keys: the number of each kind of event so far, in the order of the numbers. kinds: the kind of each event.
         """
-        if len(labels) > len(self._kinds):
-            new = [_kind(label) for label in islice(labels, len(self._kinds), None)]
-            self._kinds = np.concatenate([self._kinds, np.array(new, np.int8)])
-        good = (spans.start_ns != UNKNOWN) & (spans.end_ns >= spans.start_ns)
-        kind = np.where(good, self._kinds[spans.name], _PLAIN)
-        if (kind == _MODULE).any():
-            self._modules.append(spans.only(kind == _MODULE))
-            self.numbers = True
-        rows = np.flatnonzero(kind == _PRODUCT)
+        if len(keys) > len(self._classes):
+            new = [_class(key) for key in islice(keys, len(self._classes), None)]
+            self._classes = np.concatenate([self._classes, np.array(new, np.int8)])
+        of = self._classes[kinds]
+        good = (start_ns != UNKNOWN) & (duration_ns >= 0)
+        rows = np.flatnonzero((of == _PRODUCT) & good)
         if len(rows):
             texts = self._texts
-            shapes = np.array([texts[bytes((args[row] or _NO_ARGS).shapes)] for row in rows.tolist()], np.int32)
-            self._products.append(spans.only(rows[shapes > 0]))
+            shapes = np.array([texts[bytes(args[row].shapes)] for row in rows.tolist()], np.int32)
+            self._products.append(_part(kinds, start_ns, duration_ns, rows[shapes > 0]))
             self._shapes.append(shapes[shapes > 0])
         if self.numbers:
-            is_operator = np.isin(category, [labels[name] for name in _OPERATORS if name in labels])
-            rows = np.flatnonzero(good & is_operator)
-            of = [args[row] or _NO_ARGS for row in rows.tolist()]
-            sequences = integers([arg.autograd for arg in of])
-            has = sequences >= 0
-            threads = integers([arg.forward_thread for arg in of])[has]
-            self._operators.append(spans.only(rows[has]))
-            self._sequences.append(np.stack([sequences[has], threads]))
+            rows = np.flatnonzero((of != _PLAIN) & good)
+            sequences = integers([args[row].autograd for row in rows.tolist()])
+            rows, sequences = rows[sequences >= 0], sequences[sequences >= 0]
+            threads = integers([args[row].forward_thread for row in rows.tolist()])
+            self._operators.append(_part(kinds, start_ns, duration_ns, rows))
+            self._sequences.append(np.stack([sequences, threads]))
 
-    def add_memory(self, events: Sequence[TraceEvent]) -> None:
-        """Add the allocations among the events of a block that have no duration. Events without a time or size are ignored."""
-        found = [(event, event.args) for event in events if event.name == _MEMORY and event.args is not None]
-        if not found:
+    def add_modules(self, kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> None:
+        """Add the calls of modules of a block. Calls without a time are ignored."""
+        rows = np.flatnonzero((start_ns != UNKNOWN) & (duration_ns >= 0))
+        self._modules.append(_part(kinds, start_ns, duration_ns, rows))
+        self.numbers = True
+
+    def add_memory(self, events: Sequence[TraceEvent], moments_ns: NDArray[np.int64]) -> None:
+        """Add the allocations of a block. Allocations without a time or size are ignored."""
+        if not events:
             return
+        found = [(event, event.args or Args()) for event in events]
         columns = (
             integers([arg.device_type for _, arg in found]),
             integers([arg.device for _, arg in found]),
-            nanoseconds([event.ts for event, _ in found]),
+            moments_ns,
             integers([arg.bytes for _, arg in found]),
             integers([arg.allocated for _, arg in found]),
             integers([arg.reserved for _, arg in found]),
@@ -139,35 +146,43 @@ class DetailColumns:
         good = (columns[0] >= 0) & (columns[2] != UNKNOWN) & (columns[4] >= 0)
         self._memory.append(MemoryEvents(*(column[good] for column in columns)))
 
-    def details(self) -> TraceDetails:
-        """The details of all blocks together."""
+    def details(self, name: NDArray[np.int32], thread: NDArray[np.int32]) -> TraceDetails:
+        """The details of all blocks together. name, thread: for each kind of event the index of its label."""
         sequences = np.concatenate([np.empty((2, 0), np.int64), *self._sequences], axis=1)
         parts = [np.empty((6, 0), np.int64), *(np.stack(part) for part in self._memory)]
         return TraceDetails(
-            modules=_joined(self._modules),
-            products=_joined(self._products),
+            modules=_joined(self._modules, name, thread),
+            products=_joined(self._products, name, thread),
             shapes=np.concatenate([np.empty(0, np.int32), *self._shapes]),
             texts=list(self._texts),
-            operators=_joined(self._operators),
+            operators=_joined(self._operators, name, thread),
             sequence=sequences[0],
             forward_thread=sequences[1],
             memory=MemoryEvents(*np.concatenate(parts, axis=1)),
         )
 
 
-def _kind(label: str | int) -> int:
-    if not isinstance(label, str):
+def _class(key: Key) -> int:
+    name, category, _ = key
+    if category not in _OPERATORS:
         return _PLAIN
-    return _MODULE if label.startswith(MODULE) else _PRODUCT if label in PRODUCTS else _PLAIN
+    return _PRODUCT if name in PRODUCTS else _OPERATOR
 
 
-def _joined(parts: Sequence[Spans]) -> Spans:
+def _part(
+    kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64], rows: NDArray[np.intp]
+) -> _Part:
+    return _Part(kinds[rows], start_ns[rows], start_ns[rows] + duration_ns[rows])
+
+
+def _joined(parts: Sequence[_Part], name: NDArray[np.int32], thread: NDArray[np.int32]) -> Spans:
+    kinds = np.concatenate([np.empty(0, np.int32), *(part.kinds for part in parts)])
     return Spans(
-        np.concatenate([np.empty(0, np.int32), *(part.name for part in parts)]),
-        np.concatenate([np.empty(0, np.int32), *(part.thread for part in parts)]),
+        name[kinds],
+        thread[kinds],
         np.concatenate([np.empty(0, np.int64), *(part.start_ns for part in parts)]),
         np.concatenate([np.empty(0, np.int64), *(part.end_ns for part in parts)]),
     )
 
 
-NO_DETAILS = DetailColumns().details()
+NO_DETAILS = DetailColumns().details(np.empty(0, np.int32), np.empty(0, np.int32))

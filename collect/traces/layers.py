@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from collect.traces import gloo
 from collect.traces.activities import Activities
-from collect.traces.details import MODULE, Spans
+from collect.traces.details import Spans
+from collect.traces.event_decoder import MODULE
 from collect.traces.nesting import DEEPEST, Nesting, containing, lengths, nesting
 from collect.traces.trace import Trace
 
