@@ -14,6 +14,7 @@ from collect.traces.event import ExactEvent, TraceEvent, nanoseconds
 MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
 MEMORY = "[memory]"
 _UNSEEN = frozenset({"python_function", "Trace"})  # ignored: frames of the Python stack (very many), the span of the profiler
+_DETAILED = frozenset({"python_function", "cpu_instant_event"})  # the categories of calls of modules and of allocations
 _OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events have no duration
 
 _with_numbers = msgspec.json.Decoder(list[TraceEvent])
@@ -74,8 +75,9 @@ def _timed(events: Sequence[TraceEvent]) -> DecodedEvents | None:
     complete = [event for event in events if event.ph == "X" and event.cat not in _UNSEEN]
     start, duration = nanoseconds([event.ts for event in complete]), nanoseconds([event.dur for event in complete])
     shorter = len(complete) < len(events)
-    modules = [event for event in events if event.name.startswith(MODULE) and event.ph == "X"] if shorter else []
-    memory = [event for event in events if event.name == MEMORY and event.ph == "i"] if shorter else []
+    others = [event for event in events if event.cat in _DETAILED] if shorter else []
+    modules = [event for event in others if event.name.startswith(MODULE) and event.ph == "X"]
+    memory = [event for event in others if event.name == MEMORY and event.ph == "i"]
     module_start, module_duration = (nanoseconds([getattr(event, name) for event in modules]) for name in ("ts", "dur"))
     moments = nanoseconds([event.ts for event in memory])
     if start is None or duration is None or module_start is None or module_duration is None or moments is None:
