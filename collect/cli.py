@@ -126,7 +126,7 @@ def _add_verdicts(verbs: console.Verbs) -> None:
 def _add_trace(verbs: console.Verbs) -> None:
     summary = "show how profiled steps spend their time and what they wait for, and why two runs differ"
     verb = verbs.add("trace", _trace, summary)
-    run_help = "a run id, or a path (with a slash) to a folder or file of Chrome traces"
+    run_help = "a run id, a path (with a slash) to a folder or file of Chrome traces, or the name that `jobs trace` printed"
     verb.add_argument("profiled", metavar="RUN", help=run_help)
     against_help = "say why a step takes longer than one of OTHER, and which operators are new, gone or changed"
     verb.add_argument("--against", metavar="OTHER", help=against_help)
@@ -150,8 +150,7 @@ def _add_watch(verbs: console.Verbs) -> None:
 
 def _add_compare(verbs: console.Verbs) -> None:
     verb = verbs.add("compare", _compare, "compare the same cells of two workspaces, archives or matrices")
-    a_help = "the name of a matrix of this workspace, the folder of a workspace, or an archive"
-    verb.add_argument("a", metavar="A", help=a_help)
+    verb.add_argument("a", metavar="A", help="a matrix of this workspace, the folder of a workspace, or an archive")
     verb.add_argument("b", metavar="B", help="the same kinds of values as A; the output says how B differs from A")
     matrix_help = "if A and B are workspaces: the matrix to compare (default: the last matrix of each)"
     verb.add_argument("--matrix", metavar="NAME", help=matrix_help)
@@ -359,8 +358,8 @@ def _archive(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("archive", "polars", "plotly")
     from collect.archiving import command
 
-    workspace = _workspace(arguments)
-    return command.write(workspace, arguments.matrix, arguments.out, arguments.max_gib, output, hidden=arguments.anonymous)
+    options = (arguments.matrix, arguments.out, arguments.max_gib)
+    return command.write(_workspace(arguments), *options, output, hidden=arguments.anonymous)
 
 
 def _open(arguments: argparse.Namespace, output: Output) -> int:

@@ -17,6 +17,7 @@ from collect.findings import (
     prediction_scores,
     searches,
     trace_answers,
+    trace_details,
     trace_tables,
 )
 from collect.findings.columns import Table
@@ -28,6 +29,7 @@ from collect.findings.row import CellRow, RunRow
 from collect.findings.searches import SearchResult
 from collect.findings.statistics import Estimate, estimate, outliers
 from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWaiting
+from collect.findings.trace_details import AttentionOfStep, DeviceMemory, IdleTime, LayerOfStep, PhaseOfStep, ProductOfStep
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
 from collect.findings.traffic import RunTraffic, traffic
 from collect.loading.load import Loaded, LoadedCell
@@ -113,6 +115,12 @@ class Summary(msgspec.Struct, dict=True):
     groups: list[GroupTraffic]  # collectives by process group
     waiting: list[RankWaiting]  # how long ranks wait for slow ranks
     steps: list[CellDifference]  # differences of step times to the baseline, by part
+    idle: list[IdleTime]  # idle time by cause
+    phases: list[PhaseOfStep]  # phases of a step
+    layers: list[LayerOfStep]  # time of each module of the model
+    device_memory: list[DeviceMemory]  # memory over the profiled steps
+    matrix_products: list[ProductOfStep]  # achieved FLOP/s of matrix products
+    attention: list[AttentionOfStep]  # which attention ran
     searches: list[SearchResult]  # searches for a value, with their tries
     damage: list[DamagedRun]  # runs with damaged records
 
@@ -184,6 +192,12 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         groups=trace_answers.group_traffic(loaded),
         waiting=trace_answers.rank_waiting(loaded),
         steps=trace_answers.step_differences(loaded, rows),
+        idle=trace_details.idle_times(rows),
+        phases=trace_details.phase_times(loaded),
+        layers=trace_details.layer_times(loaded),
+        device_memory=trace_details.device_memory(loaded),
+        matrix_products=trace_details.matrix_products(loaded),
+        attention=trace_details.attention(loaded),
         searches=searches.results(loaded.searches),
         damage=[
             DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.says())

@@ -17,22 +17,19 @@ from jobs import (
     plan,
     planner_verbs,
     render,
+    sending,
     shared_options,
-    stale_jobs,
     submit,
+    trace_runs,
     views,
     watch,
 )
-from jobs.backlog import Backlog
 from jobs.command_examples import EPILOG, EXAMPLES
 from jobs.gpu_hours import must_be_within
 from jobs.invocation import Invocation
-from jobs.lease_report import LeaseReport
 from jobs.reconcile import Status
 from jobs.run_queue import scripts_must_be_trusted
-from jobs.scheduler import Full, SubmitOptions, scheduler
 from jobs.select import select
-from jobs.slurm import preflight
 from shardlab import console, state
 from shardlab.cell import Cell
 from shardlab.console import Output
@@ -57,6 +54,7 @@ def parser() -> console.Parser:
     for add in (_add_plan, _add_render, _add_submit, _add_status, _add_cancel, _add_retry, _add_logs):
         add(verbs)
     planner_verbs.add_advise(verbs)
+    trace_runs.add_trace(verbs)
     verbs.add("matrices", menus.verb(menus.matrices), "list the matrices that ship with shardlab")
     strategies_help = "list the strategies, also those of the workspace, and their options"
     shared_options.add_trust(verbs.add("strategies", menus.own_verb(menus.strategies), strategies_help))
@@ -181,7 +179,7 @@ def _render(invocation: Invocation) -> int:
     out.line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
-    set_aside = _name_set_aside(out, rendered.set_aside)
+    set_aside = sending.name_set_aside(out, rendered.set_aside)
     out.document([{"id": run.run_id, "path": str(run.path)} for run in rendered.folders])
     return int(set_aside > 0)
 
@@ -199,24 +197,24 @@ def _submit(invocation: Invocation) -> int:
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
         steps, lease = lease_report.held_back(invocation, steps, planned.source, how)
         _must_be_within(arguments.max_gpu_hours, planned, steps)
-        _slurm_must_accept(steps, planned.source, how)
+        sending.slurm_must_accept(steps, planned.source, how)
         views.steps(out, steps, sent=False)
         views.lease_lines(out, lease)
-        set_aside = _name_set_aside(out, [step.now for step in steps if step.now is not None])
+        set_aside = sending.name_set_aside(out, [step.now for step in steps if step.now is not None])
         views.scripts(out, steps, workspace, planned.source)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return int(set_aside > 0)
     plan.must_train_here(planned.source, here=invocation.arguments.here)
     scripts_must_be_trusted(workspace, trusted=arguments.trust)
     with workspace.alone():
-        readable = _finish_interrupted(out, workspace, planned.source)
+        readable = sending.finish_interrupted(out, workspace, planned.source)
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
         steps, lease = lease_report.held_back(invocation, steps, planned.source, how)
         _must_be_within(arguments.max_gpu_hours, planned, steps)
-        _slurm_must_accept(steps, planned.source, how)
+        sending.slurm_must_accept(steps, planned.source, how)
         render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-        backlog = _send(invocation, steps, planned.source, how)
-    return max(int(not readable), _sent(invocation, steps, backlog, lease, planned.remarks))
+        backlog = sending.send(invocation, steps, planned.source, how)
+    return max(int(not readable), sending.sent(invocation, steps, backlog, lease, planned.remarks))
 
 
 def _status(invocation: Invocation) -> int:
@@ -229,7 +227,7 @@ def _status(invocation: Invocation) -> int:
         runs = watch.status(out, workspace, look)
     else:
         views.status(out, runs := look(), workspace, lease_report.of_workspace(workspace, datetime.now(UTC)))
-    return int(not _tidy(out, workspace, runs))
+    return int(not sending.tidy(out, workspace, runs))
 
 
 def _cancel(invocation: Invocation) -> int:
@@ -242,7 +240,7 @@ def _cancel(invocation: Invocation) -> int:
     if ended or not leftover:
         out.line(f"{len(ended)} run(s) cancelled." if ended else "nothing to cancel: all selected runs have ended.")
     out.document({"runs": ended})
-    tidied = _tidy(out, workspace, runs)
+    tidied = sending.tidy(out, workspace, runs)
     return 0 if tidied and all(run.state in state.FINAL for run in ended) else 1
 
 
@@ -260,15 +258,15 @@ def _retry(invocation: Invocation) -> int:
     scripts_must_be_trusted(workspace, trusted=arguments.trust)
     _data_must_be_there(out, workspace, cells, source)
     with workspace.alone():
-        readable = _finish_interrupted(out, workspace, source)
+        readable = sending.finish_interrupted(out, workspace, source)
         runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-        readable = _tidy(out, workspace, runs, of_scheduler=False) and readable
+        readable = sending.tidy(out, workspace, runs, of_scheduler=False) and readable
         steps = submit.retry(workspace, runs, only, source, trust=arguments.trust)
         steps, lease = lease_report.held_back(invocation, steps, source, how)
-        _slurm_must_accept(steps, source, how)
+        sending.slurm_must_accept(steps, source, how)
         submit.freeze_trusted(workspace, steps, trust=arguments.trust)
-        backlog = _send(invocation, steps, source, how)
-    return max(int(not readable), _sent(invocation, steps, backlog, lease))
+        backlog = sending.send(invocation, steps, source, how)
+    return max(int(not readable), sending.sent(invocation, steps, backlog, lease))
 
 
 def _logs(invocation: Invocation) -> int:
@@ -292,83 +290,6 @@ def _must_be_within(bound: float | None, planned: plan.MatrixPlan, steps: Sequen
         raise InputError(f"--max-gpu-hours: found {bound:g}. Allowed: a number above 0.")
     runs = Counter(planned.name_of(step.run.cell) for step in steps if step.send)
     must_be_within(bound, [entry for entry in plan.hours(planned, runs) if runs[entry.cell.name()]])
-
-
-def _slurm_must_accept(steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions) -> None:
-    """Raises InputError if Slurm would reject a run that is to be submitted, before any run folder is written."""
-    if source.scheduler == "slurm":
-        preflight.must_be_accepted([step.run for step in steps if step.send], source, pack=how.pack)
-
-
-def _finish_interrupted(out: Output, workspace: Workspace, source: render.RenderContext) -> bool:
-    """Finish submissions of earlier commands that were interrupted, and print what was done.
-
-    Returns whether every record of the scheduler can be read.
-    """
-    for sentence in scheduler(source.scheduler).resolve(workspace):
-        out.remark(sentence)
-    damaged = scheduler(source.scheduler).damaged(workspace)
-    for sentence in damaged:
-        out.remark(sentence, style="red")
-    return not damaged
-
-
-def _tidy(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_scheduler: bool = True) -> bool:
-    """Cancel jobs that are still queued although their runs have ended, and print every record that cannot be read.
-
-    of_scheduler: whether to check the schedulers' own records as well. Returns whether all such jobs were cancelled and every
-    record can be read.
-    """
-    cancelled = stale_jobs.cancel(runs)
-    for sentence in cancelled.sentences:
-        out.remark(sentence)
-    names = {run.scheduler["name"] for run in runs if not run.set_aside} if of_scheduler else set()
-    set_aside = _name_set_aside(out, runs)
-    damaged = [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
-    for sentence in damaged:
-        out.remark(sentence, style="red")
-    return cancelled.all_gone and not set_aside and not damaged
-
-
-def _name_set_aside(out: Output, runs: Sequence[Status]) -> int:
-    """Print every run that is set aside because its records cannot be read, with the reason; return how many there are."""
-    set_aside = [run for run in runs if run.set_aside]
-    for run in set_aside:
-        out.remark(f"{run.id}: {run.why}", style="red")
-    return len(set_aside)
-
-
-def _send(
-    invocation: Invocation, steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions
-) -> Backlog | None:
-    """Submit the runs. With --wait, return the runs that a full scheduler did not accept, else None. Raises ShardlabError."""
-    try:
-        submit.send(invocation.workspace, steps, source, how)
-    except Full as full:
-        if not invocation.arguments.wait:
-            raise
-        return Backlog(invocation.workspace, source.scheduler, how, full, ignore_lease=invocation.arguments.ignore_lease)
-    return None
-
-
-def _sent(
-    invocation: Invocation,
-    steps: Sequence[submit.RunDecision],
-    backlog: Backlog | None,
-    lease: LeaseReport | None,
-    remarks: Sequence[str] = (),
-) -> int:
-    """Print what was submitted and the remarks, wait for the runs if --wait is given, and return the exit code."""
-    out, workspace, wait = invocation.out, invocation.workspace, invocation.arguments.wait
-    views.steps(out, steps, sent=True, waiting={folder.run_id for folder in backlog.folders} if backlog else ())
-    views.lease_lines(out, lease)
-    for remark in remarks:
-        out.remark(f"note: {remark}")
-    if backlog:
-        out.remark(f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room.")
-    tidied = _tidy(out, workspace, [step.now for step in steps if step.now is not None and not step.send], of_scheduler=False)
-    code = watch.finish(out, workspace, [step.run.run_id for step in steps], wait=wait, backlog=backlog)
-    return code if tidied and not any(step.held_back for step in steps) else max(code, 1)
 
 
 if __name__ == "__main__":

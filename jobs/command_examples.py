@@ -11,6 +11,7 @@ EXAMPLES = {
     "cancel": "jobs cancel --where \"strategy == 'ddp'\"",
     "retry": "jobs retry --only failed,node_fail",
     "advise": "jobs advise --workload gpt2-large --gpus 8 --gpu a100 --link nvlink",
+    "trace": "jobs trace /scratch/alice/traces --cluster cluster.yaml --wait",
     "matrices": "jobs matrices",
     "strategies": "jobs strategies --json",
     "workloads": "jobs workloads",

@@ -11,6 +11,7 @@ from shardlab import registry
 from shardlab.errors import UnknownName
 from shardlab.run import Run
 from shardlab.rundir import RunDir
+from shardlab.trace_part import TRACE
 
 
 def _nothing(_folder: RunDir, _run: Run) -> dict[str, str]:
@@ -28,6 +29,7 @@ class Launcher(msgspec.Struct, frozen=True):
     task: builds the argv of one task of a job step, from the same arguments. Its words may contain variables such as
         $SHARDLAB_ADDRESS, which jobs.step_task replaces on the node.
     per_rank: whether a job step has one task for each rank; otherwise it has one task for each node.
+    on_gpus: whether its processes may compute on GPUs; otherwise a run needs none.
     prepare: writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables
         for the environment of all ranks.
     sbatch: additional options for the run's sbatch script, in long form without the dashes.
@@ -44,6 +46,7 @@ class Launcher(msgspec.Struct, frozen=True):
     prepare: Callable[[RunDir, Run], dict[str, str]] = _nothing
     sbatch: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    on_gpus: bool = True
 
     def srun(self, run: Run, python: str, *, overlap: bool = False, container: Sequence[str] = ()) -> list[str]:
         """The argv that starts all ranks inside a Slurm job, as one job step. If one task fails, Slurm ends the whole step.
@@ -63,6 +66,22 @@ class Launcher(msgspec.Struct, frozen=True):
         return [*step, *container, python, "-m", "jobs.step_task", ".", "--", *self.task(run, python)]
 
 
+def _read_traces(_run: Run, python: str) -> list[str]:
+    return [python, "-P", "-m", "collect.traces.part", "."]
+
+
+# Starts the analysis of traces. It starts no ranks, so it is in no menu, and a matrix cannot name it.
+_READS_TRACES = Launcher(
+    name=TRACE,
+    summary="analyses the profiler traces of a part of a folder (jobs trace)",
+    rehearsal=False,
+    several_nodes=False,
+    command=_read_traces,
+    task=_read_traces,
+    on_gpus=False,
+)
+
+
 @functools.cache
 def launchers() -> dict[str, Launcher]:
     """Every launcher by name."""
@@ -72,6 +91,8 @@ def launchers() -> dict[str, Launcher]:
 def launcher(name: str) -> Launcher:
     """The launcher with this name. Raises UnknownName, which lists all launchers, if there is none."""
     menu = launchers()
+    if name == TRACE:
+        return _READS_TRACES
     if name not in menu:
         raise UnknownName("launcher", name, menu)
     return menu[name]

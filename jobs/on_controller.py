@@ -18,7 +18,8 @@ from shardlab.login_node import PYTHON
 from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.workspace import Workspace
 
-SENDS = ("submit", "render")  # verbs with a matrix, which is uploaded before they run on the controller
+SENDS = ("submit", "render", "trace")  # verbs that make runs: the cluster file is uploaded before they run on the controller
+WITHOUT_MATRIX = ("trace",)  # verbs among these that have no matrix; the others have one, which is uploaded too
 CHANGES = ("cancel", "retry")
 READS = ("status", "logs")
 # Verbs that report which runs end before the lease. The inventory is uploaded for them: the lease may have been extended since
@@ -92,6 +93,8 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
     """
     arguments, workspace, where = invocation.arguments, invocation.workspace, invocation.cluster
     words = _without(argv, "--workspace", "--cluster")
+    if arguments.verb == "trace" and not PurePosixPath(arguments.folder).is_absolute():
+        raise InputError(f"{arguments.folder}: lies on {there.host}. Allowed: an absolute path on that machine.")
     own_matrix: Path | None = None
     if arguments.verb in SENDS:
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
@@ -105,8 +108,8 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.
         if where.slurm is None or inventory.leased(workspace, where.name) is not None:
             texts[str(upload.INVENTORY)] = inventory.path_of(workspace).read_bytes()
-        file = matrix.find(arguments.matrix)
-        if file not in matrix.shipped().values():
+        file = file if arguments.verb in WITHOUT_MATRIX else matrix.find(arguments.matrix)
+        if arguments.verb not in WITHOUT_MATRIX and file not in matrix.shipped().values():
             own_matrix = file
             texts |= matrix_files(file)
             verb, *others = _without(words, "--matrix")

@@ -30,6 +30,7 @@ from shardlab.matrix import Matrix
 from shardlab.prediction import Prediction
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
+from shardlab.trace_part import TracePart
 from shardlab.workspace import Workspace
 
 CLUSTER = "cluster.json"  # in the folder of a run that belongs to a search: the cluster, from which the next try is rendered
@@ -134,12 +135,18 @@ def cluster_of(source: RenderContext) -> dict[str, str]:
 
 
 def run_of(
-    cell: Cell, repeat: int, attempt: int, source: RenderContext, resume: Sequence[str] = (), avoid: Sequence[str] = ()
+    cell: Cell,
+    repeat: int,
+    attempt: int,
+    source: RenderContext,
+    resume: Sequence[str] = (),
+    avoid: Sequence[str] = (),
+    traces: TracePart | None = None,
 ) -> Run:
     """The content of run.json for one attempt at one repeat of a cell.
 
     resume: the ids of the runs from whose checkpoints the run may resume, the preferred run first. avoid: the names of nodes
-    that the run must not use.
+    that the run must not use. traces: what the run analyses, if it does not train.
     """
     slurm = source.where.slurm
     return Run(
@@ -175,6 +182,7 @@ def run_of(
         wait_gpus_s=source.wait_gpus_s,
         own_workload=source.own.workloads.of(cell),
         own_strategy=source.own.strategies.of(cell),
+        traces=traces,
         search=source.search_of(cell),
     )
 

@@ -171,7 +171,8 @@ def retry(
         searches = {batch_search.family(old.cell): old.search} if old.search is not None else {}
         same_matrix = msgspec.structs.replace(source, matrix=old.matrix, track=old.track, own=own, searches=searches)
         if unsent:
-            again = render.run_of(old.cell, old.repeat, attempt_of(now.id)[1], same_matrix, old.resume, old.avoid)
+            attempt = attempt_of(now.id)[1]
+            again = render.run_of(old.cell, old.repeat, attempt, same_matrix, old.resume, old.avoid, old.traces)
             kept = not_replaceable(folder)
             steps.append(
                 RunDecision(again, True, "was rendered", now) if kept is None else RunDecision(again, False, kept.why, kept)
@@ -182,7 +183,8 @@ def retry(
         saved = [(path.name, step_of(checkpoints[0])) for path in attempts if (checkpoints := whole(path))]
         saved.sort(key=lambda entry: entry[1], reverse=True)
         avoid = dict.fromkeys([*old.avoid, *(lost_nodes(folder, now.hosts) if now.state == "node_fail" else [])])
-        run = render.run_of(old.cell, old.repeat, last + 1, same_matrix, [name for name, _ in saved], list(avoid))
+        resume = [name for name, _ in saved]
+        run = render.run_of(old.cell, old.repeat, last + 1, same_matrix, resume, list(avoid), old.traces)
         resumes = f", resumes from its checkpoint at step {saved[0][1]}" if saved else ""
         steps.append(RunDecision(run, True, f"attempt {run.attempt} after {now.state}{resumes}", now))
     return steps
@@ -225,7 +227,7 @@ def _anew(folder: RunDir, run: Run, source: render.RenderContext) -> Run:
     if attempt == 1:
         return run
     old = folder.read_run()
-    return render.run_of(run.cell, run.repeat, attempt, source, old.resume, old.avoid)
+    return render.run_of(run.cell, run.repeat, attempt, source, old.resume, old.avoid, old.traces)
 
 
 def _can_go_on(saved: RunDir, cells: Sequence[Cell]) -> None:

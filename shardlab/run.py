@@ -18,6 +18,7 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.own_strategy import OwnStrategy
 from shardlab.own_workload import OwnWorkload
+from shardlab.trace_part import TracePart
 
 # A variable that the supervisor sets for ranks that keep checkpoints: the time, in seconds since the epoch, when they save a
 # checkpoint and end.
@@ -78,6 +79,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     wait_gpus_s: int = 0  # how many seconds the run waits for its GPUs before its ranks start, if other processes use them
     own_workload: OwnWorkload | None = None  # if a file of the workspace defines the workload; a copy is in the run's folder
     own_strategy: OwnStrategy | None = None  # if a file of the workspace defines the strategy; a copy is in the run's folder
+    traces: TracePart | None = None  # if the run trains nothing but analyses profiler traces: `jobs trace`
     search: BatchSearch | None = None  # if the run is a try of a search: its supervisor starts the next try in the same job
 
 

@@ -20,6 +20,7 @@ ON_PRACTICE_NODES = (
     "test_practice_line",
     "test_practice_hindered_line",
     "test_slurm_line",
+    "test_trace_line",
     "test_slurm_launchers",
     "test_slurm_jump_line",
     "test_site_line",

@@ -16,9 +16,13 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+import msgspec
+
 from collect.traces import hta, trace
 from collect.traces.breakdown import breakdown
-from collect.traces.command import damages
+from collect.traces.file_figures import damages
+from collect.traces.rank_analysis import analyse
+from collect.traces.run_answers import RunAnswers, of_rank
 
 VALUES = [
     *(b"-1", b"0", b"1e999999999", b"-1e400", b"1e-999999999", b"18446744073709551616", b"9" * 400, b"NaN", b"-inf", b"null"),
@@ -79,6 +83,13 @@ def check(path: Path) -> None:
     """
     found = trace.read(path)
     damages(found)
+    if (analysis := analyse(found)) is not None:
+        msgspec.json.encode([of_rank(analysis), RunAnswers([analysis, analysis]).document()])
+        for layer in analysis.layers:
+            assert min(layer.calls, layer.forward_host_ns, layer.forward, layer.backward or 0) >= 0, layer
+        for use in analysis.memory:
+            assert use.start_bytes <= use.peak_bytes, use
+            assert all(point.allocated <= use.peak_bytes for point in use.points), use
     told = [one for one in (breakdown(found), *hta.attempts([found])) if hasattr(one, "compute_ns")]
     for one in told:
         assert min(one.span_ns, one.compute_ns, one.communication_ns, one.idle_ns, one.non_compute_ns) >= 0, one

@@ -114,7 +114,42 @@ def triton(seed: int = 0, steps: int = 2, kernels: int = 4, stream: object = 7) 
     return events
 
 
-SHAPES = {"old Kineto": old_kineto, "RCCL": rccl, "MTIA": mtia, "Triton": triton}
+def detailed(seed: int = 0, steps: int = 2, kernels: int = 4) -> list[Event]:
+    """A trace of a GPU with stacks, shapes and memory: calls of modules, numbers of autograd, allocations, attention."""
+    pick, now, number, sequence, held, events = random.Random(seed), 4_458_676_522.125, 300, 0, 4096, []
+    for step in range(steps):
+        begin, made = now, []
+        for index in range(kernels):
+            operator = ("aten::addmm", "aten::mm", "aten::_scaled_dot_product_flash_attention", "aten::bmm")[index % 4]
+            shapes = ([[4], [8, 2], [2, 4]], [[8, 2], [2, 4]], [[1, 2, 3, 4]], [[5, 8, 2], [5, 2, 4]])[index % 4]
+            for name in ("nn.Module: Model_0", f"nn.Module: Block_{index}"):
+                events.append(_complete("python_function", name, 11, now, 20.5, **{"Python module id": index}))
+            args = {"Input Dims": shapes, "Sequence number": sequence, "Fwd thread id": 0}
+            events.append(_complete("cpu_op", operator, 11, now + 1, 12.75, **args))
+            number, sequence, held = number + 1, sequence + 1, held + 512
+            _kernel(events, number, 11, now + 5, pick.randint(20, 60) / 8)
+            made.append((sequence - 1, operator))
+            memory = {"Total Allocated": held, "Total Reserved": 2 * held, "Bytes": 512, "Device Id": 0, "Device Type": 1}
+            events.append(
+                {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 11, "ts": now, "args": memory}
+            )
+            now += pick.randint(22, 40)
+        for of, operator in reversed(made):
+            args, number = {"Sequence number": of, "Fwd thread id": 1}, number + 1
+            events.append(_complete("cpu_op", f"autograd::engine::evaluate_function: {operator}", 12, now, 9.5, **args))
+            _kernel(events, number, 12, now + 2, pick.randint(20, 60) / 8)
+            now += pick.randint(12, 30)
+        events.append(_complete("user_annotation", f"ProfilerStep#{step}", 11, begin, now - begin - 1))
+    return events
+
+
+def _kernel(events: list[Event], number: int, thread: int, launched: float, lasts: float) -> None:
+    events.append(_complete("cuda_runtime", "cudaLaunchKernel", thread, launched, 2.5, correlation=number))
+    args = {"device": 0, "stream": 7, "correlation": number}
+    events.append(_complete("kernel", "flash::flash_fwd_kernel", 7, launched + 6, lasts, **args))
+
+
+SHAPES = {"old Kineto": old_kineto, "RCCL": rccl, "MTIA": mtia, "Triton": triton, "details": detailed}
 
 
 def text(events: list[Event], rank: int | None = 0) -> bytes:

@@ -8,7 +8,7 @@ import support_traces as support
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collect.traces import command, trace
+from collect.traces import file_figures, trace
 
 
 def complete(count: int = 8) -> list[dict]:
@@ -188,7 +188,7 @@ def test_a_file_that_is_no_trace_holds_nothing_and_says_so(tmp_path, content):
     found = read(tmp_path / "t.json", content)
     assert len(found.name) == 0
     assert found.cut
-    assert command.damages(found) == [f"cut short: {found.cut}"]
+    assert file_figures.damages(found) == [f"cut short: {found.cut}"]
 
 
 def test_a_bare_list_of_events_is_a_trace_too(tmp_path):

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from collect import figure, notation
 from collect.figures import (
     accuracy,
+    attention,
     bandwidth,
     batch_scaling,
     breakdown,
@@ -25,7 +26,9 @@ from collect.figures import (
     gpus,
     head_to_head,
     idle_causes,
+    layers,
     loss,
+    matrix_products,
     memory,
     memory_by_run,
     memory_categories,
@@ -33,6 +36,7 @@ from collect.figures import (
     operator_differences,
     overlap,
     phases,
+    profiled_memory,
     run_timeline,
     scaling,
     sharding,
@@ -67,7 +71,7 @@ from templates import render_page
 TEMPLATE = "report/index.html.j2"
 WIDE = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
-    "head_to_head", "step_timeline", "run_timeline", "why_slower",
+    "head_to_head", "step_timeline", "run_timeline", "why_slower", "layers",
 )  # fmt: skip  # figures that take a whole row of the page
 MOST_UNLIKE = 1.4  # two figures share a row if the ratio of their heights is at most this
 # The modules of the figures, in the order in which the page shows the figures.
@@ -75,6 +79,7 @@ FIGURES: tuple[ModuleType, ...] = (
     head_to_head,
     throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
     breakdown, why_slower, overlap, slow_ranks, collectives, bandwidth, idle_causes, phases,
+    layers, matrix_products, attention, profiled_memory,
     operator_differences, bubble, memory_categories, sharding, memory_timeline, utilization,
     step_timeline, run_timeline, telemetry, gpus,
 )  # fmt: skip
@@ -191,7 +196,19 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         "predictions": summary.predictions,
         "searches": summary.searches,
         "choices": choice_text.opened(summary),
-        "traces": [*summary.rounding, *summary.collectives, *summary.waiting, *summary.steps, *summary.operators],
+        "traces": [
+            *summary.rounding,
+            *summary.collectives,
+            *summary.waiting,
+            *summary.steps,
+            *summary.operators,
+            *summary.idle,
+            *summary.phases,
+            *summary.layers,
+            *summary.device_memory,
+            *summary.matrix_products,
+            *summary.attention,
+        ],
     }
     return [(name, title) for name, title in SECTIONS.items() if having.get(name, [title])]
 

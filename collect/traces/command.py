@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from collect import notation
-from collect.traces import answer_tables, hta, run_answers, run_traces
+from collect.traces import answer_tables, detail_tables, hta, merged, run_answers, run_traces
 from collect.traces import trace as source
-from collect.traces.breakdown import Breakdown, EventTally, breakdown, unknown_categories
-from collect.traces.difference import difference
-from collect.traces.launches import GPU_CATEGORIES
+from collect.traces.breakdown import Breakdown, EventTally
+from collect.traces.difference import StepDifference, difference
+from collect.traces.file_figures import FileFigures, damages, file_figures, in_order
 from collect.traces.operators import OperatorDifference, differences
-from collect.traces.rank_analysis import RankAnalysis, analyse
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
 from shardlab.console import Output
@@ -48,44 +47,98 @@ def files(workspace: Workspace, run: str) -> list[Path]:
 def show(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
     """Print the tables or the JSON document of the traces of a run. against: another run to compare with, or None.
 
-    like_hta: compute the figures as HolisticTraceAnalysis does, with its rounding. Returns 1 if a trace is damaged or has no
-    figures, else 0; the figures of a damaged trace come from the part that could be read.
+    run: a run id, a path, or the name of a set of parts that `jobs trace` submitted. like_hta: compute the figures as
+    HolisticTraceAnalysis does, with its rounding. Returns 1 if a trace is damaged or has no figures, else 0; the figures of a
+    damaged trace come from the part that could be read.
     """
-    paths, other_paths = files(workspace, run), files(workspace, against) if against else []
+    if "/" not in run and (found := merged.figures(workspace, run)) is not None:
+        if against or like_hta:
+            raise InputError(
+                f"{run}: the runs of `jobs trace` keep exact figures only. Allowed: no --against and no --like-hta."
+            )
+        return _report(output, run, found)
+    paths = files(workspace, run)
+    if against is None and not like_hta:  # one trace after another, because thousands would not fit into memory together
+        return _report(output, run, in_order([file_figures(source.read(path)) for path in paths]))
+    other_paths = files(workspace, against) if against else []
     traces, others = sorted(map(source.read, paths), key=_order), [source.read(path) for path in other_paths]
-    told, without = _like_hta(traces) if like_hta else _exact(traces)
-    differ = differences(traces, others) if against else []
-    answers = None if like_hta else RunAnswers(_analyses(traces))
-    why = difference([answers], [RunAnswers(_analyses(others))]) if answers and against else None
-    damage = [f"{trace.path}: {sentence}" for trace in (*traces, *others) for sentence in damages(trace)]
-    _tables(output, run, told, like_hta=like_hta)
-    if answers is None:
-        _tallies(output, "collectives, all ranks together", "Collective", [one for each in told for one in each.collectives])
-    else:
-        answer_tables.show(output, answers)
+    damage = [f"{trace.path}: {sentence}" for trace in others for sentence in damages(trace)]
+    comparison = None
+    if against:
+        comparison = Comparison(against, differences(traces, others), [file_figures(one) for one in others], damage)
+    if not like_hta:
+        return _report(output, run, [file_figures(trace) for trace in traces], comparison)
+    told, without = _like_hta(traces)
+    of_files = [f"{trace.path}: {sentence}" for trace in traces for sentence in damages(trace)]
+    _tables(output, run, told, like_hta=True)
+    _tallies(output, "collectives, all ranks together", "Collective", [one for each in told for one in each.collectives])
+    _kernels(output, told)
+    if comparison:
+        _operators(output, run, comparison.against, comparison.operators)
+    _remarks(output, told, _twice([(trace.rank, trace.path) for trace in traces]), [*without, *of_files, *damage])
+    document: dict[str, Any] = {"run": run, "like_hta": True, "ranks": [_document(one) for one in told]}
+    document |= {"without_figures": without, "damage": [*of_files, *damage]}
+    output.document(document | (comparison.document(None) if comparison else {}))
+    return 1 if document["damage"] or without else 0
+
+
+class Comparison(NamedTuple):
+    """The other run of --against. operators: how operators differ from those of the other run. others: its figures.
+
+    damage: sentences about its traces.
+    """
+
+    against: str
+    operators: list[OperatorDifference]
+    others: list[FileFigures]
+    damage: list[str]
+
+    def document(self, why: StepDifference | None) -> dict[str, Any]:
+        """The comparison as a part of the JSON document."""
+        return {"against": self.against, "why": why, "operators": self.operators}
+
+
+def _report(output: Output, run: str, figures: Sequence[FileFigures], comparison: Comparison | None = None) -> int:
+    """Print the exact figures of a run; return the exit code. figures: of all its traces, sorted by rank."""
+    told = [one.breakdown for one in figures if one.breakdown]
+    answers = RunAnswers([one.analysis for one in figures if one.analysis])
+    without = [f"{one.path}: {one.why}" for one in figures if one.why]
+    damage = [f"{one.path}: {sentence}" for one in figures for sentence in one.damage]
+    damage += comparison.damage if comparison else []
+    why = None
+    if comparison:
+        why = difference([answers], [RunAnswers([one.analysis for one in comparison.others if one.analysis])])
+    _tables(output, run, told, like_hta=False)
+    answer_tables.show(output, answers)
+    detail_tables.show(output, answers.ranks)
+    _kernels(output, told)
+    if comparison:
+        if why:
+            answer_tables.why(output, run, comparison.against, why)
+        _operators(output, run, comparison.against, comparison.operators)
+    _remarks(output, told, _twice([(one.rank, Path(one.path)) for one in figures]), [*without, *damage])
+    ranks = [_document(one) | run_answers.of_rank(rank) for one, rank in zip(told, answers.ranks, strict=True)]
+    document: dict[str, Any] = {"run": run, "like_hta": False, "ranks": ranks}
+    document |= {"without_figures": without, "damage": damage} | answers.document()
+    output.document(document | (comparison.document(why) if comparison else {}))
+    return 1 if damage or without else 0
+
+
+def _kernels(output: Output, told: Sequence[Breakdown]) -> None:
     _tallies(
         output,
         "kernels (on CPU: operators including all that they call), all ranks together",
         "Name",
         [one for each in told for one in each.kernels],
     )
-    if against and why:
-        answer_tables.why(output, run, against, why)
-    if against:
-        _operators(output, run, against, differ)
-    remarks = [*_twice(traces), *(sentence for one in told for sentence in _left_out(one))]
-    for sentence in filter(None, [_unstable(told), *remarks]):
+
+
+def _remarks(output: Output, told: Sequence[Breakdown], twice: Sequence[str], trouble: Sequence[str]) -> None:
+    """Print the remarks on the figures. twice: about ranks with several files. trouble: damage, and traces without figures."""
+    for sentence in filter(None, [_unstable(told), *twice, *(sentence for one in told for sentence in _left_out(one))]):
         output.remark(sentence)
-    for sentence in (*without, *damage):
+    for sentence in trouble:
         output.remark(sentence, style="red")
-    ranks = [_document(one) for one in told]
-    document: dict[str, Any] = {"run": run, "like_hta": like_hta, "ranks": ranks}
-    document |= {"without_figures": without, "damage": damage}
-    if answers is not None:
-        document["ranks"] = [one | run_answers.of_rank(rank) for one, rank in zip(ranks, answers.ranks, strict=True)]
-        document |= answers.document()
-    output.document(document | ({"against": against, "why": why, "operators": differ} if against else {}))
-    return 1 if damage or without else 0
 
 
 def _order(trace: Trace) -> tuple[bool, int, Path]:
@@ -93,19 +146,11 @@ def _order(trace: Trace) -> tuple[bool, int, Path]:
     return trace.rank is None, trace.rank or 0, trace.path
 
 
-def _exact(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
-    """The exact figures of each trace that has figures, and a sentence for each trace that has none."""
-    told, without = [], []
-    for trace in traces:
-        if found := breakdown(trace):
-            told.append(found)
-        elif not trace.cut:  # if the trace is cut short, `damages` says so
-            without.append(f"{trace.path}: {_why_none(trace)}")
-    return told, without
-
-
 def _like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
-    """The same as _exact, with figures as HolisticTraceAnalysis computes them. Raises InputError if no trace has figures."""
+    """The figures of each trace as HolisticTraceAnalysis computes them, and a sentence for each trace that has none.
+
+    Raises InputError if no trace has figures.
+    """
     found = hta.attempts(traces)
     told = [one for one in found if isinstance(one, Breakdown)]
     without = [one for one in found if isinstance(one, InputError)]
@@ -114,25 +159,12 @@ def _like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
     return told, [str(one) for one in without]
 
 
-def _why_none(trace: Trace) -> str:
-    if not len(trace.name):
-        return "the trace has no events."
-    unknown = sorted(unknown_categories(trace).items(), key=lambda item: -item[1])
-    if not unknown:
-        return "no kernels of a GPU and no operators, so there are no figures."
-    said = ", ".join(f"{name} ({count:,} events)" for name, count in unknown[:_SHOWN])
-    return (
-        f"no figures: the trace has events of an accelerator whose categories are not known: {said}. Known: "
-        f"{', '.join(GPU_CATEGORIES)}, as Kineto writes them for GPUs. --like-hta counts every event with a stream."
-    )
-
-
-def _twice(traces: Sequence[Trace]) -> list[str]:
-    """A sentence for each rank that several trace files claim to belong to."""
+def _twice(files_of_ranks: Sequence[tuple[int | None, Path]]) -> list[str]:
+    """A sentence for each rank that several trace files claim to belong to. files_of_ranks: (rank, file) for each trace."""
     paths: defaultdict[int, list[Path]] = defaultdict(list)
-    for trace in traces:
-        if trace.rank is not None:
-            paths[trace.rank].append(trace.path)
+    for rank, path in files_of_ranks:
+        if rank is not None:
+            paths[rank].append(path)
     return [
         f"rank {rank}: {len(same)} files are of this rank: {', '.join(path.name for path in same)}. Each has a row."
         for rank, same in paths.items()
@@ -154,10 +186,6 @@ def _left_out(one: Breakdown) -> list[str]:
     ]
 
 
-def _analyses(traces: Sequence[Trace]) -> list[RankAnalysis]:
-    return [found for trace in traces if (found := analyse(trace))]
-
-
 def _unstable(told: Sequence[Breakdown]) -> str:
     """A sentence: how far HolisticTraceAnalysis may differ from these figures because its sort is unstable; "" if it cannot."""
     idle = [one.hta_bounds.idle_ns for one in told if one.hta_bounds is not None]
@@ -168,12 +196,6 @@ def _unstable(told: Sequence[Breakdown]) -> str:
         f"HolisticTraceAnalysis itself may give up to {most_us} us more or less idle time for a rank: it sorts kernels with "
         "equal rounded starts in an order that depends on the processor (`hta_bounds` in --json)."
     )
-
-
-def damages(trace: Trace) -> list[str]:
-    """Sentences about the damage of a trace: events that were lost, and a file that was cut short."""
-    found = [f"{count:,} events lost: {reason}" for reason, count in trace.lost.items()]
-    return [*found, *([f"cut short: {trace.cut}"] if trace.cut else [])]
 
 
 def _document(one: Breakdown) -> dict[str, Any]:

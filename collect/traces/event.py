@@ -28,9 +28,12 @@ class Args(Struct, gc=False):
 
     correlation: a number that a kernel and the call that launched it have in common; -1 if absent.
     stream: the stream of the device; -1 if absent.
-    The other fields are JSON text (collect/traces/collective.py parses them): the arguments of a collective, and the dimensions
-    and types of the inputs of an operator, which are recorded if the profiler records shapes. Values of any type are accepted,
-    so that a value of an unexpected type does not make the whole event unreadable.
+    collective to sequence: the arguments of a collective as JSON text (collect/traces/collective.py parses them).
+    shapes, input_types: the shapes of the inputs of an operator as JSON text, such as [[8, 64], [64, 32]], and their types;
+    recorded if the profiler records shapes.
+    autograd, forward_thread: the number that autograd gives an operator and its node, and for a node the thread of its forward.
+    bytes to device_type: the arguments of an allocation (collect/traces/details.py).
+    Values of any type are accepted, so that a value of an unexpected type does not make the whole event unreadable.
     """
 
     correlation: Any = -1
@@ -45,8 +48,15 @@ class Args(Struct, gc=False):
     out_elements: Raw = field(name="Out msg nelems", default=_ABSENT)
     dtype: Raw = _ABSENT
     sequence: Raw = field(name="Seq", default=_ABSENT)
-    input_dimensions: Raw = field(name="Input Dims", default=_ABSENT)
+    shapes: Raw = field(name="Input Dims", default=_ABSENT)
     input_types: Raw = field(name="Input type", default=_ABSENT)
+    autograd: Any = field(name="Sequence number", default=-1)
+    forward_thread: Any = field(name="Fwd thread id", default=0)
+    bytes: Any = field(name="Bytes", default=0)
+    allocated: Any = field(name="Total Allocated", default=-1)
+    reserved: Any = field(name="Total Reserved", default=-1)
+    device: Any = field(name="Device Id", default=-1)
+    device_type: Any = field(name="Device Type", default=-1)
 
     def collective_texts(self) -> tuple[Raw, ...]:
         """The texts of the arguments of the collective, in the order of the fields of `CollectiveTexts`."""
@@ -107,7 +117,10 @@ def _of_numbers(times: Sequence[float]) -> NDArray[np.int64] | None:
     2**42 us, where the float64 differs by less than 0.25 ns from the text and from `ns`. Between 2**42 us and 2**43 us, the
     result for a text with more decimals may be 1 ns off; Kineto writes three decimals.
     """
-    us = np.array(times, np.float64)
+    try:
+        us = np.array(times, np.float64)
+    except OverflowError:  # an integer that no float64 can hold
+        return None
     whole = np.floor(us)
     ns = whole * 1000 + np.rint((us - whole) * 1000)  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
     exact = np.abs(us).max() < _MOST_FLOAT and np.array_equal(ns / 1000, us)

@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from collect.traces.event import ExactEvent, TraceEvent, nanoseconds
 
+MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
+MEMORY = "[memory]"
 _UNSEEN = frozenset({"python_function", "Trace"})  # ignored: frames of the Python stack (very many), the span of the profiler
+_DETAILED = frozenset({"python_function", "cpu_instant_event"})  # the categories of calls of modules and of allocations
 _OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events have no duration
 
 _with_numbers = msgspec.json.Decoder(list[TraceEvent])
@@ -23,6 +26,8 @@ class DecodedEvents(NamedTuple):
 
     complete: the events with a duration (`ph` X) whose category is not ignored, in the order of the file.
     start_ns, duration_ns: the times of `complete`; UNKNOWN for a time that is not a number.
+    modules: the calls of modules, which are frames of the Python stack, with their times. memory: the allocations, with the
+    moment of each.
     lost: the number of events whose phase cannot be used, by reason.
     any_phase: whether an event has a phase.
     """
@@ -30,6 +35,11 @@ class DecodedEvents(NamedTuple):
     complete: Sequence[TraceEvent]
     start_ns: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
+    modules: Sequence[TraceEvent]
+    module_start_ns: NDArray[np.int64]
+    module_duration_ns: NDArray[np.int64]
+    memory: Sequence[TraceEvent]
+    memory_ns: NDArray[np.int64]
     lost: dict[str, int]
     any_phase: bool
 
@@ -64,11 +74,28 @@ def timed(events: Sequence[ExactEvent]) -> DecodedEvents:
 def _timed(events: Sequence[TraceEvent]) -> DecodedEvents | None:
     complete = [event for event in events if event.ph == "X" and event.cat not in _UNSEEN]
     start, duration = nanoseconds([event.ts for event in complete]), nanoseconds([event.dur for event in complete])
-    if start is None or duration is None:
+    shorter = len(complete) < len(events)
+    others = [event for event in events if event.cat in _DETAILED] if shorter else []
+    modules = [event for event in others if event.name.startswith(MODULE) and event.ph == "X"]
+    memory = [event for event in others if event.name == MEMORY and event.ph == "i"]
+    module_start, module_duration = (nanoseconds([getattr(event, name) for event in modules]) for name in ("ts", "dur"))
+    moments = nanoseconds([event.ts for event in memory])
+    if start is None or duration is None or module_start is None or module_duration is None or moments is None:
         return None
     lost: dict[str, int] = {}
-    phases = {event.ph for event in events} if len(complete) < len(events) else {"X"}
+    phases = {event.ph for event in events} if shorter else {"X"}
     for phase in phases - _OTHER - {"X"}:
         reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
         lost[reason] = lost.get(reason, 0) + sum(event.ph == phase for event in events)
-    return DecodedEvents(complete, start, duration, lost, bool(complete) or any(phases - {"X"}))
+    return DecodedEvents(
+        complete,
+        start,
+        duration,
+        modules=modules,
+        module_start_ns=module_start,
+        module_duration_ns=module_duration,
+        memory=memory,
+        memory_ns=moments,
+        lost=lost,
+        any_phase=bool(complete) or any(phases - {"X"}),
+    )

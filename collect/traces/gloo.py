@@ -72,6 +72,12 @@ def steps_of(trace: Trace) -> NDArray[np.bool_]:
     return trace.of_category("user_annotation") & _named(trace, lambda label: STEP.match(label) is not None)
 
 
+def starts_in_steps(trace: Trace, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which moments are in a profiler step; all of them if the trace has no profiler steps. Shape (number of moments,)."""
+    steps = steps_of(trace)
+    return intervals.covers(intervals.of(trace, steps), moments) if steps.any() else np.ones(len(moments), bool)
+
+
 def autograd_of(trace: Trace) -> NDArray[np.bool_]:
     """Which events are the wrappers of autograd around the operators of a backward pass."""
     return trace.of_category("cpu_op") & _named(trace, lambda label: label.startswith(WRAPPER))

@@ -9,9 +9,13 @@ import msgspec
 
 from collect.traces import calls, idle_causes, intervals
 from collect.traces.activities import activities
+from collect.traces.attention import AttentionUse, attention
 from collect.traces.breakdown import Source, steps
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.idle_causes import IdleCauses, LaunchDelays
+from collect.traces.layers import LayerTime, layers
+from collect.traces.matrix_products import MatrixProduct, matrix_products
+from collect.traces.memory_use import MemoryUse, memory_use
 from collect.traces.phases import PhaseTime, phases
 from collect.traces.trace import Trace
 
@@ -25,6 +29,8 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     launches: the launch delays; None if no launch is recorded.
     host: the name of the host; gpu: the model of its GPUs; "" if the trace does not say it.
     groups: the process groups of the rank. calls: the calls of collectives, sorted by start.
+    layers: the time of each module. memory: the memory of each device. products: the matrix products. attention: the kernels of
+    attention. Each is empty if the trace does not record it.
     """
 
     rank: int | None
@@ -41,6 +47,10 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[ProcessGroup]
     calls: list[CollectiveCall]
     phases: list[PhaseTime]
+    layers: list[LayerTime]
+    memory: list[MemoryUse]
+    products: list[MatrixProduct]
+    attention: list[AttentionUse]
 
     @property
     def kind(self) -> str:
@@ -70,4 +80,8 @@ def analyse(trace: Trace) -> RankAnalysis | None:
         groups=groups,
         calls=collective_calls,
         phases=phases(trace, active),
+        layers=layers(trace, active),
+        memory=memory_use(trace),
+        products=matrix_products(trace, active),
+        attention=attention(trace, active),
     )

@@ -58,11 +58,15 @@ class RunAnswers:
 
 
 def of_rank(analysis: RankAnalysis) -> dict[str, Any]:
-    """The answers about one rank (idle time by cause, launch delays, phases) as JSON values."""
+    """The answers about one rank (idle time by cause, launch delays, phases, modules, memory, products) as JSON values."""
     return {
         "idle": None if analysis.idle is None else msgspec.to_builtins(analysis.idle),
         "launch_delay": None if analysis.launches is None else msgspec.to_builtins(analysis.launches),
         "phases": msgspec.to_builtins(analysis.phases),
+        "layers": msgspec.to_builtins(analysis.layers),
+        "memory": msgspec.to_builtins(analysis.memory),
+        "matrix_products": [msgspec.to_builtins(one) | {"flops_per_s": one.flops_per_s} for one in analysis.products],
+        "attention": msgspec.to_builtins(analysis.attention),
     }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces.collective import GLOO, CollectiveOperation, CollectiveTexts, count, of_gloo, parsed
+from collect.traces.details import NO_DETAILS, DetailColumns, TraceDetails
 from collect.traces.event import UNKNOWN, Args, TraceEvent, integers
 from collect.traces.event_decoder import DecodedEvents, EventDecoder, timed
 from collect.traces.head import TraceHead, read_head
@@ -23,6 +24,7 @@ from shardlab.decoders import DECODE_FAULTS
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_LIST = re.compile(rb"\A\s*\[")
 _RANKS = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_STACKS = re.compile(rb'"with_stack"\s*:\s*(?:1|true)\b')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
 _PHASE = re.compile(rb'"ph"\s*:')
@@ -58,6 +60,7 @@ class Trace(NamedTuple):
     cut: why the file ends before the list of events ends; "" if the list is complete.
     base_ns: the base time of the profiler, in ns since the epoch; None if the file does not say it.
     head: the other information before the events.
+    details: what only some traces have: calls of modules, memory, shapes, and numbers of autograd.
     """
 
     path: Path
@@ -77,6 +80,7 @@ class Trace(NamedTuple):
     cut: str
     base_ns: int | None = None
     head: TraceHead = TraceHead()
+    details: TraceDetails = NO_DETAILS
 
     @property
     def end_ns(self) -> NDArray[np.int64]:
@@ -104,6 +108,7 @@ def read(path: Path) -> Trace:
         for found in _events(path, columns.lost):
             if isinstance(found, bytes):
                 outside += found[: _LONGEST - len(outside)]
+                columns.details.numbers |= _STACKS.search(outside) is not None
             else:
                 columns.add(found)
     except CutShort as short:
@@ -231,16 +236,24 @@ class _Columns:
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts | tuple[str, bytes, bytes], int] = {}
         self._parts: list[tuple[NDArray[Any], ...]] = []
+        self.details = DetailColumns()
 
     def add(self, events: DecodedEvents) -> None:
         self.lost.update(events.lost)
+        if events.modules:
+            self.details.add_modules(self._kinds_of(events.modules), events.module_start_ns, events.module_duration_ns)
+        self.details.add_memory(events.memory, events.memory_ns)
         if not events.complete:
             return
-        kinds = np.fromiter(map(self._kinds.__getitem__, map(_KIND, events.complete)), np.int32, len(events.complete))
+        kinds = self._kinds_of(events.complete)
         args = [event.args or _NO_ARGS for event in events.complete]
         stream, correlation = integers([arg.stream for arg in args]), integers([arg.correlation for arg in args])
         collectives = self._collective_columns(args, events.complete)
         self._parts.append((kinds, stream, correlation, *collectives, events.start_ns, events.duration_ns))
+        self.details.add(self._kinds, kinds, events.start_ns, events.duration_ns, args)
+
+    def _kinds_of(self, events: Sequence[TraceEvent]) -> NDArray[np.int32]:
+        return np.fromiter(map(self._kinds.__getitem__, map(_KIND, events)), np.int32, len(events))
 
     def _collective_columns(
         self, args: Sequence[Args], events: Sequence[TraceEvent]
@@ -251,9 +264,9 @@ class _Columns:
             kind[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
             number = count(bytes(arg.sequence))
             sequence[row] = -1 if number is None else number
-        for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.input_dimensions]:
+        for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.shapes]:
             if events[row].name.startswith(GLOO):
-                kind[row] = self._collective_id((events[row].name, bytes(arg.input_dimensions), bytes(arg.input_types)))
+                kind[row] = self._collective_id((events[row].name, bytes(arg.shapes), bytes(arg.input_types)))
         return kind, sequence
 
     def _collective_id(self, texts: CollectiveTexts | tuple[str, bytes, bytes]) -> int:
@@ -293,6 +306,7 @@ class _Columns:
             collectives=self._collectives,
             lost={reason: count for reason, count in self.lost.items() if count},
             cut=cut,
+            details=self.details.details(name, thread),
         )
 
     def _joined(self) -> tuple[NDArray[Any], ...]:

@@ -38,8 +38,9 @@ def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
             "gpus": f"gpus={kind}{gpus * run.world.nnodes}",
         }
         words.append(requests[asked.gpu_request])
-    words.append("exclusive" if asked.exclusive else f"cpus-per-task={cpus_per_task(run, cluster, asked, tasks)}")
-    if asked.mem is not None or asked.exclusive:
+    alone = asked.exclusive and run.traces is None  # nothing is timed while traces are read
+    words.append("exclusive" if alone else f"cpus-per-task={cpus_per_task(run, cluster, asked, tasks)}")
+    if asked.mem is not None or alone:
         words.append(f"mem={asked.mem or 0}")  # 0: all memory of the node
     longest = asked.max_time_s  # Slurm rejects, or never starts, a job with a longer limit
     words.append(f"time={minutes(run) if longest is None else max(1, min(minutes(run), longest // 60))}")
@@ -53,8 +54,8 @@ def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
 
 
 def gpus_per_node(run: Run, cluster: Cluster) -> int:
-    """GPUs on each node, 0 for ranks that are forked on the CPU and on a cluster without GPUs."""
-    if run.launcher == "fork" or cluster.gpus is None or not cluster.gpus.per_node:
+    """GPUs on each node, 0 for processes that compute on the CPU and on a cluster without GPUs."""
+    if run.launcher == "fork" or not launcher(run.launcher).on_gpus or cluster.gpus is None or not cluster.gpus.per_node:
         return 0
     return math.ceil(run.cell.gpus / run.world.nnodes)
 

@@ -1,0 +1,55 @@
+"""Draws the memory of a device over the profiled steps, from the allocations in the traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collect import notation
+from collect.figure import CellMark, Figure, Group, axis, layout
+from collect.traces.memory_use import MemoryUse
+
+NAME = "profiled_memory"
+HEIGHT_PX = 340
+MOST_LINES = 12
+
+
+def draw(group: Group) -> Figure | None:
+    """One line per cell whose traces record memory: of the device with the highest peak in its first completed repeat."""
+    found = [(mark, use) for mark in group.marks if (use := highest(mark)) is not None]
+    if not found:
+        return None
+    shown = found[:MOST_LINES]
+    unit, size = notation.bytes_unit([use.peak_bytes for _, use in shown])
+    data = [_line(mark, use, unit, size) for mark, use in shown]
+    left_out = f" {len(found) - len(shown)} more cells are not drawn." if len(found) > len(shown) else ""
+    caption = (
+        "Memory that PyTorch's allocator had allocated, in the profiled steps of the first completed repeat, on the device "
+        "with the highest peak. Each point is the highest of its part of the curve. On a GPU: of all tensors; on a CPU: what "
+        f"was allocated since the recording began.{left_out}"
+    )
+    shape = layout(
+        axis("ms since the first profiled step began", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True
+    )
+    return Figure(NAME, "Memory of the profiled steps", caption, HEIGHT_PX, data, shape)
+
+
+def highest(mark: CellMark) -> MemoryUse | None:
+    """The device with the highest peak in the first completed repeat; CPUs only if no GPU was recorded. None without memory."""
+    runs = mark.cell.completed[:1]
+    uses = [use for run in runs for rank in run.traces.analyses if rank.steps for use in rank.memory]
+    uses = [use for use in uses if use.device != "cpu"] or uses
+    return max(uses, key=lambda use: use.peak_bytes, default=None)
+
+
+def _line(mark: CellMark, use: MemoryUse, unit: str, size: float) -> dict[str, Any]:
+    reserved = "" if use.peak_reserved_bytes is None else f", {notation.number(use.peak_reserved_bytes / size)} {unit} reserved"
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": mark.label,
+        "x": [point.at_ns / 1e6 for point in use.points],
+        "y": [point.allocated / size for point in use.points],
+        "line": {"color": mark.look.colour, "dash": mark.look.dash, "shape": "hv", "width": 1.5},
+        "hovertemplate": f"{use.device}: %{{y:,.4~g}} {unit} at %{{x:,.4~g}} ms<br>peak: "
+        f"{notation.number(use.peak_bytes / size)} {unit}{reserved}<extra>{mark.label}</extra>",
+    }

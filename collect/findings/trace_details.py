@@ -1,0 +1,256 @@
+"""Makes tables of profiled cells: idle time by cause, phases, modules, memory of devices, matrix products, attention."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from collect.findings.row import CellRow
+from collect.findings.trace_answers import profiled
+from collect.loading.load import Loaded, LoadedCell
+from collect.traces import rank_sums
+from collect.traces.memory_use import MemoryUse
+from collect.traces.phases import PHASES
+from collect.traces.rank_analysis import RankAnalysis
+
+
+class IdleTime(msgspec.Struct, frozen=True, kw_only=True):
+    """The idle time of a profiled step of a cell by cause, as means over profiled ranks and n repeats."""
+
+    cell: str
+    n: int  # number of repeats
+    idle_ms: float  # the sum of the three causes
+    host_ms: float  # the host launched nothing
+    communication_ms: float  # waiting for communication
+    other_ms: float
+    launch_delay_us: float | None  # from the end of a launch to the start of the work; None on a CPU
+
+
+class PhaseOfStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase of a profiled step of a cell, as means over profiled ranks and n repeats.
+
+    The times of a GPU are None on a CPU.
+    """
+
+    cell: str
+    phase: str
+    n: int  # number of repeats
+    host_ms: float  # time of the main thread
+    gpu_ms: float | None  # kernels and memory operations that the phase launched
+    compute_ms: float | None
+    communication_ms: float | None
+
+
+class LayerOfStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A module of the model in a profiled step of a cell, with all modules that it calls; means over ranks and n repeats.
+
+    The times are those of the GPU; on a CPU, those of the host.
+    """
+
+    cell: str
+    layer: str  # the name of the module in the trace
+    parent: str  # the module that calls it; "" if no module calls it
+    depth: int  # the number of modules around it
+    n: int  # number of repeats
+    calls: float  # calls per step in forward
+    forward_ms: float
+    backward_ms: float | None  # None: the trace has no numbers of autograd
+    communication_ms: float | None  # collectives that the module launched; None on a CPU
+
+
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of the allocator of a kind of device in the profiled steps of a cell, in bytes, over ranks and n repeats."""
+
+    cell: str
+    device: str  # the kind, such as cuda; on a CPU the memory is what was allocated since the recording began
+    n: int  # number of repeats
+    start_bytes: float  # allocated at the start of the first profiled step; mean over ranks and repeats
+    peak_bytes: float  # the most that was allocated on a rank; mean over repeats
+    peak_reserved_bytes: float | None  # the most that was reserved on a rank; mean over repeats
+
+
+class ProductOfStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A matrix product in a profiled step of a cell, over profiled ranks and n repeats: 2 batch m n k FLOPs a call."""
+
+    cell: str
+    operator: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    repeats: int  # number of repeats
+    calls: float  # calls per step and rank whose time is known
+    ms: float  # time per step and rank
+    flops_per_s: float | None  # achieved FLOP/s; None if no time is known
+
+
+class AttentionOfStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The attention in a profiled step of a cell by implementation, over profiled ranks and n repeats."""
+
+    cell: str
+    backend: str  # flash, efficient, cudnn, flex, fused or math
+    backward: bool
+    name: str  # of the operator, or of the kernel if no operator launched it
+    n: int  # number of repeats
+    calls: float  # calls per step and rank
+    ms: float | None  # time per step and rank
+    kernels: list[str]  # the names of the kernels; empty on a CPU
+
+
+def idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:
+    """The idle time by cause of every cell whose traces record the causes."""
+    found = []
+    for row in rows:
+        parts = [row.metrics.get(f"idle_{cause}_ms") for cause in ("host", "communication", "other")]
+        host, communication, other = parts
+        if host is None or communication is None or other is None:
+            continue
+        delay = row.metrics.get("launch_delay_us")
+        found.append(
+            IdleTime(
+                cell=row.id,
+                n=host.n,
+                idle_ms=host.value + communication.value + other.value,
+                host_ms=host.value,
+                communication_ms=communication.value,
+                other_ms=other.value,
+                launch_delay_us=delay.value if delay else None,
+            )
+        )
+    return found
+
+
+def phase_times(loaded: Loaded) -> list[PhaseOfStep]:
+    """The phases of every cell that was profiled by steps, in the order of a step."""
+    return [found for cell in loaded.cells for phase in PHASES if (found := _phase(cell, phase)) is not None]
+
+
+def _phase(cell: LoadedCell, phase: str) -> PhaseOfStep | None:
+    runs = [run.ranks for run in profiled(cell)]
+    times = [(time, rank) for ranks in runs for rank in ranks for time in rank.phases if time.phase == phase]
+    if not times:
+        return None
+    steps = sum(rank.steps for ranks in runs for rank in ranks)
+
+    def mean(name: str) -> float | None:
+        values = [getattr(time, name) for time, _ in times]
+        return None if None in values else sum(values) / steps / 1e6
+
+    host = mean("host_ns")
+    assert host is not None
+    return PhaseOfStep(
+        cell=cell.id,
+        phase=phase,
+        n=sum(any(time.phase == phase for rank in ranks for time in rank.phases) for ranks in runs),
+        host_ms=host,
+        gpu_ms=mean("device_ns"),
+        compute_ms=mean("compute_ns"),
+        communication_ms=mean("communication_ns"),
+    )
+
+
+def layer_times(loaded: Loaded) -> list[LayerOfStep]:
+    """The modules of every cell whose traces record them, in the order of their first calls."""
+    return [found for cell in loaded.cells for found in layers_of(cell)]
+
+
+def layers_of(cell: LoadedCell) -> list[LayerOfStep]:
+    """The modules of a cell in the order of their first calls; empty if its traces do not record them."""
+    ranks, n, steps = _with(cell, "layers")
+    return [
+        LayerOfStep(
+            cell=cell.id,
+            layer=one.name,
+            parent=one.parent,
+            depth=one.depth,
+            n=n,
+            calls=one.calls / steps,
+            forward_ms=one.forward / steps / 1e6,
+            backward_ms=None if one.backward is None else one.backward / steps / 1e6,
+            communication_ms=None if one.communication_ns is None else one.communication_ns / steps / 1e6,
+        )
+        for one in rank_sums.layers(ranks)
+    ]
+
+
+def device_memory(loaded: Loaded) -> list[DeviceMemory]:
+    """The memory of every cell whose traces record it, by kind of device."""
+    found = []
+    for cell in loaded.cells:
+        kinds: dict[str, list[list[MemoryUse]]] = {}
+        for run in profiled(cell):
+            of_run: dict[str, list[MemoryUse]] = {}
+            for use in (use for rank in run.ranks for use in rank.memory):
+                of_run.setdefault(use.device.partition(":")[0], []).append(use)
+            for kind, uses in of_run.items():
+                kinds.setdefault(kind, []).append(uses)
+        for kind, runs in sorted(kinds.items()):
+            reserved = [[use.peak_reserved_bytes for use in uses if use.peak_reserved_bytes is not None] for uses in runs]
+            found.append(
+                DeviceMemory(
+                    cell=cell.id,
+                    device=kind,
+                    n=len(runs),
+                    start_bytes=statistics.fmean(use.start_bytes for uses in runs for use in uses),
+                    peak_bytes=statistics.fmean(max(use.peak_bytes for use in uses) for uses in runs),
+                    peak_reserved_bytes=statistics.fmean(map(max, reserved)) if all(reserved) else None,
+                )
+            )
+    return found
+
+
+def matrix_products(loaded: Loaded) -> list[ProductOfStep]:
+    """The matrix products of every cell whose traces record shapes; for each cell, the longest time first."""
+    return [found for cell in loaded.cells for found in products_of(cell)]
+
+
+def products_of(cell: LoadedCell) -> list[ProductOfStep]:
+    """The matrix products of a cell, the longest time first; empty if its traces do not record shapes."""
+    ranks, repeats, steps = _with(cell, "products")
+    return [
+        ProductOfStep(
+            cell=cell.id,
+            operator=one.operator,
+            batch=one.batch,
+            m=one.m,
+            n=one.n,
+            k=one.k,
+            repeats=repeats,
+            calls=one.calls / steps,
+            ms=one.total_ns / steps / 1e6,
+            flops_per_s=one.flops_per_s,
+        )
+        for one in rank_sums.products(ranks)
+    ]
+
+
+def attention(loaded: Loaded) -> list[AttentionOfStep]:
+    """The attention of every cell that was profiled by steps; for each cell, the longest time first."""
+    return [found for cell in loaded.cells for found in attention_of(cell)]
+
+
+def attention_of(cell: LoadedCell) -> list[AttentionOfStep]:
+    """The attention of a cell, the longest time first; empty if its traces show none."""
+    ranks, n, steps = _with(cell, "attention")
+    return [
+        AttentionOfStep(
+            cell=cell.id,
+            backend=one.backend,
+            backward=one.backward,
+            name=one.name,
+            n=n,
+            calls=one.calls / steps,
+            ms=None if one.total_ns is None else one.total_ns / steps / 1e6,
+            kernels=one.kernels,
+        )
+        for one in rank_sums.attention(ranks)
+    ]
+
+
+def _with(cell: LoadedCell, field: str) -> tuple[list[RankAnalysis], int, int]:
+    """(the ranks of a cell that recorded `field`, the number of their repeats, the number of their profiled steps)."""
+    runs = [[rank for rank in run.ranks if getattr(rank, field)] for run in profiled(cell)]
+    ranks = [rank for run in runs for rank in run]
+    return ranks, sum(map(bool, runs)), sum(rank.steps for rank in ranks)

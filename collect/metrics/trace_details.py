@@ -1,0 +1,115 @@
+"""What traces with more than times record: the time of a module, peak memory, FLOP/s of matrix products, and attention."""
+
+from __future__ import annotations
+
+import statistics
+
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric
+
+
+def layer_time(run: LoadedRun, of: str) -> Quantity | None:
+    """The time of a module, forward and backward together, in ms per step; the mean over the ranks that were profiled by steps.
+
+    None if no rank records the module, or if the backward pass is not known. of: the name of the module in the trace.
+    """
+    known = [(layer, one) for one in run.traces.analyses if one.steps for layer in one.layers if layer.name == of]
+    times = [(layer.forward + layer.backward) / one.steps for layer, one in known if layer.backward is not None]
+    return Quantity(statistics.fmean(times) / 1e6, "ms", known[0][1].kind) if times and len(times) == len(known) else None
+
+
+def peak(run: LoadedRun) -> Quantity | None:
+    """The most memory that the allocator of a device had allocated in the profiled steps, over the ranks, in bytes.
+
+    If a GPU was recorded, the CPU does not count. None if no memory was recorded.
+    """
+    uses = [use for one in run.traces.analyses if one.steps for use in one.memory]
+    kind = "cpu" if all(use.device == "cpu" for use in uses) else "gpu"
+    sizes = [use.peak_bytes for use in uses if (use.device == "cpu") == (kind == "cpu")]
+    return Quantity(max(sizes), "bytes", kind) if sizes else None
+
+
+def peak_reserved(run: LoadedRun) -> Quantity | None:
+    """The most memory that the allocator of a GPU had reserved in the profiled steps, over the ranks, in bytes.
+
+    None if it was not recorded.
+    """
+    uses = [use for one in run.traces.analyses if one.steps for use in one.memory if use.device != "cpu"]
+    sizes = [use.peak_reserved_bytes for use in uses if use.peak_reserved_bytes is not None]
+    return Quantity(max(sizes), "bytes", "gpu") if sizes and len(sizes) == len(uses) else None
+
+
+def flops_per_s(run: LoadedRun) -> Quantity | None:
+    """The FLOPs of all matrix products of the profiled ranks over their time, in FLOP/s; None if no shapes were recorded."""
+    known = [one for one in run.traces.analyses if one.steps and one.products]
+    time = sum(product.total_ns for one in known for product in one.products)
+    flops = sum(product.flops for one in known for product in one.products)
+    return Quantity(flops / time * 1e9, "FLOP/s", known[0].kind) if time else None
+
+
+def attention_time(run: LoadedRun, of: str) -> Quantity | None:
+    """The time of an implementation of attention in ms per step, forward and backward, as the mean over the profiled ranks.
+
+    None if it did not run, or if its kernels are not recorded. of: the name of the implementation.
+    """
+    ranks = [one for one in run.traces.analyses if one.steps]
+    uses = [[use.total_ns for use in one.attention if use.backend == of] for one in ranks]
+    if not any(uses):
+        return None
+    sums = [sum(known) / one.steps for one, every in zip(ranks, uses, strict=True) if len(known := _known(every)) == len(every)]
+    return Quantity(statistics.fmean(sums) / 1e6, "ms", ranks[0].kind) if len(sums) == len(ranks) else None
+
+
+def _known(times: list[int | None]) -> list[int]:
+    return [time for time in times if time is not None]
+
+
+METRICS = (
+    Metric(
+        name="layer_ms",
+        unit="ms",
+        direction="lower is better",
+        definition="Time of a module of the model in a profiled step with all modules that it calls, forward and backward. On "
+        "a GPU: the union of the kernels that compute and of the memory operations that it launched, without collectives; on a "
+        "CPU: the time of the host. Mean over the profiled ranks. Needs `instruments: {profile: {stacks: true}}`. `of` is the "
+        "name of the module in the trace.",
+        of_run_at=layer_time,
+        argument="of",
+        example="Linear_0",
+    ),
+    Metric(
+        name="profiled_peak_bytes",
+        unit="bytes",
+        direction="lower is better",
+        definition="Most memory that the allocator of a GPU had allocated in the profiled steps, over the profiled ranks; on a "
+        "CPU: most that was allocated since the recording began. Needs `instruments: {profile: {memory: true}}`.",
+        of_run=peak,
+    ),
+    Metric(
+        name="profiled_reserved_bytes",
+        unit="bytes",
+        direction="lower is better",
+        definition="Most memory that the allocator of a GPU had reserved in the profiled steps, over the profiled ranks. Needs "
+        "`instruments: {profile: {memory: true}}`.",
+        of_run=peak_reserved,
+    ),
+    Metric(
+        name="matrix_product_flops_per_s",
+        unit="FLOP/s",
+        direction="higher is better",
+        definition="FLOPs of all matrix products of the profiled steps (2 M N K, times the batch) over the sum of the "
+        "durations of the kernels that they launched; on a CPU: of the operators. Over all profiled ranks. Needs "
+        "`instruments: {profile: {shapes: true}}`.",
+        of_run=flops_per_s,
+    ),
+    Metric(
+        name="attention_ms",
+        unit="ms",
+        direction="lower is better",
+        definition="Time of the kernels of an implementation of attention in a profiled step, forward and backward; on a CPU: "
+        "of its operators. Mean over the profiled ranks. `of` is flash, efficient, cudnn, flex, fused or math.",
+        of_run_at=attention_time,
+        argument="of",
+        example="flash",
+    ),
+)

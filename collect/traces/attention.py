@@ -1,0 +1,144 @@
+"""Finds which attention kernels ran: flash, memory-efficient, cuDNN, flex, or the plain mathematics.
+
+A call is found by the operator to which torch.nn.functional.scaled_dot_product_attention dispatched, such as
+aten::_scaled_dot_product_flash_attention. Its time is that of all kernels which the operator launched; on a CPU, the duration
+of the operator. Kernels of attention that no such operator launched, as of the package flash-attn and of torch.compile, are
+found by their names.
+
+The backward pass of the plain mathematics consists of ordinary operators, which cannot be told from others; so only its forward
+pass is found.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces import gloo
+from collect.traces.activities import Activities
+from collect.traces.details import Spans
+from collect.traces.nesting import containing, outermost
+from collect.traces.trace import Trace
+
+Backend = Literal["flash", "efficient", "cudnn", "flex", "fused", "math"]
+_OPERATORS: tuple[tuple[re.Pattern[str], Backend], ...] = (
+    (re.compile(r"aten::_(?:scaled_dot_product_)?flash_attention|flash_attn(?:_\d)?::"), "flash"),
+    (re.compile(r"aten::_(?:scaled_dot_product_)?efficient_attention"), "efficient"),
+    (re.compile(r"aten::_(?:scaled_dot_product_)?cudnn_attention"), "cudnn"),
+    (re.compile(r"aten::_scaled_dot_product_fused_attention"), "fused"),
+    (re.compile(r"aten::_scaled_dot_product_attention_math"), "math"),
+)
+_KERNELS: tuple[tuple[re.Pattern[str], Backend], ...] = (
+    (re.compile(r"cudnn.*sdpa", re.IGNORECASE), "cudnn"),  # before flash: cuDNN names its kernels sdpa_sm90_flash_fprop
+    (re.compile(r"triton_\w*flex_attention"), "flex"),
+    (re.compile(r"fmha_cutlass|AttentionBackwardKernel|\bAttentionKernel<"), "efficient"),
+    (re.compile(r"\bflash::|\bpytorch_flash::|\bflash_(?:fwd|bwd)|FlashAttn(?:Fwd|Bwd)"), "flash"),
+    (re.compile(r"aotriton|\battn_fwd\b|\bbwd_kernel_(?:dk_dv|dq|fuse)\b|FmhaFwd|FmhaBwd"), "flash"),  # of ROCm
+)
+_BACKWARD = re.compile(r"_backward|bwd|Backward|bprop", re.IGNORECASE)
+MOST_KERNELS = 8  # names of kernels that are kept of a row
+
+
+class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one operator of attention, or of one kernel that no such operator launched.
+
+    Of one rank, all profiled steps together. backend: which implementation ran; `fused` is one of a device that is neither of
+    CUDA nor of ROCm. backward: whether this is the backward pass. name: of the operator or of the kernel. by: which of both.
+    total_ns: the time of its kernels; None if none is recorded. kernels: the names of its kernels that compute, the one with
+    the longest time first, at most MOST_KERNELS; empty on a CPU.
+    """
+
+    backend: Backend
+    backward: bool
+    name: str
+    by: Literal["operator", "kernel"]
+    calls: int
+    total_ns: int | None
+    kernels: list[str]
+
+
+def attention(trace: Trace, active: Activities) -> list[AttentionUse]:
+    """The attention in a trace, the longest time first; empty if no operator and no kernel of attention is found."""
+    by_operator = [_of_operator_name(label) for label in trace.labels]
+    rows = np.flatnonzero(trace.among(trace.name, [one is not None for one in by_operator]) & trace.of_category("cpu_op"))
+    rows = rows[gloo.starts_in_steps(trace, trace.start_ns[rows])]
+    spans = Spans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
+    spans = spans.only(outermost(spans))
+    found = [_of_operator(trace, active, spans, int(name), by_operator) for name in np.unique(spans.name)]
+    found += _of_kernels(trace, active, _launchers(trace, active, spans) < 0)
+    return sorted(found, key=lambda one: (-(one.total_ns or 0), one.backend, one.name))
+
+
+def _of_operator_name(name: str) -> Backend | None:
+    return next((backend for pattern, backend in _OPERATORS if pattern.match(name)), None)
+
+
+def _of_kernel_name(name: str) -> Backend | None:
+    return next((backend for pattern, backend in _KERNELS if pattern.search(name)), None)
+
+
+def _launchers(trace: Trace, active: Activities, spans: Spans) -> NDArray[np.intp]:
+    """For each of `active.rows` the span in which it was launched; -1 if there is none."""
+    launch = active.launch_row
+    found = np.full(len(launch), -1, np.intp)
+    known = launch >= 0
+    found[known] = containing(spans, trace.thread[launch[known]], trace.start_ns[launch[known]])
+    return found
+
+
+def _of_operator(trace: Trace, active: Activities, spans: Spans, name: int, by_operator: list[Backend | None]) -> AttentionUse:
+    mine = spans.only(spans.name == name)
+    backend = by_operator[name]
+    assert backend is not None
+    if active.source == "gpu":
+        rows = active.rows[_launchers(trace, active, mine) >= 0]
+        total = sum(trace.duration_ns[rows].tolist()) if len(rows) else None
+        kernels = _longest(trace, rows[trace.of_category("kernel")[rows]])
+    else:
+        total, kernels = sum((mine.end_ns - mine.start_ns).tolist()), []
+    return AttentionUse(
+        backend=backend,
+        backward=_BACKWARD.search(trace.labels[name]) is not None,
+        name=trace.labels[name],
+        by="operator",
+        calls=len(mine.name),
+        total_ns=total,
+        kernels=kernels,
+    )
+
+
+def _of_kernels(trace: Trace, active: Activities, others: NDArray[np.bool_]) -> list[AttentionUse]:
+    """The kernels of attention among `others`, a mask over `active.rows`."""
+    if active.source != "gpu":
+        return []
+    rows = active.rows[others & ~active.is_collective]
+    rows = rows[trace.of_category("kernel")[rows]]
+    found = []
+    for name in np.unique(trace.name[rows]):
+        label = trace.labels[name]
+        if (backend := _of_kernel_name(label)) is None:
+            continue
+        mine = rows[trace.name[rows] == name]
+        found.append(
+            AttentionUse(
+                backend=backend,
+                backward=_BACKWARD.search(label) is not None,
+                name=label,
+                by="kernel",
+                calls=len(mine),
+                total_ns=sum(trace.duration_ns[mine].tolist()),
+                kernels=[label],
+            )
+        )
+    return found
+
+
+def _longest(trace: Trace, rows: NDArray[np.intp]) -> list[str]:
+    names, group = np.unique(trace.name[rows], return_inverse=True)
+    total = np.zeros(len(names), np.int64)
+    np.add.at(total, group, trace.duration_ns[rows])
+    return [trace.labels[names[place]] for place in np.argsort(-total, kind="stable")[:MOST_KERNELS]]

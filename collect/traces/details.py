@@ -1,0 +1,188 @@
+"""Collects the details of a trace that only some traces have: calls of modules, memory, shapes, and numbers of autograd."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces.event import UNKNOWN, Args, TraceEvent, integers
+
+PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
+_OPERATORS = ("cpu_op", "Operator")  # the categories of operators, today and until PyTorch 1.10
+_PLAIN, _OPERATOR, _PRODUCT = range(3)
+Key = tuple[str, str, int | str]  # name, category and thread of an event
+
+
+class Spans(NamedTuple):
+    """Events with a thread and a time, one entry per event. name, thread: indexes in the labels of the trace. Times in ns."""
+
+    name: NDArray[np.int32]
+    thread: NDArray[np.int32]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+
+    def only(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Spans:
+        """The chosen events. rows: a boolean mask, or indexes."""
+        return Spans(self.name[rows], self.thread[rows], self.start_ns[rows], self.end_ns[rows])
+
+
+class MemoryEvents(NamedTuple):
+    """The allocations and releases that the profiler recorded, one entry per event.
+
+    device_type: the number of the type of the device in c10 (c10/core/DeviceType.h). device: the number of the device.
+    at_ns: the time. bytes: the size; negative for a release. allocated, reserved: the bytes of the device after the event.
+    """
+
+    device_type: NDArray[np.int64]
+    device: NDArray[np.int64]
+    at_ns: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    allocated: NDArray[np.int64]
+    reserved: NDArray[np.int64]
+
+
+class TraceDetails(NamedTuple):
+    """The details of a trace. What the profiler did not record is empty.
+
+    modules: the calls of modules. products: the operators of matrix products whose shapes are recorded.
+    shapes: for each of `products` the index of its shapes in `texts`. texts: the JSON text of each distinct list of shapes, the
+    empty text first.
+    operators: the operators that have a number of autograd; an operator of forward has the same number as its node in backward.
+    sequence: these numbers. forward_thread: for a node of backward the number of the thread of its forward; 0 for an operator.
+    """
+
+    modules: Spans
+    products: Spans
+    shapes: NDArray[np.int32]
+    texts: list[bytes]
+    operators: Spans
+    sequence: NDArray[np.int64]
+    forward_thread: NDArray[np.int64]
+    memory: MemoryEvents
+
+
+class _Part(NamedTuple):
+    """Some events of a block. kinds: the numbers of their combinations of name, category and thread. Times in ns."""
+
+    kinds: NDArray[np.int32]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+
+
+class DetailColumns:
+    """Collects the details from one block of events after another.
+
+    numbers: whether to collect the numbers of autograd. They are only used together with modules, and reading them takes time.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = False
+        self._classes = np.empty(0, np.int8)  # for each kind of event: _PRODUCT, _OPERATOR or _PLAIN
+        self._modules: list[_Part] = []
+        self._products: list[_Part] = []
+        self._shapes: list[NDArray[np.int32]] = []
+        self._texts: defaultdict[bytes, int] = defaultdict()
+        self._texts.default_factory = self._texts.__len__  # a text gets the next number when it is first seen
+        self._texts[b""] = 0  # no shapes
+        self._operators: list[_Part] = []
+        self._sequences: list[NDArray[np.int64]] = []
+        self._memory: list[MemoryEvents] = []
+
+    def add(
+        self,
+        keys: Mapping[Key, int],
+        kinds: NDArray[np.int32],
+        start_ns: NDArray[np.int64],
+        duration_ns: NDArray[np.int64],
+        args: Sequence[Args],
+    ) -> None:
+        """Add the events with a duration of a block. Events without a time are ignored.
+
+        keys: the number of each kind of event so far, in the order of the numbers. kinds: the kind of each event.
+        """
+        if len(keys) > len(self._classes):
+            new = [_class(key) for key in islice(keys, len(self._classes), None)]
+            self._classes = np.concatenate([self._classes, np.array(new, np.int8)])
+        of = self._classes[kinds]
+        good = (start_ns != UNKNOWN) & (duration_ns >= 0)
+        rows = np.flatnonzero((of == _PRODUCT) & good)
+        if len(rows):
+            texts = self._texts
+            shapes = np.array([texts[bytes(args[row].shapes)] for row in rows.tolist()], np.int32)
+            self._products.append(_part(kinds, start_ns, duration_ns, rows[shapes > 0]))
+            self._shapes.append(shapes[shapes > 0])
+        if self.numbers:
+            rows = np.flatnonzero((of != _PLAIN) & good)
+            sequences = integers([args[row].autograd for row in rows.tolist()])
+            rows, sequences = rows[sequences >= 0], sequences[sequences >= 0]
+            threads = integers([args[row].forward_thread for row in rows.tolist()])
+            self._operators.append(_part(kinds, start_ns, duration_ns, rows))
+            self._sequences.append(np.stack([sequences, threads]))
+
+    def add_modules(self, kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> None:
+        """Add the calls of modules of a block. Calls without a time are ignored."""
+        rows = np.flatnonzero((start_ns != UNKNOWN) & (duration_ns >= 0))
+        self._modules.append(_part(kinds, start_ns, duration_ns, rows))
+        self.numbers = True
+
+    def add_memory(self, events: Sequence[TraceEvent], moments_ns: NDArray[np.int64]) -> None:
+        """Add the allocations of a block. Allocations without a time or size are ignored."""
+        if not events:
+            return
+        found = [(event, event.args or Args()) for event in events]
+        columns = (
+            integers([arg.device_type for _, arg in found]),
+            integers([arg.device for _, arg in found]),
+            moments_ns,
+            integers([arg.bytes for _, arg in found]),
+            integers([arg.allocated for _, arg in found]),
+            integers([arg.reserved for _, arg in found]),
+        )
+        good = (columns[0] >= 0) & (columns[2] != UNKNOWN) & (columns[4] >= 0)
+        self._memory.append(MemoryEvents(*(column[good] for column in columns)))
+
+    def details(self, name: NDArray[np.int32], thread: NDArray[np.int32]) -> TraceDetails:
+        """The details of all blocks together. name, thread: for each kind of event the index of its label."""
+        sequences = np.concatenate([np.empty((2, 0), np.int64), *self._sequences], axis=1)
+        parts = [np.empty((6, 0), np.int64), *(np.stack(part) for part in self._memory)]
+        return TraceDetails(
+            modules=_joined(self._modules, name, thread),
+            products=_joined(self._products, name, thread),
+            shapes=np.concatenate([np.empty(0, np.int32), *self._shapes]),
+            texts=list(self._texts),
+            operators=_joined(self._operators, name, thread),
+            sequence=sequences[0],
+            forward_thread=sequences[1],
+            memory=MemoryEvents(*np.concatenate(parts, axis=1)),
+        )
+
+
+def _class(key: Key) -> int:
+    name, category, _ = key
+    if category not in _OPERATORS:
+        return _PLAIN
+    return _PRODUCT if name in PRODUCTS else _OPERATOR
+
+
+def _part(
+    kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64], rows: NDArray[np.intp]
+) -> _Part:
+    return _Part(kinds[rows], start_ns[rows], start_ns[rows] + duration_ns[rows])
+
+
+def _joined(parts: Sequence[_Part], name: NDArray[np.int32], thread: NDArray[np.int32]) -> Spans:
+    kinds = np.concatenate([np.empty(0, np.int32), *(part.kinds for part in parts)])
+    return Spans(
+        name[kinds],
+        thread[kinds],
+        np.concatenate([np.empty(0, np.int64), *(part.start_ns for part in parts)]),
+        np.concatenate([np.empty(0, np.int64), *(part.end_ns for part in parts)]),
+    )
+
+
+NO_DETAILS = DetailColumns().details(np.empty(0, np.int32), np.empty(0, np.int32))

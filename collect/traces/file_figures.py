@@ -1,0 +1,69 @@
+"""The figures of one trace file, without its events: small enough to keep for thousands of ranks, and to send as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from collect.traces.breakdown import Breakdown, breakdown, unknown_categories
+from collect.traces.launches import GPU_CATEGORIES
+from collect.traces.rank_analysis import RankAnalysis, analyse
+from collect.traces.trace import Trace
+
+MOST_CATEGORIES = 12  # names of unknown categories in a sentence
+
+
+class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a trace file.
+
+    path: the file. rank: the rank in the file or in its name; None if neither says it.
+    breakdown, analysis: None if the trace has no figures. why: a clause that says why it has none; "" if it has figures, or if
+    the file is cut short, which `damage` says.
+    damage: sentences about events that were lost, and about a file that was cut short.
+    """
+
+    path: str
+    rank: int | None
+    breakdown: Breakdown | None
+    analysis: RankAnalysis | None
+    why: str
+    damage: list[str]
+
+
+def file_figures(trace: Trace) -> FileFigures:
+    """The exact figures of a trace."""
+    found = breakdown(trace)
+    return FileFigures(
+        path=str(trace.path),
+        rank=trace.rank,
+        breakdown=found,
+        analysis=analyse(trace) if found else None,
+        why="" if found or trace.cut else why_none(trace),
+        damage=damages(trace),
+    )
+
+
+def in_order(figures: Sequence[FileFigures]) -> list[FileFigures]:
+    """The figures sorted by rank as a number; files without a rank come last."""
+    return sorted(figures, key=lambda one: (one.rank is None, one.rank or 0, one.path))
+
+
+def damages(trace: Trace) -> list[str]:
+    """Sentences about the damage of a trace: events that were lost, and a file that was cut short."""
+    found = [f"{count:,} events lost: {reason}" for reason, count in trace.lost.items()]
+    return [*found, *([f"cut short: {trace.cut}"] if trace.cut else [])]
+
+
+def why_none(trace: Trace) -> str:
+    """A clause that says why a trace has no figures."""
+    if not len(trace.name):
+        return "the trace has no events."
+    unknown = sorted(unknown_categories(trace).items(), key=lambda item: -item[1])
+    if not unknown:
+        return "no kernels of a GPU and no operators, so there are no figures."
+    said = ", ".join(f"{name} ({count:,} events)" for name, count in unknown[:MOST_CATEGORIES])
+    return (
+        f"no figures: the trace has events of an accelerator whose categories are not known: {said}. Known: "
+        f"{', '.join(GPU_CATEGORIES)}, as Kineto writes them for GPUs. --like-hta counts every event with a stream."
+    )

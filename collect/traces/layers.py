@@ -1,0 +1,228 @@
+"""Computes the time of each module of the model: forward, backward and communication, in all profiled steps together.
+
+torch.profiler records the calls of modules if it records stacks (`with_stack=True`), as frames `nn.Module: Linear_0`. The
+number counts the modules of this class in the order of their first call. torch 2 records no calls of modules with
+`with_modules=True` alone.
+
+- forward: what runs or is launched during a call of the module. A call that starts during a node of autograd computes
+  activations again (activation checkpointing), and belongs to backward.
+- backward: what runs or is launched during the nodes of autograd that belong to the operators of these calls. A node and its
+  operator have the same number (`Sequence number`), which autograd counts for each thread of forward. If several operators
+  have this number, the last of them made the node (Kineto draws its arrows from forward to backward by the same numbers).
+
+The time of a module contains the time of the modules that it calls.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces import gloo
+from collect.traces.activities import Activities
+from collect.traces.details import Spans
+from collect.traces.event_decoder import MODULE
+from collect.traces.nesting import DEEPEST, Nesting, containing, lengths, nesting
+from collect.traces.trace import Trace
+
+
+class LayerTime(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a module on one rank, all profiled steps together, in ns.
+
+    name: as Kineto writes it, such as Linear_0. parent: the module that calls it first; "" if no module calls it.
+    depth: the number of modules around it. calls: the number of calls in forward.
+    forward_host_ns, backward_host_ns: the time of the host. On a CPU, this time contains all work.
+    forward_ns, backward_ns: the time in which kernels that compute and memory operations run that the module launched.
+    communication_ns: the same for collectives, forward and backward together. None on a CPU.
+    backward_host_ns and backward_ns are None if the trace has no numbers of autograd.
+    """
+
+    name: str
+    parent: str
+    depth: int
+    calls: int
+    forward_host_ns: int
+    backward_host_ns: int | None
+    forward_ns: int | None
+    backward_ns: int | None
+    communication_ns: int | None
+
+    @property
+    def forward(self) -> int:
+        """The time of forward in ns: of the GPU, or of the host if there is no GPU."""
+        return self.forward_host_ns if self.forward_ns is None else self.forward_ns
+
+    @property
+    def backward(self) -> int | None:
+        """The time of backward in ns: of the GPU, or of the host if there is no GPU."""
+        return self.backward_host_ns if self.forward_ns is None else self.backward_ns
+
+
+def layers(trace: Trace, active: Activities) -> list[LayerTime]:
+    """The times of the modules in the order of their first calls; empty if the trace has no calls of modules."""
+    calls = trace.details.modules
+    order = np.lexsort((-calls.end_ns, calls.start_ns))
+    order = order[gloo.starts_in_steps(trace, calls.start_ns)[order]]
+    if not len(order):
+        return []
+    calls = calls.only(order)
+    nested = nesting(calls)
+    names, first, module = np.unique(calls.name, return_index=True, return_inverse=True)
+    chains = _chains(nested.parent, module)
+    again = _in_autograd(trace, calls)
+    nodes, call_of_node = _nodes(trace, calls, nested)
+    known = len(trace.details.sequence) > 0
+    # One row for each span and each module around it: the calls of forward, and the work of backward.
+    forward = _around(chains, np.flatnonzero(~again), np.flatnonzero(~again))
+    backward = _around(chains, np.flatnonzero(again), np.flatnonzero(again))
+    node_rows = _around(chains, call_of_node, np.arange(len(call_of_node)))
+    host_forward = lengths(forward[0], calls.start_ns[forward[1]], calls.end_ns[forward[1]], len(names))
+    host_backward = lengths(
+        np.concatenate([backward[0], node_rows[0]]),
+        np.concatenate([calls.start_ns[backward[1]], nodes.start_ns[node_rows[1]]]),
+        np.concatenate([calls.end_ns[backward[1]], nodes.end_ns[node_rows[1]]]),
+        len(names),
+    )
+    device = (
+        _on_device(trace, active, nested, chains, again, nodes, call_of_node, len(names)) if active.source == "gpu" else None
+    )
+    counts = np.bincount(module[~again], minlength=len(names))
+    parents = nested.parent[first]
+    label = [trace.labels[name].removeprefix(MODULE) for name in names]
+    depth = [sum(1 for one in chains[call] if one >= 0) - 1 for call in first]
+    return [
+        LayerTime(
+            name=label[place],
+            parent=label[module[parents[place]]] if parents[place] >= 0 else "",
+            depth=max(0, depth[place]),
+            calls=int(counts[place]),
+            forward_host_ns=int(host_forward[place]),
+            backward_host_ns=int(host_backward[place]) if known else None,
+            forward_ns=None if device is None else int(device[0][place]),
+            backward_ns=int(device[1][place]) if device is not None and known else None,
+            communication_ns=None if device is None else int(device[2][place]),
+        )
+        for place in np.argsort(first, kind="stable").tolist()
+    ]
+
+
+def _chains(parent: NDArray[np.intp], module: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each call the modules around it, its own first, each module once; filled up with -1.
+
+    Shape (calls, the greatest number of modules).
+    """
+    rows: list[list[int]] = []
+    of = module.tolist()
+    for call, above in enumerate(parent.tolist()):  # a parent comes before its children, because calls are sorted by start
+        if above == -2:
+            rows.append([])
+        else:
+            rows.append(list(dict.fromkeys([of[call], *(rows[above] if above >= 0 else [])])))
+    width = min(DEEPEST, max(map(len, rows)))
+    return np.array([[*row, *[-1] * (width - len(row))] for row in rows], np.intp).reshape(len(rows), width)
+
+
+def _around(
+    chains: NDArray[np.intp], calls: NDArray[np.intp], rows: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(module, row) for each row and each module around the call of the row. calls: for each of `rows` its call."""
+    found = chains[calls]
+    some = found >= 0
+    return found[some], np.broadcast_to(rows[:, None], found.shape)[some]
+
+
+def _in_autograd(trace: Trace, calls: Spans) -> NDArray[np.bool_]:
+    """Which calls start during a node of autograd on the same thread."""
+    rows = gloo.autograd_of(trace)
+    wrappers = Spans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
+    return containing(nesting(wrappers).segments, calls.thread, calls.start_ns) >= 0
+
+
+def _nodes(trace: Trace, calls: Spans, nested: Nesting) -> tuple[Spans, NDArray[np.intp]]:
+    """The nodes of autograd that belong to operators inside of calls, and for each node the innermost of these calls."""
+    details = trace.details
+    operators, sequence, thread = details.operators, details.sequence, details.forward_thread
+    wrapper = trace.among(operators.name, [label.startswith(gloo.WRAPPER) for label in trace.labels])
+    node, forward = np.flatnonzero(wrapper & (thread > 0)), np.flatnonzero(thread == 0)
+    made = _makers(operators, sequence, node, forward, thread)
+    node = node[made >= 0]
+    made = made[made >= 0]
+    segment = containing(nested.segments, operators.thread[made], operators.start_ns[made])
+    node, call = node[segment >= 0], nested.segments.name[segment[segment >= 0]]
+    spans = operators.only(node)
+    inside = gloo.starts_in_steps(trace, spans.start_ns)
+    return spans.only(inside), call[inside].astype(np.intp)
+
+
+def _makers(
+    operators: Spans, sequence: NDArray[np.int64], node: NDArray[np.intp], forward: NDArray[np.intp], thread: NDArray[np.int64]
+) -> NDArray[np.intp]:
+    """For each node the operator of forward that made it: the last one with its number that started before it; -1 if unknown.
+
+    Kineto writes its own number for the thread of forward. So the thread is the one with most of the numbers of these nodes.
+    """
+    found = np.full(len(node), -1, np.intp)
+    order = forward[np.lexsort((operators.start_ns[forward], sequence[forward], operators.thread[forward]))]
+    for number in np.unique(thread[node]):
+        mine = np.flatnonzero(thread[node] == number)
+        best = np.full(len(mine), -1, np.intp)
+        for candidate in np.unique(operators.thread[order]):
+            rows = order[operators.thread[order] == candidate]
+            made = _last_before(operators, sequence, rows, node[mine])
+            if np.count_nonzero(made >= 0) > np.count_nonzero(best >= 0):
+                best = made
+        found[mine] = best
+    return found
+
+
+def _last_before(
+    operators: Spans, sequence: NDArray[np.int64], rows: NDArray[np.intp], node: NDArray[np.intp]
+) -> NDArray[np.intp]:
+    """For each node the last of `rows` that has the number of the node and starts before it; -1 if there is none.
+
+    rows: sorted by number, then by start.
+    """
+    moments = np.concatenate([operators.start_ns[rows], operators.start_ns[node]])
+    numbers = np.concatenate([sequence[rows], sequence[node]])
+    is_node = np.arange(len(moments)) >= len(rows)
+    order = np.lexsort((is_node, moments, numbers))
+    last = np.maximum.accumulate(np.where(is_node[order], -1, np.arange(len(order))))
+    candidate = order[np.maximum(last, 0)]
+    good = (last >= 0) & (numbers[candidate] == numbers[order]) & is_node[order]
+    found = np.full(len(moments), -1, np.intp)
+    found[order[good]] = rows[candidate[good]]
+    return found[len(rows) :]
+
+
+def _on_device(
+    trace: Trace,
+    active: Activities,
+    nested: Nesting,
+    chains: NDArray[np.intp],
+    again: NDArray[np.bool_],
+    nodes: Spans,
+    call_of_node: NDArray[np.intp],
+    count: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """For each module the time on the GPU of forward, of backward, and of its collectives."""
+    known = np.flatnonzero(active.launch_row >= 0)
+    launch = active.launch_row[known]
+    thread, moment = trace.thread[launch], trace.start_ns[launch]
+    segment = containing(nested.segments, thread, moment)
+    call = np.where(segment >= 0, nested.segments.name[segment], -1) if len(nested.segments.name) else segment
+    segments = nesting(nodes).segments
+    inside = containing(segments, thread, moment)
+    node = np.where(inside >= 0, segments.name[inside], -1) if len(segments.name) else inside
+    by_call, by_node = np.flatnonzero(call >= 0), np.flatnonzero(node >= 0)
+    module, row = _around(chains, call[by_call], by_call)
+    module_of_node, row_of_node = _around(chains, call_of_node[node[by_node]], by_node)
+    is_backward = np.concatenate([again[call[row]], np.ones(len(row_of_node), bool)])
+    module, row = np.concatenate([module, module_of_node]), np.concatenate([row, row_of_node])
+    rows = active.rows[known][row]
+    collective = active.is_collective[known][row]
+
+    def time(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        return lengths(module[chosen], trace.start_ns[rows[chosen]], trace.end_ns[rows[chosen]], count)
+
+    return time(~collective & ~is_backward), time(~collective & is_backward), time(collective)

@@ -1,0 +1,134 @@
+"""Computes the FLOP/s that matrix products achieve, from the shapes of their inputs and the time of their kernels.
+
+A product of an M x K matrix and a K x N matrix needs 2 M N K FLOPs (a multiplication and an addition for each of M N K terms);
+a batch of B such products needs B times as many. torch.profiler records the shapes with `record_shapes=True`.
+
+On a GPU, the time is the sum of the durations of all kernels and memory operations that the operator launched, such as a
+reduction after a product that was split along K. On a CPU, it is the duration of the operator. If an operator calls another
+product, only the inner one counts: aten::linear calls aten::addmm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces import gloo
+from collect.traces.activities import Activities
+from collect.traces.nesting import containing, innermost
+from collect.traces.trace import Trace
+from shardlab.decoders import DECODE_FAULTS
+
+_LARGEST = 1 << 60  # FLOPs of one call: more cannot be a matrix product of one device
+_PLACES = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2), "aten::_scaled_mm": (0, 1)}
+
+
+class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of an operator with the same shapes on one rank, in all profiled steps together.
+
+    operator: such as aten::mm. batch, m, n, k: the sizes; batch is 1 if the operator has no batch.
+    calls: the number of calls whose time is known. total_ns: their time. untimed: the number of calls whose kernels are not
+    recorded, such as calls that were captured into a CUDA graph.
+    """
+
+    operator: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    calls: int
+    total_ns: int
+    untimed: int
+
+    @property
+    def flops(self) -> int:
+        """The FLOPs of the calls whose time is known."""
+        return 2 * self.batch * self.m * self.n * self.k * self.calls
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """The FLOP/s that the calls achieve; None if no time is known."""
+        return self.flops / self.total_ns * 1e9 if self.total_ns else None
+
+
+def matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
+    """The matrix products of a trace, the longest time first; empty if the trace has no shapes of matrix products."""
+    details = trace.details
+    rows = np.flatnonzero(innermost(details.products) & gloo.starts_in_steps(trace, details.products.start_ns))
+    spans = details.products.only(rows)
+    time, timed = _times(trace, active, rows)
+    shapes = details.shapes[rows]
+    pairs, group = np.unique(np.stack([spans.name, shapes]), axis=1, return_inverse=True)
+    group = group.ravel()
+    total = np.zeros(pairs.shape[1], np.int64)
+    np.add.at(total, group, time)
+    calls, every = (np.bincount(chosen, minlength=len(total)) for chosen in (group[timed], group))
+    found = []
+    for place, (name, text) in enumerate(pairs.T.tolist()):
+        operator = trace.labels[name]
+        if (sizes := product_sizes(operator, details.texts[text])) is None:
+            continue
+        batch, m, n, k = sizes
+        found.append(
+            MatrixProduct(
+                operator=operator,
+                batch=batch,
+                m=m,
+                n=n,
+                k=k,
+                calls=int(calls[place]),
+                total_ns=int(total[place]),
+                untimed=int(every[place] - calls[place]),
+            )
+        )
+    return sorted(found, key=lambda one: (-one.total_ns, one.operator, one.batch, one.m, one.n, one.k))
+
+
+def product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, int] | None:
+    """(batch, m, n, k) of a call, from the JSON text of the shapes of its inputs; None if these are not shapes of a product."""
+    try:
+        inputs = msgspec.json.decode(shapes)
+    except DECODE_FAULTS:
+        return None
+    if not isinstance(inputs, list):
+        return None
+    first, second = _PLACES.get(operator, (0, 1))
+    if len(inputs) <= second or not (_is_shape(inputs[first]) and _is_shape(inputs[second])):
+        return None
+    sizes = _linear(inputs[0], inputs[1]) if operator == "aten::linear" else _matrices(inputs[first], inputs[second])
+    return sizes if sizes is not None and 0 < 2 * math.prod(sizes) < _LARGEST else None
+
+
+def _linear(data: Sequence[int], weight: Sequence[int]) -> tuple[int, int, int, int] | None:
+    if not data or len(weight) != 2 or data[-1] != weight[1]:
+        return None
+    return 1, math.prod(data[:-1]), weight[0], weight[1]
+
+
+def _matrices(left: Sequence[int], right: Sequence[int]) -> tuple[int, int, int, int] | None:
+    if len(left) != len(right) or len(left) not in (2, 3) or left[-1] != right[-2] or left[:-2] != right[:-2]:
+        return None
+    return math.prod(left[:-2]), left[-2], right[-1], left[-1]
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= 64 and all(type(size) is int and 0 <= size < 1 << 48 for size in value)
+
+
+def _times(trace: Trace, active: Activities, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(the time of each product in ns, whether it is known). rows: the indexes of the products."""
+    spans = trace.details.products.only(rows)
+    if active.source != "gpu":
+        return spans.end_ns - spans.start_ns, np.ones(len(rows), bool)
+    known = np.flatnonzero(active.launch_row >= 0)
+    launch, kernels = active.launch_row[known], active.rows[known]
+    by = containing(spans, trace.thread[launch], trace.start_ns[launch])
+    time, count = np.zeros((2, len(rows)), np.int64)
+    np.add.at(time, by[by >= 0], trace.duration_ns[kernels[by >= 0]])
+    np.add.at(count, by[by >= 0], 1)
+    return time, count > 0

@@ -1,0 +1,105 @@
+"""Computes the memory of each device over the profiled steps, from the allocations that the profiler recorded.
+
+torch.profiler records them with `profile_memory=True`. The numbers are those of PyTorch's allocators: memory that libraries
+such as NCCL allocate themselves is not in them. On a GPU, the numbers are of all tensors. On a CPU, the allocator counts from
+the start of the recording, so the numbers are what was allocated since then.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces import gloo
+from collect.traces.details import MemoryEvents
+from collect.traces.trace import Trace
+
+MOST_POINTS = 300  # points of the curve of a device
+# The numbers of c10/core/DeviceType.h. ROCm uses the number of CUDA.
+_DEVICES = {0: "cpu", 1: "cuda", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
+_CPU = 0
+
+
+class MemoryPoint(msgspec.Struct, frozen=True, array_like=True):
+    """The memory of a device at one moment. at_ns: since the start of the first profiled step. reserved: None if unknown."""
+
+    at_ns: int
+    allocated: int
+    reserved: int | None
+
+
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of one device over the profiled steps, in bytes.
+
+    device: such as cpu or cuda:0. start_bytes, end_bytes: allocated at the start of the first step and at the end of the last
+    step. peak_bytes: the most that was allocated. peak_reserved_bytes: the most that the allocator had reserved from the
+    device; None on a CPU, whose allocator reserves nothing.
+    points: the curve, at most MOST_POINTS points; each is the point with the most memory of its part of the curve.
+    """
+
+    device: str
+    start_bytes: int
+    end_bytes: int
+    peak_bytes: int
+    peak_reserved_bytes: int | None
+    points: list[MemoryPoint]
+
+
+def memory_use(trace: Trace) -> list[MemoryUse]:
+    """The memory of each device, sorted by device; empty if the trace has no allocations in the profiled steps."""
+    events = trace.details.memory
+    if not len(events.at_ns):
+        return []
+    steps = gloo.steps_of(trace)
+    begin = int(trace.start_ns[steps].min()) if steps.any() else int(events.at_ns.min())
+    end = int(trace.end_ns[steps].max()) if steps.any() else int(events.at_ns.max()) + 1
+    devices = sorted(set(zip(events.device_type.tolist(), events.device.tolist(), strict=True)))
+    uses = []
+    for kind, number in devices:
+        rows = np.flatnonzero((events.device_type == kind) & (events.device == number))
+        rows = rows[np.argsort(events.at_ns[rows], kind="stable")]
+        if (use := _use(events, rows, begin, end, _named(kind, number))) is not None:
+            uses.append(use)
+    return uses
+
+
+def _named(kind: int, number: int) -> str:
+    name = _DEVICES.get(kind, f"device type {kind}")
+    return name if kind == _CPU or number < 0 else f"{name}:{number}"
+
+
+def _use(events: MemoryEvents, rows: NDArray[np.intp], begin: int, end: int, device: str) -> MemoryUse | None:
+    """The memory of one device within [begin, end). rows: the events of the device, sorted by time."""
+    before, inside = rows[events.at_ns[rows] < begin], rows[(events.at_ns[rows] >= begin) & (events.at_ns[rows] < end)]
+    used = np.concatenate([before[-1:], inside])
+    if not len(used):
+        return None
+    # Without an earlier event, the memory before the first event is the memory after it, minus its own size.
+    allocated, reserved, moments = events.allocated[used], events.reserved[used], np.maximum(0, events.at_ns[used] - begin)
+    start = int(allocated[0]) if len(before) else max(0, int(allocated[0] - events.bytes[used[0]]))
+    # Some versions and allocators write 0 for the reserved memory, which cannot be less than the allocated memory.
+    known = device != _DEVICES[_CPU] and bool((reserved >= allocated).all())
+    return MemoryUse(
+        device=device,
+        start_bytes=start,
+        end_bytes=int(allocated[-1]),
+        peak_bytes=max(start, int(allocated.max())),
+        peak_reserved_bytes=int(reserved.max()) if known else None,
+        points=[
+            *([] if len(before) else [MemoryPoint(0, start, None)]),
+            *(
+                MemoryPoint(int(moments[at]), int(allocated[at]), int(reserved[at]) if known else None)
+                for at in _chosen(allocated)
+            ),
+        ],
+    )
+
+
+def _chosen(allocated: NDArray[np.int64]) -> list[int]:
+    """The indexes of at most MOST_POINTS - 1 points: of each section of the points, the one with the most memory."""
+    count = min(len(allocated), MOST_POINTS - 1)
+    bounds = [len(allocated) * section // count for section in range(count + 1)]
+    return [first + int(allocated[first:last].argmax()) for first, last in pairwise(bounds)]

@@ -1,0 +1,71 @@
+"""Merges the summaries that the runs of `jobs trace` wrote, into the figures of all traces of the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from collect.traces.file_figures import FileFigures, in_order
+from shardlab import files
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError, ShardlabError, WorkspaceError
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from shardlab.trace_part import SET_NAME, SUMMARIES, TracePart, summary_name
+from shardlab.workspace import Workspace
+
+_MOST_NAMED = 5  # runs that a sentence names
+
+
+def figures(workspace: Workspace, name: str) -> list[FileFigures] | None:
+    """The figures of all traces that the runs of the set `name` analysed, sorted by rank; None if no run is of this set.
+
+    The result is the same as that of an analysis of the folder on one machine. Raises InputError if a part is missing, has not
+    completed, or cannot be read.
+    """
+    parts = _latest(workspace, name) if SET_NAME.fullmatch(name) else {}
+    if not parts:
+        return None
+    whole = next(iter(parts.values()))[2].parts
+    absent = sorted(set(range(whole)) - parts.keys())
+    if absent:
+        raise InputError(f"{name}: {len(absent)} of {whole} parts have no run. `jobs trace` submits them.")
+    unfinished = [folder.run_id for folder, _, _ in parts.values() if folder.judge().state != "completed"]
+    if unfinished:
+        named = ", ".join(unfinished[:_MOST_NAMED])
+        more = f" and {len(unfinished) - _MOST_NAMED} more" if len(unfinished) > _MOST_NAMED else ""
+        raise InputError(
+            f"{name}: {len(unfinished)} of {whole} parts have not completed: {named}{more}. `jobs status` says why; on a "
+            "remote cluster, `collect fetch` copies the runs first."
+        )
+    return in_order([one for place in range(whole) for one in _of_run(parts[place][0], parts[place][2])])
+
+
+def _latest(workspace: Workspace, name: str) -> Mapping[int, tuple[RunDir, Run, TracePart]]:
+    """For each part of a set the last attempt. Runs whose records cannot be read are left out."""
+    found: dict[int, tuple[RunDir, Run, TracePart]] = {}
+    for folder in workspace.all_runs():
+        try:
+            run = folder.read_run()
+        except ShardlabError:
+            continue
+        if run.traces is None or run.matrix != name:
+            continue
+        before = found.get(run.traces.place)
+        if before is None or before[1].attempt < run.attempt:
+            found[run.traces.place] = (folder, run, run.traces)
+    return found
+
+
+def _of_run(folder: RunDir, part: TracePart) -> list[FileFigures]:
+    found = []
+    for number in range(len(part.files)):
+        path = folder.path / SUMMARIES / summary_name(number)
+        try:
+            found.append(decoder(FileFigures).decode(files.read(path)))
+        except FileNotFoundError:
+            raise InputError(f"{path}: the summary is missing, although the run completed.") from None
+        except OSError as error:
+            raise WorkspaceError.from_os_error(error, "read") from error
+        except DECODE_FAULTS as error:
+            raise InputError(f"{path}: is not a summary of this version: {error}.") from None
+    return found

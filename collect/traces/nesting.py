@@ -1,0 +1,123 @@
+"""Finds which span of a thread contains a moment: the only span, the innermost span, or the outermost span."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces.details import Spans
+
+DEEPEST = 64  # spans inside more than this number of other spans are ignored
+
+
+class Nesting(NamedTuple):
+    """The nesting of some spans.
+
+    parent: for each span the index of the innermost span of its thread that contains it; -1 if there is none, -2 if the span is
+    ignored because it is nested too deep.
+    segments: the times in which a span is the innermost span, disjoint on each thread; `segments.name` is the index of the
+    span.
+    """
+
+    parent: NDArray[np.intp]
+    segments: Spans
+
+
+def nesting(spans: Spans) -> Nesting:
+    """The nesting of these spans. A span that ends after the span in which it starts is cut at the end of that span."""
+    parent = np.full(len(spans.start_ns), -1, np.intp)
+    pieces: list[tuple[int, int, int, int]] = []
+    running: list[tuple[int, int]] = []  # (index of the span, its end), the innermost span last
+    order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
+    columns = (order, spans.thread[order], spans.start_ns[order], spans.end_ns[order])
+    at = here = 0
+
+    def end_until(moment: int | None) -> None:
+        """Write the segments until this moment, or until all spans have ended."""
+        nonlocal at
+        while running:
+            index, end = running[-1]
+            until = end if moment is None else min(end, moment)
+            if until > at:
+                pieces.append((index, here, at, until))
+                at = until
+            if moment is not None and end > moment:
+                return
+            running.pop()
+
+    for index, thread, start, end in zip(*(column.tolist() for column in columns), strict=True):
+        end_until(start if thread == here else None)
+        here, at = thread, start
+        if len(running) >= DEEPEST:
+            parent[index] = -2
+            continue
+        if running:
+            parent[index] = running[-1][0]
+            end = min(end, running[-1][1])
+        running.append((index, end))
+    end_until(None)
+    found = np.array(pieces, np.int64).reshape(-1, 4)
+    return Nesting(parent, Spans(found[:, 0].astype(np.int32), found[:, 1].astype(np.int32), found[:, 2], found[:, 3]))
+
+
+def containing(spans: Spans, thread: NDArray[np.int32], moment: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The index of the span that contains each moment on its thread; -1 if there is none. Shape (number of moments,).
+
+    spans: disjoint on each thread. thread, moment: one entry for each moment.
+    """
+    count = len(spans.start_ns)
+    threads = np.concatenate([spans.thread, thread])
+    moments = np.concatenate([spans.start_ns, moment])
+    is_moment = np.arange(len(threads)) >= count
+    order = np.lexsort((is_moment, moments, threads))
+    last = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
+    span = np.where(last >= 0, order[np.maximum(last, 0)], -1)
+    inside = (span >= 0) & (threads[span] == threads[order])
+    inside[inside] = spans.end_ns[span[inside]] > moments[order[inside]]
+    found = np.full(len(threads), -1, np.intp)
+    found[order] = np.where(inside, span, -1)
+    return found[count:]
+
+
+def innermost(spans: Spans) -> NDArray[np.bool_]:
+    """Which spans contain the start of no later span of their thread."""
+    order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
+    thread, start, end = spans.thread[order], spans.start_ns[order], spans.end_ns[order]
+    contains = (thread[1:] == thread[:-1]) & (start[1:] < end[:-1])
+    found = np.ones(len(order), bool)
+    found[order[:-1][contains]] = False
+    return found
+
+
+def outermost(spans: Spans) -> NDArray[np.bool_]:
+    """Which spans start in no earlier span of their thread."""
+    found = np.zeros(len(spans.start_ns), bool)
+    order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
+    columns = (order, spans.thread[order], spans.start_ns[order], spans.end_ns[order])
+    here, until = -1, 0
+    for index, thread, start, end in zip(*(column.tolist() for column in columns), strict=True):
+        if thread != here or start >= until:
+            found[index] = True
+            here, until = thread, end
+    return found
+
+
+def lengths(group: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
+    """The length of the union of the intervals [start, end) of each group; shape (groups,).
+
+    group: for each interval the number of its group, from 0.
+    """
+    totals = np.zeros(groups, np.int64)
+    if not len(group):
+        return totals
+    order = np.lexsort((start, group))
+    group, start, end = group[order], start[order], end[order]
+    ends, rank = np.unique(end, return_inverse=True)
+    # The greatest end so far in the group: groups come in order, so a later group has a greater key.
+    reached = ends[np.maximum.accumulate(group * len(ends) + rank) % len(ends)]
+    earlier = np.concatenate([start[:1], reached[:-1]])
+    earlier[1:][group[1:] != group[:-1]] = np.iinfo(np.int64).min
+    np.add.at(totals, group, np.maximum(0, end - np.maximum(start, earlier)))
+    return totals

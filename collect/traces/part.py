@@ -1,0 +1,74 @@
+"""Analyses one part of a folder of traces, as the process of a run that `jobs trace` submitted.
+
+    python -m collect.traces.part RUN_DIR
+
+For each trace file, it writes a summary and a step record, so that `jobs status` shows the progress; result.json comes last.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from collect.traces import trace
+from collect.traces.file_figures import file_figures
+from shardlab import console, files
+from shardlab.errors import InputError, ShardlabError
+from shardlab.record import SCHEMA, LineWriter, Result, StepRecord
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from shardlab.trace_part import SUMMARIES, summary_name
+
+
+def main(argv: Sequence[str]) -> int:
+    """Analyse the traces of a run; return the exit code. argv: RUN_DIR. Raises ShardlabError if a file cannot be read."""
+    if len(argv) != 1:
+        raise InputError("usage: python -m collect.traces.part RUN_DIR")
+    folder = RunDir(Path(argv[0]).absolute())
+    run = folder.read_run()
+    try:
+        analyse(folder, run)
+    except ShardlabError as error:
+        folder.write_event("trace", "failed", why=str(error))
+        raise
+    return 0
+
+
+def analyse(folder: RunDir, run: Run) -> None:
+    """Analyse the traces of the run. A damaged trace does not stop the others: its summary says what is damaged.
+
+    Raises InputError if the run does not analyse traces, WorkspaceError if a file cannot be opened.
+    """
+    part = run.traces
+    if part is None:
+        raise InputError(f"{folder.run_json}: this run does not analyse traces.")
+    begun = time.monotonic()
+    files.make_folder(folder.path / SUMMARIES)
+    files.make_folder(folder.steps_file(0).parent)
+    with LineWriter(folder.steps_file(0)) as steps:
+        for number, name in enumerate(part.files):
+            start, path = time.monotonic(), Path(part.folder) / name
+            with files.as_workspace_error("read"):
+                found, size = trace.read(path), path.stat().st_size
+            files.write_json(folder.path / SUMMARIES / summary_name(number), file_figures(found), sync=False)
+            now = time.monotonic()
+            record = StepRecord(
+                schema=SCHEMA, step=number + 1, t_s=now, wall_s=time.time(), units=size, step_ms=1000 * (now - start)
+            )
+            steps.write(record)
+    result = Result(
+        schema=SCHEMA,
+        run_id=run.run_id,
+        state="completed",
+        rehearsal=run.rehearsal,
+        steps=len(part.files),
+        unit="bytes of traces",
+        train_time_s=time.monotonic() - begun,
+    )
+    files.write_json(folder.result, result)
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(lambda: main(sys.argv[1:])))

@@ -1,0 +1,31 @@
+"""A part of a folder with profiler traces: the files that one run of `jobs trace` analyses. `collect` reads it, too."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+
+# The strategy and the launcher in the cells of these runs. They are no names of menus, so no matrix can contain such a cell.
+TRACE = "trace"
+SET_NAME = re.compile(r"traces-[0-9a-f]{12}")  # the name of all runs that analyse one folder; the `matrix` of these runs
+SUMMARIES = "trace-summaries"  # the folder in the folder of a run that contains one summary for each trace file
+
+
+class TracePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run of `jobs trace` analyses.
+
+    folder: the absolute path of the folder on the cluster. files: the names of the trace files in it.
+    place: the number of this part, from 0. parts: the number of all parts.
+    """
+
+    folder: str
+    files: Annotated[list[str], msgspec.Meta(min_length=1)]
+    place: Annotated[int, msgspec.Meta(ge=0)]
+    parts: Annotated[int, msgspec.Meta(ge=1)]
+
+
+def summary_name(number: int) -> str:
+    """The name of the file with the summary of a trace. number: the place of the trace in the part, from 0."""
+    return f"{number:06d}.json"

@@ -1,0 +1,43 @@
+"""`jobs trace` on practice nodes with Slurm: 64 generated ranks, sent and fetched from a desk, are merged to the result of one
+process."""
+
+import json
+
+import pytest
+import support_ranks
+from support_long import LONG
+from support_slurm import Desk
+
+from shardlab.trace_part import SET_NAME
+
+pytestmark = [pytest.mark.line, pytest.mark.skipif(not LONG, reason="only in the long form")]
+RANKS, PER_RUN = 64, 8
+# Reads the traces as one JSON object from standard input, and writes each into the folder.
+WRITE = (
+    "import json,pathlib,sys; [pathlib.Path(sys.argv[1],name).write_text(text) for name,text in json.load(sys.stdin).items()]"
+)
+
+
+def test_the_runs_of_64_ranks_on_nodes_give_what_one_process_gives(slurm, tmp_path):
+    desk = Desk(slurm, tmp_path)
+    folder = f"{slurm.shared}/traces-{tmp_path.name}"
+    texts = {f"rank-{rank.rank:05d}.json": rank.text().decode() for rank in support_ranks.run(23, size=RANKS)}
+    slurm.run("head", f"mkdir -p {folder}")
+    done = slurm.answer("head", slurm.python, "-c", WRITE, folder, stdin=json.dumps(texts).encode())
+    assert done.code == 0, done.stderr
+    sent = desk.run("jobs", "trace", folder, "--per-run", str(PER_RUN), "--wait", "--max-parallel", "4")
+    name = SET_NAME.search(sent.stderr)[0]
+    states = json.loads(desk.run("jobs", "status", "--json").stdout)["runs"]
+    assert [run["state"] for run in states] == ["completed"] * (RANKS // PER_RUN)
+    assert {host for run in states for host in run["hosts"]} == {"work1", "work2"}
+    assert "0 run(s) submitted" in desk.run("jobs", "trace", folder, "--per-run", str(PER_RUN)).stdout
+    assert len(desk.twin().events("started")) == RANKS // PER_RUN
+    fetched = json.loads(desk.run("collect", "fetch", "--json").stdout)
+    assert all(run["complete"] and not run.get("problems") for run in fetched)
+    found = json.loads(desk.run("collect", "trace", name, "--json").stdout)
+    alone = slurm.answer("head", slurm.python, "-P", "-m", "collect", "trace", f"{folder}/", "--json")
+    assert alone.code == 0, alone.stderr
+    expected = json.loads(alone.stdout)
+    assert (found.pop("run"), expected.pop("run")) == (name, f"{folder}/")
+    assert found == expected
+    assert [rank["rank"] for rank in found["ranks"]] == list(range(RANKS))
