@@ -1,10 +1,11 @@
 """Measures how long the planner needs to predict 10,000 cells by formula. It needs neither a GPU nor torch.
 
-python benchmarks/planner.py
+python benchmarks/planner.py [--cells N]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -17,23 +18,25 @@ from support_planner import cell
 from jobs.planner import gpu, link, predict
 from jobs.planner.machine import PlannedMachine
 
-CELLS = 10_000
 STRATEGIES = ("ddp", "fsdp2", "fsdp1-shard-grad-op", "zero2", "zero3", "tp", "pp-1f1b", "pp-gpipe")
 
 
 def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--cells", type=int, default=10_000)
+    count = options.parse_args().cells
     known = gpu.must_find("a100-80gb")
     machine = PlannedMachine(True, "a100-80gb", known, gpu.capacity(known, None), link.of_gpu(known), None, 2.0)
     kinds = []
     for strategy in STRATEGIES:
         degrees = {"tp": 4} if strategy == "tp" else {"pp": 4, "passes": 16} if strategy.startswith("pp") else {}
         kinds += [cell(name, strategy, 4, precision="bf16", **degrees) for name in ("gpt2", "gpt2-large", "llm-1.3b", "llm-7b")]
-    cells = [msgspec.structs.replace(kinds[number % len(kinds)], seed=number) for number in range(CELLS)]
+    cells = [msgspec.structs.replace(kinds[number % len(kinds)], seed=number) for number in range(count)]
     began, began_cpu = time.perf_counter(), time.process_time()
     found = [predict.of(one, machine) for one in cells]
     wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
     assert all(one.step_s is not None for one in found)
-    print(f"{CELLS:,} cells: {wall:.1f} s, {cpu:.1f} s of CPU time")
+    print(f"{count:,} cells: {wall:.1f} s, {cpu:.1f} s of CPU time")
 
 
 if __name__ == "__main__":

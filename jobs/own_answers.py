@@ -89,7 +89,7 @@ def _asked(source: PluginSource, kind: type[D], seq_len: int | None) -> D:
         try:
             found = decoder(kind).decode(files.read(answer))
         except (OSError, *DECODE_FAULTS):
-            why = f"{python()} {f'says: {last}' if (last := _last_line(said)) else f'ended with code {code}'}"
+            why = f"{python()} {f'says: {last}' if (last := last_line(said)) else f'ended with code {code}'}"
             return kind(fault=f"{source.file}: it cannot be found out what it defines. {why}")
     entries = found.workloads if isinstance(found, Description) else found.strategies
     if any(entry.code != source.digest for entry in entries):
@@ -115,7 +115,8 @@ def _run(argv: Sequence[str], folder: str, said: Path) -> int | None:
             end(process)
 
 
-def _last_line(path: Path) -> str:
+def last_line(path: Path) -> str:
+    """The last line of what a process wrote to a file; empty if it wrote nothing."""
     with path.open("rb") as handle:
         handle.seek(max(0, path.stat().st_size - MOST_SAID))
         lines = handle.read().decode("utf-8", "replace").strip().splitlines()

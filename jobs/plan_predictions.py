@@ -13,14 +13,22 @@ from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
 from shardlab.prediction import Prediction
+from shardlab.rehearsed import Answer
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 
-def of(workspace: Workspace, where: Cluster, cells: Sequence[Cell], recorded: Mapping[str, float]) -> dict[str, Prediction]:
+def of(
+    workspace: Workspace,
+    where: Cluster,
+    cells: Sequence[Cell],
+    recorded: Mapping[str, float],
+    answers: Mapping[str, Answer] | None = None,
+) -> dict[str, Prediction]:
     """The prediction of a run of each cell, by the name of the cell.
 
-    recorded: the mean duration of earlier runs in seconds, by the name of the cell.
+    recorded: the mean duration of earlier runs in seconds, by the name of the cell. answers: those of rehearsals, by the name
+    of the cell.
     """
     machines = {name: planned_machine.of_cluster(where, name) for name in {cell.gpu_type for cell in cells}}
     earlier = (
@@ -33,6 +41,7 @@ def of(workspace: Workspace, where: Cluster, cells: Sequence[Cell], recorded: Ma
             calibration=earlier,
             occupied=gpu_hours.occupied(cell, where),
             recorded_s=recorded.get(cell.name()),
+            answer=(answers or {}).get(cell.name()),
         )
         for cell in cells
     }

@@ -1,15 +1,24 @@
-"""The part of the command `jobs` that uses the planner: the verb advise, and the options --scale-out and --no-fit-check."""
+"""The part of the command `jobs` that uses the planner: the verb advise, and the options --scale-out, --no-fit-check and
+--rehearse."""
 
 from __future__ import annotations
 
-from jobs import plan_predictions
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from jobs import plan, plan_predictions, rehearsals, shared_options
 from jobs.invocation import Invocation
+from jobs.own_plugins import OwnPlugins
 from jobs.plan import MatrixPlan, without_misfits_of_memory
 from jobs.planner import advise, calibration, gpu, link, machine, planner_table, scale_out
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.scale_out import ScaledCell
+from jobs.rehearsals import Rehearsals
 from shardlab import console
+from shardlab.cell import Cell
 from shardlab.errors import InputError, UnknownName
+from shardlab.rehearsed import Answer
 from trainers import menu
 from trainers.precision import ALL
 
@@ -28,6 +37,17 @@ def add_scale_out(verb: console.Parser) -> None:
     verb.add_argument("--scale-out", metavar="N,...", help=scale_help)
 
 
+def add_rehearse(verb: console.Parser) -> None:
+    """Add the options --rehearse and --full-depth to a verb."""
+    rehearse_help = (
+        "find memory and traffic of each cell by a rehearsal: its own code makes a step on tensors without memory, which needs "
+        "torch but no GPU, and takes 10 s to minutes; the workspace keeps the answers, and later commands use them"
+    )
+    verb.add_argument("--rehearse", action="store_true", help=rehearse_help)
+    depth_help = "with --rehearse: rehearse deep models at their own depth, without extrapolation from two smaller depths"
+    verb.add_argument("--full-depth", action="store_true", help=depth_help)
+
+
 def add_advise(verbs: console.Verbs) -> None:
     """Add the verb advise, with its options."""
     verb = verbs.add("advise", _advise, "rank the strategies for a workload on given GPUs by predicted speed and memory")
@@ -38,6 +58,7 @@ def add_advise(verbs: console.Verbs) -> None:
     verb.add_argument("--link", metavar="LINK", help=link_help)
     verb.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
     verb.add_argument("--precision", default="bf16", metavar="NAME", help="precision of the cells (default: bf16)")
+    add_rehearse(verb)
 
 
 def _advise(invocation: Invocation) -> int:
@@ -61,11 +82,63 @@ def _advise(invocation: Invocation) -> int:
         inside, between = (chosen, None) if arguments.nodes == 1 else (inside, chosen)
     where = PlannedMachine(True, arguments.gpu, known, gpu.capacity(known, None), inside, between)
     slowest = arguments.link or ("nvlink" if known.link.startswith("NVLink") else "pcie")
-    report = advise.of(workload, where, arguments.gpus, arguments.nodes, arguments.precision, slowest)
+    answered: dict[str, Answer] = {}
+    source = _rehearsals(invocation, OwnPlugins())
+
+    def answers(cells: Sequence[Cell]) -> Mapping[str, Answer]:
+        found = source.of(cells)
+        answered.update(found)
+        return found
+
+    report = advise.of(workload, where, arguments.gpus, arguments.nodes, arguments.precision, slowest, answers)
+    for sentence in rehearsals.refused(answered):
+        out.remark(sentence, style="yellow")
     planner_table.advice(out, report)
-    out.remark("note: predictions by formula, not calibrated by runs; docs/planner.md says how far to trust them.")
+    by = "formula and rehearsal" if any(one.predicted.memory_from == "rehearsal" for one in report.ranked) else "formula"
+    out.remark(f"note: predictions by {by}, not calibrated by runs; docs/planner.md says how far to trust them.")
     out.document({"schema": 1, "strategies": report.ranked, "rules": report.rules})
     return 0
+
+
+def planned(invocation: Invocation) -> MatrixPlan:
+    """The plan of the matrix that the options of `shared_options.add_matrix_options` name, with its predictions."""
+    arguments = invocation.arguments
+    found = plan.of(
+        invocation.workspace,
+        arguments.matrix,
+        invocation.cluster,
+        where=arguments.where,
+        repeats=arguments.repeats,
+        scale=arguments.scale,
+        in_allocation=getattr(arguments, "in_allocation", False),
+        track=shared_options.tracker(invocation),
+        wait_gpus_s=shared_options.wait_gpus_s(arguments),
+        trust=arguments.trust,
+    )
+    return _rehearsed(invocation, found)
+
+
+def _rehearsed(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
+    """The plan with predictions by the rehearsals that the workspace has; with --rehearse, missing rehearsals are made. A cell
+    that cannot be rehearsed keeps its prediction by formula, and the reason is printed. Raises InputError."""
+    answers = _rehearsals(invocation, planned.source.own).of(planned.cells)
+    if not answers:
+        return planned
+    for sentence in rehearsals.refused(answers):
+        invocation.out.remark(sentence, style="yellow")
+    cells = [cell for cell in planned.cells if cell.name() in answers]
+    found = plan_predictions.of(invocation.workspace, planned.source.where, cells, planned.recorded, answers)
+    predicted = {**planned.predicted, **found}
+    source = msgspec.structs.replace(planned.source, predicted=predicted)
+    return msgspec.structs.replace(planned, predicted=predicted, source=source)
+
+
+def _rehearsals(invocation: Invocation, own: OwnPlugins) -> Rehearsals:
+    """The rehearsals of a command, by its options --rehearse and --full-depth. Raises InputError."""
+    make, full_depth = (getattr(invocation.arguments, name, False) for name in ("rehearse", "full_depth"))
+    if full_depth and not make:
+        raise InputError("--full-depth: allowed only together with --rehearse.")
+    return Rehearsals(invocation.workspace, own, invocation.out, make=make, full_depth=full_depth)
 
 
 def that_fit_memory(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:

@@ -14,6 +14,7 @@ import msgspec
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import WorkspaceError
+from shardlab.rehearsed import RehearsedCollective
 
 SCHEMA = 1
 Fits = Literal["yes", "likely", "unlikely", "no"]
@@ -21,12 +22,16 @@ Fits = Literal["yes", "likely", "unlikely", "no"]
 unlikely: in between, by the likely values."""
 
 
+Source = Literal["rehearsal", "formula"]
+"""From what a number was obtained: from a rehearsal of the cell (shardlab/rehearsed.py), or from a closed formula."""
+
+
 class PredictedRange(msgspec.Struct, frozen=True):
     """A predicted number: between `low` and `high`, most likely `likely`. The unit is in the name of the field that has it."""
 
-    low: float
-    likely: float
-    high: float
+    low: float  # lower end
+    likely: float  # most likely value
+    high: float  # upper end
 
     def __add__(self, other: PredictedRange) -> PredictedRange:
         return PredictedRange(self.low + other.low, self.likely + other.likely, self.high + other.high)
@@ -82,6 +87,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """In the currency of `price_per_gpu_hour` in the cluster file."""
     sent_bytes: float | None = None
     """What a rank sends in a step, by theory; the rank that sends most."""
+    memory_from: Source | None = None
+    """From what the memory was obtained."""
+    sent_from: Source | None = None
+    """From what sent_bytes was obtained."""
+    collectives: tuple[RehearsedCollective, ...] = ()
+    """The collectives of a step of the rank that sends most, if the cell was rehearsed."""
     bottleneck: str | None = None
     """The largest part of the step."""
     how: str = ""

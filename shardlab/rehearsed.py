@@ -1,14 +1,21 @@
 """The result of a rehearsal: the memory, collectives and floating-point operations of one step of a cell.
 
 A rehearsal finds them without the hardware that the cell needs. ``python -m trainers rehearse`` writes the result
-(docs/rehearsal.md), and the planner reads it. This module does not import torch.
+(docs/planner.md), and the planner reads it. This module does not import torch.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+import hashlib
+from typing import Any, Literal
 
 import msgspec
+
+from shardlab import source_digest
+from shardlab.cell import Cell, Role, keys_of
+from shardlab.own_strategy import OwnStrategy
+from shardlab.own_workload import OwnWorkload
 
 SCHEMA = 1
 
@@ -18,6 +25,36 @@ Way = Literal["fake_tensors", "real_tensors"]
 fake_tensors: tensors have shapes and no memory (torch's FakeTensorMode), so any size of model can be rehearsed.
 real_tensors: tensors have memory, so only a small model can be rehearsed as a whole; a large one is rehearsed at small depths.
 """
+
+
+class RehearsalRequest(msgspec.Struct, frozen=True):
+    """What is to be rehearsed. Other keys are ignored, so that the run.json of a run is also a request."""
+
+    cell: Cell
+    own_workload: OwnWorkload | None = None
+    """The workload of the cell, if a file of the workspace defines it; the file must be where `own_workload.file` says."""
+    own_strategy: OwnStrategy | None = None
+    """The strategy of the cell, if a file of the workspace defines it; the file must be where `own_strategy.file` says."""
+
+    def key(self, *, full_depth: bool) -> str:
+        """The name of the answer in the cache: a digest of all that the answer depends on, 16 hexadecimal digits.
+
+        It covers the keys of the cell that change a step, our source and the installed packages.
+        """
+        depends = keys_of(
+            Role.MODEL, Role.PRECISION, Role.CLIPPING, Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES
+        )
+        cell: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(self.cell).items() if key in depends}
+        rule = self.cell.optimizer
+        cell["optimizer"] = [rule.name, rule.momentum > 0, rule.weight_decay > 0, rule.fused]
+        parts = msgspec.json.encode([SCHEMA, cell, full_depth, _code()], order="deterministic")
+        return hashlib.sha256(parts).hexdigest()[:16]
+
+
+@functools.cache
+def _code() -> tuple[str, str]:
+    """The digests of our source that a rehearsal executes, and of the installed packages."""
+    return source_digest.of(("shardlab", "trainers")), source_digest.packages()
 
 
 class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,8 +18,13 @@ OURS = "shardlab-"
 
 def source(root: Path = ROOT) -> str:
     """The digest of all our files that a run may use: 12 hexadecimal digits. root: the folder that contains our packages."""
+    return of(PACKAGES, root)
+
+
+def of(packages: Iterable[str], root: Path = ROOT) -> str:
+    """The digest of all files of some of our packages: 12 hexadecimal digits. packages: their names."""
     sha256 = hashlib.sha256()
-    for path in sources(PACKAGES, root):
+    for path in sources(packages, root):
         sha256.update(path.relative_to(root).as_posix().encode() + b"\n")
         sha256.update(path.read_bytes())
     return sha256.hexdigest()[:12]

@@ -35,6 +35,11 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             r"^one file of 1 MiB +fetch +\d+\.\d\d s +rsync +\d+\.\d\d s .*\n3 files .*\nnothing new of 2 runs +fetch +\d+\.",
         ),
         (("choices.py", "--cells", "40", "--rounds", "2"), r"^ +40 +\d+\.\d\d$"),
+        (("planner.py", "--cells", "64"), r"^64 cells: \d+\.\d s, \d+\.\d s of CPU time$"),
+        (
+            ("rehearsal.py", "--workload", "gpt2-tiny", "--gpus", "512"),
+            r"^gpt2-tiny, fsdp2, 512 ranks, its own depth: .* a rank\n\d+\.\d s, \d+\.\d s of CPU time, \d\.\d\d GiB$",
+        ),
         (
             ("summarize.py", "--runs", "7", "--steps", "3", "--rounds", "1"),
             r"^collect summarize .* \d+\.\d\d s +\d+\.\d\d CPU s .* \d+\.\d\d times the CPU of reading alone$",

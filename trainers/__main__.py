@@ -1,4 +1,5 @@
-"""``python -m trainers run|fork|warm|tokenize|describe|refuse``: the commands that launchers start on the nodes, and tools."""
+"""``python -m trainers run|fork|warm|tokenize|describe|refuse|rehearse``: the commands that launchers start on the nodes, and
+tools."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Execute one command, such as `run`, and return its exit code. arguments: None: those of the process."""
     parser = console.Parser(prog="python -m trainers", description=__doc__)
     console.add_version(parser)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe|refuse")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe|refuse|rehearse")
     run = verbs.add_parser("run", help="one rank of a run, by the environment that the launcher sets; else the only rank")
     fork = verbs.add_parser("fork", help="a rehearsal: all ranks of a run on this machine's CPU, forked from the warm parent")
     for verb in (run, fork):
@@ -36,9 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     describe.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="where the answer is written")
     refuse = verbs.add_parser("refuse", help="answer questions of `jobs`, lines of JSON, about a user's file of strategies")
     refuse.add_argument("file", type=Path, metavar="FILE", help="the file, which is executed")
+    rehearse = verbs.add_parser(
+        "rehearse", help="memory, collectives and operations of one step of a cell, without its hardware; prints JSON"
+    )
+    rehearse.add_argument(
+        "request", metavar="FILE", help="JSON with a resolved `cell`, such as a run's run.json; -: standard input"
+    )
+    rehearse.add_argument("--full-depth", action="store_true", help="rehearse a deep model as it is, without extrapolation")
+    rehearse.add_argument("--cache", type=Path, metavar="FOLDER", help="a folder with earlier answers; new ones are added")
     given = parser.parse_args(arguments)
     if given.verb == "refuse":
         return console.run(lambda: _refuse(given.file))
+    if given.verb == "rehearse":
+        file = None if given.request == "-" else Path(given.request)
+        return console.run(lambda: _rehearse(file, given.cache, full_depth=given.full_depth))
     if given.verb == "describe":
         return console.run(lambda: _describe(given.file, given.seq_len, given.out))
     if given.verb == "tokenize":
@@ -81,6 +93,12 @@ def _refuse(file: Path) -> int:
         os.dup2(2, 1)  # prints of the user's code go to standard error, so that they do not mix with the answers
         strategies.answer(file.absolute(), sys.stdin.buffer, answers)
     return 0
+
+
+def _rehearse(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
+    from trainers.rehearsal import command
+
+    return command.run(file, cache, full_depth=full_depth)
 
 
 def _do(verb: str, path: Path) -> int:

@@ -36,11 +36,15 @@ def of(task: Task, items: Batch) -> Counted:
     batch = Batch(items.inputs.to("meta"), items.targets.to("meta"))
     with torch.device("meta"):
         model = task.model().eval()  # not in training mode, in which BatchNorm needs more than one item
-    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_of_convolution})
-    with counter:
+    with counter() as counted:
         task.criterion(task.outputs(model, batch), batch.targets).backward()  # type: ignore[no-untyped-call]
     unused = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
-    return Counted(float(counter.get_total_flops()) / task.units_per_item, unused)
+    return Counted(float(counted.get_total_flops()) / task.units_per_item, unused)
+
+
+def counter() -> FlopCounterMode:
+    """A context that counts operations by SOURCE; `flop_registry` has its formulas."""
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_of_convolution})
 
 
 def _backward_of_convolution(

@@ -1,8 +1,8 @@
 """Executes a file of a user that defines strategies (docs/own-strategies.md), and checks what it defines.
 
 The file has the same interface as the files in trainers/strategies: it defines `VARIANTS`, a tuple of `Strategy`. The module of
-an engine is a helper file in the same folder, or a module of trainers/engines. Only ranks, `python -m trainers describe` and
-`python -m trainers refuse` execute the file.
+an engine is a helper file in the same folder, or a module of trainers/engines. Only ranks, `python -m trainers describe`,
+`python -m trainers refuse` and `python -m trainers rehearse` execute the file.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab import host
 from shardlab.errors import InputError
@@ -92,6 +93,10 @@ class Ranks:
             device_id=self.device if self.backend == "nccl" else None,
             **meeting,
         )
+
+    def mesh(self, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+        """A mesh of all ranks in the order of their numbers; the last dimension has consecutive ranks. A collective."""
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
 
     def alone(self) -> Ranks:
         """A copy of this object with world size 1 and rank 0, which does not communicate."""

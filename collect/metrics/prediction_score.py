@@ -26,8 +26,10 @@ def memory_over_prediction(run: LoadedRun) -> Quantity | None:
     """
     peak = (run.result.peak_memory_bytes or {}).get("allocated") if run.result is not None else None
     predicted = prediction.read(run.folder.path)
-    if not peak or predicted is None or predicted.tensor_bytes is None or predicted.formula_tensor_bytes is None:
+    if not peak or predicted is None or predicted.tensor_bytes is None:
         return None
+    if predicted.formula_tensor_bytes is None and predicted.memory_from != "rehearsal":
+        return None  # the formula gave a lower bound only
     return Quantity(peak / predicted.tensor_bytes.likely, "x")
 
 

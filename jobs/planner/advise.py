@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -12,6 +12,7 @@ from jobs.planner.machine import PlannedMachine
 from jobs.planner.rules import JudgedRule, judge
 from shardlab.cell import Cell, Instruments, Schedule
 from shardlab.prediction import Prediction
+from shardlab.rehearsed import Answer, Rehearsed
 from trainers import menu
 from trainers.strategy import Strategy
 from trainers.workload import Workload
@@ -25,9 +26,9 @@ class Advice(msgspec.Struct, frozen=True):
     None if it does not fit, or if its time is not known."""
 
     cell: Cell
-    predicted: Prediction
+    predicted: Prediction  # the prediction for this cell
     items_per_s: float | None
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...]  # what decides its place, as sentences
 
     @property
     def fits(self) -> bool:
@@ -42,21 +43,80 @@ class AdviceReport(msgspec.Struct, frozen=True):
     rules: list[JudgedRule]
 
 
-def of(workload: Workload, machine: PlannedMachine, gpus: int, nodes: int, precision: str, link: str) -> AdviceReport:
-    """The report. machine: with the GPU and the links. link: the name for the studies' rules, such as nvlink."""
+def of(
+    workload: Workload,
+    machine: PlannedMachine,
+    gpus: int,
+    nodes: int,
+    precision: str,
+    link: str,
+    answers: Callable[[Sequence[Cell]], Mapping[str, Answer]] = lambda _: {},
+) -> AdviceReport:
+    """The report.
+
+    machine: with the GPU and the links. link: the name for the studies' rules, such as nvlink. answers: gives the answers of
+    rehearsals, as far as there are some, by the names of the cells; each strategy is rehearsed with the batch that fits.
+    """
     found = [_advice(cell, machine) for cell in candidates(workload, gpus, nodes, precision)]
     best: dict[tuple[object, ...], Advice] = {}
     for one in found:  # with or without activation checkpointing: the better of both
         key = (one.cell.strategy, one.cell.tp, one.cell.pp)
         if key not in best or _order(one) < _order(best[key]):
             best[key] = one
-    ranked = sorted(best.values(), key=_order)
+    ranked = sorted(_by_rehearsal(sorted(best.values(), key=_order), machine, answers), key=_order)
     throughputs: dict[str, float] = {}
     for one in ranked:
         if one.items_per_s is not None:
             throughputs.setdefault(one.cell.strategy, one.items_per_s)
     facts = rule_facts(workload, machine, gpus, nodes, precision, link)
     return AdviceReport(ranked, judge(facts, throughputs))
+
+
+def _by_rehearsal(
+    ranked: Sequence[Advice], machine: PlannedMachine, answers: Callable[[Sequence[Cell]], Mapping[str, Answer]]
+) -> list[Advice]:
+    """The advice, corrected by rehearsals. If a cell does not fit by its rehearsal, a smaller batch is rehearsed."""
+    found = _rehearsed(answers([one.cell for one in ranked]))
+    corrected = [_again(one.cell, machine, found[one.cell.name()]) if one.cell.name() in found else one for one in ranked]
+    smaller = {
+        one.cell.name(): _with_batch(one.cell, one.predicted.largest_micro_batch)
+        for one in corrected
+        if not one.fits and one.predicted.memory_from == "rehearsal" and one.predicted.largest_micro_batch
+    }
+    found = _rehearsed(answers(list(smaller.values()))) if smaller else {}
+    return [
+        one
+        if (cell := smaller.get(one.cell.name())) is None or cell.name() not in found
+        else _again(cell, machine, found[cell.name()])
+        for one in corrected
+    ]
+
+
+def _rehearsed(answers: Mapping[str, Answer]) -> dict[str, Rehearsed]:
+    return {name: answer for name, answer in answers.items() if isinstance(answer, Rehearsed)}
+
+
+def _again(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> Advice:
+    """The advice for a cell whose batch was chosen, by its rehearsal."""
+    found = predict.of(cell, machine, answer=answer)
+    if found.fits not in ("yes", "likely"):
+        return Advice(cell, found, None, (": ".join(["does not fit by its rehearsal", *_sizes(found)]),))
+    rate = None if found.step_s is None else cell.global_batch_size / found.step_s.likely
+    return Advice(cell, found, rate, tuple(_reasons(cell, found)))
+
+
+def _with_batch(cell: Cell, largest: int) -> Cell:
+    """The cell with the largest power of two that is at most `largest` and LARGEST_BATCH as its micro-batch."""
+    micro = 1 << (min(LARGEST_BATCH, largest).bit_length() - 1)
+    batch = micro * cell.gradient_accumulation_steps * cell.dp
+    return msgspec.structs.replace(cell, micro_batch_size=micro, global_batch_size=batch)
+
+
+def _sizes(predicted: Prediction) -> Iterator[str]:
+    """The memory that is needed and the memory that there is, if both are known."""
+    needed, capacity = predicted.memory_bytes, predicted.capacity_bytes
+    if needed is not None and capacity is not None:
+        yield f"{needed.likely / gpu.GIB:.1f} of {capacity.likely / gpu.GIB:.1f} GiB"
 
 
 def _order(one: Advice) -> tuple[bool, float, float]:
@@ -140,15 +200,10 @@ def _cell(
 def _advice(cell: Cell, machine: PlannedMachine) -> Advice:
     predicted = predict.of(cell, machine)
     if not predicted.largest_micro_batch:
-        needed, capacity = predicted.memory_bytes, predicted.capacity_bytes
         why = "its memory is not fully known" if predicted.fits != "no" else "does not fit with one item per micro-batch"
-        assert needed is not None
-        more = "" if capacity is None else f": {needed.likely / gpu.GIB:.1f} of {capacity.likely / gpu.GIB:.1f} GiB"
-        return Advice(cell, predicted, None, (f"{why}{more}",))
-    micro = min(LARGEST_BATCH, predicted.largest_micro_batch)
-    micro = 1 << (micro.bit_length() - 1)
-    batch = micro * cell.gradient_accumulation_steps * cell.dp
-    chosen = msgspec.structs.replace(cell, micro_batch_size=micro, global_batch_size=batch)
+        return Advice(cell, predicted, None, (": ".join([why, *_sizes(predicted)]),))
+    chosen = _with_batch(cell, predicted.largest_micro_batch)
+    batch = chosen.global_batch_size
     found = msgspec.structs.replace(predict.of(chosen, machine), largest_micro_batch=predicted.largest_micro_batch)
     rate = None if found.step_s is None else batch / found.step_s.likely
     return Advice(chosen, found, rate, tuple(_reasons(chosen, found)))

@@ -22,15 +22,15 @@ def verdict(needed: PredictedRange, capacity: PredictedRange, *, complete: bool)
     return "likely" if needed.likely <= capacity.likely else "unlikely"
 
 
-def largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool) -> int | None:
+def largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, ratio: float = 1.0) -> int | None:
     """The largest micro_batch_size with as many passes that is likely to fit; 0: none. None if activations are not known.
 
     The memory is linear in the micro-batch where activations are the peak, and constant below: two points give the line, and
-    the answer is checked against the whole formula.
+    the answer is checked against the whole formula. ratio: the memory is this many times as large as the formula says.
     """
 
     def needed(micro: int) -> float:
-        return memory.of(cell, micro_batch=micro, on_gpu=on_gpu).bytes.likely
+        return ratio * memory.of(cell, micro_batch=micro, on_gpu=on_gpu).bytes.likely
 
     if not memory.of(cell, on_gpu=on_gpu).complete:
         return None

@@ -11,6 +11,7 @@ from shardlab.console import Output
 from shardlab.prediction import PredictedRange, Prediction, total
 
 GIB = 1 << 30
+MEMORY_FROM = "memory from"  # the heading of a column
 
 
 def size(value: float) -> str:
@@ -21,6 +22,8 @@ def size(value: float) -> str:
 def columns(predictions: Sequence[Prediction]) -> dict[str, list[str]]:
     """Heading -> the text for each prediction; blank where a number is not known."""
     found = {heading: [text(one) for one in predictions] for heading, text in _COLUMNS.items()}
+    if not any(one.memory_from == "rehearsal" for one in predictions):
+        del found[MEMORY_FROM]  # all are by formula
     return {heading: values for heading, values in found.items() if any(values)}
 
 
@@ -61,6 +64,7 @@ def advice(out: Output, report: AdviceReport) -> None:
             _mesh(one),
             "full" if one.cell.activation_checkpointing == "full" else "none",
             _memory(one.predicted),
+            one.predicted.memory_from or "",
             "" if one.predicted.largest_micro_batch is None else str(one.predicted.largest_micro_batch),
             "" if not one.fits else str(one.cell.micro_batch_size),
             _range(duration, one.predicted.step_s) if one.fits else "",
@@ -69,8 +73,8 @@ def advice(out: Output, report: AdviceReport) -> None:
         ]
         for place, one in enumerate(report.ranked, 1)
     ]
-    heads = ["rank", "strategy", "mesh", "checkpointing", "memory", "largest micro", "micro", "step", "units/s", "reasons"]
-    out.table("strategies", heads, rows)
+    heads = ["rank", "strategy", "mesh", "checkpointing", "memory", MEMORY_FROM, "largest micro", "micro", "step", "units/s"]
+    out.table("strategies", [*heads, "reasons"], rows)
     for judged in report.rules:
         verdict = "agrees" if judged.agrees else "DISAGREES"
         rule = judged.rule
@@ -110,6 +114,7 @@ def _number(value: float) -> str:
 
 _COLUMNS: dict[str, Callable[[Prediction], str]] = {
     "memory": _memory,
+    MEMORY_FROM: lambda one: one.memory_from or "",
     "fits": lambda one: one.fits or "",
     "largest micro": lambda one: "" if one.largest_micro_batch is None else str(one.largest_micro_batch),
     "step": lambda one: _range(duration, one.step_s),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jobs.planner import exchanges, fit, memory, model_facts, run_time, step_time
+import msgspec
+
+from jobs.planner import exchanges, fit, memory, model_facts, rehearsed_step, run_time, step_time
 from jobs.planner.calibration import NOTHING, Calibration
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from shardlab.cell import Cell
-from shardlab.prediction import PredictedRange, Prediction, exactly, total
+from shardlab.prediction import PredictedRange, Prediction, Source, exactly, total
+from shardlab.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective
 
 GIB = 1 << 30
 CPU_RANKS = "ranks are processes on a CPU, so neither their whole memory nor their time is predicted"
@@ -23,22 +26,22 @@ def of(
     calibration: Calibration = NOTHING,
     occupied: int | None = None,
     recorded_s: float | None = None,
+    answer: Answer | None = None,
 ) -> Prediction:
     """The prediction of one run.
 
     calibration: of earlier runs. occupied: the GPUs that the run keeps from others; None: those on which it trains. recorded_s:
-    the mean time of earlier runs of the same cell. The ranks of the launcher fork compute on the CPU whatever the machine has.
+    the mean time of earlier runs of the same cell. answer: that of a rehearsal of the cell, which replaces the formula for
+    memory and traffic; None: there is none. The ranks of the launcher fork compute on the CPU whatever the machine has.
     """
-    if cell.strategy_code is not None:
-        return Prediction(time_s=None if recorded_s is None else exactly(recorded_s), how=OWN_STRATEGY)
     if cell.launcher == "fork":
         machine = NO_GPU
-    facts = model_facts.of(cell)
-    needed = memory.of(cell, on_gpu=machine.on_gpu)
-    tensors, of_memory = calibration.memory(cell, machine.name, needed.tensors)
-    beside = {name: term for name, term in needed.by_category.items() if name in memory.BESIDE}
-    span = tensors + total(beside)
     capacity = capacity_of(cell, machine)
+    if cell.strategy_code is not None:
+        return _of_own_strategy(cell, machine, capacity, recorded_s, answer)
+    needed = memory.of(cell, on_gpu=machine.on_gpu)
+    found = _memory(cell, machine, needed, calibration, answer)
+    sent, sent_from, collectives = _traffic(cell, answer)
     step = step_time.of(cell, machine)
     step_s, of_time = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
     run = None if step_s is None else run_time.of(cell, step_s, machine.gpu)
@@ -46,7 +49,7 @@ def of(
         run = run_time.with_energy(cell, exactly(recorded_s), machine.gpu)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
     gpu_hours = run.time_s.times(gpus / 3600) if run is not None and gpus else None
-    how = [f"memory: {facts.how}{of_memory}"]
+    how = [found.how]
     if not machine.on_gpu:
         how.append(CPU_RANKS)
     elif step is None:
@@ -56,24 +59,103 @@ def of(
     if recorded_s is not None:
         how.append("run time: mean of earlier runs of this cell")
     return Prediction(
-        memory_bytes=span,
-        memory_by_category=needed.by_category,
-        tensor_bytes=tensors,
+        memory_bytes=found.bytes,
+        memory_by_category=found.by_category,
+        tensor_bytes=found.tensors,
+        memory_from=found.source,
         capacity_bytes=capacity,
-        fits=fit.verdict(span, capacity, complete=needed.complete) if capacity is not None else None,
-        largest_micro_batch=fit.largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu) if capacity is not None else None,
+        fits=fit.verdict(found.bytes, capacity, complete=found.complete) if capacity is not None else None,
+        largest_micro_batch=_largest_micro_batch(cell, machine, capacity, needed, found),
         step_s=step_s,
         step_parts_s={} if step is None else {name: part.likely for name, part in step.parts.items() if part.likely},
         time_s=None if run is None else run.time_s,
         gpu_hours=gpu_hours,
         energy_kwh=None if run is None or not machine.on_gpu else run.energy_kwh,
         cost=None if gpu_hours is None or machine.price is None else gpu_hours.times(machine.price),
-        sent_bytes=exchanges.sent_bytes(cell),
+        sent_bytes=sent,
+        sent_from=sent_from,
+        collectives=collectives,
         bottleneck=None if step is None else step.bottleneck,
         how="; ".join(how),
         gpu=machine.name or None,
         formula_step_s=None if step is None else step.seconds.likely,
         formula_tensor_bytes=needed.tensors.likely if needed.complete else None,
+    )
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    """The memory of a step. tensors: the part that torch's allocator counts. complete: false if it is a lower bound."""
+
+    by_category: dict[str, PredictedRange]
+    tensors: PredictedRange
+    complete: bool
+    source: Source
+    how: str
+
+    @property
+    def bytes(self) -> PredictedRange:
+        return self.tensors + total({name: term for name, term in self.by_category.items() if name in memory.BESIDE})
+
+
+def _memory(
+    cell: Cell, machine: PlannedMachine, needed: memory.StepMemory, calibration: Calibration, answer: Answer | None
+) -> _Memory:
+    """The memory by the rehearsal, else by the formula. needed: by the formula."""
+    if isinstance(answer, Rehearsed):
+        return _rehearsed(cell, machine, answer)
+    tensors, corrected = calibration.memory(cell, machine.name, needed.tensors)
+    refused = f", not rehearsed: {answer.why.rstrip('.')}" if isinstance(answer, NotRehearsed) else ""
+    how = f"memory: {model_facts.of(cell).how}{corrected}{refused}"
+    return _Memory(needed.by_category, tensors, needed.complete, "formula", how)
+
+
+def _rehearsed(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> _Memory:
+    by_category = rehearsed_step.by_category(cell, answer, on_gpu=machine.on_gpu)
+    tensors = total({name: term for name, term in by_category.items() if name not in memory.BESIDE})
+    how = f"memory and traffic: {rehearsed_step.in_words(answer, on_gpu=machine.on_gpu)}"
+    return _Memory(by_category, tensors, True, "rehearsal", how)
+
+
+def _traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, Source | None, tuple[RehearsedCollective, ...]]:
+    """(bytes that the rank sends that sends most, from what, its collectives if they were rehearsed)."""
+    if isinstance(answer, Rehearsed) and (rank := rehearsed_step.busiest(answer)) is not None:
+        return rehearsed_step.sent_bytes(rank), "rehearsal", rank.collectives or ()
+    sent = None if cell.strategy_code is not None else exchanges.sent_bytes(cell)
+    return sent, None if sent is None else "formula", ()
+
+
+def _largest_micro_batch(
+    cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, needed: memory.StepMemory, found: _Memory
+) -> int | None:
+    """By the formula, which is scaled so that it agrees with `found` for the micro-batch of the cell."""
+    if capacity is None:
+        return None
+    ratio = found.bytes.likely / needed.bytes.likely if found.source == "rehearsal" else 1.0
+    return fit.largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, ratio=ratio)
+
+
+def _of_own_strategy(
+    cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, recorded_s: float | None, answer: Answer | None
+) -> Prediction:
+    """The prediction for a strategy of the workspace. No formula describes it, so only a rehearsal knows its memory."""
+    time_s = None if recorded_s is None else exactly(recorded_s)
+    if not isinstance(answer, Rehearsed):
+        refused = f"; not rehearsed: {answer.why}" if isinstance(answer, NotRehearsed) else ""
+        return Prediction(time_s=time_s, how=f"{OWN_STRATEGY}{refused}")
+    found, (sent, sent_from, collectives) = _rehearsed(cell, machine, answer), _traffic(cell, answer)
+    return Prediction(
+        memory_bytes=found.bytes,
+        memory_by_category=found.by_category,
+        tensor_bytes=found.tensors,
+        memory_from=found.source,
+        capacity_bytes=capacity,
+        fits=fit.verdict(found.bytes, capacity, complete=True) if capacity is not None else None,
+        time_s=time_s,
+        sent_bytes=sent,
+        sent_from=sent_from,
+        collectives=collectives,
+        how=f"{found.how}; time: not predicted, because no formula describes a strategy of the workspace",
+        gpu=machine.name or None,
     )
 
 

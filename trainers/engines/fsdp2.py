@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -95,7 +94,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, 
     reshard_after_forward: free the gathered parameters of a block after forward and gather them again for backward; else they
     are kept for backward. replicated: shard over the ranks of each replica (a 2-D mesh), not over all ranks.
     """
-    mesh = replicas_mesh(cell, ranks) if replicated else init_device_mesh(ranks.device.type, (ranks.world_size,))
+    mesh = replicas_mesh(cell, ranks) if replicated else ranks.mesh((ranks.world_size,))
     pinned = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
     given: dict[str, Any] = {
         "mesh": mesh,

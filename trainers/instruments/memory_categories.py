@@ -13,7 +13,7 @@ import torch
 from shardlab import files
 from trainers.instrument import Instrument
 from trainers.instruments.memory_timeline import CATEGORIES, Timeline, timeline
-from trainers.instruments.storages import StorageLog, TensorStorage
+from trainers.instruments.step_memory import StepMemory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +45,6 @@ class MemoryCategories(Instrument):
     ) -> None:
         self._cell, self._strategy, self._engine = cell, strategy, engine
         self._path, self._step, self._ranks, self._company = path, step, ranks, company
-        self._named: dict[int, str] = {}
-        self._looking = False  # whether gradients are searched: true until the optimizer's step, in which they may be released
         self._timeline: Timeline | None = None
         self._unknown_bytes = 0
 
@@ -54,18 +52,13 @@ class MemoryCategories(Instrument):
         return step == self._step
 
     def before(self, step: int) -> None:
-        self._log = StorageLog(self._ranks.device, self._between)
-        self._name(self._engine.keeps())
-        self._looking = True
-        self._hook = self._engine.optimizer.register_step_pre_hook(lambda *_: self._optimizer_steps())
-        self._log.__enter__()
+        self._memory = StepMemory(self._engine, self._ranks.device)
+        self._memory.__enter__()
 
     def after(self, step: int) -> None:
-        self._log.__exit__(None, None, None)
-        self._hook.remove()
-        self._name(self._engine.keeps())
-        storages = self._log.storages
-        self._timeline = timeline(self._log.changes, lambda number: self._category(storages[number]))
+        memory = self._memory
+        memory.__exit__(None, None, None)
+        self._timeline = timeline(memory.log.changes, memory.category)
         written: dict[str, Any] = {"schema": SCHEMA, "rank": self._ranks.rank, "step": step, "device": self._ranks.device.type}
         if self._ranks.device.type == "cuda":
             allocated = torch.cuda.max_memory_allocated(self._ranks.device)  # the peak since the start of the step
@@ -73,7 +66,7 @@ class MemoryCategories(Instrument):
             written |= {"allocated": allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN}
         files.make_folder(self._path.parent)
         files.write_json(self._path, {**written, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
-        del self._log
+        del self._memory
         self._company.barrier()  # without it, a rank that is done early would wait inside its next step, which is timed
 
     def found(self) -> dict[str, Any]:
@@ -92,27 +85,6 @@ class MemoryCategories(Instrument):
             found["unknown_is"] = UNKNOWN
         estimated = estimate_of_cell(self._engine.parameters(), self._cell, self._strategy)
         return found if estimated is None else {**found, "estimate_bytes": estimated}
-
-    def _between(self) -> None:
-        if self._looking:
-            self._name({name: found for name, found in self._engine.keeps().items() if name not in ("parameter", "gathered")})
-
-    def _optimizer_steps(self) -> None:
-        self._between()
-        self._looking = False
-
-    def _name(self, kept: dict[str, list[torch.Tensor]]) -> None:
-        for name, tensors in kept.items():
-            for tensor in tensors:
-                if (storage := self._log.find(tensor)) is not None:
-                    self._named.setdefault(storage.number, name)
-
-    def _category(self, storage: TensorStorage) -> str:
-        if (name := self._named.get(storage.number)) is not None:
-            return name
-        if storage.as_weight:
-            return "gathered"
-        return "buffer" if storage.stays else "activation" if storage.saved else "temporary"
 
 
 def estimate(parameters: int, precision: str, optimizer: Optimizer, *, cut: dict[str, int] | None = None) -> dict[str, int]:

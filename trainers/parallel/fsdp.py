@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from shardlab.cell import Cell
@@ -36,7 +36,7 @@ def replicas_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
     """The 2-D mesh (replicas, shards). Ranks of a replica have consecutive numbers, so they are on one node if possible."""
     replicas = cast("int", cell.options["replicas"])
     shape = (replicas, ranks.world_size // replicas)
-    return init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicas", "shards"))
+    return ranks.mesh(shape, ("replicas", "shards"))
 
 
 def policy(precision: str) -> MixedPrecisionPolicy:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def mesh_of(cell: Cell, ranks: Ranks) -> DeviceMesh:
     """The mesh (pp, dp, tp) of all ranks. tp sends the most bytes, so its ranks have consecutive numbers; pp sends least."""
-    return init_device_mesh(ranks.device.type, (cell.pp, cell.dp, cell.tp), mesh_dim_names=("pp", "dp", "tp"))
+    return ranks.mesh((cell.pp, cell.dp, cell.tp), ("pp", "dp", "tp"))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from shardlab.cell import Cell
 from trainers.data.image_sets import open_images
+from trainers.data.synthetic_images import SyntheticImages
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import to_device
 
@@ -38,6 +39,10 @@ class ImageTask(Task):
     def classes(self) -> int:
         """The number of classes of the data, which is also the number of outputs of the model."""
         return self._images.classes
+
+    def imitate(self, classes: int) -> None:
+        """Read synthetic images from now on, with this number of classes."""
+        self._read(SyntheticImages("train", self.image_size, classes, None))
 
     def _opened(self, split: str, classes: int) -> ImageSet:
         asked = self._cell.options

@@ -1,0 +1,121 @@
+"""Rehearsals of cells: the answers that the workspace has, and new answers from `python -m trainers rehearse`.
+
+A separate process makes each answer, because it needs torch and may execute the code of the workspace. The answers are stored
+in WORKSPACE/.shardlab/rehearsals, by a digest of all that they depend on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from jobs import own_answers
+from jobs.own_plugins import OwnPlugins
+from shardlab import files, moments, rehearsed, workspace_trust
+from shardlab.cell import Cell
+from shardlab.console import Output
+from shardlab.decoders import DECODE_FAULTS
+from shardlab.rehearsed import SCHEMA, Answer, NotRehearsed, RehearsalRequest
+from shardlab.workspace import Workspace
+
+ANSWER_S = 1800.0  # the most seconds for one cell; a deep model at its own depth on a slow machine takes many minutes
+
+
+class Rehearsals:
+    """The rehearsals of the cells of one command.
+
+    workspace: where answers are stored. own: the plug-ins of the workspace. make: whether answers that do not exist are made.
+    full_depth: whether deep models are rehearsed at their own depth. out: for the progress.
+    """
+
+    def __init__(
+        self, workspace: Workspace, own: OwnPlugins, out: Output, *, make: bool = False, full_depth: bool = False
+    ) -> None:
+        self._workspace, self._own, self._out, self._make, self._full_depth = workspace, own, out, make, full_depth
+        self.folder = workspace.own / "rehearsals"
+        self._failed: dict[str, NotRehearsed] = {}  # by key; in this command only, because the reason may be gone next time
+
+    def of(self, cells: Sequence[Cell]) -> dict[str, Answer]:
+        """The answer for each cell that has one, by the name of the cell. Missing answers are made if this is asked for."""
+        found = dict[str, Answer]()
+        if not self._make and not self.folder.is_dir():
+            return found
+        missing = dict[str, list[Cell]]()  # by key: cells that differ only in keys without influence on a step share an answer
+        for cell in cells:
+            request = self._request(cell)
+            if (answer := self._stored(request)) is not None:
+                found[cell.name()] = answer
+            elif self._make:
+                missing.setdefault(request.key(full_depth=self._full_depth), []).append(cell)
+        began = time.monotonic()
+        for number, alike in enumerate(missing.values()):
+            left_s = (time.monotonic() - began) / number * (len(missing) - number) if number else None
+            left = "" if left_s is None else f", about {moments.duration(left_s)} left"
+            self._out.remark(f"rehearsing {number + 1} of {len(missing)}: {alike[0].name()}{left}")
+            found |= dict.fromkeys([cell.name() for cell in alike], self._made(self._request(alike[0])))
+        return found
+
+    def _request(self, cell: Cell) -> RehearsalRequest:
+        return RehearsalRequest(cell, self._own.workloads.of(cell), self._own.strategies.of(cell))
+
+    def _stored(self, request: RehearsalRequest) -> Answer | None:
+        """An answer from the workspace or from this command. If none is to be made, one at full depth is the first choice."""
+        for full_depth in (True,) if self._full_depth else (False,) if self._make else (True, False):
+            key = request.key(full_depth=full_depth)
+            if (failed := self._failed.get(key)) is not None:
+                return failed
+            try:
+                return rehearsed.decode(files.read(self.folder / f"{key}.json"))
+            except (OSError, *DECODE_FAULTS):
+                continue
+        return None
+
+    def _made(self, request: RehearsalRequest) -> Answer:
+        """A new answer, by a process that stores it. If the process fails, the answer has the reason."""
+        began = time.monotonic()
+        workspace_trust.begin(self._workspace)
+        files.make_folder(self.folder)
+        with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
+            file, answer, said = Path(folder, "request.json"), Path(folder, "answer.json"), Path(folder, "said")
+            file.write_bytes(msgspec.json.encode(request))
+            why = self._run(file, answer, said)
+            try:
+                found = rehearsed.decode(answer.read_bytes())
+            except (OSError, *DECODE_FAULTS):
+                last = own_answers.last_line(said)
+                why = f"the rehearsal failed: {why or last or 'its process gave no answer'}"
+                found = NotRehearsed(SCHEMA, request.cell.hash(), why, time.monotonic() - began)
+        if isinstance(found, NotRehearsed):
+            self._failed[request.key(full_depth=self._full_depth)] = found
+        return found
+
+    def _run(self, file: Path, answer: Path, said: Path) -> str:
+        """Run the process. Returns why it was ended, as a sentence; empty if it ended by itself."""
+        command = [own_answers.python(), "-P", "-W", "ignore", "-m", "trainers", "rehearse"]
+        depth = ["--full-depth"] if self._full_depth else []
+        with answer.open("wb") as standard_output, said.open("wb") as errors:
+            process = subprocess.Popen(
+                [*command, str(file), "--cache", str(self.folder), *depth], stdin=subprocess.DEVNULL, stdout=standard_output,
+                stderr=errors, cwd=file.parent, env=own_answers.environment(), start_new_session=True,
+            )  # fmt: skip
+            try:
+                process.wait(ANSWER_S)
+            except subprocess.TimeoutExpired:
+                return f"it did not end within {ANSWER_S:.0f} s."
+            finally:
+                own_answers.end(process)
+        return ""
+
+
+def refused(answers: dict[str, Answer]) -> list[str]:
+    """A sentence for each reason why cells were not rehearsed."""
+    names: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        if isinstance(answer, NotRehearsed):
+            names.setdefault(answer.why, []).append(name)
+    return [f"not rehearsed, so predicted by formula: {', '.join(cells)}: {why}" for why, cells in names.items()]

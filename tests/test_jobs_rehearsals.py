@@ -1,0 +1,193 @@
+"""Predictions from rehearsals: which way gives which number, and what happens if there is no rehearsal."""
+
+import json
+
+import msgspec
+import pytest
+from support_planner import ADAMW, cell
+
+from jobs import rehearsals
+from jobs.cli import main
+from jobs.own_plugins import OwnPlugins
+from jobs.planner import advise, gpu, link, predict
+from jobs.planner.machine import NO_GPU, PlannedMachine
+from jobs.rehearsals import Rehearsals
+from shardlab import files, rehearsed, workspace_trust
+from shardlab.cell import Cell
+from shardlab.console import Output
+from shardlab.login_node import PYTHON
+from shardlab.rehearsed import MemoryByCategory, NotRehearsed, RehearsalRequest, Rehearsed, RehearsedCollective, RehearsedRank
+from shardlab.workspace import Workspace
+from trainers import menu
+
+GIB = 1 << 30
+NOTHING = dict.fromkeys(MemoryByCategory.__struct_fields__, 0)
+STRATEGY = """\
+from trainers.strategy import Strategy
+VARIANTS = (Strategy(name="alone", summary="One process.", precisions=("fp32",), refuse=lambda cell: None,
+                     engine="trainers.engines.single"),)
+"""
+MATRIX = """\
+schema: 1
+name: m
+defaults: {workload: gpt2-tiny, launcher: fork, global_batch_size: 4, steps: 2}
+include:
+  - {strategy: alone, gpus: 1}
+  - {strategy: fsdp2, gpus: 2, options: {offload: cpu}}
+"""
+
+
+def answer(one, parameter=10 * GIB, activation=0, collectives=(), **keys):
+    """A rehearsal of a cell whose ranks are alike."""
+    peak = MemoryByCategory(**{**NOTHING, "parameter": parameter, "activation": activation})
+    rank = RehearsedRank(0, one.gpus, peak.total, peak, peak, tuple(collectives), 1e12)
+    return Rehearsed(**{
+        "schema": 1, "cell": one.hash(), "world_size": one.gpus, "ranks": (rank,), "how": "fake_tensors", "device": "cpu",
+        "depths": None, "error_pct": 2.0, "error_from": "on nothing", "remarks": (), "seconds": 1.0, **keys,
+    })  # fmt: skip
+
+
+def machine(name="a100-80gb"):
+    found = gpu.must_find(name)
+    return PlannedMachine(True, name, found, gpu.capacity(found, None), link.of_gpu(found), None, None)
+
+
+def of(workspace, **options):
+    return Rehearsals(Workspace(workspace), OwnPlugins(), Output(), **options)
+
+
+def test_a_rehearsal_replaces_the_formula_for_memory_and_traffic():
+    one = cell("gpt2-large", "fsdp2", 8, precision="bf16")
+    calls = [RehearsedCollective("all_gather", 800, 8, 2.0), RehearsedCollective("all_reduce", 80, 2, 1.0)]
+    calls.append(RehearsedCollective("all_to_all", 400, 4, 1.0))
+    plain, found = predict.of(one, machine()), predict.of(one, machine(), answer=answer(one, collectives=calls))
+    assert (plain.memory_from, plain.sent_from, found.memory_from, found.sent_from) == (*["formula"] * 2, *["rehearsal"] * 2)
+    assert found.tensor_bytes.likely == 10 * GIB
+    # The measured error of 2 % to each side, and the range for the operators of a GPU.
+    assert found.tensor_bytes.low == pytest.approx(10 * GIB * 0.98 * 0.98)
+    assert found.tensor_bytes.high == pytest.approx(10 * GIB * 1.06 * 1.02)
+    assert {"cuda_context", "nccl_buffers", "fragmentation"} <= found.memory_by_category.keys()
+    assert found.memory_bytes.likely > found.tensor_bytes.likely
+    assert found.sent_bytes == 2 * 800 * 7 / 8 + 2 * 80 / 2 + 400 * 3 / 4
+    assert found.collectives == tuple(calls)
+    assert (found.step_s, found.formula_tensor_bytes) == (plain.step_s, plain.formula_tensor_bytes)
+    assert "largest measured error 2 %, on nothing" in found.how
+
+
+def test_a_rehearsal_on_a_cpu_has_no_terms_of_a_gpu():
+    one = cell("gpt2-large", "fsdp2", 8)
+    found = predict.of(one, NO_GPU, answer=answer(one, depths=(4, 6)))
+    assert found.memory_by_category.keys() == {"parameter"}
+    assert found.memory_bytes.high == pytest.approx(10 * GIB * 1.02)
+    assert "extrapolated from 4 and 6 blocks" in found.how
+
+
+def test_the_largest_micro_batch_agrees_with_the_rehearsal():
+    """The rehearsal says that the cell needs twice what the formula says, so a smaller micro-batch fits."""
+    one = cell("gpt2-large", "ddp", 8, micro=8, precision="bf16")
+    plain = predict.of(one, machine())
+    twice = answer(one, parameter=0, activation=int(2 * plain.tensor_bytes.likely))
+    found = predict.of(one, machine(), answer=twice)
+    assert (found.fits, found.largest_micro_batch >= one.micro_batch_size) == ("yes", True)
+    assert found.largest_micro_batch < plain.largest_micro_batch
+    too_large = predict.of(one, machine(), answer=answer(one, activation=90 * GIB))
+    assert (too_large.fits, too_large.largest_micro_batch < one.micro_batch_size) == ("no", True)
+
+
+def test_a_cell_that_was_not_rehearsed_is_predicted_by_the_formula_and_says_why():
+    one = cell("gpt2-large", "fsdp2", 8)
+    found = predict.of(one, machine(), answer=NotRehearsed(1, one.hash(), "It has no tensors.", 0.1))
+    assert found.memory_bytes == predict.of(one, machine()).memory_bytes
+    assert found.memory_from == "formula"
+    assert "not rehearsed: It has no tensors" in found.how
+
+
+def test_advice_follows_rehearsals():
+    """A cell that does not fit by its rehearsal is rehearsed again with the batch that fits."""
+    asked = []
+
+    def answers(cells):
+        asked.append([one.micro_batch_size for one in cells if one.strategy == "fsdp2"])
+        return {
+            one.name(): answer(one, parameter=GIB, activation=10 * GIB * one.micro_batch_size)
+            for one in cells
+            if one.strategy == "fsdp2"
+        }
+
+    report = advise.of(menu.workload("llm-1.3b"), machine(), 8, 1, "bf16", "nvlink", answers)
+    (found,) = (one for one in report.ranked if one.cell.strategy == "fsdp2")
+    assert asked[0] > [found.cell.micro_batch_size] == asked[1]
+    assert (found.fits, found.predicted.memory_from) == (True, "rehearsal")
+    assert (1 + 10 * found.cell.micro_batch_size) * GIB < 80e9
+    assert {one.predicted.memory_from for one in report.ranked if one.cell.strategy != "fsdp2"} == {"formula"}
+
+
+def test_a_stored_answer_is_used_and_a_damaged_one_is_not(tmp_path):
+    one, own = cell("gpt2-tiny", "ddp", 2), tmp_path / ".shardlab" / "rehearsals"
+    assert of(tmp_path).of([one]) == {}
+    file = own / f"{RehearsalRequest(one).key(full_depth=False)}.json"
+    files.make_folder(own)
+    file.write_bytes(msgspec.json.encode(answer(one)))
+    assert of(tmp_path).of([one]) == {one.name(): answer(one)}
+    assert of(tmp_path, make=True).of([one]) == {one.name(): answer(one)}  # nothing has to be made
+    other = cell("gpt2-tiny", "ddp", 2, seed=7)
+    assert list(of(tmp_path).of([one, other])) == [one.name(), other.name()]
+    file.write_bytes(file.read_bytes()[:-9])
+    assert of(tmp_path).of([one]) == {}
+
+
+def test_a_rehearsal_whose_process_fails_has_a_reason(tmp_path, monkeypatch):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no module named torch >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv(PYTHON, str(broken))
+    cells = [cell("gpt2-tiny", "ddp", 2), cell("gpt2-tiny", "ddp", 2, optimizer=ADAMW, precision="bf16")]
+    found = of(tmp_path, make=True).of(cells)
+    assert {one.why for one in found.values()} == {"the rehearsal failed: no module named torch"}
+    (sentence,) = rehearsals.refused(found)
+    assert all(one.name() in sentence for one in cells)
+
+
+def test_full_depth_needs_rehearse(capsys):
+    assert main(["plan", "--matrix", "quickstart", "--full-depth"]) == 2
+    assert "--rehearse" in capsys.readouterr().err
+
+
+def test_a_plan_rehearses_what_it_can_and_keeps_the_answers(tmp_path, capsys):
+    """A strategy of the workspace, which no formula describes, is rehearsed; offloading cannot be rehearsed."""
+    (tmp_path / "strategies").mkdir()
+    (tmp_path / "strategies" / "alone.py").write_text(STRATEGY)
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    workspace_trust.trust(Workspace(tmp_path))
+    words = ["plan", "--matrix", str(tmp_path / "m.yaml"), "--workspace", str(tmp_path), "--json"]
+    assert main([*words, "--rehearse"]) == 0
+    printed = capsys.readouterr()
+    own, offloading = (entry["predicted"] for entry in json.loads(printed.out)["cells"])
+    assert (own["memory_from"], offloading["memory_from"]) == ("rehearsal", "formula")
+    assert "not rehearsed, so predicted by formula: fsdp2-" in printed.err
+    assert ": offload: " in printed.err
+    (stored,) = (tmp_path / ".shardlab" / "rehearsals").iterdir()
+    answered = rehearsed.decode(stored.read_bytes())
+    assert own["memory_bytes"]["likely"] == answered.worst.peak_bytes > 1e6
+    assert not list((tmp_path / "strategies").glob("__pycache__"))
+    assert main(words) == 0
+    again, _ = (entry["predicted"] for entry in json.loads(capsys.readouterr().out)["cells"])
+    assert again == own
+
+
+def test_jobs_advise_uses_stored_answers(tmp_path, capsys):
+    words = ["advise", "--workload", "gpt2-large", "--gpus", "8", "--gpu", "a100-80gb", "--workspace", str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["strategies"][0]
+    one = msgspec.convert(first["cell"], type=Cell)
+    own = tmp_path / ".shardlab" / "rehearsals"
+    files.make_folder(own)
+    stored = own / f"{RehearsalRequest(one).key(full_depth=True)}.json"
+    stored.write_bytes(msgspec.json.encode(answer(one, parameter=3 * GIB)))
+    assert main([*words, "--json"]) == 0
+    again = {json.dumps(entry["cell"]): entry for entry in json.loads(capsys.readouterr().out)["strategies"]}
+    assert again[json.dumps(first["cell"])]["predicted"]["tensor_bytes"]["likely"] == 3 * GIB
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "rehearsal" in printed.out
+    assert "predictions by formula and rehearsal" in printed.err

@@ -1,0 +1,63 @@
+"""Follows the memory of one step of an engine and finds the category of each storage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.instruments.storages import StorageLog, TensorStorage
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from trainers.engine import Accounted
+
+
+class StepMemory:
+    """A context around one step: `log` has all changes of memory on a device. A storage has one category from its allocation
+    to its end: as what the engine keeps it, else how an operator uses it, else how long it exists."""
+
+    def __init__(self, engine: Accounted, device: torch.device, log: type[StorageLog] = StorageLog) -> None:
+        """log: its kind, for a subclass that notes more."""
+        self._engine = engine
+        self._named: dict[int, str] = {}
+        self._looking = False  # for gradients, from the end of backward to the optimizer's step
+        self.log = log(device, self._between)
+
+    def __enter__(self) -> StepMemory:
+        self._name(self._engine.keeps())
+        self._looking = True
+        self._hook = self._engine.optimizer.register_step_pre_hook(lambda *_: self._optimizer_steps())
+        self.log.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.log.__exit__(kind, error, traceback)
+        self._hook.remove()
+        if error is None:
+            self._name(self._engine.keeps())
+
+    def category(self, number: int) -> str:
+        """The category of a storage of the log, by its number; known when the step is over."""
+        storage = self.log.storages[number]
+        return self._named.get(number) or self._by_use(storage)
+
+    def _by_use(self, storage: TensorStorage) -> str:
+        if storage.as_weight:
+            return "gathered"
+        return "buffer" if storage.stays else "activation" if storage.saved else "temporary"
+
+    def _between(self) -> None:
+        if self._looking:
+            self._name({name: found for name, found in self._engine.keeps().items() if name not in ("parameter", "gathered")})
+
+    def _optimizer_steps(self) -> None:
+        self._between()
+        self._looking = False
+
+    def _name(self, kept: dict[str, list[torch.Tensor]]) -> None:
+        for name, tensors in kept.items():
+            for tensor in tensors:
+                if (storage := self.log.find(tensor)) is not None:
+                    self._named.setdefault(storage.number, name)

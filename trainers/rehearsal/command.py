@@ -1,0 +1,81 @@
+"""``python -m trainers rehearse``: reads a request and writes the answer. torch is imported only if the cache has no answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from shardlab import files, rehearsed
+from shardlab.errors import InputError
+from shardlab.rehearsed import Answer, RehearsalRequest, Rehearsed
+from trainers import menu, own_strategy
+
+NICE = 10  # a rehearsal uses all processors for a while; other processes of this machine go first
+
+
+def run(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
+    """Write the answer to a request as JSON to standard output; all else goes to standard error.
+
+    file: the request, None for standard input. cache: a folder with earlier answers, made if it does not exist. Raises
+    InputError if the request is none.
+    """
+    request = _read(file)
+    answer_out = _keep_for_answer()
+    place = None if cache is None else cache / f"{request.key(full_depth=full_depth)}.json"
+    answer = None if place is None else _cached(place)
+    if answer is None:
+        answer = _rehearse(request, full_depth=full_depth)
+        if place is not None and isinstance(answer, Rehearsed):
+            files.make_folder(place.parent)
+            files.write_json(place, answer)
+    with os.fdopen(answer_out, "wb") as out:
+        out.write(msgspec.json.encode(answer) + b"\n")
+    return 0
+
+
+def _read(file: Path | None) -> RehearsalRequest:
+    try:
+        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        return msgspec.json.decode(content, type=RehearsalRequest)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}.") from error
+    except msgspec.DecodeError as error:
+        where, needed = file or "standard input", "JSON with a resolved `cell`, such as a run's run.json"
+        raise InputError(f"{where}: no request: {error}. Allowed: {needed}.") from error
+
+
+def _keep_for_answer() -> int:
+    """A copy of standard output. Standard output itself becomes standard error, because libraries write to it."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    return kept
+
+
+def _cached(place: Path) -> Answer | None:
+    """An earlier answer; None if there is none, or none that can be read."""
+    try:
+        return rehearsed.decode(place.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _rehearse(request: RehearsalRequest, *, full_depth: bool) -> Answer:
+    os.nice(NICE)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the answer must not depend on the GPUs of this machine
+    sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
+    if (workload := request.own_workload) is not None:
+        menu.add_own(workload, Path(workload.file))
+    if (strategy := request.own_strategy) is not None:
+        own_strategy.add(Path(strategy.file), request.cell.strategy_code)
+    from trainers.tasks import vision_library
+
+    vision_library.load()  # must run before any model of transformers is imported
+    from trainers.rehearsal import rehearse
+
+    with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as data_path:
+        return rehearse.rehearse(request.cell, Path(data_path), full_depth=full_depth)

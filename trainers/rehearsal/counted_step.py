@@ -1,0 +1,113 @@
+"""Makes one step of an engine and records its memory by category, its collectives and its operations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
+
+from trainers import communication, counted_flops
+from trainers.communication import Call
+from trainers.instruments.memory_timeline import CATEGORIES
+from trainers.instruments.step_memory import StepMemory
+from trainers.instruments.storages import StorageLog
+from trainers.rehearsal.fake_tensors import DEVICE, alive
+
+if TYPE_CHECKING:
+    from trainers.engine import Engine
+    from trainers.instruments.timing import Clock
+    from trainers.task import Batch
+
+Memory = dict[str, int]
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+
+
+class CountedStep(NamedTuple):
+    """One step of one rank.
+
+    peaks: bytes by category at the peak of each section of the step: forward, the first and the second half of backward, and
+    what comes after it. The step's own peak is the largest of these. kept: bytes by category after the step.
+    calls: the collectives and how often each started.
+    """
+
+    peaks: dict[str, Memory]
+    kept: Memory
+    calls: list[tuple[Call, int]]
+    flops: float
+
+
+def count(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep:
+    """Make the step on fake tensors. The optimizer's state must have been allocated by earlier steps."""
+    memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
+    for tensor in alive():
+        memory.log.find(tensor)  # also what no operator of the step reads, or what the step replaces
+    clock.start()
+    with memory, operations, communication.counting() as calls:
+        engine.forward_backward(batches, clock)
+        engine.update()
+    assert isinstance(memory.log, _SectionLog)
+    peaks, kept = _peaks(memory.log, memory.category)
+    return CountedStep(peaks, kept, list(Counter(calls).items()), float(operations.flops))
+
+
+class _SectionLog(StorageLog):  # type: ignore[no-untyped-call]
+    """A log that also notes the section of each change. Recomputation of forward is a part of backward here."""
+
+    def __init__(self, device: torch.device, between: Callable[[], object]) -> None:
+        super().__init__(device, between)
+        self.sections: list[str] = []
+
+    def _change(self, *change: Any) -> None:
+        in_backward = torch._C._current_graph_task_id() != -1
+        self.sections.append(BACKWARD if in_backward else FORWARD if torch.is_grad_enabled() else UPDATE)
+        super()._change(*change)
+
+
+def _peaks(log: _SectionLog, category: Callable[[int], str]) -> tuple[dict[str, Memory], Memory]:
+    """(the peak of each section, the memory after the step), in bytes by category."""
+    now = dict.fromkeys(CATEGORIES, 0)
+    changes = list(zip(log.changes, log.sections, strict=True))
+    for change, _ in changes:
+        if change.t_s == 0.0:
+            now[category(change.number)] += change.nbytes
+    peaks: dict[str, Memory] = {}
+    during = [(change, section) for change, section in changes if change.t_s > 0.0]
+    for section, grouped in groupby(during, key=lambda pair: pair[1]):
+        run = list(grouped)
+        for index, (change, _) in enumerate(run):
+            now[category(change.number)] += change.nbytes
+            half = f" {1 + 2 * index // len(run)}" if section == BACKWARD else ""
+            highest = peaks.get(section + half)
+            if highest is None or sum(now.values()) > sum(highest.values()):
+                peaks[section + half] = dict(now)
+    return peaks, now
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the floating-point operations of matrix products, convolutions and attention, by the formulas of torch.
+
+    torch's own FlopCounterMode counts those of all ranks if a tensor is split over ranks (DTensor), and keeps activations alive
+    that are recomputed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self._formulas: dict[Any, Callable[..., int]] = {
+            **counted_flops.counter().flop_registry,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+        }
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # DTensor and its like unfold first
+        given = operator(*args, **(kwargs or {}))
+        if (formula := self._formulas.get(operator._overloadpacket)) is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=given)
+        return given

@@ -1,0 +1,104 @@
+"""Rehearses a deep model at two smaller depths, and extrapolates to its own depth what is linear in the number of blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import msgspec
+
+from shardlab.cell import Cell
+from shardlab.rehearsed import RehearsedCollective
+from trainers import menu
+from trainers.communication import Call
+from trainers.rehearsal.counted_step import CountedStep, Memory
+
+WHOLE = 12  # blocks per rank up to which a model is rehearsed at its own depth
+LEAST, MORE = (
+    4,
+    2,
+)  # blocks per rank at the smaller depth, of which not all are first or last ones, and how many more at the other
+
+
+def blocks_option(cell: Cell) -> str | None:
+    """The name of the option with the number of repeated blocks; None if the workload has no such option."""
+    workload = menu.workload_of(cell)
+    if workload.is_data and "n_layer" in cell.options:
+        return "n_layer"
+    return workload.blocks
+
+
+def two_depths(cell: Cell) -> tuple[int, int] | None:
+    """The two numbers of blocks at which a cell is rehearsed; None if it is rehearsed as it is.
+
+    Both have the same pattern as the cell: blocks are divided equally among the stages of a pipeline, and into segments or
+    groups of activation checkpointing.
+    """
+    name, per_rank = blocks_option(cell), cell.options.get("stages_per_rank", 1)
+    if name is None:
+        return None
+    blocks, stages = cast("int", cell.options[name]), cell.pp * cast("int", per_rank)
+    _, _, group = cell.activation_checkpointing.partition("-")
+    unit = math.lcm(stages, int(group or 1))
+    if blocks <= WHOLE * cell.pp or blocks % unit:
+        return None
+    low = unit * -(-LEAST * cell.pp // unit)
+    high = low + unit * -(-MORE * cell.pp // unit)
+    return (low, high) if high < blocks else None
+
+
+def at_depth(cell: Cell, blocks: int) -> Cell:
+    """The cell with another number of blocks."""
+    name = blocks_option(cell)
+    assert name is not None
+    return msgspec.structs.replace(cell, options={**cell.options, name: blocks})
+
+
+class Line:
+    """The straight line through the values at two depths, at the cell's own depth."""
+
+    def __init__(self, depths: tuple[int, int], cell: Cell) -> None:
+        low, high = depths
+        blocks = cast("int", cell.options[blocks_option(cell) or ""])
+        self._further = (blocks - high) / (high - low)
+
+    def at(self, low: float, high: float) -> float:
+        """The value at the cell's depth. low, high: the values at the two depths."""
+        return high + self._further * (high - low)
+
+    def memory(self, low: Memory, high: Memory) -> Memory:
+        """Bytes by category."""
+        return {name: max(0, round(self.at(low[name], high[name]))) for name in high}
+
+    def step(self, low: CountedStep, high: CountedStep) -> CountedStep:
+        """Memory and operations. The collectives are those of `collectives`."""
+        sections = [section for section in high.peaks if section in low.peaks]
+        peaks = {section: self.memory(low.peaks[section], high.peaks[section]) for section in sections}
+        return CountedStep(peaks, self.memory(low.kept, high.kept), high.calls, self.at(low.flops, high.flops))
+
+    def collectives(self, low: dict[Call, int], high: dict[Call, int]) -> tuple[RehearsedCollective, ...]:
+        """If both depths have the same messages, their number is extrapolated. Else messages are buckets of several blocks:
+        then the number and the sum of messages of an operation are extrapolated, and all have the mean size."""
+        if low.keys() == high.keys():
+            return as_collectives({call: self.at(low[call], times) for call, times in high.items()})
+        summed: dict[Call, float] = {}
+        for op, ranks in {(call.op, call.ranks) for call in high}:
+            times, nbytes = (self.at(count(low, op, ranks), count(high, op, ranks)) for count in (_times, _bytes))
+            if times > 0:
+                summed[Call(op, round(nbytes / times), ranks)] = times
+        return as_collectives(summed)
+
+
+def as_collectives(calls: Mapping[Call, float]) -> tuple[RehearsedCollective, ...]:
+    """The collectives of a step with how often each starts."""
+    ordered = sorted(calls.items(), key=lambda item: (item[0].op, item[0].ranks, item[0].payload_bytes))
+    return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in ordered if times)
+
+
+def _times(calls: dict[Call, int], op: str, ranks: int) -> float:
+    return float(sum(times for call, times in calls.items() if (call.op, call.ranks) == (op, ranks)))
+
+
+def _bytes(calls: dict[Call, int], op: str, ranks: int) -> float:
+    return float(sum(call.payload_bytes * times for call, times in calls.items() if (call.op, call.ranks) == (op, ranks)))

@@ -1,0 +1,173 @@
+"""A process group of one process that stands for one rank of many: its collectives exchange nothing and end at once.
+
+It is torch's backend `fake`. Here is what engines need besides: results of collectives that are waited for, and the shapes that
+pipeline stages would tell each other. What it uses of torch's private parts stays here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import _flat_param
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta, extract_tensor_meta
+from torch.nn.parallel import DistributedDataParallel, distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trainers.parallel.schedule import Stage
+from trainers.ranks import Ranks
+from trainers.rehearsal.fake_tensors import RealIntegers, real_tensors
+
+
+class FakeRanks(Ranks):
+    """All processes of a run, as seen by one of them, of which the others do not exist."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.local_rank, self.world_size = rank, 0, world_size
+        self.forked, self.trains_on, self.backend, self.device = True, "cpu", "fake", torch.device("cpu")
+
+    def mesh(self, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+        with real_tensors():
+            return super().mesh(shape, names)
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        """As if every rank had passed the numbers of this rank."""
+        return np.tile(np.array(numbers, dtype=np.float64), (self.world_size, 1))
+
+    def barrier(self) -> None:
+        """Nobody is waited for."""
+
+
+@contextmanager
+def fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
+    """This process as a rank of a world of `world_size` ranks in the `with` block."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        with (
+            _replaced(dist, "all_reduce", _all_reduce),
+            _replaced(dist, "new_group", _new_group),
+            # DistributedDataParallel's check of shapes reads, in C++, memory that fake tensors do not have.
+            _replaced(DistributedDataParallel, "_pre_forward", _pre_forward),
+            # Fake tensors all have the address 0, by which FSDP1 tells whether one has memory.
+            _replaced(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
+            _replaced(_flat_param, "_same_storage", _same_storage),
+            _replaced(_fsdp_param, "_chunk_with_empty", _Chunks),
+            _replaced(distributed, "_verify_param_shape_across_processes", lambda *_: None),
+        ):
+            yield FakeRanks(rank, world_size)
+    finally:
+        dist.destroy_process_group()
+
+
+class _Chunks(Sequence[torch.Tensor]):
+    """A tensor in chunks, as FSDP2 makes them, of which only those that are used exist: FSDP2 cuts each parameter into a chunk
+    for each rank and uses two of them, which took most of the time with hundreds of ranks."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, num_chunks, dim
+        self._size = -(-tensor.size(dim) // num_chunks)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        begin = index * self._size
+        size = min(self._size, self._tensor.size(self._dim) - begin)
+        return self._tensor.narrow(self._dim, begin, size) if size > 0 else self._tensor.new_empty(0)
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors, or the local parts of DTensors, share memory."""
+    first, second = (getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in (one, other))
+    return bool(first._cdata == second._cdata)
+
+
+_real_all_reduce, _real_new_group = dist.all_reduce, dist.new_group
+
+
+class _Done:
+    """The handle of a collective that is over."""
+
+    def __init__(self, results: list[torch.Tensor]) -> None:
+        self._results = results
+
+    def wait(self) -> None:
+        """The collective is over."""
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future that has the result; the futures of the backend `fake` have none."""
+        future = torch.futures.Future[list[torch.Tensor]]()
+        future.set_result(self._results)
+        return future
+
+
+def _all_reduce(tensor: torch.Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> _Done | None:
+    _real_all_reduce(tensor, *args, **kwargs)
+    return _Done([tensor]) if async_op else None
+
+
+def _new_group(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+    """A group of the backend `fake`, whichever backend is wanted."""
+    return _real_new_group(*args, **kwargs)
+
+
+def give_hook(model: object) -> None:
+    """Give a DistributedDataParallel without a communication hook a hook that does the same: without a hook, its C++ part waits
+    for a result that the backend `fake` does not give."""
+    if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
+        model.register_comm_hook(None, _averaging_hook)
+
+
+def _averaging_hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own classes as annotations or none
+    return _averaged(bucket.buffer().div_(dist.get_world_size()))
+
+
+def _averaged(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    _all_reduce(buffer)
+    future = torch.futures.Future[torch.Tensor]()
+    future.set_result(buffer)
+    return future
+
+
+_real_pre_forward = DistributedDataParallel._pre_forward
+
+
+def _pre_forward(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+    # Inside, the C++ part of DistributedDataParallel compares the order of gradients among ranks.
+    with RealIntegers():  # type: ignore[no-untyped-call]
+        return _real_pre_forward(model, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def neighbours(hidden: Callable[[], torch.Tensor]) -> Iterator[None]:
+    """Pipeline stages on other ranks say in the `with` block that they send and expect tensors like `hidden()`, the hidden
+    state of a micro-batch between two blocks."""
+
+    def told(stage: Stage, source: int) -> Any:
+        state = hidden()
+        if source < stage.stage_index:
+            return _StageForwardMeta(forward_metas=(extract_tensor_meta(state.requires_grad_()),))
+        return _StageBackwardMeta(backward_metas=(extract_tensor_meta(state),))
+
+    with _replaced(Stage, "_recv_meta", told), _replaced(Stage, "_send_meta", lambda *_: None):
+        yield
+
+
+@contextmanager
+def _replaced(place: Any, name: str, substitute: Callable[..., Any]) -> Iterator[None]:
+    """Set an attribute of a module or a class in the `with` block."""
+    before = place.__dict__.get(name)
+    setattr(place, name, substitute)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(place, name)
+        else:
+            setattr(place, name, before)

@@ -1,0 +1,65 @@
+"""Rehearses steps in forked processes, several at a time.
+
+Each step has a process of its own: torch and DeepSpeed remember process groups, and a step of another rank would get those of
+the rank before. A fork costs a tenth of a second, the imports of a new process cost seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from shardlab import host
+from shardlab.errors import ShardlabError
+from trainers.process import sentence
+from trainers.rehearsal.counted_step import CountedStep
+
+
+class StepFailed(ShardlabError):
+    """A step could not be rehearsed; the message is the error of its process."""
+
+
+def each(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedStep]:
+    """The results of functions that rehearse a step, in their order. Raises StepFailed if one of them fails."""
+    with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
+        waiting, running = deque(range(len(steps))), dict[int, int]()
+        try:
+            while waiting or running:
+                while waiting and len(running) < host.usable_processors():
+                    number = waiting.popleft()
+                    running[_fork(steps[number], Path(folder, str(number)))] = number
+                child, status = os.wait()
+                if (failed := running.pop(child, None)) is not None and status:
+                    raise StepFailed(_why(Path(folder, str(failed)), status))
+        finally:
+            for child in running:
+                os.kill(child, 9)
+                os.waitpid(child, 0)
+        return [msgspec.json.decode(Path(folder, str(number)).read_bytes(), type=CountedStep) for number in range(len(steps))]
+
+
+def _fork(step: Callable[[], CountedStep], place: Path) -> int:
+    """Start a process that writes its result, or the sentence of its error, to `place`."""
+    if (child := os.fork()) != 0:
+        return child
+    code = 1
+    try:
+        place.write_bytes(msgspec.json.encode(step()))
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - a forked process must not return into the code of its parent
+        traceback.print_exception(error)
+        place.write_text(sentence(error))
+    finally:
+        os._exit(code)
+
+
+def _why(place: Path, status: int) -> str:
+    if place.exists() and (why := place.read_text()):
+        return why
+    return f"the process of a step ended with {os.waitstatus_to_exitcode(status)}."

@@ -1,0 +1,135 @@
+"""Rehearses a cell: builds its engine on fake tensors for each kind of rank, makes steps, and counts one."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from shardlab.cell import Cell
+from shardlab.rehearsed import SCHEMA, Answer, MemoryByCategory, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
+from trainers import dtypes, menu
+from trainers.instruments.timing import clock_for
+from trainers.process import sentence
+from trainers.rehearsal import counted_step, depths, fork_steps, measured
+from trainers.rehearsal.counted_step import CountedStep
+from trainers.rehearsal.fake_group import FakeRanks, fake_group, give_hook, neighbours
+from trainers.rehearsal.fake_tensors import fake_tensors
+from trainers.rehearsal.substitutes import substitute, task_of, why_not
+from trainers.task import Batch
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from trainers.task import Task
+
+# Steps until one step is like the next, if it is more than one. The first step allocates the optimizer's state. DDP makes its
+# buckets anew in the second, PowerSGD makes two exact steps, and DeepSpeed's stage 3 compares the order of modules among ranks.
+FIRST_STEPS = {"ddp": 2, "ddp-powersgd": 4, "zero3": 3}
+MOST_FIRST_STEPS = max(FIRST_STEPS.values())
+
+
+def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
+    """The answer for a cell. full_depth: rehearse a deep model as it is. data_path: a folder for data that tasks make, such as
+    a text. An error of a library becomes the reason of the answer."""
+    began = time.perf_counter()
+    try:
+        if (why := menu.refuse(cell) or why_not(cell)) is not None:
+            return NotRehearsed(SCHEMA, cell.hash(), why, time.perf_counter() - began)
+        rehearsed, remarks = substitute(cell)
+        chosen = None if full_depth else depths.two_depths(rehearsed)
+        ranks = _ranks(rehearsed, data_path, chosen)
+    except Exception as error:  # noqa: BLE001 - a library that does not run on fake tensors; a formula serves then
+        traceback.print_exception(error)
+        return NotRehearsed(SCHEMA, cell.hash(), f"the rehearsal failed: {sentence(error)}", time.perf_counter() - began)
+    return Rehearsed(
+        schema=SCHEMA,
+        cell=cell.hash(),
+        world_size=cell.world_size,
+        ranks=ranks,
+        how="fake_tensors",
+        device="cpu",
+        depths=chosen,
+        error_pct=measured.ERROR_PCT if chosen is None else measured.ERROR_PCT + measured.EXTRAPOLATED_PCT,
+        error_from=measured.ERROR_FROM,
+        remarks=tuple(remarks),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _kinds(cell: Cell) -> list[tuple[int, int]]:
+    """(rank, number of ranks like it): one rank for each stage of the pipeline. Of ranks that share the parameters of a stage,
+    the first has the largest part. Parameter servers use no GPU and are left out."""
+    alike = cell.gpus // cell.pp
+    return [(stage * alike, alike) for stage in range(cell.pp)]
+
+
+def _ranks(cell: Cell, data_path: Path, two: tuple[int, int] | None) -> tuple[RehearsedRank, ...]:
+    """The answer for each kind of rank. two: the depths to extrapolate from, or None."""
+    kinds = _kinds(cell)
+    cells = [cell] if two is None else [depths.at_depth(cell, blocks) for blocks in two]
+    steps = fork_steps.each([partial(_step, shallow, data_path, rank) for rank, _ in kinds for shallow in cells])
+    if two is None:
+        done = [(step, depths.as_collectives(dict(step.calls))) for step in steps]
+    else:
+        line = depths.Line(two, cell)
+        pairs = zip(steps[::2], steps[1::2], strict=True)
+        done = [(line.step(low, high), line.collectives(dict(low.calls), dict(high.calls))) for low, high in pairs]
+    return tuple(
+        _answer(rank, alike, step, collectives) for (rank, alike), (step, collectives) in zip(kinds, done, strict=True)
+    )
+
+
+def _answer(rank: int, alike: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]) -> RehearsedRank:
+    peak = max(step.peaks.values(), key=lambda memory: sum(memory.values()))
+    return RehearsedRank(
+        rank=rank,
+        stands_for=alike,
+        peak_bytes=sum(peak.values()),
+        at_peak=MemoryByCategory(**peak),
+        kept=MemoryByCategory(**step.kept),
+        collectives=collectives,
+        flops=step.flops,
+    )
+
+
+def _step(cell: Cell, data_path: Path, rank: int) -> CountedStep:
+    """A step of a rank."""
+    with fake_group(rank, cell.world_size) as ranks:
+        return counted(cell, data_path, ranks)
+
+
+def counted(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
+    """A step of this rank after the first steps."""
+    task = task_of(cell, data_path)
+    with fake_tensors() as mode, neighbours(lambda: _hidden(cell, task)):
+        torch.manual_seed(cell.seed)
+        engine, clock = menu.strategy_of(cell).build(cell, task, ranks), clock_for(ranks.device)
+        give_hook(engine.model)
+        batches = [_batch(mode, task, cell) for _ in range(cell.gradient_accumulation_steps)]
+        for _ in range(_first_steps(cell)):
+            clock.start()
+            engine.forward_backward(batches, clock)
+            engine.update()
+        return counted_step.count(engine, batches, clock)
+
+
+def _first_steps(cell: Cell) -> int:
+    """The steps before the counted step. A strategy of the workspace may build any engine, so it makes the most steps."""
+    return FIRST_STEPS.get(cell.strategy, 1) if cell.strategy_code is None else MOST_FIRST_STEPS
+
+
+def _batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:
+    """A fake micro-batch."""
+    batch = task.fetch(np.arange(cell.micro_batch_size) % task.source.items, torch.device("cpu"))
+    return Batch(mode.from_tensor(batch.inputs), mode.from_tensor(batch.targets))
+
+
+def _hidden(cell: Cell, task: Task) -> torch.Tensor:
+    """The hidden state of a micro-batch between two blocks."""
+    return torch.empty(cell.micro_batch_size, *task.plan().hidden, dtype=dtypes.stream_dtype(cell.precision))

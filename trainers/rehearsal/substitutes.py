@@ -1,0 +1,63 @@
+"""What a rehearsal cannot do, and what it does in place of something else without a change of memory or communication."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shardlab.cell import Cell
+from trainers import menu
+from trainers.data import cifar10, mnist
+from trainers.strategies import zero
+from trainers.workload_options import IMAGENET_CLASSES
+
+if TYPE_CHECKING:
+    from trainers.task import Task
+
+OFFLOADING = ("offload", "offload_optimizer", "offload_param")
+CLASSES = {"cifar10": cifar10.CLASSES, "mnist": mnist.CLASSES, "imagenet": IMAGENET_CLASSES}
+
+
+def why_not(cell: Cell) -> str | None:
+    """Why a cell cannot be rehearsed, as a sentence, or None."""
+    for name in OFFLOADING:
+        if cell.options.get(name, "none") != "none":
+            return f"{name}: a rehearsal has one kind of memory and cannot tell tensors on the host from tensors on the GPU."
+    if cell.options.get("sync_batch_norm") is True:
+        return "sync_batch_norm: torch's SyncBatchNorm runs on a GPU only."
+    if name := zero.quantized(cell):
+        return f"{name}: DeepSpeed must compile its quantiser and run it on a GPU."
+    return None
+
+
+def substitute(cell: Cell) -> tuple[Cell, list[str]]:
+    """(the cell as it is rehearsed, sentences about what differs from the cell)."""
+    remarks: list[str] = []
+    changes: dict[str, object] = {}
+    if cell.compile:
+        changes["compile"] = False
+        remarks.append("rehearsed without torch.compile, which fuses operators and keeps fewer activations.")
+    if cell.precision == "fp16" and cell.strategy.startswith("zero"):
+        changes["precision"] = "bf16"
+        remarks.append("rehearsed in bf16, whose numbers have the size of those of fp16: DeepSpeed's fp16 needs a GPU.")
+    if cell.servers:
+        remarks.append("parameter servers keep parameters in host memory and are not rehearsed.")
+    return msgspec.structs.replace(cell, **changes), remarks
+
+
+def task_of(cell: Cell, data_path: Path) -> Task:
+    """The task of a cell, which reads synthetic data of the same shape: no data set has to be staged."""
+    data = cell.options.get("data")
+    if data is None:
+        return menu.workload_of(cell).build(cell, data_path)
+    options = {**cell.options, "data": "synthetic"}
+    options |= {name: None for name in ("tokens_file", "subset") if name in options}
+    task = menu.workload_of(cell).build(msgspec.structs.replace(cell, options=options), data_path)
+    if isinstance(data, str) and data in CLASSES:
+        from trainers.tasks.image_task import ImageTask  # with a library that language models do not need
+
+        assert isinstance(task, ImageTask), "only these read labelled images"
+        task.imitate(CLASSES[data])
+    return task
