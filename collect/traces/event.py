@@ -104,7 +104,10 @@ def _of_numbers(times: Sequence[float]) -> NDArray[np.int64] | None:
     2**42 us, where the float64 differs by less than 0.25 ns from the text and from `ns`. Between 2**42 us and 2**43 us, the
     result for a text with more decimals may be 1 ns off; Kineto writes three decimals.
     """
-    us = np.array(times, np.float64)
+    try:
+        us = np.array(times, np.float64)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
     whole = np.floor(us)
     ns = whole * 1000 + np.rint((us - whole) * 1000)  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
     exact = np.abs(us).max() < _MOST_FLOAT and np.array_equal(ns / 1000, us)
