@@ -213,7 +213,7 @@ def _add_matrix(verb: console.Parser) -> None:
 
 
 def _add_trust(verb: console.Parser) -> None:
-    trust_help = "execute the metrics in this workspace although it came from elsewhere (docs/own-models.md); read them first"
+    trust_help = "execute the metrics of this workspace although it came from elsewhere (docs/own-models.md); read them first"
     verb.add_argument("--trust", action="store_true", help=trust_help)
 
 
@@ -391,9 +391,8 @@ def _metrics(arguments: argparse.Namespace, output: Output) -> int:
     own = own_metrics.of(_workspace(arguments), None, trusted=arguments.trust)
     own.on_menu()
     metrics = menu()
-    rows = [[metric.name, metric.unit, metric.direction, metric.definition] for metric in metrics]
     files = {metric.name: metric.file for metric in own.metrics}
-    rows = [[*row, files.get(row[0], "ships")] for row in rows]
+    rows = [[one.name, one.unit, one.direction, one.definition, files.get(one.name, "ships")] for one in metrics]
     output.table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows)
     for fault in own.faults:
         output.remark(fault, style="red")

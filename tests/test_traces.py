@@ -156,7 +156,17 @@ def test_numbers_that_do_not_determine_the_time_give_no_times():
     """As 1.0005 us has half a nanosecond, its text must be rounded."""
     assert nanoseconds([1669783687700739, 22]).tolist() == [1669783687700739000, 22000]
     assert nanoseconds([5000000000000, 0.5, -3]).tolist() == [5000000000000000, 500, -3000]
-    for numbers in ([1669783687700739.25, 2], [1.0005], [float(1 << 43)], [1 << 63], [1 << 59], [1.5, None], [True], ["1"]):
+    for numbers in (
+        [1669783687700739.25, 2],
+        [1.0005],
+        [float(1 << 43)],
+        [1 << 63],
+        [1 << 59],
+        [1.5, 10**400],
+        [1.5, None],
+        [True],
+        ["1"],
+    ):
         assert nanoseconds(numbers) is None, numbers
 
 
