@@ -12,7 +12,7 @@ SYSTEM := chromium systemd-container debootstrap charliecloud-runtime iproute2 o
 # One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
 SIDE_BY_SIDE := --numprocesses auto --dist loadscope --no-loadscope-reorder
 
-.PHONY: help quickstart test test-long prepare check golden docs mutants gpu-proof system clean
+.PHONY: help quickstart test test-long prepare check golden docs pictures mutants gpu-proof system clean
 
 # The first target: what `make` alone says.
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make check        ruff, mypy and import-linter"
 	@echo "make golden       write golden files, schemas and generated pages anew"
 	@echo "make docs         write the documentation site to site/"
+	@echo "make pictures     make the pictures of the documentation from runs on this machine; up to an hour"
 	@echo "make gpu-proof    test shardlab on the GPUs of this machine, results to docs/results/"
 	@echo "make mutants      change lines of the product and count which changes the tests notice"
 	@echo "make clean        remove environments and caches"
@@ -59,6 +60,10 @@ golden: $(VENV)/installed-dev
 docs: $(VENV)/installed-dev
 	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
 	@echo "open site/index.html; its search needs a server: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
+
+# Makes docs/images from a quickstart and a rehearsal of study 1, which it keeps in .cache/pictures. Look at each picture.
+pictures: $(VENV)/installed-dev
+	$(BIN)/python tests/record_pictures.py
 
 # Tests shardlab on the GPUs of this machine; results go to docs/results. More arguments of prove.py: PROOF='--only A'
 gpu-proof:

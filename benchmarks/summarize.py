@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 import psutil
@@ -165,11 +165,11 @@ class Cost(NamedTuple):
     mb: float
 
 
-def cost(command: list[str]) -> Cost:
+def cost(command: list[str], stdout: IO[str] | int = subprocess.DEVNULL) -> Cost:
     """Run a command and measure its cost. A failure of the command ends the benchmark."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     began, used, most = time.perf_counter(), _cpu_s(), 0
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as child:
+    with subprocess.Popen(command, env=environment, stdout=stdout) as child:
         while child.poll() is None:
             try:
                 tree = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]

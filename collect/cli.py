@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collect.loading import unreadable_runs
 from shardlab import console, gc_pause, inventory, registry
+from shardlab.archive import SUFFIX
 from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
 from shardlab.console import Output
 from shardlab.errors import InputError, MissingExtra
@@ -30,12 +31,15 @@ EXAMPLES = {
     "watch": "collect watch --port 8080",
     "compare": "collect compare ../before .",
     "export": "collect export --to latex",
+    "history": "collect history ../june ../july --since 2031-06-01",
+    "archive": "collect archive --matrix quickstart --anonymous",
+    "open": "collect open quickstart.shardlab.zip --out theirs",
     "sample": "collect sample --out node0.jsonl --hz 2",
     "track": "collect track ddp-gpt2-tiny-g2-b8-ea59285ce745-r1 --to tensorboard",
     "metrics": "collect metrics",
 }
 # Verbs that read a workspace and then may remind the user to fetch the runs. `fetch` itself needs no reminder.
-OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "watch", "compare", "export")
+OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "watch", "compare", "export", "archive")
 LAST_PORT = 65535
 
 
@@ -79,6 +83,9 @@ def parser() -> console.Parser:
         _add_watch,
         _add_compare,
         _add_export,
+        _add_history,
+        _add_archive,
+        _add_open,
         _add_sample,
         _add_track,
     ):
@@ -141,8 +148,9 @@ def _add_watch(verbs: console.Verbs) -> None:
 
 
 def _add_compare(verbs: console.Verbs) -> None:
-    verb = verbs.add("compare", _compare, "compare the same cells of two workspaces or two matrices")
-    verb.add_argument("a", metavar="A", help="the name of a matrix of this workspace, or the folder of a workspace")
+    verb = verbs.add("compare", _compare, "compare the same cells of two workspaces, archives or matrices")
+    a_help = "the name of a matrix of this workspace, the folder of a workspace, or an archive"
+    verb.add_argument("a", metavar="A", help=a_help)
     verb.add_argument("b", metavar="B", help="the same kinds of values as A; the output says how B differs from A")
     matrix_help = "if A and B are workspaces: the matrix to compare (default: the last matrix of each)"
     verb.add_argument("--matrix", metavar="NAME", help=matrix_help)
@@ -153,6 +161,33 @@ def _add_export(verbs: console.Verbs) -> None:
     _add_matrix(verb)
     verb.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(registry.modules("collect.exports")))
     verb.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
+
+
+def _add_history(verbs: console.Verbs) -> None:
+    summary = "show when the same cells ran in several workspaces, how fast, and what had changed"
+    verb = verbs.add("history", _history, summary)
+    verb.add_argument("places", nargs="*", metavar="DIR", help="folders of workspaces, or archives (default: the workspace)")
+    verb.add_argument("--since", metavar="DATE", help="only runs from this date on (ISO 8601)")
+    verb.add_argument("--until", metavar="DATE", help="only runs up to this time (ISO 8601; a date: its first moment)")
+
+
+def _add_archive(verbs: console.Verbs) -> None:
+    summary = "write one file with the runs of a matrix, the matrix, the cluster and the report, for other people"
+    verb = verbs.add("archive", _archive, summary)
+    _add_matrix(verb)
+    verb.add_argument("--out", metavar="FILE", help=f"write this file (default: MATRIX{SUFFIX} in the workspace)")
+    gib_help = "largest sum of all files; snapshots, traces, logs and telemetry are left out, in this order, to stay below it"
+    verb.add_argument("--max-gib", type=float, default=1.0, metavar="N", help=f"{gib_help} (default: 1)")
+    anonymous_help = "replace names of users, hosts, accounts, sites and paths in all files"
+    verb.add_argument("--anonymous", action="store_true", help=anonymous_help)
+
+
+def _add_open(verbs: console.Verbs) -> None:
+    summary = "check an archive, write it into a new workspace, and write the report there"
+    verb = verbs.add("open", _open, summary)
+    verb.add_argument("archived", metavar="FILE", help="an archive, as `collect archive` writes it")
+    verb.add_argument("--out", metavar="DIR", help="the new workspace (default: named after the file, in the current folder)")
+    _add_trust(verb)
 
 
 def _add_sample(verbs: console.Verbs) -> None:
@@ -200,46 +235,9 @@ def _workspace(arguments: argparse.Namespace) -> Workspace:
 
 
 def _fetch(arguments: argparse.Namespace, output: Output) -> int:
-    from collect.fetching import fetch, progress, prune, prune_command
+    from collect.fetching import fetch_command
 
-    workspace = _workspace(arguments)
-    if arguments.prune:
-        prune.must_be_elsewhere(workspace)
-        if not arguments.yes and not sys.stdin.isatty():
-            raise InputError("--prune was not confirmed. Allowed: the option --yes, or the answer `yes` on a terminal.")
-    with progress.shown(output) as shown:
-        fetched = fetch.fetch(workspace, arguments.runs, shown)
-    columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
-    rows = [
-        [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
-        for run in fetched
-    ]
-    output.table("", columns, rows)
-    for run in fetched:
-        if run.damage:
-            output.remark(f"{run.run}: damaged records: {run.damage}", style="yellow")
-        for name in run.added:
-            output.detail(f"{run.run}: {name}: the file is new since the run was fetched")
-        for problem in run.problems:
-            output.remark(f"{run.run}: {problem}", style="red")
-        for sentence in run.parts:
-            output.remark(f"{run.run}: {sentence}", style="red")
-        for name, kind in run.not_regular.items():
-            output.remark(
-                f"{run.run}: {name} is {kind}; only regular files and folders with names in UTF-8 are fetched", style="red"
-            )
-    changed = sum(bool(run.problems) for run in fetched)
-    if changed:
-        output.remark(
-            f"{changed} of {len(fetched)} runs differ from their manifest.json or from the cluster; their manifest.json was "
-            "not changed. To resolve this for a run, remove its manifest.json and run the same command again."
-        )
-    elif not fetched:
-        output.remark(f"{workspace.runs}: no runs yet.")
-    _set_aside(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched])
-    is_freed = prune_command.free(output, workspace, fetched, is_confirmed=arguments.yes) if arguments.prune else True
-    output.document(fetched)
-    return 0 if is_freed and all(run.is_sound for run in fetched) else 1
+    return fetch_command.show(_workspace(arguments), arguments.runs, output, prunes=arguments.prune, confirmed=arguments.yes)
 
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
@@ -262,7 +260,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     terminal.show(output, summary)
     output.line(f"report: {folder / write_report.PAGE}")
     output.document(summary)
-    return max(int(bool(own.faults)), _set_aside(output, _of_loaded(loaded)))
+    return max(int(bool(own.faults)), unreadable_runs.show(output, _of_loaded(loaded)))
 
 
 def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
@@ -277,18 +275,7 @@ def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     kept = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "assumed", "notes")
     output.document({name: getattr(summary, name) for name in kept})
     contradicted = arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts)
-    return max(int(contradicted), _set_aside(output, _of_loaded(loaded)))
-
-
-def _set_aside(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:
-    """Print the runs whose records cannot be read, with the reasons. Returns the exit code: 1 if there are any, else 0."""
-    code = 0
-    for folder, unreadable in runs:
-        if unreadable:
-            way_out = f"restore the file, or move the folder {folder.path} out of runs/, and run the same command again"
-            output.remark(f"{folder.run_id}: set aside: {unreadable.rstrip('.')}; {way_out}.", style="red")
-            code = 1
-    return code
+    return max(int(contradicted), unreadable_runs.show(output, _of_loaded(loaded)))
 
 
 def _of_loaded(loaded: Loaded) -> list[tuple[RunDir, str]]:
@@ -352,7 +339,29 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
     for path in written:
         output.line(str(path))
     output.document({"format": format_.name, "files": [str(path) for path in written]})
-    return _set_aside(output, _of_loaded(loaded))
+    return unreadable_runs.show(output, _of_loaded(loaded))
+
+
+def _history(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("history", "polars")
+    from collect.history import command
+
+    return command.show(_workspace(arguments), arguments.places, arguments.since, arguments.until, output)
+
+
+def _archive(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("archive", "polars", "plotly")
+    from collect.archiving import command
+
+    workspace = _workspace(arguments)
+    return command.write(workspace, arguments.matrix, arguments.out, arguments.max_gib, output, hidden=arguments.anonymous)
+
+
+def _open(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("open", "polars", "plotly")
+    from collect.archiving import command
+
+    return command.open_(arguments.archived, arguments.out, output, trusted=arguments.trust)
 
 
 def _sample(arguments: argparse.Namespace, output: Output) -> int:

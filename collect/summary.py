@@ -9,12 +9,13 @@ from functools import cached_property
 import msgspec
 
 from collect.choices.family import Family, choose
-from collect.findings import columns, equal_losses, instrument_cost, trace_answers, trace_tables
+from collect.findings import columns, equal_losses, instrument_cost, searches, trace_answers, trace_tables
 from collect.findings.columns import Table
 from collect.findings.comparability import baseline_of, families, gpu_trouble
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.row import CellRow, RunRow
+from collect.findings.searches import SearchResult
 from collect.findings.statistics import Estimate, estimate, outliers
 from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWaiting
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
@@ -66,7 +67,7 @@ class Outlier(msgspec.Struct):
     run: str
     cell: str
     metric: str
-    value: float
+    value: float  # the value of this repeat, in the unit of the metric
     median: float  # of the metric over all repeats of the cell
 
 
@@ -79,28 +80,29 @@ class Summary(msgspec.Struct, dict=True):
     created_s: float  # seconds since the epoch
     baseline: str
     rehearsal: bool
-    synthetic: bool
-    remarks: list[str]
-    rows: list[CellRow]
-    reported: list[ReportedResult]
-    verdicts: list[Verdict]
-    choices: list[Family]
+    synthetic: bool  # whether a cell trained on synthetic data
+    remarks: list[str]  # what a reader must know, as sentences
+    rows: list[CellRow]  # one per cell
+    reported: list[ReportedResult]  # the numbers that the study prints, beside the measured numbers
+    verdicts: list[Verdict]  # one per claim of the study
+    choices: list[Family]  # which strategy to choose, by workload
     illustrative: bool  # whether the study measured none of the numbers that it prints
-    assumed: list[Assumed]
-    notes: list[Note]
-    outliers: list[Outlier]
-    failures: list[Failure]
-    telemetry: list[Coverage]
-    traffic: list[RunTraffic]
-    losses: list[LossComparison]
-    instruments: list[InstrumentCost]
+    assumed: list[Assumed]  # assumptions of the study
+    notes: list[Note]  # notes of the matrix on places in the study
+    outliers: list[Outlier]  # repeats far from the others
+    failures: list[Failure]  # runs that did not complete
+    telemetry: list[Coverage]  # how complete the telemetry of each run is
+    traffic: list[RunTraffic]  # bytes that each run sent, by host
+    losses: list[LossComparison]  # comparisons of losses between cells
+    instruments: list[InstrumentCost]  # what the instruments cost
     rounding: list[Rounding]  # empty if the study does not say how it read its traces
-    collectives: list[Collective]
-    operators: list[OperatorDifferences]
-    groups: list[GroupTraffic]
-    waiting: list[RankWaiting]
-    steps: list[CellDifference]
-    damage: list[DamagedRun]
+    collectives: list[Collective]  # collectives of profiled runs, compared with the baseline
+    operators: list[OperatorDifferences]  # operators that differ from the baseline
+    groups: list[GroupTraffic]  # collectives by process group
+    waiting: list[RankWaiting]  # how long ranks wait for slow ranks
+    steps: list[CellDifference]  # differences of step times to the baseline, by part
+    searches: list[SearchResult]  # searches for a value, with their tries
+    damage: list[DamagedRun]  # runs with damaged records
 
     @cached_property
     def table(self) -> Table:
@@ -167,6 +169,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         groups=trace_answers.group_traffic(loaded),
         waiting=trace_answers.rank_waiting(loaded),
         steps=trace_answers.step_differences(loaded, rows),
+        searches=searches.results(loaded.searches),
         damage=[
             DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.says())
             for run in loaded.runs

@@ -25,9 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
-
-from jobs import claim, hold, node_processes, rendezvous, wait_for_gpus
+from jobs import claim, hold, next_try, node_processes, rendezvous, wait_for_gpus
 from jobs.hang_detection import HangWatch
 from jobs.launcher import launcher
 from jobs.slurm import query, states
@@ -76,7 +74,8 @@ class Attempt:
         self.sampler: node_processes.Sampler | None = None  # set while ranks run on this machine
         self.tracker: node_processes.Tracker | None = None
         self.told = False  # whether SIGTERM told this process to end
-        self.begun = time.time()  # a request to cancel that is older than this does not apply to this start
+        # A request to cancel that is older than this does not apply to this start; a new try was not started before.
+        self.begun = 0.0 if next_try.is_claimed(folder) else time.time()
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
         self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
         self.look = 0.0  # when to check the run's folder again (monotonic clock)
@@ -120,7 +119,7 @@ class Attempt:
         if not self.folder.claim.exists() and (why := self._given_back()):
             print(f"{self.folder.run_id}: {why}.", file=sys.stderr)
             return CHANGED
-        taken = claim.take(self.folder)
+        taken = "first" if next_try.is_claimed(self.folder) else None if self._is_answered() else claim.take(self.folder)
         if taken is None:
             print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
             return CLAIMED
@@ -128,6 +127,10 @@ class Attempt:
             time.sleep(OVERLAP_S)
             claim.set_aside(self.folder)
         return None
+
+    def _is_answered(self) -> bool:
+        """Whether the run is a try that was out of memory: after a restart of its job, its search goes on with the next try."""
+        return self.run.search is not None and self.folder.claim.exists() and self.folder.judge().state == "oom"
 
     def _given_back(self) -> str:
         """Why the run must not start now; '' if it may start.
@@ -146,9 +149,9 @@ class Attempt:
 
     def _note_start(self) -> None:
         signal.signal(signal.SIGTERM, self._take_note)
-        me = psutil.Process()
-        place = {"job": claim.job(), "restarts": claim.restarts()} if self.in_slurm else {}
-        self._event("started", pid=me.pid, created=me.create_time(), boot_id=host.boot_id(), **place)
+        place: dict[str, Any] = {"job": claim.job(), "restarts": claim.restarts()} if self.in_slurm else {}
+        place |= {next_try.SEARCH: True} if self.run.search is not None else {}
+        self._event("started", **host.this_process(), **place)
 
     def _supervised(self, extra: dict[str, str]) -> tuple[int, str | None]:
         """Run the command with telemetry, then end all processes that the command left behind.
@@ -374,7 +377,11 @@ def main(argv: list[str]) -> int:
         raise InputError("usage: python -m jobs.attempt RUN_DIR -- COMMAND...")
     folder = RunDir(Path(argv[0]).absolute())
     folder.log.mkdir(exist_ok=True)
-    return Attempt(folder, argv[2:]).main()
+    attempt = Attempt(folder, argv[2:])
+    code = attempt.main()
+    if attempt.run.search is not None:
+        next_try.replace_process(folder, code)
+    return code
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from jobs import (
+    archived_matrix,
     datasets,
     lease_report,
     menus,
@@ -56,12 +57,12 @@ def parser() -> console.Parser:
     for add in (_add_plan, _add_render, _add_submit, _add_status, _add_cancel, _add_retry, _add_logs):
         add(verbs)
     planner_verbs.add_advise(verbs)
-    verbs.add("matrices", _menu(menus.matrices), "list the matrices that ship with shardlab")
+    verbs.add("matrices", menus.verb(menus.matrices), "list the matrices that ship with shardlab")
     strategies_help = "list the strategies, also those of the workspace, and their options"
-    shared_options.add_trust(verbs.add("strategies", _own_menu(menus.strategies), strategies_help))
+    shared_options.add_trust(verbs.add("strategies", menus.own_verb(menus.strategies), strategies_help))
     workloads_help = "list the workloads, also those of the workspace, and their options"
-    shared_options.add_trust(verbs.add("workloads", _own_menu(menus.workloads), workloads_help))
-    verbs.add("launchers", _menu(menus.launchers), "list the launchers, which start the ranks of a run")
+    shared_options.add_trust(verbs.add("workloads", menus.own_verb(menus.workloads), workloads_help))
+    verbs.add("launchers", menus.verb(menus.launchers), "list the launchers, which start the ranks of a run")
     return top
 
 
@@ -80,7 +81,7 @@ def _add_render(verbs: console.Verbs) -> None:
 
 def _add_submit(verbs: console.Verbs) -> None:
     verb = verbs.add("submit", _submit, "render and submit the runs of a matrix that were not submitted before")
-    shared_options.add_matrix_options(verb)
+    shared_options.add_matrix_options(verb, archives=True)
     shared_options.add_wait(verb)
     verb.add_argument("--after", metavar="RUN", help="on Slurm: start after these runs have ended (run id or shell pattern)")
     dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
@@ -134,10 +135,11 @@ def _add_logs(verbs: console.Verbs) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on this machine or on the controller of its cluster; return its exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    arguments = parser().parse_args(words)
+    given = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(given)
 
     def command() -> int:
+        words = archived_matrix.as_matrix(arguments, given)
         invocation = Invocation(arguments)
         there = on_controller.elsewhere(invocation)
         if there is not None:
@@ -157,10 +159,10 @@ def _plan(invocation: Invocation) -> int:
     planned = planner_verbs.planned(invocation)
     workspace = invocation.workspace
     data = datasets.look(planned.cells, planned.source, workspace)
-    hours, share = plan.hours(planned, planned.repeats), plan.account_share(planned, workspace)
+    hours, shares = plan.hours(planned, planned.repeats), plan.account_shares(planned, workspace)
     scaled = planner_verbs.scaled(invocation, planned)
     lease = lease_report.of_plan(workspace, planned, datetime.now(UTC))
-    views.plan(invocation.out, planned, data, hours, share, lease, scaled)
+    views.plan(invocation.out, planned, data, hours, shares, lease, scaled)
     return 0
 
 
@@ -288,7 +290,7 @@ def _must_be_within(bound: float | None, planned: plan.MatrixPlan, steps: Sequen
         return
     if not (0 < bound < 1e9):
         raise InputError(f"--max-gpu-hours: found {bound:g}. Allowed: a number above 0.")
-    runs = Counter(step.run.cell.name() for step in steps if step.send)
+    runs = Counter(planned.name_of(step.run.cell) for step in steps if step.send)
     must_be_within(bound, [entry for entry in plan.hours(planned, runs) if runs[entry.cell.name()]])
 
 
@@ -367,18 +369,6 @@ def _sent(
     tidied = _tidy(out, workspace, [step.now for step in steps if step.now is not None and not step.send], of_scheduler=False)
     code = watch.finish(out, workspace, [step.run.run_id for step in steps], wait=wait, backlog=backlog)
     return code if tidied and not any(step.held_back for step in steps) else max(code, 1)
-
-
-def _menu(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
-    def run(invocation: Invocation) -> int:
-        show(invocation.out)
-        return 0
-
-    return run
-
-
-def _own_menu(show: Callable[..., int]) -> Callable[[Invocation], int]:
-    return lambda invocation: show(invocation.out, invocation.workspace, trust=invocation.arguments.trust)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,11 @@ def time_of(run: Run, recorded: Mapping[str, float], elapsed_s: float = 0.0) -> 
     """
     parts = parts_of(run.run_id)
     mean = recorded.get(parts.cell) if parts is not None else None
-    if mean is not None and mean > elapsed_s:
+    if mean is not None and mean > elapsed_s and run.search is None:
         return RunTime(run.run_id, run.world.nnodes, mean - elapsed_s, "recorded")
     if run.limit_s is not None:
-        return RunTime(run.run_id, run.world.nnodes, max(run.limit_s - elapsed_s, 0.0), "limit")
+        tries = run.search.most_tries if run.search is not None else 1
+        return RunTime(run.run_id, run.world.nnodes, max(tries * run.limit_s - elapsed_s, 0.0), "limit")
     return RunTime(run.run_id, run.world.nnodes, None, "unknown")
 
 

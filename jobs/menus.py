@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from jobs import launcher, own_strategies, own_workloads
+from jobs.invocation import Invocation
 from shardlab import matrix
 from shardlab.console import Output
 from shardlab.workspace import Workspace
@@ -154,3 +155,18 @@ def _word(value: bool | int | float | str | None) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def verb(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
+    """The function of a verb that prints a menu and succeeds."""
+
+    def run(invocation: Invocation) -> int:
+        show(invocation.out)
+        return 0
+
+    return run
+
+
+def own_verb(show: Callable[..., int]) -> Callable[[Invocation], int]:
+    """The function of a verb that prints a menu with the plug-ins of the workspace. show: returns the exit code."""
+    return lambda invocation: show(invocation.out, invocation.workspace, trust=invocation.arguments.trust)

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import frozen_source, gpu_hours, on_controller, own_copies, own_plugins, plan_predictions, render, tiny_twin
+from jobs import (
+    batch_searches,
+    frozen_source,
+    gpu_hours,
+    on_controller,
+    own_copies,
+    own_plugins,
+    plan_predictions,
+    render,
+    tiny_twin,
+)
 from jobs import repeats as number_of_runs
 from jobs.gpu_hours import CellHours
 from jobs.launcher import launcher
@@ -22,7 +32,7 @@ from jobs.resolve import Capacity, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from jobs.slurm import allocation, share
 from jobs.slurm.share import Share
-from shardlab import host, inventory, login_node, matrix, workspace_trust
+from shardlab import batch_search, host, inventory, login_node, matrix, workspace_trust
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
@@ -62,6 +72,17 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     advice: list[str]
     predicted: dict[str, Prediction]
 
+    def name_of(self, cell: Cell) -> str:
+        """The name of the selected cell to which a run of `cell` belongs: of a search, the cell of the first try."""
+        search = self.source.search_of(cell)
+        return (cell if search is None else batch_search.try_cell(cell, search.start)).name()
+
+    def most_runs(self, runs: Mapping[str, int]) -> dict[str, int]:
+        """The most runs of each selected cell, by the name of the cell: a search has several tries. runs: the runs or searches
+        of each cell, by name."""
+        tries = {cell.name(): search.most_tries for cell in self.cells if (search := self.source.search_of(cell)) is not None}
+        return {name: count * tries.get(name, 1) for name, count in runs.items()}
+
 
 def of(
     workspace: Workspace,
@@ -95,13 +116,15 @@ def of(
         if scale == "tiny":
             cells = tiny_twin.twins(cells, own.workload_menu())
             tiny_twin.must_train(cells)
+        runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
+        searched = batch_searches.plan(workspace, asked, cells, target, runs_as, own)
+        cells = searched.cells
     finally:
         own.strategies.close()
     chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
     if not chosen:
         raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
     unheld = misfits(asked, cells, machine, chosen)
-    runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
     source = render.source(
         runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, own=own
     )
@@ -115,7 +138,7 @@ def of(
         repeats=counts,
         recorded=recorded,
         cost=number_of_runs.cost(chosen, counts, recorded),
-        source=msgspec.structs.replace(source, predicted=predicted),
+        source=msgspec.structs.replace(source, predicted=predicted, searches=searched.searches),
         remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
         misfits=unheld,
         advice=advice(asked, cells, chosen, machine, where, own) if unheld else [],
@@ -165,19 +188,19 @@ def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
     where = plan.source.where
     if where.provider == "local" and not host.observe().gpus:
         return []
-    return gpu_hours.of(plan.cells, runs, plan.recorded, where)
+    return gpu_hours.of(plan.cells, plan.most_runs(runs), plan.recorded, where)
 
 
-def account_share(plan: MatrixPlan, workspace: Workspace) -> Share | None:
-    """The GPU hours that the user's Slurm account has left; None if Slurm does not tell, or if a login would be needed
+def account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
+    """What the user's Slurm account has left of its limits; empty if Slurm does not tell, or if a login would be needed
     first."""
     where = plan.source.where
     if where.slurm is None:
-        return None
+        return []
     if on_controller.is_here(where):
         return share.of(where.slurm.account)
     if where.login is None or not inventory.path_of(workspace).exists():
-        return None
+        return []
     address, _ = inventory.controller(workspace, where)
     return share.of_site(address, where.slurm.account)
 

@@ -12,6 +12,7 @@ import msgspec
 from jobs import lease_end
 from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
 from shardlab import gc_pause, inventory, suspension
+from shardlab.batch_search import BatchSearch
 from shardlab.errors import ShardlabError
 from shardlab.lease import Lease
 from shardlab.progress import Progress
@@ -53,13 +54,14 @@ class Status(msgspec.Struct, kw_only=True):
     ended: datetime | None
     duration_s: float | None
     hosts: list[str]
-    attempt: int | None
-    repeat: int | None
+    attempt: int | None  # number of the attempt, from 1
+    repeat: int | None  # number of the repeat, from 1
     rehearsal: bool | None
     resumed_from_step: int | None = None  # the timed step of the checkpoint from which the run resumed
     expected: bool  # whether the run completed, or ended in a state that the cell lists in `expect`
     held: bool = False  # whether the run is pending or planned and starts only after `jobs retry --only held`
     leftover: bool = False  # whether the run's job is still in the scheduler's queue, although the run has ended
+    search: BatchSearch | None = None  # the search of which the run is a try
 
     @property
     def set_aside(self) -> bool:
@@ -155,6 +157,7 @@ def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Statu
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
         held=verdict.held,
         leftover=seen.leftover,
+        search=run.search,
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from jobs.own_plugins import OwnPlugins
 from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
-from shardlab import __version__, container, files, host, prediction, source_digest, tool_caches
+from shardlab import __version__, batch_search, container, files, host, prediction, source_digest, tool_caches
+from shardlab.batch_search import BatchSearch
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
@@ -30,6 +31,8 @@ from shardlab.prediction import Prediction
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
+
+CLUSTER = "cluster.json"  # in the folder of a run that belongs to a search: the cluster, from which the next try is rendered
 
 
 class RenderContext(msgspec.Struct, frozen=True):
@@ -45,6 +48,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     own_code: the folder of the frozen copies of plug-ins.
     own: the plug-ins of the workspace.
     predicted: the planner's prediction for a run, by the name of its cell.
+    searches: the searches to which runs may belong, by `batch_search.family` of their cells.
     """
 
     matrix: str
@@ -64,6 +68,11 @@ class RenderContext(msgspec.Struct, frozen=True):
     track: str | None = None
     own: OwnPlugins = OwnPlugins()
     predicted: dict[str, Prediction] = {}
+    searches: dict[str, BatchSearch] = {}
+
+    def search_of(self, cell: Cell) -> BatchSearch | None:
+        """The search of which a run of this cell is a try; None if it is none."""
+        return self.searches.get(batch_search.family(cell)) if self.searches else None
 
 
 def source(
@@ -166,6 +175,7 @@ def run_of(
         wait_gpus_s=source.wait_gpus_s,
         own_workload=source.own.workloads.of(cell),
         own_strategy=source.own.strategies.of(cell),
+        search=source.search_of(cell),
     )
 
 
@@ -195,19 +205,22 @@ def _caches(where: Cluster) -> list[tuple[str, str]]:
     return tool_caches.variables(where.workspaces / ".cache") if where.provider == "cloudlab" else []
 
 
-def write(run: Run, runs: Path, source: RenderContext) -> RunDir:
+def write(run: Run, runs: Path, source: RenderContext, *, before: Callable[[RunDir], None] | None = None) -> RunDir:
     """Create the complete folder of a run, or nothing.
 
-    runs: the folder of all runs. Raises ShardlabError if the folder exists and its run was, or may have been, submitted. The
-    error is not an InputError, because the command may have rendered other runs before.
+    runs: the folder of all runs. before: called with the new folder before anybody else can see it.
+
+    Raises ShardlabError if the folder exists and its run was, or may have been, submitted. The error is not an InputError,
+    because the command may have rendered other runs before.
     """
     final = RunDir(runs / run.run_id)
-    if final.path.exists():
+    replaces = final.path.exists()
+    if replaces:
         if (kept := not_replaceable(final)) is not None:
             raise ShardlabError(f"{kept.id}: {kept.why}")
         if final.judge().state != "planned":
             raise ShardlabError(f"{final.path}: this run was submitted already; `jobs retry` makes a new attempt.")
-    folder = RunDir(runs / f".{run.run_id}.tmp")
+    folder = RunDir(runs / f".{run.run_id}.{'tmp' if before is None else 'next'}")
     with files.as_workspace_error("render"):
         shutil.rmtree(folder.path, ignore_errors=True)
         folder.path.mkdir(parents=True)
@@ -219,11 +232,15 @@ def write(run: Run, runs: Path, source: RenderContext) -> RunDir:
         folder.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
         rendered = script(run, final.path, source.where, source.own_templates).encode()
         files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
+        if run.search is not None:
+            files.write_new(folder.path / CLUSTER, files.as_json(source.where))
         folder.write_event("controller", "rendered", sync=False)
+        if before is not None:
+            before(folder)
         with files.as_workspace_error("render"):
-            if final.path.exists():
+            if replaces:
                 shutil.rmtree(final.path)
-            folder.path.rename(final.path)
+            folder.path.rename(final.path)  # fails if another process has created the folder since
     except ShardlabError:
         with contextlib.suppress(OSError):
             shutil.rmtree(folder.path)
@@ -246,7 +263,12 @@ def keep(
             title=f"{matrix.file.title} (rehearsal at scale tiny)" if tiny else matrix.file.title,
             path=str(Path(matrix.path).absolute()),
             cells=[
-                ExpandedCell(cell.name(), cell, [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)])
+                ExpandedCell(
+                    cell.name(),
+                    cell,
+                    [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)],
+                    source.search_of(cell),
+                )
                 for cell in cells
             ],
             excluded=matrix.excluded,

@@ -131,6 +131,8 @@ class RunQueue:
         """
         if verdict.held:
             return verdict, "held"
+        if verdict.state == "pending" and (claimed := _claimed(folder)) is not None and claimed.host == gethostname():
+            return (verdict, "its search starts it") if _alive_event(claimed) else (_vanished(claimed), "process gone")
         if verdict.state == "pending":
             if not self.runner_alive():
                 return verdict, "queued, but no runner is alive: `jobs submit` starts a runner"
@@ -282,10 +284,12 @@ def record_failure(folder: RunDir, why: str, code: int | None = None) -> None:
 
 def is_running(folder: RunDir) -> bool:
     """Whether the run has a supervisor on this machine that is still alive. If its supervisor on this machine is gone, the end
-    of the run is recorded first."""
-    if not folder.claim.exists() or (state := folder.judge().state) not in ("pending", "running"):
+    of the run is recorded first. The process of a try that has ended is alive as long as it works on further tries."""
+    if not folder.claim.exists():
         return False
-    started = _started(folder)
+    state, started = folder.judge().state, _started(folder) or _claimed(folder)
+    if state not in ("pending", "running"):
+        return started is not None and started.data.get("search") is True and _alive_event(started)
     if started is not None and started.host != gethostname():
         return False
     lost = None
@@ -317,11 +321,13 @@ def _cancel(folder: RunDir, verdict: JudgedState) -> None:
         if claim.claim_as_cancelled(folder):
             return
         verdict = folder.judge()
+    started = _started(folder)
     if verdict.state in FINAL:
+        if started is not None and started.data.get("search") is True:
+            folder.write_event("controller", "cancel_requested")  # the process of its search reads it before the next try
         return
     # A supervisor that has claimed the run but not yet written an event sees this request when it begins to watch the run.
     folder.write_event("controller", "cancel_requested")
-    started = _started(folder)
     if started is not None and _alive_event(started):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(started.data["pid"]), signal.SIGTERM)
@@ -335,6 +341,11 @@ def _vanished(started: Event) -> JudgedState:
 
 def _started(folder: RunDir) -> Event | None:
     return next((event for event in folder.events() if event.event == "started" and event.data.keys() >= PROCESS), None)
+
+
+def _claimed(folder: RunDir) -> Event | None:
+    """The event of the process that created a further try of its search and starts it; None for any other run."""
+    return next((event for event in folder.events() if event.event == "submitted" and event.data.keys() >= PROCESS), None)
 
 
 def _alive_event(started: Event) -> bool:

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from jobs.reconcile import Status, latest, statuses
+from shardlab import search_path
 from shardlab.cell import Cell
 from shardlab.cell_names import names
 from shardlab.errors import InputError
+from shardlab.expansion import ExpandedCell
 from shardlab.expression import Expression, ExpressionError
 from shardlab.run import attempt_of
 from shardlab.rundir import RunDir
@@ -25,7 +27,7 @@ def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, wh
     """
     ids = workspace.run_ids()
     if matrix is not None:
-        of_matrix = {run_id for cell in workspace.expansion(matrix).cells for run_id in cell.runs}
+        of_matrix = {run_id for cell in workspace.expansion(matrix).cells for run_id in _runs(workspace, cell)}
         ids = [run_id for run_id in ids if attempt_of(run_id)[0] in of_matrix]
     if patterns:
         folders = [RunDir(workspace.runs / run_id) for run_id in chosen(ids, patterns)]
@@ -40,6 +42,14 @@ def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, wh
         return run.cell is None or _true(wanted, names(run.cell) | {"state": run.state, "id": run.id})
 
     return [run for run in last if meant(run)]
+
+
+def _runs(workspace: Workspace, cell: ExpandedCell) -> list[str]:
+    """The ids of the first attempts of the runs of a cell, and of the further tries if its batch size is searched."""
+    if cell.search is None:
+        return cell.runs
+    searches = (search_path.walk(workspace.runs, cell.cell, cell.search, repeat) for repeat in range(1, len(cell.runs) + 1))
+    return [*cell.runs, *(attempt_of(one.run)[0] for path in searches for one in path.tries)]
 
 
 def condition(where: str) -> Expression:

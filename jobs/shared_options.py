@@ -15,10 +15,14 @@ from shardlab.workspace import chosen
 LONGEST_WAIT_S = 7 * 24 * 3600
 
 
-def add_matrix_options(verb: console.Parser) -> None:
-    """Add the options that select cells of a matrix."""
+def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
+    """Add the options that select cells of a matrix. archives: whether the matrix may also come from an archive."""
     matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
-    verb.add_argument("--matrix", required=True, metavar="NAME|FILE", help=matrix_help)
+    source = verb.add_mutually_exclusive_group(required=True)
+    source.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
+    if archives:
+        from_help = "the matrix of an archive, as `collect archive` writes it"
+        source.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
     cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
     verb.add_argument("--cluster", metavar="FILE", help=cluster_help)
     verb.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')

@@ -12,13 +12,14 @@ from jobs.reconcile import Status, latest, not_replaceable, statuses
 from jobs.repeats import rounds
 from jobs.scheduler import SubmitOptions, scheduler
 from jobs.ssh.step import LOST
-from shardlab import workspace_trust
+from shardlab import batch_search, search_path, workspace_trust
 from shardlab.cell import Cell
 from shardlab.checkpoint import CheckpointManifest, read, step_of, whole, why_not
 from shardlab.errors import InputError, ShardlabError
 from shardlab.record import Sample, read_lines
 from shardlab.run import Run, attempt_of, run_id
 from shardlab.rundir import RunDir
+from shardlab.search_path import SearchPath
 from shardlab.workspace import Workspace
 from trainers import menu
 
@@ -57,7 +58,7 @@ def check(
     """
     if resume_from:
         _can_go_on(workspace.run(resume_from), cells)
-    for folder in _there(workspace, cells, repeats).values():
+    for folder in _there(workspace, _wanted(workspace, cells, repeats, source)).values():
         must_be_of_cluster(folder, source)
 
 
@@ -74,28 +75,45 @@ def decide(
     runs resume; None: they start from step 0.
     """
     resume = [resume_from] if resume_from else []
-    last = _there(workspace, cells, repeats)
+    wanted = _wanted(workspace, cells, repeats, source)
+    last = _there(workspace, wanted)
     known = {attempt_of(status.id)[0]: status for status in statuses(workspace, list(last.values()))}
     steps = []
-    for cell, repeat in rounds(cells, repeats):
+    for cell, repeat, path in wanted:
         run = render.run_of(cell, repeat, 1, source, resume)
         now = known.get(run.run_id)
         if now is not None and now.state == "planned":
             now = not_replaceable(last[run.run_id]) or now
         if now is None:
-            steps.append(RunDecision(run, True, "new"))
+            why = f"its search goes on after {path.in_words}" if path is not None and path.tries else "new"
+            steps.append(RunDecision(run, True, why))
         elif now.state == "planned":
             steps.append(RunDecision(_anew(last[run.run_id], run, source), True, "was rendered", now))
         else:
-            steps.append(RunDecision(run, False, now.why if now.set_aside else _why_not(now), now))
+            answer = path.answer if path is not None else ""
+            why = now.why if now.set_aside else f"its search has ended: {answer}" if answer else _why_not(now)
+            steps.append(RunDecision(run, False, why, now))
     return steps
 
 
-def _there(workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, int]) -> dict[str, RunDir]:
+def _wanted(
+    workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, int], source: render.RenderContext
+) -> list[tuple[Cell, int, SearchPath | None]]:
+    """Each (cell, repeat, the path of its search or None), in the order in which they run. If the batch size of the cell is
+    searched, the cell is that of the next try, or of the last if there is no next."""
+    wanted: list[tuple[Cell, int, SearchPath | None]] = []
+    for cell, repeat in rounds(cells, repeats):
+        search = source.search_of(cell)
+        path = search_path.walk(workspace.runs, cell, search, repeat) if search is not None else None
+        wanted.append((cell if path is None else path.current, repeat, path))
+    return wanted
+
+
+def _there(workspace: Workspace, wanted: Sequence[tuple[Cell, int, SearchPath | None]]) -> dict[str, RunDir]:
     """The folder of the last attempt at each of these runs that has a folder, by the id of the first attempt."""
-    wanted = {run_id(cell, repeat) for cell, repeat in rounds(cells, repeats)}
+    names = {run_id(cell, repeat) for cell, repeat, _ in wanted}
     last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
-    return {name: folder for name, folder in last.items() if name in wanted}
+    return {name: folder for name, folder in last.items() if name in names}
 
 
 def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.RenderContext, how: SubmitOptions) -> list[RunDir]:
@@ -150,7 +168,8 @@ def retry(
         must_be_of_cluster(folder, source)
         old = folder.read_run()
         own = own_plugins.of_run(workspace, old, trust=trust)
-        same_matrix = msgspec.structs.replace(source, matrix=old.matrix, track=old.track, own=own)
+        searches = {batch_search.family(old.cell): old.search} if old.search is not None else {}
+        same_matrix = msgspec.structs.replace(source, matrix=old.matrix, track=old.track, own=own, searches=searches)
         if unsent:
             again = render.run_of(old.cell, old.repeat, attempt_of(now.id)[1], same_matrix, old.resume, old.avoid)
             kept = not_replaceable(folder)

@@ -8,7 +8,17 @@ from datetime import UTC, datetime
 
 from rich.console import Group
 
-from jobs import cell_differences, datasets, gpu_hours, own_model_facts, render, repeats, status_table
+from jobs import (
+    batch_searches,
+    cell_differences,
+    datasets,
+    gpu_hours,
+    own_model_facts,
+    render,
+    repeats,
+    search_runs,
+    status_table,
+)
 from jobs.lease_report import LeaseReport
 from jobs.plan import MatrixPlan
 from jobs.planner import planner_table
@@ -33,7 +43,7 @@ def plan(
     planned: MatrixPlan,
     data: datasets.MissingData,
     hours: Sequence[gpu_hours.CellHours] = (),
-    share: Share | None = None,
+    shares: Sequence[Share] = (),
     lease: LeaseReport | None = None,
     scaled: Mapping[str, Sequence[ScaledCell]] | None = None,
 ) -> None:
@@ -41,7 +51,7 @@ def plan(
 
     data: which data sets of the cells are missing.
     hours: the GPU hours of each cell; empty without GPUs.
-    share: the GPU hours that the user's Slurm account has left; None if not known.
+    shares: what the user's Slurm account has left of its limits; empty if not known.
     lease: the report on the lease of the nodes; None without a lease.
     scaled: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
     """
@@ -58,13 +68,15 @@ def plan(
         planner_table.scale_out(out, scaled)
     counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
     out.line(f"{repeats.in_words(counts, planned.matrix.file.repeats)}.")
+    for sentence in batch_searches.sentences(planned.cells, planned.source.searches, planned.predicted):
+        out.line(sentence)
     if planned.cost.cells:
         out.line(f"{_hours(planned.cost, len(counts))}.")
     asked = gpu_hours.total(hours) if hours else None
     if asked is not None and asked.measured + asked.limits:
         out.line(f"about {gpu_hours.in_words(asked)}.")
-    if share is not None:
-        out.line(f"sshare: the account {share.account} has {share.left:.4g} of {share.limit:.4g} GPU hours left.")
+    for share in shares:
+        out.line(f"sshare: the account {share.account} has {share.in_words()}.")
     for sentence in planner_table.sums(planned.predicted, counts):
         out.line(sentence)
     lease_lines(out, lease)
@@ -92,7 +104,7 @@ def plan(
             "runs": sum(counts.values()),
             "cost": planned.cost,
             "gpu_hours": asked,
-            "share": share,
+            "shares": shares,
             "lease": None if lease is None else lease.document(),
             "cells": [
                 {
@@ -100,6 +112,7 @@ def plan(
                     "repeats": counts[cell.name()],
                     "cell": cell,
                     "predicted": planned.predicted[cell.name()],
+                    **({"search": search.described()} if (search := planned.source.search_of(cell)) is not None else {}),
                     **({} if scaled is None else {"scale_out": scaled.get(cell.name(), [])}),
                 }
                 for cell in planned.cells
@@ -169,8 +182,12 @@ def status(out: Output, runs: Sequence[Status], workspace: Workspace, lease: Lea
         for line in shown.below:
             out.line(line)
         out.line(status_table.summary(runs))
+    searches = search_runs.paths(workspace, runs)
+    for path in searches:
+        out.line(search_runs.sentence(path))
     lease_lines(out, lease)
-    out.document({"runs": runs, **({} if lease is None else {"lease": lease.document()})})
+    of_searches = {"searches": [search_runs.described(path) for path in searches]} if searches else {}
+    out.document({"runs": runs, **of_searches, **({} if lease is None else {"lease": lease.document()})})
 
 
 def live(runs: Sequence[Status], width: int, height: int) -> Group:

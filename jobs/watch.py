@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Group
 from rich.live import Live
 
-from jobs import lease_report, stale_jobs, status_table, views
+from jobs import lease_report, search_runs, stale_jobs, status_table, views
 from jobs.backlog import Backlog
 from jobs.reconcile import Status, latest, own, set_aside, statuses
 from jobs.scheduler import apart, scheduler
@@ -40,7 +40,7 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
     folders = [last[attempt_of(run_id)[0]] for run_id in run_ids]
 
     def look() -> list[Status]:
-        return statuses(workspace, folders)
+        return statuses(workspace, search_runs.with_tries(workspace, folders))
 
     if not wait:
         out.document({"runs": look()})
@@ -55,6 +55,10 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
         if backlog is not None and backlog.unanswered is not None:
             out.remark(str(backlog.unanswered))
     out.line(status_table.summary(ended))
+    stopped = search_runs.stopped(workspace, ended)
+    for path in search_runs.paths(workspace, ended):
+        again = " No process goes on with it: `jobs submit` does." if path in stopped else ""
+        out.line(f"{search_runs.sentence(path)}{again}", style="red" if again else None)
     given_back: dict[str, list[str]] = {}
     for run in ended:
         if (run.state == "planned" or run.held) and run.why:
@@ -68,7 +72,7 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
     for sentence in cancelled.sentences:
         out.remark(sentence)
     out.document({"runs": ended})
-    return 0 if cancelled.all_gone and all(run.expected for run in ended) else 1
+    return 0 if cancelled.all_gone and not stopped and all(run.expected for run in ended) else 1
 
 
 def status(out: Output, workspace: Workspace, look: Callable[[], list[Status]]) -> list[Status]:
@@ -89,7 +93,11 @@ def cancel(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
     deadline = time.monotonic() + CANCEL_S
     while True:
         now = statuses(workspace, folders)
-        if all(run.state in FINAL for run in now) or time.monotonic() > deadline:
+        if all(run.state in FINAL for run in now):
+            tries = statuses(workspace, search_runs.with_tries(workspace, folders))
+            further = [run for run in tries if run.state not in FINAL and run.cell is not None]
+            return [*now, *(cancel(workspace, further) if further else [])]  # tries that began meanwhile
+        if time.monotonic() > deadline:
             return now
         time.sleep(_poll_s(now))
 

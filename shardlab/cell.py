@@ -234,32 +234,32 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     rehearses: the original cell if this cell is its tiny twin, which is small enough to run anywhere; else null.
     """
 
-    workload: Annotated[str, Role.MODEL]
-    strategy: Annotated[str, Role.STRATEGY]
+    workload: Annotated[str, Role.MODEL]  # the model, its data and its loss
+    strategy: Annotated[str, Role.STRATEGY]  # how ranks share the work
     gpus: Annotated[int, Role.RANKS]
-    nnodes: Annotated[int, Role.NODES]
+    nnodes: Annotated[int, Role.NODES]  # number of nodes
     dp: Annotated[int, Role.RANKS]
     tp: Annotated[int, Role.STRATEGY]
     pp: Annotated[int, Role.RANKS]
     servers: Annotated[int, Role.RANKS]
-    launcher: Annotated[str, Role.START]
+    launcher: Annotated[str, Role.START]  # what starts the ranks
     global_batch_size: Annotated[int, Role.DATA]
     micro_batch_size: Annotated[int, Role.PASSES]
-    gradient_accumulation_steps: Annotated[int, Role.PASSES]
-    seq_len: Annotated[int | None, Role.MODEL]
-    steps: Annotated[int | None, Role.LENGTH]
-    epochs: Annotated[int | None, Role.LENGTH]
-    warmup_steps: Annotated[int, Role.LENGTH]
-    precision: Annotated[Precision, Role.PRECISION]
+    gradient_accumulation_steps: Annotated[int, Role.PASSES]  # passes of a step on each rank
+    seq_len: Annotated[int | None, Role.MODEL]  # tokens of a sequence; null: no sequences
+    steps: Annotated[int | None, Role.LENGTH]  # timed steps; null: `epochs` counts
+    epochs: Annotated[int | None, Role.LENGTH]  # passes over the data set; null: `steps` counts
+    warmup_steps: Annotated[int, Role.LENGTH]  # untimed steps before the timed steps
+    precision: Annotated[Precision, Role.PRECISION]  # number format of the computation
     activation_checkpointing: Annotated[str, Role.EXECUTION]
-    compile: Annotated[bool, Role.EXECUTION]
+    compile: Annotated[bool, Role.EXECUTION]  # whether torch.compile compiles the blocks
     max_grad_norm: Annotated[float | None, Role.CLIPPING]
     prove: Annotated[str, Role.BOOKKEEPING]
-    optimizer: Annotated[Optimizer, Role.OPTIMIZER]
-    schedule: Annotated[Schedule, Role.LENGTH]
+    optimizer: Annotated[Optimizer, Role.OPTIMIZER]  # the update rule
+    schedule: Annotated[Schedule, Role.LENGTH]  # the learning rate over the run
     instruments: Annotated[Instruments, Role.INSTRUMENTS]
     memory_limit_gib: Annotated[float | None, Role.START]
-    seed: Annotated[int, Role.DATA]
+    seed: Annotated[int, Role.DATA]  # seed of weights, order of data and dropout
     time_limit_s: Annotated[int | None, Role.BOOKKEEPING]
     expect: Annotated[list[State], Role.BOOKKEEPING]
     options: Annotated[dict[str, bool | int | float | str | None], Role.STRATEGY]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from shardlab.batch_search import BatchSearch
 from shardlab.cell import Cell
 from shardlab.study import Assumed, Claim, Note, Reported, Setting, Traces
 
@@ -16,11 +17,12 @@ LAST_MATRIX = "last-matrix.json"  # a file in .shardlab, beside the folder of th
 
 
 class ExpandedCell(msgspec.Struct, frozen=True):
-    """A cell of an expansion."""
+    """A cell of an expansion. If the batch size of the cell is searched: the cell of the first try."""
 
     id: str
     cell: Cell
     runs: list[str]  # the ids of the first attempts of its repeats
+    search: BatchSearch | None = None  # null: no search; the further tries are found by shardlab.search_path
 
 
 class Excluded(msgspec.Struct, frozen=True):

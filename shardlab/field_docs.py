@@ -16,6 +16,7 @@ from msgspec import inspect as types
 
 def of(struct: type[msgspec.Struct]) -> dict[str, str]:
     """The docstring of each field that has a docstring, as one line. A docstring in a subclass replaces that of its base class.
+    A field has the name that it has in a file.
 
     Raises OSError if the source of the class cannot be read.
     """
@@ -25,7 +26,8 @@ def of(struct: type[msgspec.Struct]) -> dict[str, str]:
             (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
             assert isinstance(definition, ast.ClassDef)
             docs |= dict(_documented(definition))
-    return docs
+    written = {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
+    return {written[name]: text for name, text in docs.items()}
 
 
 def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:

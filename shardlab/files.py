@@ -34,7 +34,7 @@ def read(path: Path | str) -> bytes:
     Only regular files are allowed, because a file of a run may come from another machine: a symlink could point to any file,
     and reading a FIFO could block for ever. For small files, this function is faster than Path.read_bytes.
     """
-    descriptor, size = _open_regular(path)
+    descriptor, size = open_descriptor(path)
     try:
         content = os.read(descriptor, size + 1)
         if len(content) == size:
@@ -49,11 +49,14 @@ def read(path: Path | str) -> bytes:
 
 def open_regular(path: Path | str) -> io.BufferedReader:
     """A regular file, opened for reading. Raises the same exceptions as `read`."""
-    return os.fdopen(_open_regular(path)[0], "rb")
+    return os.fdopen(open_descriptor(path)[0], "rb")
 
 
-def _open_regular(path: Path | str) -> tuple[int, int]:
-    """Open a regular file. Returns (its descriptor, its size in bytes)."""
+def open_descriptor(path: Path | str) -> tuple[int, int]:
+    """Open a regular file for reading. Returns (its descriptor, which the caller closes; its size in bytes).
+
+    Raises the same exceptions as `read`.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

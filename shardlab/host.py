@@ -31,13 +31,13 @@ class Nic(msgspec.Struct, omit_defaults=True):
     mtu: in bytes.
     """
 
-    name: str
+    name: str  # name of the interface, such as eth0
     kind: str
     mac: str | None = None
     pci: str | None = None
     speed_mbps: int | None = None
     mtu: int | None = None
-    driver: str | None = None
+    driver: str | None = None  # name of its driver
 
 
 class NumaNode(msgspec.Struct):
@@ -47,7 +47,7 @@ class NumaNode(msgspec.Struct):
     balloon driver changes this size all the time.
     """
 
-    node: int
+    node: int  # number of the NUMA node
     cpus: str
 
 
@@ -60,19 +60,19 @@ class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
     schema: int
     host: str
     boot_id: str
-    kernel: str
-    system: str
-    cpu_model: str | None
-    cpus: int
+    kernel: str  # release of the kernel
+    system: str  # name of the distribution
+    cpu_model: str | None  # as the kernel names it
+    cpus: int  # number of processors
     cpus_allowed: int  # the number of processors that this process may use, by its affinity and quota
-    memory_bytes: int
-    gpu_driver: str | None = None
+    memory_bytes: int  # physical memory
+    gpu_driver: str | None = None  # version of the driver
     gpus: list[Gpu] | None = None
-    gpu_why_absent: str | None = None
-    nics: list[Nic]
-    numa_nodes: list[NumaNode] | None = None
-    python: str
-    packages: dict[str, str]
+    gpu_why_absent: str | None = None  # why `gpus` is absent
+    nics: list[Nic]  # network interfaces
+    numa_nodes: list[NumaNode] | None = None  # null: the kernel shows none
+    python: str  # version of the interpreter
+    packages: dict[str, str]  # name of an installed package -> its version
 
 
 def observe() -> Host:
@@ -116,6 +116,15 @@ def usable_processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 def boot_id() -> str:
     """The id that the kernel gives to this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def this_process() -> dict[str, int | float | str]:
+    """What identifies this process among all that a machine has had: its id, when it started (seconds since the epoch), and the
+    boot id. A program that this process executes in its place (execv) keeps all three."""
+    import psutil
+
+    me = psutil.Process()
+    return {"pid": me.pid, "created": me.create_time(), "boot_id": boot_id()}
 
 
 def packages() -> dict[str, str]:

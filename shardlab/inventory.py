@@ -25,7 +25,7 @@ class InventoryNode(msgspec.Struct, frozen=True):
     python: the path of the interpreter on the node in which shardlab is installed.
     """
 
-    name: str
+    name: str  # name in the cluster file
     host: str
     address: str | None = None
     roles: list[str] = []
@@ -44,8 +44,8 @@ class Inventory(msgspec.Struct, frozen=True):
     """inventory.json: the nodes of a cluster, as `provision` found them. lease: None if the nodes are not lent for a time."""
 
     schema: int
-    cluster: str
-    nodes: list[InventoryNode]
+    cluster: str  # name of the cluster
+    nodes: list[InventoryNode]  # all nodes
     lease: Lease | None = None
 
     def with_role(self, role: str) -> list[InventoryNode]:

@@ -34,7 +34,7 @@ class Lease(msgspec.Struct, frozen=True):
     """The end of the lease. Then the nodes and everything on their disks are gone."""
     read: Moment
     """When the source said so: the time at which the manifest was taken, or the portal was asked."""
-    source: Literal["manifest", "portal"]
+    source: Literal["manifest", "portal"]  # from where the end was read
 
     def left_s(self, now: datetime) -> float:
         """The seconds until the end of the lease; negative after the end."""

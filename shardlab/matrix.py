@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from shardlab import claim_check, document, model_file, validation
+from shardlab import claim_check, document, model_file, search_check, validation
+from shardlab.batch_search import PLACEHOLDER, SearchRequest
 from shardlab.cell import Draft, Instruments, Optimizer, Schedule
 from shardlab.cell_names import PLAIN, is_name
 from shardlab.document import Document, Path_, Problem
@@ -63,7 +64,9 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include: list[dict[str, Any]] = []
     """Keys that are added to the combinations whose axes they do not change; if there is none, a combination of its own."""
     repeats: Count | Repeats = 1
-    """The number of runs of each cell."""
+    """The number of runs of each cell; of a cell whose batch size is searched: the number of searches."""
+    search: SearchRequest | None = None
+    """The batch size of each cell is not given but searched, one try after another (docs/how-to/search-a-batch-size.md)."""
     settings: list[Setting] = []
     """Hardware and software of the study."""
     baseline: str = "single"
@@ -145,6 +148,7 @@ def load(path: Path) -> Matrix:
     problems: list[Problem] = []
     _check_keys(text, file, problems)
     _check_source(text, file, problems)
+    problems += search_check.problems(text)
     sections = {name: getattr(file, name) for name in ("defaults", "axes", "zip", "include", "exclude")}
     models = {} if problems else model_file.named(text, sections, path.parent, problems)
     if problems:
@@ -291,6 +295,10 @@ def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Exclude
             extra.append(wanted)
     merged = [_merge(defaults, point, added) for point, added in zip(kept, additions, strict=True)]
     merged += [_merge(defaults, point) for point in extra]
+    if file.search is not None:
+        for point in merged:
+            passes = point["microbatches"][0] if "microbatches" in point else 1
+            point[file.search.key] = (PLACEHOLDER * (passes or 1), ("search",))
     return [Point(_plain(p), {key: place for key, (_, place) in p.items()}) for p in merged], excluded
 
 

@@ -22,7 +22,7 @@ PLAIN = (
     "non_compute_pct", "idle_pct", "collective_count", "collective_ms", "collective_mean_ms", "idle_host_ms",
     "idle_communication_ms", "idle_other_ms", "launch_delay_us", "waiting_ms", "waiting_pct", "collective_skew_us",
     "train_time_s", "epoch_time_s", "epoch_time_median_s", "cpu_pct", "rank_cpu_pct", "gpu_pct", "gpu_memory_pct",
-    "step_time_over_prediction", "memory_over_prediction",
+    "step_time_over_prediction", "memory_over_prediction", "largest_batch",
 )  # fmt: skip
 WITH_ARGUMENT = {  # the name of each metric that needs an argument -> the name of the argument
     "time_to_accuracy_s": "accuracy_pct",

@@ -33,18 +33,18 @@ class Gpu(msgspec.Struct, omit_defaults=True):
     """
 
     uuid: str
-    name: str
-    memory_bytes: int | None = None
-    power_limit_w: float | None = None
+    name: str  # product name
+    memory_bytes: int | None = None  # its memory
+    power_limit_w: float | None = None  # present limit of power
     pci: str | None = None
-    power_limit_max_w: float | None = None
-    sm_clock_max_mhz: int | None = None
-    memory_clock_max_mhz: int | None = None
-    numa_node: int | None = None
-    persistence: bool | None = None
-    pcie_generation_max: int | None = None
+    power_limit_max_w: float | None = None  # highest limit that can be set
+    sm_clock_max_mhz: int | None = None  # highest clock of the multiprocessors
+    memory_clock_max_mhz: int | None = None  # highest clock of the memory
+    numa_node: int | None = None  # number of the NUMA node to which it is attached
+    persistence: bool | None = None  # whether the driver stays loaded without a client
+    pcie_generation_max: int | None = None  # highest PCIe generation of the GPU
     pcie_width: int | None = None
-    pcie_width_max: int | None = None
+    pcie_width_max: int | None = None  # highest number of PCIe lanes of the GPU
     nvlinks: dict[str, int] | None = None
     paths: dict[str, str] | None = None
 

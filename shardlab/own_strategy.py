@@ -26,19 +26,22 @@ class OwnStrategy(msgspec.Struct, frozen=True):
     The other fields mean the same as in trainers.strategy.Strategy.
     """
 
-    name: Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]
-    summary: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+    name: Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]  # the name in a matrix
+    summary: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]  # what it does, in one line
     code: str
     file: str
-    precisions: Annotated[tuple[Precision, ...], msgspec.Meta(min_length=1)]
-    options: tuple[Option, ...] = ()
+    precisions: Annotated[tuple[Precision, ...], msgspec.Meta(min_length=1)]  # the precisions that it supports
+    options: tuple[Option, ...] = ()  # its options, with defaults and bounds
     degrees: Annotated[tuple[Literal["dp", "tp", "pp"], ...], msgspec.Meta(min_length=1)] = ("dp",)
+    """The degrees of parallelism that it has."""
     switches: tuple[Literal["activation_checkpointing", "compile", "max_grad_norm"], ...] = ()
-    servers: bool = False
+    """The keys of a cell that it supports."""
+    servers: bool = False  # whether it has parameter servers
     cuts: tuple[Literal["parameter", "gradient", "optimizer_state"], ...] | None = None
-    tolerates_lost_ranks: bool = False
-    no_checkpoints: str = ""
-    reasons: dict[str, str] = {}
+    """What it shards according to textbooks; null: not known."""
+    tolerates_lost_ranks: bool = False  # whether the run continues without a rank that ended
+    no_checkpoints: str = ""  # why a run cannot be saved; empty: it can
+    reasons: dict[str, str] = {}  # by precision: why it is not supported
 
 
 class StrategyDescription(msgspec.Struct, frozen=True):

@@ -22,27 +22,27 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     flops_per_unit: None if the operations cannot be counted.
 
     The following fields belong to a model that is given by its configuration (shardlab/model_file.py), whose file is JSON:
-    block: the name of the class of its blocks.
+
     twin: whether the model is the tiny twin.
     seq_len: the length of a sequence, in tokens.
     longest: the longest possible sequence, in tokens.
     remarks: sentences about properties that could not be derived from the configuration.
     """
 
-    name: str
-    summary: str
+    name: str  # the name in a matrix
+    summary: str  # what it is, in one line
     code: str
     file: str
-    unit: str
-    parameters: int
+    unit: str  # what a batch counts, such as images or tokens
+    parameters: int  # number of parameters
     block_count: int
     flops_per_unit: float | None
-    flops_source: str
-    optimizer: Optimizer
-    options: tuple[Option, ...]
-    tensor_degrees: tuple[int, ...] = ()
-    most_stages: int = 0
-    block: str = ""
+    flops_source: str  # where the number of operations comes from
+    optimizer: Optimizer  # the default optimizer
+    options: tuple[Option, ...]  # its options, with defaults and bounds
+    tensor_degrees: tuple[int, ...] = ()  # tensor-parallel degrees that are possible besides 1
+    most_stages: int = 0  # the largest number of pipeline stages; 0: no pipeline is possible
+    block: str = ""  # the name of the class of its blocks
     twin: bool = False
     seq_len: int | None = None
     longest: int | None = None

@@ -29,9 +29,9 @@ Source = Literal["rehearsal", "formula"]
 class PredictedRange(msgspec.Struct, frozen=True):
     """A predicted number: between `low` and `high`, most likely `likely`. The unit is in the name of the field that has it."""
 
-    low: float
-    likely: float
-    high: float
+    low: float  # lower end
+    likely: float  # most likely value
+    high: float  # upper end
 
     def __add__(self, other: PredictedRange) -> PredictedRange:
         return PredictedRange(self.low + other.low, self.likely + other.likely, self.high + other.high)

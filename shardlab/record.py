@@ -65,7 +65,7 @@ class StepRecord(Record, kw_only=True):
     cpu_s: float | None = None
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
-    warmup: bool = False
+    warmup: bool = False  # whether it is an untimed step
     watched: bool = False
 
 
@@ -77,7 +77,7 @@ class ValidationRecord(Record, kw_only=True):
     """
 
     schema: int
-    step: int
+    step: int  # number of timed steps before the validation
     t_s: float
     wall_s: float
     loss: float
@@ -91,19 +91,19 @@ class GpuSample(Record, kw_only=True):
     uuid: str
     mig_of: str | None = None  # for a MIG instance: the UUID of the whole GPU
     lost: bool = False  # the driver can no longer reach the GPU; the other fields are then absent
-    utilization_pct: float | None = None
-    memory_used_bytes: int | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
+    utilization_pct: float | None = None  # share of the last moments in which a kernel ran, 0 to 100
+    memory_used_bytes: int | None = None  # of all processes
+    power_w: float | None = None  # watts
+    temperature_c: float | None = None  # degrees Celsius
+    sm_clock_mhz: float | None = None  # clock of the multiprocessors
+    memory_clock_mhz: float | None = None  # clock of the memory
     energy_j: float | None = None  # counter
     pcie_rx_bytes: int | None = None  # counter, like the next five
-    pcie_tx_bytes: int | None = None
+    pcie_tx_bytes: int | None = None  # counter
     nvlink_rx_bytes: int | None = None  # over all links, without protocol overhead
-    nvlink_tx_bytes: int | None = None
+    nvlink_tx_bytes: int | None = None  # counter, over all links, without protocol overhead
     ecc_corrected: int | None = None  # number of memory errors
-    ecc_uncorrected: int | None = None
+    ecc_uncorrected: int | None = None  # counter of memory errors that could not be corrected
     processes: int | None = None  # number of processes of all users that compute on the GPU
     throttled: list[str] | None = None  # reasons why the clocks of the GPU are lowered: values of `shardlab.nvml.THROTTLES`
     xids: list[int] | None = None  # numbers of the errors (XID) that the driver reported since the previous sample
@@ -113,44 +113,44 @@ class NicSample(Record, kw_only=True):
     """The counters of one network interface at one moment. The fields from `wire_rx_bytes` on are counters of the driver, the
     fields before are counters of the kernel."""
 
-    name: str
+    name: str  # name of the interface, such as eth0
     kind: str  # loopback, physical or virtual
     mac: str | None = None
     pci: str | None = None
     rx_bytes: int | None = None  # without RDMA traffic, which the kernel does not see
-    tx_bytes: int | None = None
-    rx_packets: int | None = None
-    tx_packets: int | None = None
-    rx_errors: int | None = None
-    tx_errors: int | None = None
-    rx_dropped: int | None = None
-    tx_dropped: int | None = None
+    tx_bytes: int | None = None  # without RDMA traffic
+    rx_packets: int | None = None  # packets
+    tx_packets: int | None = None  # packets
+    rx_errors: int | None = None  # packets with errors
+    tx_errors: int | None = None  # packets with errors
+    rx_dropped: int | None = None  # packets
+    tx_dropped: int | None = None  # packets
     wire_rx_bytes: int | None = None  # everything on the wire, RDMA and Ethernet headers included
-    wire_tx_bytes: int | None = None
-    rdma_rx_bytes: int | None = None
-    rdma_tx_bytes: int | None = None
+    wire_tx_bytes: int | None = None  # the same, sent
+    rdma_rx_bytes: int | None = None  # payload and headers of RDMA
+    rdma_tx_bytes: int | None = None  # payload and headers of RDMA
     rx_pauses: int | None = None  # pause frames
-    tx_pauses: int | None = None
+    tx_pauses: int | None = None  # pause frames
     rx_priority_pauses: int | None = None  # pause frames of single traffic classes (PFC), which RoCE uses; sum of all classes
-    tx_priority_pauses: int | None = None
+    tx_priority_pauses: int | None = None  # the same, sent
     rx_discards: int | None = None  # packets that the card dropped
-    rx_crc_errors: int | None = None
+    rx_crc_errors: int | None = None  # frames whose checksum was wrong
     rx_out_of_buffer: int | None = None  # packets dropped because the receiver had no buffer
 
 
 class RdmaSample(Record, kw_only=True):
     """The counters of one port of an RDMA device at one moment. rx_bytes, tx_bytes: payload and headers of RDMA."""
 
-    device: str
-    port: int
+    device: str  # name of the device, such as mlx5_0
+    port: int  # number of the port
     link_layer: str | None = None  # InfiniBand or Ethernet
     pci: str | None = None
     rx_bytes: int | None = None
     tx_bytes: int | None = None
     wait: int | None = None  # clock ticks in which data waited because the other end of the link gave no credit (no buffer)
-    rx_errors: int | None = None
-    tx_discards: int | None = None
-    link_downed: int | None = None
+    rx_errors: int | None = None  # packets with errors
+    tx_discards: int | None = None  # packets that the port could not send
+    link_downed: int | None = None  # how often the link went down
 
 
 class Sample(Record, kw_only=True):
@@ -170,8 +170,8 @@ class Sample(Record, kw_only=True):
     boot_id: str
     started_hz: float | None = None  # requested samples per second; only in the first sample of a sampler process
     cpu_pct: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None  # without what the kernel can free at once
+    memory_total_bytes: int | None = None  # physical memory
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
     cores_pct: list[float] | None = None
@@ -180,9 +180,9 @@ class Sample(Record, kw_only=True):
     io_pressure_s: float | None = None
     nfs_read_bytes: int | None = None
     nfs_write_bytes: int | None = None
-    gpus: list[GpuSample] | None = None
-    nics: list[NicSample] | None = None
-    rdma: list[RdmaSample] | None = None
+    gpus: list[GpuSample] | None = None  # null: not measured
+    nics: list[NicSample] | None = None  # null: not measured
+    rdma: list[RdmaSample] | None = None  # null: not measured
 
 
 class ClockOffset(msgspec.Struct, frozen=True):
@@ -205,18 +205,18 @@ class Event(Record, kw_only=True):
     event: str
     writer: str
     wall_s: float
-    host: str
+    host: str  # host name of the machine of the writer
     data: dict[str, Any] = {}
 
 
 class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
     """The distribution of n measurements. p5, p95: percentiles, linearly interpolated between measurements."""
 
-    median: float
-    mean: float
-    p5: float
-    p95: float
-    n: int
+    median: float  # 50th percentile
+    mean: float  # arithmetic mean
+    p5: float  # 5th percentile
+    p95: float  # 95th percentile
+    n: int  # number of measurements
 
 
 class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -237,7 +237,7 @@ class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
     proof_s: duration of the proof in seconds.
     """
 
-    verdict: Literal["proven", "different", "other work", "not provable", "not proven"]
+    verdict: Literal["proven", "different", "other work", "not provable", "not proven"]  # one of the five words above
     why: str
     loss_difference: float | None = None
     gradient_norm_difference: float | None = None
@@ -253,26 +253,26 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     run_id: str
     state: str
     rehearsal: bool
-    steps: int
-    unit: str
+    steps: int  # number of timed steps
+    unit: str  # what the throughput counts, such as tokens
     resumed_from_step: int | None = None  # number of timed steps before the checkpoint, which an earlier attempt recorded
-    final_loss: float | None = None
+    final_loss: float | None = None  # mean over all ranks in the last step
     final_accuracy: float | None = None  # on the validation split after the last step, 0 to 1
-    throughput_per_s: float | None = None
-    step_time_ms: Spread | None = None
+    throughput_per_s: float | None = None  # units per second over the timed steps, all ranks together
+    step_time_ms: Spread | None = None  # of the timed steps; the time of a step is that of its slowest rank
     train_time_s: float | None = None  # sum over all parts of a resumed run; a step that was repeated counts once
-    epoch_time_s: list[float] | None = None
+    epoch_time_s: list[float] | None = None  # seconds of each epoch
     peak_memory_bytes: dict[str, int] | None = (
         None  # allocated, reserved (GPUs), rss, categories if measured; each of the rank where it is largest
     )
-    parameters: int | None = None
+    parameters: int | None = None  # number of parameters of the model
     flops_per_unit: float | None = None  # forward and backward, by the workload's formula
-    same_work: SameWork | None = None
+    same_work: SameWork | None = None  # result of the same-work proof
     communication_bytes: dict[str, float] | None = None  # bytes that all ranks send in one step; see SameWork
     data: dict[str, Any] = {}  # the data set: name, sha256, synthetic
     instruments: dict[str, dict[str, Any]] = {}  # by name of the instrument: its results, cost_s between steps, watched_steps
     knobs: dict[str, dict[str, Any]] = {}  # asked: the options of the cell; effective: the settings that were used
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = {}  # name of a package -> its version, on rank 0
     gpus: list[str] | None = None  # NVML's UUIDs of the GPUs that ranks trained on; None: an older version wrote the file
 
     @property

@@ -34,7 +34,7 @@ class Option(msgspec.Struct, frozen=True):
     Rules that depend on other keys of a cell are checked by the strategy or the workload.
     """
 
-    name: str
+    name: str  # the key below `options`
     default: Value
     summary: str
     choices: tuple[bool | int | float | str, ...] = ()

@@ -112,11 +112,12 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
 def put_in_place(source: Path, target: Path) -> None:
     """Move a file that has arrived to its final path, with the permissions of a new file of this user. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    source.chmod(0o644 & ~_umask())
+    source.chmod(new_mode(0o644))
     source.replace(target)
 
 
-def _umask() -> int:
+def new_mode(mode: int) -> int:
+    """The permissions that a new file or folder of this user gets if it is created with `mode`."""
     now = os.umask(0o077)
     os.umask(now)
-    return now
+    return mode & ~now

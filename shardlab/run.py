@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from shardlab import files
+from shardlab.batch_search import BatchSearch
 from shardlab.cell import Cell
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
@@ -28,9 +29,9 @@ _PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\
 class World(msgspec.Struct, frozen=True):
     """The number of processes of a run: world_size = nnodes x nproc_per_node."""
 
-    nnodes: int
-    nproc_per_node: int
-    world_size: int
+    nnodes: int  # number of nodes
+    nproc_per_node: int  # ranks on each node
+    world_size: int  # ranks of the run, parameter servers included
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,24 +48,24 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
     run_id: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
     matrix: str
-    cell: Cell
-    cell_hash: str
+    cell: Cell  # the resolved cell
+    cell_hash: str  # digest of the cell; runs of equal cells have equal digests
     repeat: int
     attempt: int
-    launcher: str
+    launcher: str  # what starts the ranks
     rehearsal: bool  # the speed says nothing: ranks forked on a CPU, practice nodes, or a tiny twin
     world: World
-    cluster: dict[str, str]
-    data_path: str
+    cluster: dict[str, str]  # name and provider of the cluster
+    data_path: str  # the folder of data sets
     data_stage: Literal["node"] | None = None  # node: the data set is copied to each node's own disk at the start of the run
     versions: dict[str, str]
-    git_commit: str | None
+    git_commit: str | None  # commit of the checkout, with -dirty if tracked files were changed; null: not a checkout
     templates: dict[str, str]  # template name -> SHA-256
     created: str  # ISO 8601, UTC
     scale: Literal["full", "tiny"] = "full"  # tiny: the cell is a tiny twin, and its `rehearses` is the original cell
     proofs_path: str | None = None  # the folder of same-work proofs, so that each computation is proven only once
     resume: list[str] = []
-    scheduler: str = "local"
+    scheduler: str = "local"  # what queues the run: local, slurm, ssh or allocation
     source: str | None = None  # the folder with the copy of our source that the run uses; named after the digest of this copy
     packages: str | None = None  # digest of the installed packages at submission: shardlab.source_digest
     environment: str | None = None  # only in runs that older versions rendered: one digest of packages and source
@@ -77,6 +78,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     wait_gpus_s: int = 0  # how many seconds the run waits for its GPUs before its ranks start, if other processes use them
     own_workload: OwnWorkload | None = None  # if a file of the workspace defines the workload; a copy is in the run's folder
     own_strategy: OwnStrategy | None = None  # if a file of the workspace defines the strategy; a copy is in the run's folder
+    search: BatchSearch | None = None  # if the run is a try of a search: its supervisor starts the next try in the same job
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needed = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the report is not opened in a browser")
 WIDTH, HEIGHT, PHONE = 1280, 900, 390
+PATIENCE_MS = 300_000  # for a page of a whole study on a busy machine
 
 
 @contextlib.contextmanager
@@ -50,6 +51,7 @@ def opened(started: Browser, path: Path, width: int = WIDTH, **options: Any) -> 
     width: of the window, in pixels. options: of the browser context, such as color_scheme.
     """
     context = started.new_context(viewport={"width": width, "height": HEIGHT}, **options)
+    context.set_default_timeout(PATIENCE_MS)
     try:
         yield Opened(context.new_page(), path)
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import support_collect as support
+from support_document_keys import wrong
 
 from shardlab.record import SCHEMA, LineWriter, StepRecord
 
@@ -31,6 +32,7 @@ def served(workspace, *options):
                 line = server.stdout.readline()
                 assert line, server.stderr.read()
                 text += line
+            assert wrong("collect watch", json.loads(text)) == []
             yield json.loads(text)["url"]
         finally:
             server.send_signal(signal.SIGINT)

@@ -10,6 +10,7 @@ from support_experiment import CONTROL, EXPERIMENT, NODES, PARTITION, PracticeEx
 from support_practice import WHY, bad
 from support_slurm import MATRIX
 
+from provision.practice.base import USER
 from shardlab.rundir import RunDir
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
@@ -73,6 +74,14 @@ def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experim
         assert sent[CONTROL][name] < CONTROLLED * trained
     experiment.run("collect", "summarize")
     assert (experiment.path / "report/index.html").exists()
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_nothing_of_ours_is_in_the_home_folder(experiment, verified, name):
+    """Home folders of CloudLab are NFS over the control network. The test before this one trained on the nodes."""
+    files = experiment.practice.run(name, f"find /home/{USER} -type f -printf '%P\\n'").split()
+    skeleton = {".bashrc", ".profile", ".bash_logout"}  # of Debian
+    assert set(files) - skeleton == {".ssh/authorized_keys"}
 
 
 def test_ranks_that_would_meet_on_the_control_network_are_noticed(experiment, verified):

@@ -81,11 +81,11 @@ def before(cluster, connection, script):
 def test_a_run_that_is_here_is_not_transferred_again(cluster, fetch, there, here):
     (found,) = fetch()[1]
     assert (found["complete"], found["hashed"]) == (True, found["files"])
-    assert connections(cluster) == 4
+    assert connections(cluster) == 3
     assert contents(here) == contents(there)
     (found,) = fetch()[1]
     assert (found["complete"], found["hashed"]) == (True, 0)
-    assert connections(cluster) == 3
+    assert connections(cluster) == 2
 
 
 def test_a_list_of_names_of_more_than_a_page_arrives(fetch, there, here):
@@ -198,7 +198,7 @@ def test_a_file_of_a_run_that_goes_on_and_is_written_anew_all_the_time_is_told_a
     before(cluster, 0, f'echo "$1" > {going}/trace/rank-00000.json.gz')
     (_, found) = fetch(code=1)[1]
     assert "trace/rank-00000.json.gz: the file did not match the cluster's manifest in 3 tries" in found["problems"][0]
-    assert connections(cluster) == 3 * 3 + 1
+    assert connections(cluster) == 3 * 3
     assert not (cluster.here.runs / going.name).exists()
 
 
@@ -211,7 +211,7 @@ def test_a_file_that_grew_while_it_was_fetched_has_the_size_that_was_hashed(clus
     before(cluster, 3, f"echo two >> {log}")
     fetch()
     assert (cluster.here.runs / going.run_id / "log/rank-00000.log").read_text() == "one\n"
-    assert connections(cluster) == 4
+    assert connections(cluster) == 3
     fetch()
     assert (cluster.here.runs / going.run_id / "log/rank-00000.log").read_text() == "one\ntwo\n"
     assert log.read_text() == "one\ntwo\ntwo\n"

@@ -18,8 +18,8 @@ from support_long import LONG
 
 TURNS = {"cut": 67, "full": 66, "killed": 67} if LONG else {"cut": 7, "full": 6, "killed": 7}
 DISK_MIB = 48
-# 1: the question which runs there are; 2: the manifests; 3: the files; 4: the notes on matrices
-CONNECTIONS = (1, 2, 3, 3, 3, 3, 3, 4)
+# 1: the question which runs there are; 2: the manifests, and the notes on matrices; 3: the files
+CONNECTIONS = (1, 2, 2, 3, 3, 3, 3, 3)
 SMALL = 3000  # roughly the bytes over a connection that carries no files of runs
 TOUCHES = 150  # roughly how many times a fetch of one or two runs touches a file
 

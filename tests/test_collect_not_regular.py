@@ -12,7 +12,7 @@ import support_collect as support
 
 from collect.cli import main
 from collect.fetching import fetch, manifest
-from collect.loading.records import RunRecords
+from collect.loading.loaded_run import LoadedRun
 from collect.sources import memory
 from collect.traces import command, run_traces
 from shardlab.errors import InputError
@@ -56,7 +56,7 @@ def put(kind, path, outside):
 def test_what_stands_in_the_place_of_a_record_file_is_named_and_not_read(run, tmp_path, monkeypatch, kind, place):
     monkeypatch.chdir(tmp_path)  # a relative path, because the path of a socket has at most 108 bytes
     put(kind, run.path / place, tmp_path / "outside")
-    found = RunRecords.read(run)
+    found = LoadedRun.read(run)
     if place in ("run.json", "result.json"):
         assert found.verdict.state == "unknown"
         assert f"it is {kind}, and only regular files are read" in found.verdict.why
@@ -70,7 +70,7 @@ def test_what_stands_in_the_place_of_a_record_file_is_named_and_not_read(run, tm
 def test_a_folder_that_is_a_link_is_named_and_not_entered(run, tmp_path, name):
     (run.path / name).rename(tmp_path / "outside")
     (run.path / name).symlink_to(tmp_path / "outside")
-    found = RunRecords.read(run)
+    found = LoadedRun.read(run)
     assert found.damage.says() == f"{name}: a symlink, which was not read"
     assert not {"env": found.hosts, "samples": found.sample_records, "steps": found.step_records}[name]
 

@@ -1,5 +1,6 @@
 """The real sampler on this machine, and its parsers with the texts of different kernels."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support_document_keys import wrong
 from support_line import until
 from support_sampler import start
 
@@ -37,6 +39,7 @@ def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0
+    assert wrong("collect sample", json.loads(said)) == []
     lines = read_lines(out, Sample)
     assert not lines.truncated
     assert lines.corrupt == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import record_pictures
 import yaml
 
 import collect.cli
@@ -96,6 +97,21 @@ def test_pages_load_nothing_from_the_web(site):
 def test_each_page_is_in_the_menu():
     menu = re.findall(r"[\w/-]+\.md", yaml.dump(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     assert sorted(menu) == [str(page.relative_to(DOCS)) for page in PAGES]
+
+
+def test_pictures_are_those_of_the_script_small_and_complete_in_themselves():
+    images = {path.name: path for path in (DOCS / "images").iterdir()}
+    pages = {f"{name}{scheme}.png" for name in record_pictures.PAGES for scheme in ("", "-dark")}
+    assert set(images) == pages | {f"{name}.svg" for name in record_pictures.TERMINALS}
+    assert max(path.stat().st_size for path in images.values()) < record_pictures.MOST_BYTES
+    for path in images.values():
+        if path.suffix == ".svg":
+            assert set(re.findall(r"https?://[^\"' )]+", path.read_text())) == {"http://www.w3.org/2000/svg"}
+
+
+def test_each_picture_is_on_a_page():
+    texts = "".join(page.read_text() for page in PAGES)
+    assert [path.name for path in (DOCS / "images").iterdir() if f"images/{path.name}" not in texts] == []
 
 
 def commands(page: Path) -> list[str]:

@@ -72,19 +72,41 @@ root|||cpu=0,gres/gpu=12
   abc_g|alice||cpu=10,gres/gpu=60
  other||gres/gpu=600|gres/gpu=900
  by_type||gres/gpu:a100=600|gres/gpu=1
+ charged||billing=120,mem=5000|billing=30,mem=4999
 """
 
 
 @pytest.mark.parametrize(
     ("text", "account", "expected"),
     [
-        (ROWS, "abc_g", Share("abc_g", 75.0, 100.0)),
-        (ROWS, None, Share("other", 0.0, 10.0)),
-        (ROWS, "by_type", None),
-        (ROWS, "absent", None),
-        ("", None, None),
-        ("sshare: error\n|||||\nabc_g||gres/gpu=many|x\n", None, None),
+        (ROWS, "abc_g", [Share("abc_g", "gres/gpu", 75.0, 100.0), Share("abc_g", "cpu", 9980.0, 10000.0)]),
+        (
+            ROWS,
+            None,
+            [
+                Share("other", "gres/gpu", 0.0, 10.0),
+                Share("charged", "billing", 1.5, 2.0),
+                Share("abc_g", "cpu", 9980.0, 10000.0),
+                Share("by_type", "gres/gpu:a100", 10.0, 10.0),
+            ],
+        ),
+        (ROWS, "by_type", [Share("by_type", "gres/gpu:a100", 10.0, 10.0)]),
+        (ROWS, "absent", []),
+        ("", None, []),
+        ("sshare: error\n|||||\nabc_g||gres/gpu=many|x\n", None, []),
+        ("\x1b[31mred||gres/gpu=60|\n", None, []),
+        ("a||gres/gpu:\x1b[31m=60,gres/gpu=\u0661|\n", None, []),
     ],
 )
 def test_what_sshare_prints(text, account, expected):
     assert share.parse(text, account) == expected
+
+
+def test_each_limit_has_a_sentence_with_its_unit():
+    said = [one.in_words() for one in share.parse(ROWS, None)]
+    assert said == [
+        "0 of 10 GPU hours left",
+        "1.5 of 2 billing hours left",
+        "9980 of 10000 processor hours left",
+        "10 of 10 GPU hours of the type a100 left",
+    ]

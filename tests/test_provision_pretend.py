@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support_document_keys import wrong
 
 from provision.cli import main
 from shardlab.remote import Remote
@@ -83,6 +84,7 @@ def test_what_plan_prints_can_be_given_back(workspace, capsys):
     words = ("--only", "munge-user,hosts", "--skip", "hosts", "--json")
     assert plan(workspace, FACTS, *words) == 0
     printed = capsys.readouterr().out
+    assert wrong("provision", json.loads(printed)) == []
     (workspace / "again.json").write_text(printed)
     assert plan(workspace, workspace / "again.json", *words) == 0
     assert capsys.readouterr().out == printed

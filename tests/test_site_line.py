@@ -125,11 +125,12 @@ def test_one_matrix_trains_alike_at_the_site_on_a_cluster_with_root_and_over_pla
 
 def test_the_plan_shows_from_the_desk_what_the_account_has_left(site, ready):
     (site.desk / "site.yaml").write_text(MATRIX)
-    shown = json.loads(site.run("jobs", "plan", "--matrix", str(site.desk / "site.yaml"), "--json").stdout)["share"]
+    shown = json.loads(site.run("jobs", "plan", "--matrix", str(site.desk / "site.yaml"), "--json").stdout)["shares"][0]
     assert (shown["account"], shown["limit"]) == (ACCOUNT, 100.0)
+    assert shown["resource"] == "gres/gpu"
     assert 0 < shown["left"] <= 100.0
     site.log_out()
-    assert json.loads(site.run("jobs", "plan", "--matrix", str(site.desk / "site.yaml"), "--json").stdout)["share"] is None
+    assert json.loads(site.run("jobs", "plan", "--matrix", str(site.desk / "site.yaml"), "--json").stdout)["shares"] == []
 
 
 def losses(folder):

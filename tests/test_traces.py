@@ -143,6 +143,38 @@ def test_times_are_exact_however_many_digits_they_have(times, signed):
     assert nanoseconds([Raw(text.encode()) for text in texts]).tolist() == expected
 
 
+@given(st.lists(st.tuples(st.integers(0, (1000 << 43) - 1000), st.integers(0, 3)), min_size=1, max_size=20), st.booleans())
+def test_numbers_below_101_days_have_the_times_of_their_texts(times, signed):
+    texts = [
+        f"{'-' if signed else ''}{ns // 1000}.{ns % 1000:03d}"[: None if digits == 3 else digits - 3] for ns, digits in times
+    ]
+    numbers = [float(text) for text in texts]
+    assert nanoseconds(numbers).tolist() == [round(Fraction(text) * 1000) for text in texts]
+
+
+def test_numbers_that_do_not_determine_the_time_give_no_times():
+    """As 1.0005 us has half a nanosecond, its text must be rounded."""
+    assert nanoseconds([1669783687700739, 22]).tolist() == [1669783687700739000, 22000]
+    assert nanoseconds([5000000000000, 0.5, -3]).tolist() == [5000000000000000, 500, -3000]
+    for numbers in ([1669783687700739.25, 2], [1.0005], [float(1 << 43)], [1 << 63], [1 << 59], [1.5, None], [True], ["1"]):
+        assert nanoseconds(numbers) is None, numbers
+
+
+@pytest.mark.parametrize("base", ["", "5000000000", "1669783687700"])
+@pytest.mark.parametrize("digits", range(6))
+def test_a_file_has_the_times_of_its_texts(tmp_path, base, digits):
+    """Whatever the number of digits: the file begins with times that a number determines."""
+    texts = [
+        *(f"{index}.125" for index in range(2000)),
+        *(f"{base}{index}.{'04995'[:digits]}".rstrip(".") for index in range(9)),
+    ]
+    event = '{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1,\n "ts": %s, "dur": %s}'
+    content = "[" + ", ".join(event % (text, text) for text in texts) + "]"
+    found = read(tmp_path / "t.json", content.encode())
+    expected = [round(Fraction(text) * 1000) for text in texts]
+    assert (found.start_ns.tolist(), found.duration_ns.tolist()) == (expected, expected)
+
+
 def test_times_that_are_none_are_unknown():
     texts = [b"12.345", b"", b'"7.000"', b"null", b"1e3", b"1e400", b"-0.001", b"\xff"]
     expected = [12345, UNKNOWN, UNKNOWN, UNKNOWN, 1_000_000, UNKNOWN, -1, UNKNOWN]

@@ -7,6 +7,7 @@ import os
 import socket
 
 import pytest
+from support_document_keys import wrong
 
 from shardlab import host
 from shardlab.cell import Instruments, Optimizer, Profile
@@ -59,6 +60,7 @@ def test_a_curve_is_what_its_parts_say(bench):
     result = run_dir.read_result()
     for rank in (0, 1):
         found = categories(run_dir, rank)
+        assert wrong("runs/RUN_ID/memory/rank-RRRRR.json", found) == []
         assert (found["schema"], found["rank"], found["step"], found["device"]) == (1, rank, 2, "cpu")
         columns = [found["points"][name] for name in found["categories"]]
         assert {len(column) for column in columns} == {len(found["t_ms"])} == {len(found["phase"])}

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from support_document_keys import NAMED, wrong
 from support_line import benches
 from support_long import LONG
 
@@ -36,6 +37,23 @@ def test_the_tutorial_ends_with_a_report_of_equal_work(followed):
     assert {row["same_work"]["verdict"] for row in summary["rows"]} == {"proven"}
     assert len(summary["rows"]) == 5
     assert {tuple(row["states"].items()) for row in summary["rows"]} == {(("completed", 3 if LONG else 1),)}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name.endswith((".json", ".jsonl"))])
+def test_the_files_have_the_keys_that_are_described(followed, name):
+    """docs/reference/json-files.md describes them; the tutorial makes all of them but two that a cell has to ask for."""
+    pattern = re.sub(r"RUN_ID|WRITER|RRRRR|HOST", "*", name)
+    paths = sorted(followed.path.glob(pattern))
+    assert bool(paths) == (name not in ("runs/RUN_ID/validation.jsonl", "runs/RUN_ID/memory/rank-RRRRR.json"))
+    for path in paths:
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        assert [said for line in lines for said in wrong(name, json.loads(line))] == []
+
+
+def test_submitting_again_prints_the_runs_that_are_described(followed):
+    assert (
+        wrong("jobs submit, jobs retry", followed.json("jobs", "submit", "--matrix", str(followed.path / "first.yaml"))) == []
+    )
 
 
 def test_what_the_tutorial_shows_is_printed(followed):

@@ -45,7 +45,7 @@ class Contender(msgspec.Struct, omit_defaults=True):
 
     cell: str  # the id of the cell
     name: str  # its strategy, and the values that distinguish the cell from other cells of this strategy
-    outcome: Outcome
+    outcome: Outcome  # how the cell ended for this contest
     partly: str = ""  # the states of its repeats, if the repeats did not all end in the same state
     why: str = ""  # the reason in a sentence, if the cell was measured but is not ranked
 
@@ -53,7 +53,7 @@ class Contender(msgspec.Struct, omit_defaults=True):
 class Contest(msgspec.Struct):
     """Cells that do the same work on the same number of ranks and nodes, with the same global batch size."""
 
-    ranks: int
+    ranks: int  # number of ranks
     nodes: int  # for a tiny twin of a cell: the number of nodes of the cell that it stands for
     batch: int  # the global batch size
     contenders: list[Contender]  # ordered by name

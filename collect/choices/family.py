@@ -19,7 +19,7 @@ class Fit(msgspec.Struct):
     """Which cells fit into memory, in some contests of a family. Cells are given by name."""
 
     contests: list[int]  # places of the contests in the family's list
-    fits: list[str]
+    fits: list[str]  # these cells completed
     does_not_fit: list[str]  # ran out of memory
     over_the_limit: list[str]  # ran into the time limit
     unknown: list[str]  # failed, or not measured
@@ -36,14 +36,14 @@ class Answer(msgspec.Struct):
 class CriterionChoice(msgspec.Struct):
     """A criterion and its different answers. Each answer names the contests in which it holds."""
 
-    criterion: str
-    answers: list[Answer]
+    criterion: str  # name of a metric
+    answers: list[Answer]  # the different answers
 
 
 class Family(msgspec.Struct):
     """Cells of a workload that differ only in ranks, batch size, and the way in which the ranks share the work."""
 
-    workload: str
+    workload: str  # name of the workload
     about: str  # in words, the values that distinguish this family from other families of the workload
     contests: list[Contest]  # ordered by number of ranks
     one_rank: list[Fit]  # which cells fit into memory on one rank

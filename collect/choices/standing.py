@@ -47,10 +47,10 @@ class Standing(msgspec.Struct, omit_defaults=True):
 
     criterion: str  # the name of the metric
     unit: str
-    word: Word
+    word: Word  # how certain the order is: one of the words above
     best: list[str]  # ids of the first cell and of the cells that are not significantly worse
     placed: list[Placed]  # all cells, best first
-    kind: str = ""
+    kind: str = ""  # how the metric was measured, if there are several ways
     margin_pct: float | None = None  # from the first cell to the first cell outside `best`, in percent of the latter's value
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from collect import notation
+from collect.archiving import command as archiving
 from collect.comparison.compare import Comparison, Half, MetricComparison, Side, compare, told_apart
 from collect.loading.load import load
 from collect.report import verdict_text
 from collect.summary import summarize
+from shardlab import archive
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
@@ -23,32 +26,38 @@ STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yell
 def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Output) -> int:
     """Compare A and B, and print tables or the JSON document. Returns the exit code.
 
-    Raises InputError if A or B is neither a matrix of this workspace nor a folder.
+    Raises InputError if A or B is neither a matrix of this workspace nor a folder nor an archive.
     """
-    sides = [_open(workspace, name, matrix) for name in (a, b)]
-    halves = []
-    for name, (place, wanted) in zip((a, b), sides, strict=True):
-        loaded = load(place, wanted)
-        halves.append(Half(name, place, loaded, summarize(loaded, loaded.expansion.baseline)))
-    comparison = compare(*halves)
+    with contextlib.ExitStack() as opened:
+        sides = [_open(workspace, name, matrix, opened) for name in (a, b)]
+        halves = []
+        for name, (place, wanted) in zip((a, b), sides, strict=True):
+            loaded = load(place, wanted)
+            halves.append(Half(name, place, loaded, summarize(loaded, loaded.expansion.baseline)))
+        comparison = compare(*halves)
     _show(output, comparison)
     output.document(comparison)
     return 0
 
 
-def _open(workspace: Workspace, name: str, matrix: str | None) -> tuple[Workspace, str | None]:
+def _open(workspace: Workspace, name: str, matrix: str | None, opened: contextlib.ExitStack) -> tuple[Workspace, str | None]:
     """Find A or B: returns its workspace and the name of its matrix, or None for the last matrix.
 
-    name: the name of a matrix of this workspace, or else the folder of a workspace.
+    name: the name of a matrix of this workspace, or else the folder of a workspace, or an archive. opened: keeps an archive
+    unpacked until it is closed.
     """
     if name in workspace.expansions():
         if matrix is not None:
             raise InputError(f"--matrix: {name} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
         return workspace, name
+    if Path(name).is_file():
+        place = opened.enter_context(archiving.as_workspace(Path(name)))
+        return place, matrix or archive.read_index(Path(name)).matrix
     if not Path(name).is_dir():
         known = ", ".join(workspace.expansions()) or "none here"
         raise InputError(
-            f"{name}: is neither a matrix of this workspace nor a folder. Allowed: a workspace's folder, or a matrix ({known})."
+            f"{name}: is neither a matrix of this workspace nor a folder nor a file. Allowed: a folder, an archive, or "
+            f"a matrix ({known})."
         )
     return Workspace(Path(name)), matrix
 

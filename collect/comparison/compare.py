@@ -6,15 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from collect import notation
-from collect.comparison import ratio
+from collect.comparison import environment, ratio
 from collect.comparison.match import Apart, Differs, Matches, apart, match
 from collect.comparison.ratio import Mean, Word
 from collect.findings import comparability
 from collect.findings.row import CellRow
 from collect.findings.statistics import standard_error
 from collect.loading.load import Loaded, LoadedCell
-from collect.loading.loaded_run import LoadedRun
 from collect.metric import Metric, menu
 from collect.summary import Summary
 from collect.verdicts.selection import Measurements
@@ -67,21 +65,21 @@ class ComparedCell(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
     a: str  # the id of the cell in A
     b: str  # the id of the cell in B
-    label: str
-    state_a: str
-    state_b: str
+    label: str  # the cell in words
+    state_a: str  # states of its repeats in A
+    state_b: str  # states of its repeats in B
     different_work: str = ""  # the reason if the two cells are not compared; then `metrics` is empty
-    remarks: list[str] = []
-    metrics: list[MetricComparison] = []
+    remarks: list[str] = []  # what a reader must know, as sentences
+    metrics: list[MetricComparison] = []  # one per metric that both have
 
 
 class Comparison(msgspec.Struct, frozen=True):
     """The document that `collect compare --json` prints."""
 
     schema: int
-    a: Side
-    b: Side
-    pairs: list[ComparedCell]
+    a: Side  # what A is
+    b: Side  # what B is
+    pairs: list[ComparedCell]  # the cells that are in both
     only_a: list[str]  # labels of the cells of A without a match
     only_b: list[str]  # labels of the cells of B without a match
     differs: list[Differs]  # keys in which cells differ although they were matched
@@ -133,7 +131,7 @@ def compare(a: Half, b: Half) -> Comparison:
 def _environment(matches: Matches) -> list[EnvironmentDifference]:
     """The properties of machines and software that are known in A and B and differ: possible reasons for different results."""
     sides = zip(*matches.pairs, strict=True) if matches.pairs else ((), ())
-    a, b = (_known_environment(run for cell in cells for run in cell.runs) for cells in sides)
+    a, b = (environment.known(run for cell in cells for run in cell.runs) for cells in sides)
     return [EnvironmentDifference(what, a[what], b[what]) for what in a if what in b and a[what] != b[what]]
 
 
@@ -240,36 +238,3 @@ def _mean(metric: Metric, side: _Known) -> Mean:
 def told_apart(figures: Iterable[MetricComparison]) -> list[MetricComparison]:
     """The metrics that differ significantly, compared with the scatter of repeats."""
     return [figure for figure in figures if figure.verdict not in ("equal", "not to be told apart", "undecided")]
-
-
-def _known_environment(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
-    """The sorted values of each property of machines and software, over all runs.
-
-    Host names are left out, because another machine of the same kind is no reason for different results.
-    """
-    values_of: dict[str, set[str]] = {}
-
-    def add(what: str, value: str | None) -> None:
-        if value:
-            values_of.setdefault(what, set()).add(value)
-
-    for run in runs:
-        for host in run.hosts:
-            gpus = [gpu.name for gpu in host.gpus or ()]
-            add("GPU", ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none")
-            add("GPU driver", host.gpu_driver)
-            add("processor", host.cpu_model)
-            add("processors allowed", str(host.cpus_allowed))
-            add("memory", f"{notation.number(host.memory_bytes / notation.GIB, 3)} GiB")
-            speeds = [nic.speed_mbps for nic in host.nics if nic.kind != "loopback" and nic.speed_mbps]
-            add("network", f"{max(speeds)} Mbit/s" if speeds else None)
-            add("system", host.system)
-            add("kernel", host.kernel)
-            add("Python", host.python)
-        if run.run:
-            add("git commit", run.run.git_commit)
-            add("cluster", ", ".join(f"{key} {value}" for key, value in sorted(run.run.cluster.items())))
-            versions = (run.result.versions if run.result else {}) or run.run.versions
-            for package, version in versions.items():
-                add(package, version)
-    return {what: sorted(values) for what, values in values_of.items()}

@@ -23,7 +23,7 @@ _Key = tuple[tuple[str, str], ...]
 class Differs(msgspec.Struct, frozen=True):
     """A key that has one value in all cells of A without an equal hash in B, and another value in all such cells of B."""
 
-    key: str
+    key: str  # the key of a cell
     a: Any  # the value in A
     b: Any  # the value in B
 
@@ -31,7 +31,7 @@ class Differs(msgspec.Struct, frozen=True):
 class Apart(msgspec.Struct, frozen=True):
     """A key for which A and B have no value in common, so that no cell can be in both."""
 
-    key: str
+    key: str  # the key of a cell
     a: list[Any]  # the values in the cells of A
     b: list[Any]  # the values in the cells of B
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +18,7 @@ import msgspec
 from collect.fetching import fetch_matrices, manifest
 from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.progress import TransferProgress
-from collect.fetching.transfer import Rsync, Transfer, has_arrived, put_in_place
+from collect.fetching.transfer import Rsync, Transfer, finish_folder, put_in_place, those_arrived
 from shardlab import files, remote_workspace
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
@@ -32,7 +32,11 @@ STAGING = ".incoming"  # a folder in runs/, so that a file can be moved into its
 TRIES = 3  # how often a run is transferred if its files change during the transfer
 ASK_S = 3600.0  # time limit: the cluster reads all files of its runs; a lost connection is noticed within a minute
 MOST_WORDS = 1000  # the most run ids that are passed on a command line
-MOST_MANIFEST = "64m"  # largest size of a manifest that rsync transfers
+FIRST = "first"  # the folder in STAGING for the manifests and the descriptions of matrices, which are transferred first
+# Options of rsync if names are folders of runs: everything in the folder except hidden files, which are temporary, and the
+# manifest.
+WHOLE = ("--recursive", "--exclude=.*", f"--exclude=/*/{manifest.NAME}")
+MOST_FIRST = "64m"  # largest size of a file that rsync transfers into this folder
 WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
 
 
@@ -99,7 +103,7 @@ def download(workspace: Workspace, patterns: Sequence[str], progress: TransferPr
                 break
         for run in answered:
             found[run.run].problems += [_unlike(name, transfer) for name in found[run.run].changed]
-        fetch_matrices.bring(workspace, rsync, staging / "notes")
+        fetch_matrices.store(workspace, staging / FIRST / fetch_matrices.SOURCE)
         if not patterns:
             shutil.rmtree(staging, ignore_errors=True)
     return found
@@ -127,7 +131,7 @@ def _staging(workspace: Workspace) -> Path:
             staging.mkdir(mode=0o700)
         if staging.is_symlink() or not staging.is_dir():
             raise InputError(f"{staging}: is not a folder; remove it and run the same command again.")
-        for name in ("manifests", "whole", "notes"):
+        for name in (FIRST, "whole"):
             shutil.rmtree(staging / name, ignore_errors=True)
     return staging
 
@@ -144,9 +148,9 @@ def _bring(
 
     Returns the results by run id, and how the transfer ended.
     """
-    shutil.rmtree(staging / "manifests", ignore_errors=True)
-    names = [f"{run.run}/{manifest.NAME}" for run in runs]
-    transfer = rsync.bring("runs", staging / "manifests", names, f"--max-size={MOST_MANIFEST}")
+    shutil.rmtree(staging / FIRST, ignore_errors=True)
+    names = [f"runs/{run.run}/{manifest.NAME}" for run in runs]
+    transfer = rsync.bring(".", staging / FIRST, [*names, *fetch_matrices.NAMES], f"--max-size={MOST_FIRST}")
     if transfer.stopped:
         return {}, transfer
     found = {
@@ -168,25 +172,39 @@ def _bring(
         elif not missing.is_here:
             wanted[run.run] = missing
     arrived = staging / "files"
-    lacking = {
-        run: [name for name in missing.names if not has_arrived(arrived / run, name, missing.manifest.files[name])]
-        for run, missing in wanted.items()
-    }
-    names = [f"{run}/{name}" for run, of_run in lacking.items() for name in of_run]
+    lacking = {run: _not_arrived(arrived / run, missing.names, missing) for run, missing in wanted.items()}
+    count = sum(map(len, lacking.values()))
     report = None
-    if names:
+    if count:
         size = sum(wanted[run].manifest.files[name].bytes for run, of_run in lacking.items() for name in of_run)
-        of_runs = f"{len(names):,} files of {sum(map(bool, lacking.values())):,} run(s)"
+        of_runs = f"{count:,} files of {sum(map(bool, lacking.values())):,} run(s)"
         progress.say(f"{there.host}: {of_runs}, {size / 2**20:,.1f} MiB")
         report = progress.begin(size)
-    transfer = rsync.bring("runs", arrived, names, f"--compare-dest={workspace.runs}", report=report)
+    transfer = rsync.bring("runs", arrived, _asked(wanted, lacking), *WHOLE, f"--compare-dest={workspace.runs}", report=report)
     for run_id, missing in wanted.items():
         found[run_id].hashed += len(missing.names)
-        expected = missing.manifest.files
-        found[run_id].changed = [name for name in lacking[run_id] if not has_arrived(arrived / run_id, name, expected[name])]
+        found[run_id].changed = _not_arrived(arrived / run_id, lacking[run_id], missing)
         if not found[run_id].changed:
             _place(workspace, staging, missing)
     return found, transfer
+
+
+def _asked(wanted: Mapping[str, Missing], lacking: Mapping[str, list[str]]) -> list[str]:
+    """The names for rsync: each missing file, or the folder of a run of which all files are missing.
+
+    With the name of each file, rsync takes several times as long for thousands of small files.
+    """
+    names: list[str] = []
+    for run, of_run in lacking.items():
+        is_whole = len(of_run) == len(wanted[run].manifest.files)
+        names += [run] if is_whole and of_run else [f"{run}/{name}" for name in of_run]
+    return names
+
+
+def _not_arrived(arrived: Path, names: Sequence[str], missing: Missing) -> list[str]:
+    """Those of these files of a run that are not in the folder `arrived`, or differ there from the manifest."""
+    there = those_arrived(arrived, {name: missing.manifest.files[name] for name in names})
+    return [name for name in names if name not in there]
 
 
 def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
@@ -196,7 +214,7 @@ def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
     """
     run = RunDir(workspace.runs / remote.run)
     try:
-        theirs = manifest.received(files.read(staging / "manifests" / remote.run / manifest.NAME), remote.run)
+        theirs = manifest.received(files.read(staging / FIRST / "runs" / remote.run / manifest.NAME), remote.run)
     except FileNotFoundError:
         raise InputError("the cluster has no manifest of this run") from None
     mine = None
@@ -235,6 +253,10 @@ def _place(workspace: Workspace, staging: Path, missing: Missing) -> None:
     run_id = missing.manifest.run_id
     run, arrived = workspace.runs / run_id, staging / "files" / run_id
     is_new = not run.exists()
+    if is_new and finish_folder(arrived, {name: missing.manifest.files[name] for name in missing.names}, (manifest.NAME,)):
+        files.write_json(arrived / manifest.NAME, missing.manifest, sync=False)
+        arrived.rename(run)
+        return
     folder = staging / "whole" / run_id if is_new else run
     files.make_folder(folder)
     for name in missing.names:

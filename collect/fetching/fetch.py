@@ -104,7 +104,7 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence
         if downloaded.problems:
             return fetched
     try:
-        listing = manifest.list_files(run)
+        listing = manifest.list_files(run.path)
         fetched.not_regular = {**fetched.not_regular, **listing.other}
         old = manifest.read(run)
         if old is None or not old.complete:

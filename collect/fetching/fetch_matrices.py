@@ -1,4 +1,4 @@
-"""Fetches the files in which the workspace on the cluster describes its matrices. `collect summarize` needs these files."""
+"""Stores the files in which the workspace on the cluster describes its matrices. `collect summarize` needs these files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from collect.fetching.manifest import regular
-from collect.fetching.transfer import Rsync
 from shardlab import files, remote_workspace
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
@@ -17,17 +16,17 @@ from shardlab.files import NotRegular
 from shardlab.workspace import Workspace
 
 FOLDER = "matrices"
+SOURCE = ".shardlab"  # the folder of these files in the workspace on the cluster
+# What rsync transfers from the workspace on the cluster. Because of the slash, it also transfers the files in the folder.
+NAMES = (f"{SOURCE}/{FOLDER}/", f"{SOURCE}/{LAST_MATRIX}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}\.json")
 
 
-def bring(workspace: Workspace, rsync: Rsync, staging: Path) -> None:
-    """Copy the descriptions of all matrices from the cluster into this workspace.
+def store(workspace: Workspace, staging: Path) -> None:
+    """Copy the descriptions of all matrices, which arrived in the folder `staging`, into this workspace.
 
-    Raises ShardlabError if a file did not arrive or is not valid. In this case the files on this machine are not changed.
+    Raises ShardlabError if a file is not valid. In this case the files on this machine are not changed.
     """
-    transfer = rsync.bring(".shardlab", staging, [FOLDER, LAST_MATRIX], "--recursive", "--max-size=64m")
-    if transfer.stopped:
-        raise ShardlabError(f"the notes on the matrices did not arrive (rsync: {transfer.said}); run the same command again.")
     arrived = [f"{FOLDER}/{name}" for name in files.names(staging / FOLDER) if _NAME.fullmatch(name)]
     contents: dict[str, bytes] = {}
     for name in [*arrived, LAST_MATRIX]:

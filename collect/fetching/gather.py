@@ -20,7 +20,7 @@ from collect.fetching import manifest
 from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.part_manifest import ListedPart
 from collect.fetching.progress import TransferProgress
-from collect.fetching.transfer import Rsync, has_arrived, put_in_place
+from collect.fetching.transfer import Rsync, put_in_place, those_arrived
 from shardlab import files, inventory, part_files, placement, remote_workspace
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
@@ -55,9 +55,9 @@ class NodeParts(msgspec.Struct):
         run_id, _, name = full.partition("/")
         return self.manifests[run_id].files[name]
 
-    def has_arrived(self, staging: Path, full: str) -> bool:
-        """Whether a file was copied completely, by this command or by an earlier command that was interrupted."""
-        return has_arrived(staging, full, self.file(full))
+    def those_arrived(self, staging: Path, names: Sequence[str]) -> set[str]:
+        """Those of these files that were copied completely, by this command or by an earlier command that was interrupted."""
+        return those_arrived(staging, {full: self.file(full) for full in names})
 
 
 def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
@@ -193,7 +193,8 @@ def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: Transfer
     staging = _staging(workspace, parts.node)
     with files.as_workspace_error("write"):
         staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lacking = [full for full in parts.copied if not parts.has_arrived(staging, full)]
+    there = parts.those_arrived(staging, parts.copied)
+    lacking = [full for full in parts.copied if full not in there]
     report = None
     if lacking:
         size = sum(parts.file(full).bytes for full in lacking)
@@ -201,7 +202,7 @@ def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: Transfer
         progress.say(f"{parts.node}: {of_runs}, {size / 2**20:,.1f} MiB")
         report = progress.begin(size)
     parts.said = Rsync(parts.there, lock, progress.is_stopped).bring("runs", staging, lacking, report=report).said
-    parts.arrived = {full for full in parts.copied if parts.has_arrived(staging, full)}
+    parts.arrived = there | parts.those_arrived(staging, lacking)
 
 
 def _store(workspace: Workspace, parts: NodeParts) -> None:

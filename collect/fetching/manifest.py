@@ -26,7 +26,7 @@ class ManifestFile(msgspec.Struct, frozen=True):
 
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # its size
     mtime_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # time of the last change, in ns since the epoch
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # digest of its content
 
 
 class RunManifest(msgspec.Struct):
@@ -162,14 +162,14 @@ def compare(run: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifes
     return RunManifest(SCHEMA, run.run_id, now, True), difference
 
 
-def list_files(run: RunDir) -> Listing:
-    """List the entries of a run folder, ordered by name, without hidden files and folders, which are temporary.
+def list_files(folder: Path) -> Listing:
+    """List the entries of a run's folder, ordered by name, without hidden files and folders, which are temporary.
 
     Raises WorkspaceError if a folder cannot be read.
     """
     listing = Listing()
     with files.as_workspace_error("read"):
-        _list(run.path, "", listing)
+        _list(folder, "", listing)
     return listing
 
 
@@ -183,19 +183,28 @@ def hashed(path: Path, status: os.stat_result) -> ManifestFile:
     return ManifestFile(status.st_size, status.st_mtime_ns, digest(path))
 
 
-def digest(path: Path, length: int | None = None) -> str:
+def digest(path: Path | str, length: int | None = None) -> str:
     """The SHA-256 of a regular file, or of its first `length` bytes.
 
     Raises OSError if the file cannot be read, and NotRegular if it is not a regular file.
     """
-    with files.open_regular(path) as handle:
-        if length is None:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-        found = hashlib.sha256()
-        while length and (block := handle.read(min(BLOCK, length))):
-            found.update(block)
-            length -= len(block)
-        return found.hexdigest()
+    descriptor, size = files.open_descriptor(path)
+    try:
+        if size < BLOCK:  # one read: a run may have thousands of small files
+            content = os.read(descriptor, BLOCK)
+            if len(content) == size:
+                return hashlib.sha256(content[:length]).hexdigest()
+            os.lseek(descriptor, 0, os.SEEK_SET)  # the file is changing
+        with open(descriptor, "rb", buffering=0, closefd=False) as handle:
+            if length is None:
+                return hashlib.file_digest(handle, "sha256").hexdigest()
+            found = hashlib.sha256()
+            while length and (block := handle.read(min(BLOCK, length))):
+                found.update(block)
+                length -= len(block)
+            return found.hexdigest()
+    finally:
+        os.close(descriptor)
 
 
 def regular(folder: Path, name: str) -> os.stat_result | None:

@@ -49,7 +49,7 @@ def _listed(part: RunDir) -> ListedPart:
     # ended. If the folder has the claim, there is no check: this is the first node, where the supervisor may still be ending.
     while (in_use := not part.claim.exists() and is_in_use(part.path)) and time.monotonic() < ends:
         time.sleep(0.1)
-    return ListedPart(manifest.make(part, manifest.list_files(part), complete=False), in_use, part.claim.exists())
+    return ListedPart(manifest.make(part, manifest.list_files(part.path), complete=False), in_use, part.claim.exists())
 
 
 def main() -> int:

@@ -82,7 +82,7 @@ def _remove(workspace: Workspace, asked: RunManifest, resumed: dict[str, str], *
                 continue
             (run.path / name).unlink()
             removed.files, removed.bytes = removed.files + 1, removed.bytes + file.bytes
-        if is_part and not manifest.list_files(run).regular:
+        if is_part and not manifest.list_files(run.path).regular:
             (run.path / ".part").unlink(missing_ok=True)
         _remove_empty(run.path, itself=is_part)
     return removed

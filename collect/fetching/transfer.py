@@ -5,9 +5,10 @@ Files that arrive are not trusted: the caller checks each file before it is move
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Sequence
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -22,8 +23,13 @@ from shardlab.remote_workspace import RemoteWorkspace
 OPTIONS = (
     *rsync.FROM_OTHERS,
     "--ignore-times",  # do not skip a file because its size and time are equal: the caller names only files that it needs
-    "--compress", "--timeout=120",
+    # Records are text that any level compresses well. The default level needs twice the CPU time for data that are compressed
+    # already, such as traces.
+    "--compress", "--compress-level=1",
+    "--times", "--omit-dir-times",  # so that most files need no change after they have arrived
+    "--timeout=120",
 )  # fmt: skip
+LARGE = 1 << 20  # bytes; larger files are hashed in several threads at the same time
 INCOMPLETE = (23, 24)  # exit codes of rsync: all files were tried, but some did not arrive
 
 
@@ -58,31 +64,94 @@ class Rsync:
         """
         if not names:
             return Transfer()
-        words = [*OPTIONS, *self._shell, *options]
+        # The staging folder is only accessible for this user. Below it, entries have the modes of new entries of this user.
+        modes = f"--chmod=D{rsync.new_mode(0o755):o},F{rsync.new_mode(0o644):o}"
+        words = [*OPTIONS, modes, *self._shell, *options]
         end = rsync.run(
             words, names, f"{self._root}{source}/", f"{target}/", told=self._told, holds=(self._lock,), report=report
         )
         return Transfer(end.code != 0 and end.code not in INCOMPLETE, end.said)
 
 
-def has_arrived(folder: Path, name: str, file: ManifestFile) -> bool:
-    """Whether a file arrived with the content that a manifest gives for it. folder: the staging folder of the run.
+def those_arrived(folder: Path, expected: Mapping[str, ManifestFile]) -> set[str]:
+    """The files in the folder that have the content that a manifest gives for them. folder: the staging folder.
 
-    If the file grew during the transfer, it is cut to the size in the manifest.
+    expected: by name, which is a path relative to the folder. If a file grew during the transfer, it is cut to the size in the
+    manifest. Raises WorkspaceError.
     """
-    with contextlib.suppress(FileNotFoundError, NotRegular):
-        status = manifest.regular(folder, name)
-        if status is not None and status.st_size >= file.bytes and manifest.digest(folder / name, file.bytes) == file.sha256:
-            if status.st_size > file.bytes:
-                os.truncate(folder / name, file.bytes)
-            return True
-    return False
+    if not _is_folder(folder):
+        return set()
+    listed = manifest.list_files(folder).regular
+    with files.as_workspace_error("read"), ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+
+        def has_arrived(name: str) -> bool:
+            return _has_content(f"{folder}/{name}", listed[name].st_size, expected[name])
+
+        here = [name for name in expected if name in listed]
+        large = [name for name in here if expected[name].bytes > LARGE]
+        are_same = pool.map(has_arrived, large)  # hashing a large file releases the GIL
+        arrived = {name for name in here if expected[name].bytes <= LARGE and has_arrived(name)}
+        return arrived.union(name for name, is_same in zip(large, are_same, strict=True) if is_same)
+
+
+def _has_content(path: str, size: int, file: ManifestFile) -> bool:
+    if size < file.bytes:
+        return False
+    try:
+        if manifest.digest(path, file.bytes) != file.sha256:
+            return False
+    except (FileNotFoundError, NotRegular):
+        return False
+    if size > file.bytes:
+        os.truncate(path, file.bytes)
+    return True
 
 
 def put_in_place(source: Path, target: Path, file: ManifestFile) -> None:
     """Move a file that arrived to its final path, and set the time that the manifest gives for it. Raises OSError."""
     os.utime(source, ns=(file.mtime_ns, file.mtime_ns))
     rsync.put_in_place(source, target)
+
+
+def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], also: Iterable[str]) -> bool:
+    """Prepare a folder of files that arrived so that the folder as a whole can become a run folder. Raises OSError.
+
+    Every file gets the time that the manifest gives for it, and every entry the mode of a new entry of this user.
+    expected: all files that the folder should have. also: names of further files that it may have.
+    Returns False, with the folder unchanged, if the folder does not have exactly these files.
+    """
+    if not _is_folder(folder):
+        return False
+    modes = {stat.S_IFDIR: rsync.new_mode(0o755), stat.S_IFREG: rsync.new_mode(0o644)}
+    entries: list[tuple[str, os.stat_result]] = [(str(folder), os.lstat(folder))]
+    times: list[tuple[str, int]] = []
+    found = set()
+    for path, status in entries:
+        if stat.S_ISDIR(status.st_mode):
+            with os.scandir(path) as scanned:
+                entries += [(entry.path, entry.stat(follow_symlinks=False)) for entry in scanned]
+            continue
+        name = path[len(str(folder)) + 1 :]
+        if not stat.S_ISREG(status.st_mode) or (name not in expected and name not in also):
+            return False
+        found.add(name)
+        if name in expected and status.st_mtime_ns != expected[name].mtime_ns:
+            times.append((path, expected[name].mtime_ns))
+    if any(name not in found for name in expected):
+        return False
+    for path, mtime_ns in times:
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+    for path, status in entries:
+        if stat.S_IMODE(status.st_mode) != modes[stat.S_IFMT(status.st_mode)]:
+            Path(path).chmod(modes[stat.S_IFMT(status.st_mode)])
+    return True
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _sees(there: RemoteWorkspace) -> bool:

@@ -17,7 +17,7 @@ class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The cost of one instrument in one cell, as the mean over completed runs."""
 
     cell: str
-    instrument: str
+    instrument: str  # name of the instrument
     n: int  # number of completed runs
     cost_s: float  # the time that the instrument took between steps, in seconds by the clock of rank 0
     watched_steps: int  # number of steps that the instrument observed; they are not used for metrics of time or memory

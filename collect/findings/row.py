@@ -15,11 +15,11 @@ class RunRow(msgspec.Struct):
     """A run and its metrics: {name: value} in the units that the row of the cell gives."""
 
     run_id: str
-    repeat: int
-    attempt: int
+    repeat: int  # number of the repeat, from 1
+    attempt: int  # number of the attempt, from 1
     state: str
     why: str
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # name of a metric -> its value
     gpu_trouble: str = ""  # which of its GPUs were shared, throttled or faulty; '' if none
 
 
@@ -34,7 +34,7 @@ def flat(cell: dict[str, Any]) -> dict[str, Any]:
 class CellRow(msgspec.Struct, dict=True):
     """A cell with its metrics over all completed repeats."""
 
-    id: str
+    id: str  # id of the cell
     cell: dict[str, Any]  # the resolved cell, in its plain form (dicts and lists)
     n: int  # number of completed repeats
     states: dict[str, int]  # state -> number of repeats in this state

@@ -23,7 +23,7 @@ class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
     cell: str
     collective: str
-    group: str
+    group: str  # the name of the process group, or its ranks
     n: int  # number of repeats
     calls: float  # calls of a rank in a step
     message_bytes: float | None  # size of the message of a call
@@ -54,7 +54,7 @@ class CellDifference(msgspec.Struct, frozen=True):
 
     cell: str
     baseline: str
-    step: StepDifference
+    step: StepDifference  # the difference, in parts
 
 
 def group_traffic(loaded: Loaded) -> list[GroupTraffic]:

@@ -28,9 +28,9 @@ class Rounding(msgspec.Struct, frozen=True):
     cell: str
     metric: str
     unit: str
-    n: int
-    exact: float
-    like_hta: float
+    n: int  # number of repeats
+    exact: float  # the exact value
+    like_hta: float  # the value as HTA rounds it
     difference: float  # like_hta - exact
 
 

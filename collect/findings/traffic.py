@@ -14,10 +14,10 @@ class HostTraffic(msgspec.Struct):
     """The interface of a host with the most traffic while steps were timed. The traffic of all programs counts."""
 
     host: str
-    interface: str
+    interface: str  # name of the interface
     kind: str  # loopback, physical or virtual
-    sent_bytes: float
-    received_bytes: float
+    sent_bytes: float  # while steps were timed
+    received_bytes: float  # while steps were timed
     share_pct: float  # its share of the traffic of all interfaces of the host, including loopback
 
 
@@ -26,7 +26,7 @@ class RunTraffic(msgspec.Struct):
 
     run: str
     backend: str  # of the process group
-    hosts: list[HostTraffic]
+    hosts: list[HostTraffic]  # one per host of the run
     rdma: bool | None  # whether RDMA was used; None: not known
     why: str  # the source of the value of `rdma`, or why it is not known
     nccl: NcclTransports | None = None  # only for the backend nccl

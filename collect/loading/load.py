@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from collect.loading import read_many
+from collect.loading import read_many, searched_cells
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import NO_FOLDER
 from shardlab import gc_pause, inventory, lease_cutoff
 from shardlab.cell import Cell
 from shardlab.expansion import Expansion
 from shardlab.run import parts_of
+from shardlab.search_path import SearchPath
 from shardlab.workspace import Workspace
 
 
@@ -32,10 +33,11 @@ class LoadedCell(msgspec.Struct):
 
 
 class Loaded(msgspec.Struct):
-    """A matrix of a workspace with all its runs."""
+    """A matrix of a workspace with all its runs. A cell whose batch size is searched is replaced by the cells of its tries."""
 
     expansion: Expansion
     cells: list[LoadedCell]
+    searches: list[SearchPath] = []
 
     @property
     def runs(self) -> list[LoadedRun]:
@@ -48,7 +50,7 @@ def load(workspace: Workspace, matrix: str | None) -> Loaded:
 
     Raises InputError if there is no matrix or its expansion cannot be read.
     """
-    expansion = workspace.expansion(matrix)
+    expansion, searches = searched_cells.expanded(workspace, workspace.expansion(matrix))
     attempts: dict[str, list[str]] = {}
     for run_id in workspace.run_ids():
         if parts := parts_of(run_id):
@@ -64,7 +66,8 @@ def load(workspace: Workspace, matrix: str | None) -> Loaded:
         last_record = datetime.fromtimestamp(run.last_record_s, UTC)
         run.verdict = lease_cutoff.judge_by_records(run.verdict, lease, last_record, now)
     cells = zip(expansion.cells, ids_of, strict=True)
-    return Loaded(expansion, [_cell(entry.id, entry.cell, [runs[run_id] for run_id in ids]) for entry, ids in cells])
+    loaded = [_cell(entry.id, entry.cell, [runs[run_id] for run_id in ids]) for entry, ids in cells]
+    return Loaded(expansion, loaded, searches)
 
 
 def _cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCell:

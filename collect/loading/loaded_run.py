@@ -19,8 +19,11 @@ from collect.traces import run_traces
 from collect.traces.breakdown import Breakdown
 from collect.traces.run_traces import RunTraces
 from shardlab.cell import Cell
+from shardlab.record import Sample
 from shardlab.run import RunIdParts, parts_of
 from shardlab.study import Traces
+
+PART = 5_000  # samples after which frames are made: records need several times the memory of frames
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -34,9 +37,11 @@ class Quantity(msgspec.Struct, frozen=True):
 class LoadedRun(RunRecords, dict=True):
     """One run. If the run has no run.json, its frames are empty, because the number of ranks is not known.
 
-    `read_many` makes the frames of many runs at once and then drops `step_records` and `sample_records`.
+    `read_many` makes the frames of many runs at once and then drops the records.
     """
 
+    # Host, taken from the name of the file -> its samples, without those that are in `sample_parts`.
+    sample_records: dict[str, list[Sample]] = msgspec.field(default_factory=dict)
     reads_traces: Traces = "exact"
     quantities: dict[str, Quantity] | None = None  # metrics by name; None until `collect.metric.quantities` computes them
 
@@ -107,10 +112,27 @@ class LoadedRun(RunRecords, dict=True):
         """(first, last) wall_s of the timed steps in seconds since the epoch (`steps.window`)."""
         return steps.window(self.timed)
 
+    @property
+    def count(self) -> int:
+        """The number of records in memory."""
+        return super().count + sum(map(len, self.sample_records.values()))
+
+    def _add_samples(self, host: str, samples_of_host: list[Sample]) -> None:
+        super()._add_samples(host, samples_of_host)
+        self.sample_records[host] = samples_of_host
+        if sum(map(len, self.sample_records.values())) >= PART:
+            self.sample_parts.append(samples.part([self.sample_records]))
+            self.sample_records = {}
+
+    @cached_property
+    def sample_parts(self) -> list[Samples]:
+        """Frames of samples that were made while the files were read, as `samples.part` returns them."""
+        return []
+
     @cached_property
     def samples(self) -> Samples:
         """All samples of telemetry, also those outside of the timed window."""
-        return samples.frames(self.sample_records)
+        return samples.frames(self.sample_records, self.sample_parts)
 
     @property
     def whole_samples(self) -> Samples:

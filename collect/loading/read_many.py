@@ -70,9 +70,12 @@ def _batches(runs: Path, run_ids: Sequence[str]) -> Iterator[list[LoadedRun]]:
 
 def _frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
     """The frames of all runs of a batch. The column `run` is the place of the run in the batch."""
-    frames = steps.of_runs([run.recorded for run in batch]), samples.of_runs([run.sample_records for run in batch])
+    frames = (
+        steps.of_runs([run.recorded for run in batch]),
+        samples.of_runs([run.sample_records for run in batch], [run.sample_parts for run in batch]),
+    )
     for run in batch:
-        run.step_records, run.sample_records = {}, {}
+        run.step_records, run.sample_records, run.sample_parts = {}, {}, []
     return frames
 
 

@@ -87,7 +87,6 @@ class RunRecords(msgspec.Struct):
     run: Run | None = None  # run.json; None if the file is missing or damaged, then `verdict` says why
     result: Result | None = None  # result.json; None if the file is missing or damaged, then `verdict` says why
     step_records: dict[int, list[StepRecord]] = {}  # rank -> its step records
-    sample_records: dict[str, list[Sample]] = {}  # host, taken from the name of the file -> its samples
     validation: list[ValidationRecord] = []
     events: list[Event] = []  # the events of all writers, ordered by time
     hosts: list[Host] = []  # the descriptions of hosts that could be read
@@ -124,8 +123,8 @@ class RunRecords(msgspec.Struct):
 
     @property
     def count(self) -> int:
-        """The number of step records and samples."""
-        return sum(map(len, self.step_records.values())) + sum(map(len, self.sample_records.values()))
+        """The number of records in memory."""
+        return sum(map(len, self.step_records.values()))
 
     def _set_aside(self, why: str) -> None:
         """Note the reason why the state of the run is unknown. If there are several reasons, the first reason is kept."""
@@ -146,7 +145,7 @@ class RunRecords(msgspec.Struct):
                 self.step_records[int(match[1])] = self._lines(name, StepRecord)
         for name in parts.get("samples", ()):
             if match := _HOST.fullmatch(name):
-                self.sample_records[match[1]] = self._lines(name, Sample)
+                self._add_samples(match[1], self._lines(name, Sample))
         if VALIDATION in names:
             self.validation = self._lines(VALIDATION, ValidationRecord)
         events = [event for name in names if _EVENTS.fullmatch(name) for event in self._lines(name, Event)]
@@ -168,11 +167,18 @@ class RunRecords(msgspec.Struct):
         self.waits = last is not None and last.event == "requeued"
         self.sampler_ends = dict(Counter(event.host for event in events if event.event == SAMPLER_ENDED))
         self.clocks = _clocks(events)
-        moments_s = [event.wall_s for event in events]
+        moments_s = [self.last_record_s, *(event.wall_s for event in events)]
         moments_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
-        moments_s += [samples[-1].wall_s for samples in self.sample_records.values() if samples]
-        self.last_record_s = max(moments_s, default=0.0)
+        self.last_record_s = max(moments_s)
         self._leave_out(suspension.of(events))
+
+    def _add_samples(self, host: str, samples: list[Sample]) -> None:
+        """Take the samples in one file. host: taken from the name of the file.
+
+        Here only the time of the last sample is kept, because the samples of a long run need gigabytes as records.
+        """
+        if samples:
+            self.last_record_s = max(self.last_record_s, samples[-1].wall_s)
 
     def _lines(self, name: str, kind: type[R]) -> list[R]:
         """The records of a file that can be read. Damaged lines, or a file that is not a regular file, are noted."""

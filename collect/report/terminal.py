@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from collect import notation
-from collect.findings import columns
+from collect.findings import columns, searches
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.report import choice_text, truncation, verdict_text
@@ -26,6 +26,9 @@ def show(output: Output, summary: Summary) -> None:
     _table(output, f"{title} ({about})" if about else title, table.columns, styles, range(len(styles)))
     for further in table.further:
         _table(output, further.title.lower(), further.columns, styles, further.rows)
+    if summary.searches:
+        found = [one.texts for one in summary.searches]
+        output.table(searches.TITLE.lower(), list(searches.HEADINGS), found)
     output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}.")
     for remark in summary.remarks:
         output.line(remark, style="yellow")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from collect.findings import searches
 from collect.findings.columns import Column
 from collect.report import verdict_text
 from collect.report.verdict_text import ReportedLine
@@ -45,11 +46,12 @@ def about(summary: Summary) -> list[str]:
 
 
 def tables(summary: Summary) -> list[TextTable]:
-    """The tables of a summary that have rows: the cells, the other measurements, the claims and the reported numbers."""
+    """The tables of a summary that have rows: cells, other measurements, searches, claims and reported numbers."""
     table = summary.table
     found = [
         _of_columns("summary", "Cells", table.columns, range(len(summary.rows))),
         *(_of_columns(further.name, further.title, further.columns, further.rows) for further in table.further),
+        _searches(summary),
         _claims(summary),
         _reported(summary),
     ]
@@ -61,6 +63,11 @@ def _of_columns(name: str, title: str, shown: Sequence[Column], places: Iterable
     headings = [column.headed for column in shown]
     rows = [[str(column.cells[place]) for column in shown] for place in places]
     return TextTable(name, title, headings, rows, frozenset(place for place, one in enumerate(shown) if one.is_number))
+
+
+def _searches(summary: Summary) -> TextTable:
+    rows = [one.texts for one in summary.searches]
+    return TextTable("searches", searches.TITLE, list(searches.HEADINGS), rows, frozenset({2}), frozenset({4}))
 
 
 def _claims(summary: Summary) -> TextTable:

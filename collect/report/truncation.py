@@ -8,7 +8,7 @@ from collect.summary import Summary
 
 MOST = 200  # the greatest number of cells that are shown, and of entries of every other list
 _LISTS = {"losses": "loss comparisons", "instruments": "instrument costs", "failures": "runs that did not complete"}
-_LISTS |= {"damage": "damaged runs", "outliers": "outliers"}
+_LISTS |= {"searches": "searches", "damage": "damaged runs", "outliers": "outliers"}
 
 
 def of(summary: Summary) -> Summary:

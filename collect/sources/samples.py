@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -116,16 +117,26 @@ def of_interfaces(nics: pl.DataFrame, counter: str) -> dict[Interface, list[Seen
     return seen_of
 
 
-def frames(hosts: Mapping[str, Sequence[Sample]]) -> Samples:
-    """The samples of all hosts of a run."""
-    return Samples(*(rows.drop("run") for rows in of_runs([hosts])))
+def frames(hosts: Mapping[str, Sequence[Sample]], parts: Sequence[Samples] = ()) -> Samples:
+    """The samples of all hosts of a run. parts: samples that are already in frames."""
+    return Samples(*(rows.drop("run") for rows in of_runs([hosts], [parts])))
 
 
-def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
+def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]], parts: Sequence[Sequence[Samples]] = ()) -> Samples:
     """The samples of many runs in one set of frames, because building a frame takes about as long for one run as for a hundred.
 
-    The frames have a column `run`: the index of the run in `runs`.
+    The frames have a column `run`: the index of the run in `runs`. parts: for each run, its samples that are already in frames.
     """
+    every = [part(runs)]
+    for index, of_run in enumerate(parts):
+        run = pl.lit(index, every[0].hosts.schema["run"]).alias("run")
+        every += [Samples(*(rows.with_columns(run) for rows in of_part)) for of_part in of_run]
+    hosts, nics, gpus, rdma = _joined(every)
+    return Samples(hosts, with_one_name_each(nics), gpus, rdma)
+
+
+def part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
+    """The same as `of_runs`, but network interfaces keep the names of the samples, and `nics` also has the columns IDENTITY."""
     samples: list[Sample] = []
     counts = []
     for run in runs:
@@ -133,9 +144,23 @@ def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
         samples += sorted(of_run, key=lambda sample: (sample.host, sample.wall_s))
         counts.append(len(of_run))
     hosts = _frame(HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
-    nics = with_one_name_each(_devices(hosts, NICS | IDENTITY, [sample.nics or () for sample in samples]))
+    nics = _devices(hosts, NICS | IDENTITY, [sample.nics or () for sample in samples])
     gpus = _devices(hosts, GPUS, [sample.gpus or () for sample in samples])
     return Samples(hosts, nics, gpus, _devices(hosts, RDMA, [sample.rdma or () for sample in samples]))
+
+
+def _joined(parts: Sequence[Samples]) -> Samples:
+    """One set of frames from several, sorted by run, host and wall_s."""
+    if len(parts) == 1:
+        return parts[0]
+    filled = sorted((each for each in parts if each.hosts.height), key=lambda each: each.hosts.row(0)[:2])
+    if not filled:
+        return parts[0]
+    joined = Samples(*(pl.concat(rows) for rows in zip(*filled, strict=True)))
+    edges = [(each.hosts.row(0)[:2], each.hosts.row(-1)[:2]) for each in filled]  # (run, host) of the first and the last row
+    if all(last < first for (_, last), (first, _) in itertools.pairwise(edges)):
+        return joined
+    return Samples(*(rows.sort("run", "host", "wall_s", maintain_order=True) for rows in joined))
 
 
 def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], devices: Sequence[Sequence[Record]]) -> pl.DataFrame:
@@ -156,4 +181,13 @@ def _repeated(counts: Sequence[int]) -> np.ndarray:
 def _frame(schema: Mapping[str, Any], records: Sequence[Record]) -> pl.DataFrame:
     """A frame with a row for each record and a column for each field that the schema names."""
     columns = zip(*map(attrgetter(*schema), records)) if records else ((),) * len(schema)
-    return pl.DataFrame([pl.Series(name, values, schema[name]) for name, values in zip(schema, columns, strict=True)])
+    return pl.DataFrame([_series(name, values, schema[name]) for name, values in zip(schema, columns, strict=True)])
+
+
+def _series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
+    """A column. Polars takes long to read a Python list in each row, so each different list is read once."""
+    if not isinstance(kind, pl.List):
+        return pl.Series(name, values, kind)
+    places: dict[tuple[Any, ...] | None, int] = {}
+    rows = [places.setdefault(None if value is None else tuple(value), len(places)) for value in values]
+    return pl.Series(name, [None if value is None else list(value) for value in places], kind)[np.array(rows, np.uint32)]

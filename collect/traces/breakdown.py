@@ -27,9 +27,9 @@ _LOW = (1 << 32) - 1
 class EventTally(msgspec.Struct, frozen=True):
     """All events with one name: their number, and the sum of their durations."""
 
-    name: str
-    count: int
-    total_ns: int
+    name: str  # name of the kernel, operator or collective
+    count: int  # number of calls
+    total_ns: int  # sum of their durations
 
     @property
     def mean_ns(self) -> float:
@@ -43,7 +43,7 @@ class LeftOut(msgspec.Struct, frozen=True):
     total_ns: the sum of their durations. share_pct: this sum in percent of the sum over all events of the GPU.
     """
 
-    count: int
+    count: int  # number of events
     total_ns: int
     share_pct: float
 
@@ -56,10 +56,10 @@ class HtaBounds(msgspec.Struct, frozen=True, kw_only=True):
     no communication.
     """
 
-    span_ns: tuple[int, int]
-    compute_ns: tuple[int, int]
-    non_compute_ns: tuple[int, int]
-    idle_ns: tuple[int, int]
+    span_ns: tuple[int, int]  # least and greatest value
+    compute_ns: tuple[int, int]  # least and greatest value
+    non_compute_ns: tuple[int, int]  # least and greatest value
+    idle_ns: tuple[int, int]  # least and greatest value
     overlap_pct: tuple[float, float] | None
 
 
@@ -82,11 +82,11 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     steps: int
     span_ns: int  # first start to last end: of kernels (gpu), else of the profiler steps, or of operators without steps
-    compute_ns: int
-    communication_ns: int
+    compute_ns: int  # something computes
+    communication_ns: int  # a collective runs
     memory_ns: int | None
     non_compute_ns: int
-    idle_ns: int
+    idle_ns: int  # nothing runs
     overlap_ns: int
     collectives: list[EventTally]  # by the name of the collective, such as all_reduce
     kernels: list[EventTally]  # by name, the longest total first; with gloo and cpu: the operators of the main thread

@@ -38,7 +38,7 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     collective: str
-    group: ProcessGroup
+    group: ProcessGroup  # the process group
     calls: int
     total_ns: int
     message_bytes: int | None

@@ -22,11 +22,11 @@ class PartDifference(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: the time in the run. against_ns: the time in the run with which it is compared. 0: a step does not have this part.
     """
 
-    part: StepPart
-    label: str
+    part: StepPart  # which part of a step
+    label: str  # the part in words
     time_ns: int
     against_ns: int
-    difference_ns: int
+    difference_ns: int  # time_ns - against_ns
 
 
 class StepDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class StepDifference(msgspec.Struct, frozen=True, kw_only=True):
     per: Unit
     time_ns: int
     against_ns: int
-    difference_ns: int
+    difference_ns: int  # how much longer a step is than in the other run
     parts: list[PartDifference]
 
 

@@ -1,7 +1,8 @@
-"""The type of an event in a Chrome trace, and the conversion of its times to exact integer nanoseconds.
+"""The types of an event in a Chrome trace, and the conversion of its times to exact integer nanoseconds.
 
-Only the fields that are used are decoded. Times are kept as decimal text of microseconds, because a float64 may be wrong by a
-quarter of a microsecond for a timestamp since 1970.
+Only the fields that are used are decoded. Times are microseconds, mostly with three decimals. A float64 determines the
+nanosecond of a time below 2**43 us (101 days), and is the fastest to decode. Beyond this limit it does not: a timestamp since
+1970 may be wrong by a quarter of a microsecond. Then the decimal text is decoded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from msgspec import Raw, Struct, field
 from numpy.typing import NDArray
 
 UNKNOWN = np.iinfo(np.int64).min
+_MOST_FLOAT = float(1 << 43)  # us; below it, neighbouring float64 are less than 1 ns apart
 _MOST = 1 << 61  # ns, 73 years (since 1970: until 2043); with greater times, the difference of two could overflow
 _DIGITS = 16  # the most digits of whole us: if the first digit is 1, the time in ns is below _MOST
 _ABSENT = Raw(b"")
@@ -53,23 +55,67 @@ class TraceEvent(Struct, gc=False):
     """An event of a Chrome trace.
 
     ph: the phase, such as X for an event with a duration. cat: the category. tid: the thread, or the stream of a GPU.
-    ts, dur: start and duration as decimal text of microseconds, because a float64 would round them.
+    ts, dur: start and duration in microseconds: an int or a float; None if absent; in a damaged trace a value of any type.
     """
 
     ph: str = ""
     cat: str = ""
     name: str = ""
     tid: int | str = -1
-    ts: Raw = Raw(b"")
-    dur: Raw = Raw(b"")
+    ts: Any = None
+    dur: Any = None
     args: Args | None = None
 
 
-def nanoseconds(texts: Sequence[Raw]) -> NDArray[np.int64]:
-    """Convert each text of microseconds to nanoseconds, rounded half to even; UNKNOWN for a text that is not a number.
+class ExactEvent(TraceEvent, gc=False):
+    """An event of a Chrome trace whose times `ts` and `dur` are the decimal text of microseconds; empty if absent."""
 
-    Shape (number of texts,). If every text has at most three decimals, as Kineto writes them, all texts are converted at once;
-    otherwise they are converted one by one, with the same result.
+    ts: Raw = _ABSENT
+    dur: Raw = _ABSENT
+
+
+def nanoseconds(times: Sequence[Any]) -> NDArray[np.int64] | None:
+    """Convert each time in microseconds to nanoseconds, rounded half to even. Shape (number of times,).
+
+    times: all of them numbers, or all of them texts (Raw). UNKNOWN for a text that is not a number. None if a value is neither
+    a number nor a text, or if a float does not determine the nanosecond; then the texts must be converted.
+    """
+    kinds = set(map(type, times))
+    if kinds <= {Raw}:
+        return _of_texts(times)
+    if kinds == {int}:
+        return _of_integers(times)
+    return _of_numbers(times) if kinds <= {int, float} else None
+
+
+def _of_integers(times: Sequence[int]) -> NDArray[np.int64] | None:
+    try:
+        us = np.array(times, np.int64)
+    except OverflowError:
+        return None
+    return us * 1000 if us.min() * 1000.0 > -_MOST and us.max() * 1000.0 < _MOST else None
+
+
+def _of_numbers(times: Sequence[float]) -> NDArray[np.int64] | None:
+    """Convert numbers whose nearest float64 is known.
+
+    If `ns / 1000` is the same float64, a text with at most three decimals was exactly `ns` nanoseconds, because below
+    _MOST_FLOAT two texts with three decimals have different float64. A text with more decimals is rounded correctly below
+    2**42 us, where the float64 differs by less than 0.25 ns from the text and from `ns`. Between 2**42 us and 2**43 us, the
+    result for a text with more decimals may be 1 ns off; Kineto writes three decimals.
+    """
+    us = np.array(times, np.float64)
+    whole = np.floor(us)
+    ns = whole * 1000 + np.rint((us - whole) * 1000)  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
+    exact = np.abs(us).max() < _MOST_FLOAT and np.array_equal(ns / 1000, us)
+    return ns.astype(np.int64) if exact else None
+
+
+def _of_texts(texts: Sequence[Raw]) -> NDArray[np.int64]:
+    """Convert each text of microseconds to nanoseconds; UNKNOWN for a text that is not a number.
+
+    If every text has at most three decimals, as Kineto writes them, all texts are converted at once; otherwise they are
+    converted one by one, with the same result.
     """
     joined = b"\n" + b"\n".join(texts)  # a Raw is a buffer
     characters = np.frombuffer(joined, np.uint8)

@@ -144,7 +144,8 @@ def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
     start, end = kernels.start_us[order], kernels.end_us[order]
     first = np.searchsorted(start, start, side="left")  # the index of the first kernel with the same start
     ended_before = np.r_[np.iinfo(np.int64).min, np.maximum.accumulate(end)][first]
-    longest = np.maximum.reduceat(end, np.unique(first))[np.unique(first, return_inverse=True)[1]] if len(start) else end
+    groups, group = np.unique(first, return_inverse=True)
+    longest = np.maximum.reduceat(end, groups)[group] if len(start) else end
     found = np.zeros(len(start), np.bool_)
     found[order] = (end < start) & (longest >= start) & (start > ended_before)
     return found

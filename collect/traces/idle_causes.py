@@ -39,9 +39,9 @@ from collect.traces.trace import Trace
 class IdleCauses(msgspec.Struct, frozen=True):
     """The idle time of a rank by cause, in ns; the sum of the three is the idle time of the rank."""
 
-    host_ns: int
-    communication_ns: int
-    other_ns: int
+    host_ns: int  # the next work was not launched yet
+    communication_ns: int  # the next work waits for a collective
+    other_ns: int  # the rest
 
     @property
     def total_ns(self) -> int:
@@ -58,9 +58,9 @@ class LaunchDelays(msgspec.Struct, frozen=True):
     """
 
     count: int
-    total_ns: int
-    median_ns: int
-    longest_ns: int
+    total_ns: int  # sum
+    median_ns: int  # median
+    longest_ns: int  # longest
 
 
 def causes(trace: Trace, active: Activities) -> IdleCauses | None:

@@ -24,8 +24,8 @@ class OperatorDifference(msgspec.Struct, frozen=True):
     noise.
     """
 
-    name: str
-    kind: str
+    name: str  # name of the kernel or operator
+    kind: str  # category in the trace
     change: Change
     calls: float
     against_calls: float

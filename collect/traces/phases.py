@@ -47,7 +47,7 @@ class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
     device_ns, compute_ns and communication_ns are None on a CPU, where host_ns contains all work.
     """
 
-    phase: Phase
+    phase: Phase  # name of the phase
     host_ns: int
     device_ns: int | None
     compute_ns: int | None

@@ -6,15 +6,16 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces.collective import CollectiveOperation, CollectiveTexts, count, parsed
-from collect.traces.event import UNKNOWN, Args, TraceEvent, integers, nanoseconds
+from collect.traces.event import UNKNOWN, Args, integers
+from collect.traces.event_decoder import DecodedEvents, EventDecoder, timed
 from collect.traces.head import TraceHead, read_head
 from collect.traces.salvage import CutShort, blocks, salvage
 from shardlab.decoders import DECODE_FAULTS
@@ -30,7 +31,8 @@ _LEAST_LOOKED_AT = 64  # bytes before an event that are searched for the comma a
 _LONGEST = 16 << 20  # after this many bytes without the end of an event, these bytes are treated as unreadable
 _LONGEST_WITHOUT_EVENT = 4 << 20  # after this many bytes without any phase, the list is not a list of events
 _MOST_RANKS = 1 << 31  # a number from here on is not a rank
-_UNSEEN = frozenset({"python_function", "Trace"})  # ignored: frames of the Python stack (very many), the span of the profiler
+_NO_ARGS = Args()
+_KIND = attrgetter("name", "cat", "tid")
 
 # Names of categories that Kineto used until PyTorch 1.10 -> the names since then.
 _OLD_CATEGORIES = {
@@ -40,9 +42,6 @@ _OLD_CATEGORIES = {
     "Operator": "cpu_op",
     "Runtime": "cuda_runtime",
 }
-_OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events have no duration
-
-_decoder = msgspec.json.Decoder(list[TraceEvent])
 
 
 class Trace(NamedTuple):
@@ -114,17 +113,17 @@ def read(path: Path) -> Trace:
     return found_trace._replace(base_ns=int(base[1]) if base else None, head=read_head(outside))
 
 
-def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[TraceEvent]]:
-    """Yield lists of events, and the pieces of text before and behind the list of events as bytes.
+def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | DecodedEvents]:
+    """Yield the events of one block after another, and the pieces of text before and behind the list of events as bytes.
 
     Raises CutShort if the file ends before the list of events ends.
     """
-    source = blocks(path)
+    source, decoder = blocks(path), EventDecoder()
     rest = yield from _head(source)
     block, short = b"", ""
     without: int | None = 0  # bytes of the list so far if it has contained no event; None after the first event
     while True:
-        events, rest, ended = _whole_events(rest, block, lost)
+        events, rest, ended = _whole_events(decoder, rest, block, lost)
         yield events
         if ended:
             yield rest
@@ -134,7 +133,7 @@ def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[TraceEvent]
                 yield after
             return
         if without is not None:
-            without = None if any(event.ph for event in events) else without + len(block)
+            without = None if events.any_phase else without + len(block)
             if without is not None and without > _LONGEST_WITHOUT_EVENT:
                 raise CutShort("the file has no list of events: its list holds none")
         try:
@@ -143,7 +142,7 @@ def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | list[TraceEvent]
             block, short = b"", str(damage)
         if not block:
             break
-    events, rest, ended = _last_events(rest, lost)
+    events, rest, ended = _last_events(decoder, rest, lost)
     yield events
     yield rest
     if not ended or short:
@@ -167,32 +166,35 @@ def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
     raise CutShort("the file has no list of events")
 
 
-def _whole_events(rest: bytes, block: bytes, lost: Counter[str]) -> tuple[list[TraceEvent], bytes, bool]:
-    """(the complete events, the rest of the text, whether the list of events has ended). rest: the text before `block`."""
+def _whole_events(decoder: EventDecoder, rest: bytes, block: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
+    """(the events that end in this text, the rest of the text, whether the list of events has ended).
+
+    rest: the text before `block`.
+    """
     end, after = _last_boundary(block)
     if end:
         try:
             # Decoding proves that the boundary is between two events: a boundary inside an event would not give valid JSON.
-            return _decoder.decode(b"".join((b"[", rest, memoryview(block)[:end], b"]"))), block[after:], False
+            return decoder.decode(b"".join((b"[", rest, memoryview(block)[:end], b"]"))), block[after:], False
         except DECODE_FAULTS:
             pass
     text = rest + block
     if not end and len(text) < _LONGEST:
-        return [], text, False
+        return timed([]), text, False
     saved = salvage(text, final=len(text) >= _LONGEST)
     lost["not readable"] += saved.lost
-    return saved.events, text[saved.rest :], saved.ended
+    return timed(saved.events), text[saved.rest :], saved.ended
 
 
-def _last_events(text: bytes, lost: Counter[str]) -> tuple[list[TraceEvent], bytes, bool]:
+def _last_events(decoder: EventDecoder, text: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
     """Decode the rest of the text at the end of the file: (events, text behind the list, whether the list has an end)."""
     try:
         end = text.rindex(b"]")
-        return _decoder.decode(b"[%b]" % text[:end]), text[end:], True
+        return decoder.decode(b"[%b]" % text[:end]), text[end:], True
     except (ValueError, *DECODE_FAULTS):
         saved = salvage(text, final=True)
         lost["not readable"] += saved.lost
-        return saved.events, text[saved.rest :], saved.ended
+        return timed(saved.events), text[saved.rest :], saved.ended
 
 
 def _last_boundary(text: bytes) -> tuple[int, int]:
@@ -223,42 +225,26 @@ class _Columns:
 
     def __init__(self) -> None:
         self.lost: Counter[str] = Counter()
-        self._ids: defaultdict[str | int, int] = defaultdict()
-        self._ids.default_factory = self._ids.__len__  # a label gets the next number when it is first seen
+        # The index of each combination of name, category and thread. A trace has few, so one look-up replaces three.
+        self._kinds: defaultdict[tuple[str, str, int | str], int] = defaultdict()
+        self._kinds.default_factory = self._kinds.__len__  # a combination gets the next number when it is first seen
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts, int] = {}
         self._parts: list[tuple[NDArray[Any], ...]] = []
 
-    def add(self, events: list[TraceEvent]) -> None:
-        complete = [event for event in events if event.ph == "X"]
-        if len(complete) < len(events):
-            for phase in {event.ph for event in events} - _OTHER - {"X"}:
-                reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
-                self.lost[reason] += sum(event.ph == phase for event in events)
-        if not complete:
+    def add(self, events: DecodedEvents) -> None:
+        self.lost.update(events.lost)
+        if not events.complete:
             return
-        # One call for starts and durations together, because each call has a fixed cost.
-        start, duration = nanoseconds([event.ts for event in complete] + [event.dur for event in complete]).reshape(2, -1)
-        args = [event.args for event in complete]
-        ids = self._ids
-        part: tuple[NDArray[Any], ...] = (
-            np.array([ids[event.name] for event in complete], np.int32),
-            np.array([ids[event.cat] for event in complete], np.int32),
-            np.array([ids[event.tid] for event in complete], np.int32),
-            integers([-1 if arg is None else arg.stream for arg in args]),
-            integers([-1 if arg is None else arg.correlation for arg in args]),
-            *self._collective_columns(args),
-            start,
-            duration,
-        )
-        self._keep(part)
+        kinds = np.fromiter(map(self._kinds.__getitem__, map(_KIND, events.complete)), np.int32, len(events.complete))
+        args = [event.args or _NO_ARGS for event in events.complete]
+        stream, correlation = integers([arg.stream for arg in args]), integers([arg.correlation for arg in args])
+        self._parts.append((kinds, stream, correlation, *self._collective_columns(args), events.start_ns, events.duration_ns))
 
-    def _collective_columns(self, args: list[Args | None]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _collective_columns(self, args: Sequence[Args]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """For each event the index of its collective, and the number of the collective in its process group; -1 if absent."""
         kind, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
-        for row, arg in enumerate(args):
-            if arg is None or not arg.collective:
-                continue
+        for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.collective]:
             texts = CollectiveTexts(*map(bytes, arg.collective_texts()))
             if texts not in self._collective_ids:
                 operation = parsed(texts)
@@ -269,37 +255,26 @@ class _Columns:
             sequence[row] = -1 if number is None else number
         return kind, sequence
 
-    def _keep(self, part: tuple[NDArray[Any], ...]) -> None:
-        """Store the columns of a block without ignored categories and without incomplete events, which are counted as lost."""
-        for unseen in _UNSEEN & self._ids.keys():
-            part = _chosen(part, part[1] != self._ids[unseen])
-        if "" in self._ids:
-            part = self._whole(part, (part[0] != self._ids[""]) & (part[1] != self._ids[""]), "without a name or category")
-        part = self._whole(part, (part[-2] != UNKNOWN) & (part[-1] >= 0), "without a time or with a negative duration")
-        self._parts.append(part)
-
-    def _whole(self, part: tuple[NDArray[Any], ...], good: NDArray[np.bool_], otherwise: str) -> tuple[NDArray[Any], ...]:
-        if good.all():
-            return part
-        self.lost[otherwise] += int(np.count_nonzero(~good))
-        return _chosen(part, good)
-
     def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
-        types = (*(np.int32,) * 3, *(np.int64,) * 2, np.int32, *(np.int64,) * 3)
-        columns: list[NDArray[Any]] = []
-        for index, of_type in enumerate(types):
-            columns.append(np.concatenate([np.empty(0, of_type), *(part[index] for part in self._parts)]))
-        lost = {reason: count for reason, count in self.lost.items() if count}
-        name, category, thread, stream, correlation, collective, sequence, start, duration = columns
-        for old in _OLD_CATEGORIES.keys() & self._ids.keys():
-            category[category == self._ids[old]] = self._ids[_OLD_CATEGORIES[old]]
+        """The trace of all events without the incomplete events, which are counted as lost."""
+        columns = self._joined()
+        named = np.array([bool(name and category) for name, category, _ in self._kinds], np.bool_)
+        columns = self._whole(columns, named[columns[0]], "without a name or category")
+        columns = self._whole(
+            columns, (columns[-2] != UNKNOWN) & (columns[-1] >= 0), "without a time or with a negative duration"
+        )
+        kinds, stream, correlation, collective, sequence, start, duration = columns
+        ids: defaultdict[str, int] = defaultdict()
+        ids.default_factory = ids.__len__
+        renamed = ((name, _OLD_CATEGORIES.get(category, category), str(thread)) for name, category, thread in self._kinds)
+        name, category, thread = np.array([[ids[label] for label in labels] for labels in renamed], np.int32).reshape(-1, 3).T
         return Trace(
             path,
             rank,
-            [str(label) for label in self._ids],
-            name=name,
-            category=category,
-            thread=thread,
+            list(ids),
+            name=name[kinds],
+            category=category[kinds],
+            thread=thread[kinds],
             stream=stream,
             correlation=correlation,
             start_ns=start,
@@ -307,10 +282,18 @@ class _Columns:
             collective=collective,
             sequence=sequence,
             collectives=self._collectives,
-            lost=lost,
+            lost={reason: count for reason, count in self.lost.items() if count},
             cut=cut,
         )
 
+    def _joined(self) -> tuple[NDArray[Any], ...]:
+        """The columns of all blocks together. The columns of the blocks are released."""
+        empty = tuple(np.empty(0, of_type) for of_type in (np.int32, np.int64, np.int64, np.int32, *(np.int64,) * 3))
+        parts, self._parts = [empty, *self._parts], []
+        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
-def _chosen(part: tuple[NDArray[Any], ...], rows: NDArray[np.bool_]) -> tuple[NDArray[Any], ...]:
-    return tuple(column[rows] for column in part)
+    def _whole(self, columns: tuple[NDArray[Any], ...], good: NDArray[np.bool_], otherwise: str) -> tuple[NDArray[Any], ...]:
+        if good.all():
+            return columns
+        self.lost[otherwise] += int(np.count_nonzero(~good))
+        return tuple(column[good] for column in columns)

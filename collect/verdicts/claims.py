@@ -43,7 +43,7 @@ class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):
     call: str
     cell: str
     value: float | str
-    unit: str = ""
+    unit: str = ""  # of value, low and high; empty: no unit
     low: float | None = None
     high: float | None = None
     n: int = 0
@@ -92,7 +92,7 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
     says: str
     where: str
     test: str
-    verdict: Word
+    verdict: Word  # the verdict, in one word or two
     why: str
     numbers: list[ClaimNumber] = []
     parts: list[ClaimPart] = []

@@ -75,7 +75,7 @@ class Printed(msgspec.Struct, frozen=True, omit_defaults=True):
     remark: how the text was interpreted, if another interpretation is possible.
     """
 
-    unit: str
+    unit: str  # the unit of value, low and high
     value: float | None = None
     low: float | None = None
     high: float | None = None

@@ -26,9 +26,9 @@ class Advice(msgspec.Struct, frozen=True):
     None if it does not fit, or if its time is not known."""
 
     cell: Cell
-    predicted: Prediction
+    predicted: Prediction  # the prediction for this cell
     items_per_s: float | None
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...]  # what decides its place, as sentences
 
     @property
     def fits(self) -> bool:

@@ -14,12 +14,12 @@ from shardlab.expression import Expression
 class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of rules.yaml, which documents the fields."""
 
-    id: str
-    study: int
-    where: str
-    when: str
-    recommends: tuple[str, ...]
-    says: str
+    id: str  # name of the rule
+    study: int  # number of the study
+    where: str  # place in the study
+    when: str  # condition on the model and the GPUs
+    recommends: tuple[str, ...]  # names of strategies
+    says: str  # what the study says, in a sentence
 
     def applies(self, facts: Mapping[str, float | bool | str]) -> bool:
         """Whether the rule is about this model and these GPUs."""
@@ -29,7 +29,7 @@ class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JudgedRule(msgspec.Struct, frozen=True):
     """A rule that applies. agrees: whether the planner ranks a strategy that the rule recommends within 5 % of the fastest."""
 
-    rule: DecisionRule
+    rule: DecisionRule  # the rule of a study
     agrees: bool
     why: str
 

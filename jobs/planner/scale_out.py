@@ -20,9 +20,9 @@ WIDENING = (
 class ScaledCell(msgspec.Struct, frozen=True):
     """A cell on another number of GPUs. speedup: its throughput over that of the original. trust: a sentence."""
 
-    gpus: int
-    predicted: Prediction
-    step_s: PredictedRange | None
+    gpus: int  # number of GPUs
+    predicted: Prediction  # the prediction for a run on them
+    step_s: PredictedRange | None  # an optimizer step
     speedup: PredictedRange | None
     trust: str
 

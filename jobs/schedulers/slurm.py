@@ -109,13 +109,14 @@ def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun
 
 
 def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
-    """Whether a job is still pending in Slurm for a run that has ended for good.
+    """Whether a job is still pending in Slurm for a run that has ended for good. Never for a try: the job has further tries.
 
     Slurm requeues the job of a completed run if a node failed, or if the controller lost contact to a node, before Slurm
     recorded the end of the job.
     """
     return (
         job is not None
+        and run.run.search is None
         and run.verdict.state in ("completed", "cancelled")
         and job.name in {event.data.get("token") for event in run.events if event.event == "submitted"}
         and states.ours(job.state) == "pending"
@@ -324,7 +325,8 @@ def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Map
         return ObservedRun(run.verdict, job_id, raw)  # the accounting may lag behind the recorded end
     if run.verdict.state not in FINAL and states.ours(job.state) not in ("pending", "running"):
         run = _again(run)
-    return ObservedRun(_together(run, job, shared=note.data.get("kind") == "pack"), job_id, raw)
+    shared = note.data.get("kind") == "pack" or run.run.search is not None
+    return ObservedRun(_together(run, job, shared=shared), job_id, raw)
 
 
 def _again(run: RunOnDisk) -> RunOnDisk:

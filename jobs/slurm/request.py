@@ -66,6 +66,7 @@ def cpus_per_task(run: Run, cluster: Cluster, asked: Slurm, tasks: int) -> int:
 
 
 def minutes(run: Run) -> int:
-    """Slurm's time limit of a run, in minutes: the run's own limit and a margin."""
+    """Slurm's time limit of a run, in minutes: the run's own limit and a margin; for each try if the run begins a search."""
     assert run.limit_s is not None
-    return math.ceil((run.limit_s + MARGIN_S) / 60)
+    tries = run.search.most_tries if run.search is not None else 1
+    return math.ceil(tries * (run.limit_s + MARGIN_S) / 60)

@@ -1,7 +1,8 @@
-"""What is left of an account's GPU hours, by `sshare`. Many sites limit other resources or nothing, and some have no sshare."""
+"""What is left of the limits of a Slurm account, by `sshare`. Many sites set no limit, and some have no sshare."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,41 +15,51 @@ from shardlab.remote import Address, ssh_command
 
 ANSWER_S = 10.0
 COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # both in minutes
-GPU = "gres/gpu"
+ACCOUNT = re.compile(r"[A-Za-z0-9_.@+-]{1,128}")  # the text comes from the site and is printed
+# The names of resources in sshare's output, and what an hour of each is called. `billing` is Slurm's unit for charges.
+HOURS = {"gres/gpu": "GPU hours", "billing": "billing hours", "node": "node hours", "cpu": "processor hours"}
+GPU_OF_A_TYPE = re.compile(r"gres/gpu:([A-Za-z0-9_.-]{1,64})")
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The GPU hours that an account has left, and its limit. Slurm may count older use with less weight."""
+    """What an account has left of its limit on one resource. Slurm may count older use with less weight."""
 
-    account: str
-    left: float
-    limit: float
+    account: str  # name of the account
+    resource: str  # name of the resource in Slurm, such as gres/gpu, gres/gpu:a100, billing, node or cpu
+    left: float  # hours of the resource that are left
+    limit: float  # hours of the resource in all
+
+    def in_words(self) -> str:
+        """A sentence without its subject, such as `75 of 100 GPU hours left`."""
+        of_a_type = GPU_OF_A_TYPE.fullmatch(self.resource)
+        hours = HOURS[self.resource] if of_a_type is None else f"GPU hours of the type {of_a_type[1]}"
+        return f"{self.left:.6g} of {self.limit:.6g} {hours} left"
 
 
-def of(account: str | None) -> Share | None:
-    """The share with the fewest GPU hours left; None if sshare does not answer or limits no GPU hours.
+def of(account: str | None) -> list[Share]:
+    """For each resource that is limited, the share with the fewest hours left; empty if sshare does not answer.
 
-    account: null: all accounts of the user.
+    account: None: all accounts of the user.
     """
     if shutil.which("sshare") is None:
-        return None
+        return []
     answer = call(_words(account), limit_s=ANSWER_S)
-    return parse(answer.stdout, account) if answer.code == 0 else None
+    return parse(answer.stdout, account) if answer.code == 0 else []
 
 
-def of_site(address: Address, account: str | None) -> Share | None:
-    """The same from another machine, over the shared connection; None also if it is not open, as this asks no one to log in."""
+def of_site(address: Address, account: str | None) -> list[Share]:
+    """The same from another machine, over the shared connection; empty also if it is not open: nobody is asked to log in."""
     ssh = ssh_command(address)
     if not shared_connection.is_open(ssh):
-        return None
+        return []
     words = [*ssh, shlex.join(["bash", "-lc", shlex.join(_words(account))])]
     try:
         answer = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False, start_new_session=True
         )
     except subprocess.TimeoutExpired:
-        return None
-    return parse(answer.stdout.decode("utf-8", "replace"), account) if answer.returncode == 0 else None
+        return []
+    return parse(answer.stdout.decode("utf-8", "replace"), account) if answer.returncode == 0 else []
 
 
 def _words(account: str | None) -> list[str]:
@@ -56,24 +67,30 @@ def _words(account: str | None) -> list[str]:
     return ["sshare", "--parsable2", "--noheader", f"--format={COLUMNS}", *accounts]
 
 
-def parse(text: str, account: str | None) -> Share | None:
-    """The share with the fewest GPU hours left, from what sshare printed."""
-    shares = []
+def parse(text: str, account: str | None) -> list[Share]:
+    """For each resource that is limited, the share with the fewest hours left, from the text that sshare printed."""
+    fewest: dict[str, Share] = {}
     for line in text.splitlines():
         columns = line.split("|")
         if len(columns) != len(COLUMNS.split(",")):
             continue
         name = columns[0].strip()  # indented by its depth in the tree of accounts
-        limit, used = (_gpu_minutes(column) for column in columns[2:])
-        if limit is not None and account in (None, name):
-            shares.append(Share(name, max(0.0, limit - (used or 0.0)) / 60, limit / 60))
-    return min(shares, key=lambda share: share.left, default=None)
+        if ACCOUNT.fullmatch(name) is None or account not in (None, name):
+            continue
+        limits, used = (_minutes(column) for column in columns[2:])
+        for resource, limit in limits.items():
+            share = Share(name, resource, max(0.0, limit - used.get(resource, 0.0)) / 60, limit / 60)
+            if resource not in fewest or share.left < fewest[resource].left:
+                fewest[resource] = share
+    by_type = sorted(fewest.keys() - HOURS.keys())
+    return [fewest[resource] for resource in [*HOURS, *by_type] if resource in fewest]
 
 
-def _gpu_minutes(column: str) -> float | None:
-    """The number of `gres/gpu` in a list such as `cpu=60,gres/gpu=120`."""
+def _minutes(column: str) -> dict[str, float]:
+    """The minutes by resource in a list such as `cpu=60,gres/gpu=120`; without resources that a run of ours does not need."""
+    found = {}
     for word in column.split(","):
         name, _, value = word.partition("=")
-        if name == GPU and value.isdigit():
-            return float(value)
-    return None
+        if (name in HOURS or GPU_OF_A_TYPE.fullmatch(name)) and value.isdecimal() and value.isascii():
+            found[name] = float(value)
+    return found

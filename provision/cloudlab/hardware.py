@@ -29,13 +29,13 @@ class HardwareType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The GPU model, such as A100."""
     generation: str | None = None
     """The generation of the GPU, as `gpu_generations` names it."""
-    gpu_memory_gib: int | None = None
+    gpu_memory_gib: int | None = None  # memory of a GPU
     arch: str | None = None
     """The machine as `uname -m` names it."""
-    processors: str | None = None
-    memory_gb: int | None = None
-    disks: str | None = None
-    network: str | None = None
+    processors: str | None = None  # number and name of the processors
+    memory_gb: int | None = None  # memory of the machine, in 1e9 bytes
+    disks: str | None = None  # its disks, in words
+    network: str | None = None  # its network cards, in words
 
     @property
     def name(self) -> str:

@@ -1,0 +1,158 @@
+"""What reading the telemetry of one long run costs: seconds, processor time and peak memory.
+
+    python benchmarks/telemetry.py [--nodes 64] [--gpus 8] [--seconds 3600] [--hz 1] [--rounds 3]
+
+Writes one completed run of this size as samplers leave it: for each node a file with samples of GPUs, network interfaces, RDMA
+ports and the cores of the processor. Then a process reads the run as `collect summarize` does, and computes the coverage of
+each node and all metrics of the run. The time is from the start of reading, without the start of Python and its imports. The
+memory is that of all processes together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+from small_cell import cell
+from summarize import cost
+
+from shardlab import files, host
+from shardlab.cell import Cell
+from shardlab.record import SCHEMA, Event, GpuSample, NicSample, RdmaSample, Record, Result, Sample, StepRecord
+from shardlab.run import Run, World, run_id
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+START_S = 1_760_000_000.0  # seconds since the epoch
+CORES = 64
+STEPS = 60
+READ = """
+import sys, time
+from pathlib import Path
+from collect import metric
+from collect.loading import read_many
+metric.menu()
+began = time.perf_counter()
+(run,) = read_many.read(Path(sys.argv[1]) / "runs", [sys.argv[2]])
+assert run.completed, (run.verdict, run.damage.says())
+quantities = metric.quantities(run)
+covered = [entry.coverage_pct for entry in run.coverage]
+print(time.perf_counter() - began, run.samples.hosts.height, run.samples.gpus.height, len(covered), len(quantities))
+"""
+
+
+def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float) -> RunDir:
+    """Write a completed run with the samples of all nodes, at `hz` samples per second. gpus: of each node."""
+    world = nodes * gpus
+    what: Cell = cell("gpt2-tiny", world, strategy="ddp", gpus=world, dp=world, nnodes=nodes, steps=STEPS)
+    machine = host.observe()
+    folder = RunDir(workspace.runs / run_id(what, 1))
+    for inside in (folder.path / "env", folder.steps_file(0).parent, folder.samples_file("node").parent):
+        files.make_folder(inside)
+    run = Run(
+        schema=1, run_id=folder.run_id, matrix="long", cell=what, cell_hash=what.hash(), repeat=1, attempt=1,
+        launcher="torchrun", rehearsal=False, world=World(nodes, gpus, world), cluster={"name": "c", "provider": "slurm"},
+        data_path="/data", versions=machine.packages, git_commit=None, templates={}, created="2026-01-01T00:00:00Z",
+    )  # fmt: skip
+    names = [f"node{number:03d}" for number in range(nodes)]
+    uuids = {name: [f"GPU-{name}-5b1f-4c43-{gpu:012d}" for gpu in range(gpus)] for name in names}
+    result = Result(
+        schema=1, run_id=folder.run_id, state="completed", rehearsal=False, steps=what.steps or 0, unit="tokens",
+        gpus=[uuid for of_node in uuids.values() for uuid in of_node],
+    )  # fmt: skip
+    files.write_json(folder.run_json, run, sync=False)
+    files.write_json(folder.result, result, sync=False)
+    step_s = seconds / STEPS  # few steps, because what is measured here is the telemetry
+    steps = [
+        StepRecord(
+            schema=SCHEMA, step=number, t_s=1000 + number * step_s, wall_s=START_S + number * step_s, units=64, step_ms=1e3 * step_s
+        )
+        for number in range(1, STEPS + 1)
+    ]  # fmt: skip
+    for rank in range(world):
+        _lines(folder.steps_file(rank), steps)
+    at = {"rendered": -3.0, "started": -2.0, "exited": seconds + 1.0}
+    events: list[Record] = [
+        Event(
+            schema=SCHEMA, event=event, writer="attempt", wall_s=START_S + after_s, host=names[0],
+            data={"code": 0} if event == "exited" else {},
+        )
+        for event, after_s in at.items()
+    ]  # fmt: skip
+    _lines(folder.events_file("attempt"), events)
+    chance = random.Random(1)
+    first = msgspec.json.Encoder().encode_lines(
+        [_sample(names[0], uuids[names[0]], tick / hz, chance) for tick in range(int(seconds * hz) + 3)]
+    )
+    for name in names:  # to make different numbers for each node would take minutes
+        files.write_json(folder.environment(name), msgspec.structs.replace(machine, host=name), sync=False)
+        folder.samples_file(name).write_bytes(first.replace(names[0].encode(), name.encode()))
+    return folder
+
+
+def _lines(path: Path, records: list[Record]) -> None:
+    path.write_bytes(msgspec.json.Encoder().encode_lines(records))
+
+
+def _sample(name: str, uuids: list[str], t: float, chance: random.Random) -> Sample:
+    sent = int((t + 10) * 1e9) + chance.randrange(1000)
+    gpus = [
+        GpuSample(
+            uuid=uuid, utilization_pct=float(chance.randrange(101)), memory_used_bytes=chance.randrange(80 << 30),
+            power_w=chance.randrange(700_000) / 1000, temperature_c=float(chance.randrange(30, 90)), sm_clock_mhz=1980.0,
+            memory_clock_mhz=2619.0, energy_j=500 * t + chance.random(), pcie_rx_bytes=sent, pcie_tx_bytes=sent,
+            nvlink_rx_bytes=8 * sent, nvlink_tx_bytes=8 * sent, ecc_corrected=0, ecc_uncorrected=0, processes=1,
+            throttled=["power_cap"] if chance.random() < 0.1 else [], xids=[],
+        )
+        for uuid in uuids
+    ]  # fmt: skip
+    zeros = dict.fromkeys(("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"), 0)
+    nics = [
+        NicSample(name="lo", kind="loopback", rx_bytes=1, tx_bytes=1, rx_packets=1, tx_packets=1, **zeros),
+        NicSample(
+            name="eth0", kind="physical", mac="0c:42:a1:00:00:01", pci="0000:31:00.0", rx_bytes=sent, tx_bytes=sent,
+            rx_packets=sent // 1500, tx_packets=sent // 1500, **zeros,
+        ),
+    ]  # fmt: skip
+    rdma = [RdmaSample(device="mlx5_0", port=1, link_layer="InfiniBand", rx_bytes=sent, tx_bytes=sent)]
+    return Sample(
+        schema=SCHEMA, t_s=1000.5 + t, wall_s=START_S + t, host=name, boot_id="58e4a51d-7fc1-433b-bdeb-efcca14cd4ff",
+        cpu_pct=chance.randrange(1000) / 10, cores_pct=[chance.randrange(1000) / 10 for _ in range(CORES)],
+        memory_used_bytes=chance.randrange(1 << 38), memory_total_bytes=1 << 38, disk_read_bytes=sent, disk_write_bytes=sent,
+        gpus=gpus, nics=nics, rdma=rdma,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Print the size of the run, and the cost of reading it: the median of the times, and the largest peak of the memory."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--gpus", type=int, default=8, help="of each node (default: 8)")
+    parser.add_argument("--seconds", type=float, default=3600, help="(default: 3600)")
+    parser.add_argument("--hz", type=float, default=1, help="samples per second (default: 1)")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = write(Workspace(Path(name)), given.nodes, given.gpus, given.seconds, given.hz)
+        written = [path.stat().st_size for path in folder.samples_file("node").parent.iterdir()]
+        answer = Path(name) / "answer"
+        costs, seconds = [], []
+        for _ in range(given.rounds):
+            with answer.open("w") as stdout:
+                costs.append(cost([sys.executable, "-c", READ, name, folder.run_id], stdout=stdout))
+            seconds.append(float(answer.read_text().split()[0]))
+        hosts, gpus, covered, metrics = answer.read_text().split()[1:]
+    print(f"{len(written)} nodes, {sum(written) / 1e6:.0f} MB of samples, {os.cpu_count()} processors")
+    print(f"{hosts} samples of hosts, {gpus} of GPUs -> coverage of {covered} nodes, {metrics} metrics")
+    spent = statistics.median(one.cpu_s for one in costs)
+    print(f"read and aggregated  {statistics.median(seconds):6.2f} s  {spent:6.2f} CPU s  {max(one.mb for one in costs):6.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

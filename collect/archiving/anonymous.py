@@ -1,0 +1,237 @@
+"""Replaces the names of users, hosts, accounts, sites and paths in the files of an archive by pseudonyms such as `host1`.
+
+A name gets the same pseudonym in all files, so that records which belong together still do. The names are collected from the
+cluster file, the inventory, the records of the runs and this machine. GPU UUIDs, MAC addresses and other UUIDs are found by
+their form.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import json
+import os
+import pwd
+import re
+import shlex
+import sys
+import zlib
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePosixPath
+from socket import getfqdn, gethostname
+
+import msgspec
+
+from collect.loading.load import Loaded
+from shardlab import expansion, host, inventory, record, run, study
+from shardlab.cell import Cell
+from shardlab.cluster import Cluster
+from shardlab.errors import InputError, ShardlabError
+from shardlab.state import STATES
+from shardlab.workspace import Workspace
+
+MOST_UNZIPPED = 2**30  # bytes of a gzip file that are searched
+SHORTEST = 2  # characters of a name; a shorter name would be found in half of all texts
+LEAST_INSIDE = 5  # bytes of a name; a shorter one stands in many words by chance, such as `vm` in NVML
+# Folders that every Linux system has: they identify nobody.
+SYSTEM = (
+    "/",
+    "/tmp",
+    "/usr",
+    "/usr/local",
+    "/srv",
+    "/opt",
+    "/home",
+    "/root",
+    "/var",
+    "/etc",
+    "/data",
+    "/mydata",
+    "/scratch",
+    "/dev/shm",
+)
+COMMON = {"root", "localhost", "local", "localhost.localdomain", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104
+BY_FORM = {
+    "gpu": re.compile(rb"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
+    "uuid": re.compile(rb"(?<![0-9A-Za-z-])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![0-9A-Za-z-])"),
+    "mac": re.compile(rb"(?<![0-9A-Fa-f:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9A-Fa-f:])"),
+}
+# In logs, every IPv4 address is replaced. In other files only known addresses are, because versions of packages look like them.
+IPV4 = re.compile(rb"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
+
+
+class Pseudonyms:
+    """The pseudonyms of an archive.
+
+    counts: how many names of each kind were given a pseudonym, such as {"host": 2}.
+    """
+
+    def __init__(self, names: Iterable[tuple[str, str]], words: Collection[str] = ()) -> None:
+        """names: (kind, name) of each name to replace. words: texts that must stay, besides the keys of records.
+
+        Raises InputError if a name is also such a text.
+        """
+        self.counts: dict[str, int] = {}
+        self._of: dict[bytes, bytes] = {}
+        spelled: dict[bytes, bytes] = {}
+        # Names with a domain come first, so that a host gets one pseudonym for its full and its short name.
+        for kind, name in sorted(dict.fromkeys(names), key=lambda one: not _domain(one[1])):
+            if len(name) < SHORTEST or name.lower() in COMMON or name in SYSTEM:
+                continue
+            if name in WORDS or name in words:
+                raise InputError(
+                    f"--anonymous: the {kind} {name!r} has the same name as a key or value in the records, so it cannot be "
+                    "replaced. Allowed: other names, or an archive without --anonymous."
+                )
+            if name.lower().encode() in spelled:
+                continue
+            pseudonym = self._new(kind)
+            short = name.partition(".")[0] if kind == "host" and _domain(name) else name
+            for spelling in _spellings(name) | _spellings(short):
+                spelled.setdefault(spelling.lower(), pseudonym)
+        self._spelled = spelled
+        longest = sorted(spelled, key=len, reverse=True)
+        # Letters and digits beside a name make it part of another word; `_` and `-` do not: events.gpu1-ib.jsonl.
+        alone = [b"(?<![A-Za-z0-9])" * (text[:1] != b"/") + re.escape(text) for text in longest]
+        inside = [re.escape(text) for text in longest if len(text) >= LEAST_INSIDE]
+        self._names = re.compile(rb"(?:" + b"|".join(alone) + rb")(?![A-Za-z0-9])", re.IGNORECASE) if alone else None
+        self._inside = re.compile(b"|".join(inside), re.IGNORECASE) if inside else None
+
+    def _new(self, kind: str) -> bytes:
+        number = self.counts[kind] = self.counts.get(kind, 0) + 1
+        return f"/{kind}{number}".encode() if kind == "path" else f"{kind}{number}".encode()
+
+    def replaced(self, content: bytes, *, is_log: bool = False) -> bytes:
+        """A text with pseudonyms in place of names. is_log: whether to replace all IPv4 addresses."""
+        if self._names is not None:
+            content = self._names.sub(lambda match: self._spelled[match[0].lower()], content)
+        for kind, pattern in (*BY_FORM.items(), *([("address", IPV4)] if is_log else [])):
+            content = pattern.sub(lambda match, kind=kind: self._by_form(kind, match[0]), content)  # type: ignore[misc]
+        return content
+
+    def _by_form(self, kind: str, text: bytes) -> bytes:
+        if text.decode() in COMMON:
+            return text
+        if text.lower() not in self._of:
+            self._of[text.lower()] = self._new(kind)
+        return self._of[text.lower()]
+
+    def left(self, content: bytes) -> set[str]:
+        """The names that still stand in a text as part of a longer word, in lower case."""
+        matches = self._inside.finditer(content) if self._inside is not None else ()
+        return {match[0].decode("utf-8", "replace").lower() for match in matches}
+
+
+def of(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
+    """The pseudonyms for an archive. Raises InputError as `Pseudonyms` does."""
+    found = [*_paths(workspace, loaded, cluster), *_of_cluster(cluster), *_of_runs(loaded), *_of_here(workspace)]
+    keys = [value for one in loaded.cells for value in (one.cell.strategy, one.cell.workload, one.cell.launcher)]
+    return Pseudonyms(found, {*STATES, *keys, loaded.expansion.name})
+
+
+def changed_file(name: str, content: bytes, pseudonyms: Pseudonyms) -> bytes:
+    """The content of a text file or gzip file with pseudonyms. Raises ShardlabError if the file cannot be searched."""
+    is_log = "/log/" in name or "/events." in name
+    if not name.endswith(".gz"):
+        _must_be_text(content)
+        return pseudonyms.replaced(content, is_log=is_log)
+    try:
+        unzipper = zlib.decompressobj(wbits=31)
+        plain = unzipper.decompress(content, MOST_UNZIPPED)
+    except zlib.error as error:
+        raise ShardlabError(f"it cannot be unzipped: {error}") from None
+    if unzipper.unconsumed_tail or not unzipper.eof or unzipper.unused_data:
+        raise ShardlabError(f"it is not one gzip stream of at most {MOST_UNZIPPED / 2**30:g} GiB, so it cannot be searched")
+    _must_be_text(plain)
+    return gzip.compress(pseudonyms.replaced(plain), 6, mtime=0)
+
+
+def _must_be_text(content: bytes) -> None:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        raise ShardlabError("it is not text, so names in it cannot be found") from None
+
+
+def _spellings(name: str) -> set[bytes]:
+    """A name as it stands in plain text, JSON, shell scripts and HTML."""
+    ascii_, unicode_ = json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1]
+    return {text.encode() for text in (name, ascii_, unicode_, shlex.quote(name), html.escape(name))}
+
+
+def _paths(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> list[tuple[str, str]]:
+    paths = {str(workspace.path), str(workspace.real_path), str(Path(loaded.expansion.path).parent), sys.prefix, _home()}
+    for one in loaded.runs:
+        described = one.folder.read_run()
+        paths |= {described.data_path, described.proofs_path or "", described.source or ""}
+        paths |= {value for value in described.cluster.values() if value.startswith("/")}
+    environment, storage = cluster.environment, cluster.storage
+    paths |= {storage.shared or "", storage.mount or "", cluster.data.path or "", cluster.ssh.identity or ""}
+    paths |= {environment.python or "", environment.use or "", environment.container or "", environment.wheelhouse or ""}
+    absolute = {str(PurePosixPath(path)) for path in paths if path.startswith("/")}
+    return [("path", path) for path in sorted(absolute, key=lambda path: (-len(path), path))]
+
+
+def _of_cluster(cluster: Cluster) -> list[tuple[str, str]]:
+    hosts: set[str | None] = set()
+    users: set[str | None] = {cluster.ssh.user}
+    accounts: set[str | None] = set()
+    sites: set[str | None] = set()
+    if cluster.provider != "local":
+        sites.add(cluster.name)
+    if cluster.login is not None:
+        hosts.add(cluster.login.host)
+        users.add(cluster.login.user)
+    for node in cluster.nodes:
+        hosts |= {node.name, node.host, node.address, node.control}
+        users.add(node.user)
+    if cluster.slurm is not None:
+        accounts |= {cluster.slurm.account, cluster.slurm.qos}
+    if cluster.cloudlab is not None:
+        accounts.add(cluster.cloudlab.project)
+        sites.add(cluster.cloudlab.site)
+    sites |= {_domain(name) for name in hosts if name}
+    kinds = (("host", hosts), ("user", users), ("account", accounts), ("site", sites))
+    return [(kind, name) for kind, names in kinds for name in sorted(filter(None, names))]
+
+
+def _of_runs(loaded: Loaded) -> list[tuple[str, str]]:
+    hosts = {name for one in loaded.runs for name in one.folder.hosts()}
+    sites = {_domain(name) for name in hosts}
+    return [("host", name) for name in sorted(hosts)] + [("site", name) for name in sorted(filter(None, sites))]
+
+
+def _of_here(workspace: Workspace) -> list[tuple[str, str]]:
+    users = {os.environ.get("USER", ""), os.environ.get("LOGNAME", ""), os.environ.get("SUDO_USER", "")}
+    for uid in (os.geteuid(), workspace.real_path.stat().st_uid):
+        try:
+            users.add(pwd.getpwuid(uid).pw_name)
+        except KeyError:
+            continue
+    hosts = {gethostname(), getfqdn()}
+    known = inventory.of_workspace(workspace)
+    for node in known.nodes if known is not None else ():
+        hosts |= {text for text in (node.name, node.host, node.address) if text}
+    found = [("user", name) for name in sorted(users - {""})] + [("host", name) for name in sorted(hosts)]
+    return found + [("site", name) for name in sorted(filter(None, map(_domain, hosts)))]
+
+
+def _domain(name: str) -> str:
+    """The domain of a host name, such as `cluster.edu` of `gpu1.cluster.edu`; "" for an address or a name without a domain."""
+    domain = name.partition(".")[2]
+    return domain if "." in domain and not domain.replace(".", "").isdecimal() else ""
+
+
+def _home() -> str:
+    return str(Path.home()) if "HOME" in os.environ else ""
+
+
+def _words() -> frozenset[str]:
+    """The keys of records, runs, cells and machines. If one of them were replaced, the files could not be read any more."""
+    modules = (expansion, host, record, run, study)
+    types = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
+    structs = {one for one in (*types, Cell) if issubclass(one, msgspec.Struct)}
+    return frozenset(field.encode_name for one in structs for field in msgspec.structs.fields(one))
+
+
+WORDS = _words()

@@ -1,0 +1,211 @@
+"""`collect archive` and `collect open`: write an archive of a matrix, and open an archive of another person."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collect.archiving import anonymous, contents, pack, staging
+from collect.archiving.anonymous import Pseudonyms
+from collect.loading.load import load
+from shardlab import archive, cluster, files, plugin_source, workspace_trust
+from shardlab.archive import ArchiveIndex, LeftOut
+from shardlab.console import Output
+from shardlab.decoders import DECODE_FAULTS
+from shardlab.errors import InputError
+from shardlab.expansion import LAST_MATRIX, LastMatrix
+from shardlab.workspace import Workspace
+
+SUMMARY = "report/summary.json"
+
+
+class WrittenArchive(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON document of `collect archive`."""
+
+    schema: int
+    file: str  # the path of the archive
+    bytes: int  # its size
+    matrix: str
+    runs: int  # number of runs
+    files: int  # number of files, without archive.json
+    left_out: list[LeftOut]  # files that are not in the archive
+    replaced: dict[str, int]
+    """The number of names that were replaced, by kind (--anonymous)."""
+    remaining: dict[str, list[str]]
+    """Replaced names of five or more characters that still stand within longer words, with their files (--anonymous)."""
+
+
+class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON document of `collect open`."""
+
+    schema: int
+    folder: str  # the path of the new workspace
+    matrix: str
+    runs: int  # number of runs
+    created: str  # when the archive was written (ISO 8601, UTC)
+    shardlab: str  # version of shardlab that wrote the archive
+    anonymous: bool  # whether names were replaced
+    left_out: list[LeftOut]  # files that are not in the archive
+    same_report: bool
+    """Whether summary.json of the report that was written here equals the one in the archive."""
+
+
+def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: float, output: Output, *, hidden: bool) -> int:
+    """Write an archive, and print what is in it. Returns the exit code. hidden: --anonymous.
+
+    Raises InputError if the file `out` is there and is not an archive, or if a name cannot be replaced; ShardlabError if the
+    archive would be larger than `most_gib` GiB.
+    """
+    if not 0 < most_gib <= 2**20:
+        raise InputError(f"--max-gib: found {most_gib:g}. Allowed: more than 0, up to {2**20}.")
+    loaded = load(workspace, matrix)
+    name = loaded.expansion.name
+    target = Path(out).absolute() if out else workspace.path / f"{name}{archive.SUFFIX}"
+    pack.must_be_replaceable(target)
+    described = cluster.find(None, workspace.path)
+    sources, left_out = contents.chosen(workspace, loaded, int(most_gib * 2**30))
+    pseudonyms = anonymous.of(workspace, loaded, described) if hidden else None
+    with _beside(target) as folder:
+        left_out += staging.fill(folder, sources, pseudonyms)
+        staging.describe(folder, loaded, described, pseudonyms)
+        staging.finish(folder, name, trusted=workspace_trust.is_trusted(workspace))
+        runs = Workspace(folder).run_ids()
+        if pseudonyms is not None:
+            left_out = [msgspec.structs.replace(one, name=pseudonyms.replaced(one.name.encode()).decode()) for one in left_out]
+        index = pack.index(folder, name, runs, left_out, anonymous=hidden)
+        remaining = _remaining(folder, index, pseudonyms) if pseudonyms is not None else {}
+        size = pack.write(target, folder, index)
+    replaced = pseudonyms.counts if pseudonyms is not None else {}
+    _show_written(output, target, size, index, replaced, remaining)
+    output.document(
+        WrittenArchive(
+            schema=1, file=str(target), bytes=size, matrix=name, runs=len(runs), files=len(index.files), left_out=left_out,
+            replaced=replaced, remaining=remaining,
+        )
+    )  # fmt: skip
+    return 1 if remaining else 0
+
+
+def open_(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
+    """Check an archive, write its files into a new workspace, and write the report there. Returns the exit code.
+
+    out: the folder of the new workspace; None: in the current folder, named after the archive. trusted: --trust.
+    """
+    path = Path(file)
+    stem = path.name.removesuffix(archive.SUFFIX).removesuffix(".zip")
+    folder = Path(out or stem).absolute()
+    if folder.exists() or folder.is_symlink():
+        raise InputError(f"{folder}: is there already. Allowed with --out: a folder that does not exist.")
+    with _beside(folder) as fresh:
+        index = archive.unpack(path, fresh, _is_not_page)
+        archived = files.read(fresh / SUMMARY) if (fresh / SUMMARY).exists() else b""
+        shutil.rmtree(fresh / "report", ignore_errors=True)
+        with files.as_workspace_error("write"):
+            fresh.rename(folder)
+    opened = Workspace(folder)
+    files.write_json(opened.own / LAST_MATRIX, LastMatrix(schema=1, name=index.matrix))
+    code = [one for name in workspace_trust.CODE for one in plugin_source.python_files(opened.path / name)]
+    if trusted and code:
+        workspace_trust.trust(opened)
+    staging.report(opened, index.matrix, trusted=False)
+    same = _numbers(archived) == _numbers(files.read(opened.path / SUMMARY))
+    _show_opened(output, opened, index, same=same, code=[] if trusted else code)
+    output.document(
+        OpenedArchive(
+            schema=1, folder=str(folder), matrix=index.matrix, runs=len(index.runs), created=index.created,
+            shardlab=index.shardlab, anonymous=index.anonymous, left_out=index.left_out, same_report=same,
+        )
+    )  # fmt: skip
+    return 0
+
+
+@contextmanager
+def as_workspace(file: Path) -> Iterator[Workspace]:
+    """The workspace of an archive, in a temporary folder that is removed at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
+        archive.unpack(file, Path(folder), lambda name: not name.startswith("report/"))
+        yield Workspace(Path(folder))
+
+
+def _numbers(summary: bytes) -> dict[str, Any] | None:
+    """The content of a summary.json without the time when it was written; None: it cannot be read."""
+    try:
+        content = msgspec.json.decode(summary, type=dict[str, Any])
+    except DECODE_FAULTS:
+        return None
+    return {name: value for name, value in content.items() if name != "created_s"}
+
+
+def _is_not_page(name: str) -> bool:
+    """Whether a file is written when an archive is opened. The report is made anew, because a page of another person could
+    contain any script; its summary is kept to be compared."""
+    return not name.startswith("report/") or name == SUMMARY
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A new temporary folder beside a path, which is removed at the end of the block unless it was renamed."""
+    with files.as_workspace_error("write"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
+    """The names that still stand within longer words, each with its files. Compressed files are not searched again."""
+    found: dict[str, list[str]] = {}
+    for name in index.files:
+        if not name.endswith(pack.STORED):
+            for left in sorted(pseudonyms.left(files.read(folder / name.removeprefix(archive.INSIDE)))):
+                found.setdefault(left, []).append(name)
+    return found
+
+
+def _show_written(
+    output: Output, target: Path, size: int, index: ArchiveIndex, replaced: dict[str, int], remaining: dict[str, list[str]]
+) -> None:
+    output.line(f"archive: {target}")
+    output.line(f"{index.matrix}: {len(index.runs)} run(s), {len(index.files)} files, {size / 2**20:.1f} MiB")
+    _show_left_out(output, index.left_out)
+    if index.anonymous:
+        kinds = ", ".join(f"{count} {kind}(s)" for kind, count in replaced.items()) or "none was found"
+        output.line(f"replaced names: {kinds}. Look into the file before you publish it.")
+    for name, places in remaining.items():
+        output.remark(f"{name!r} still stands within longer words in {len(places)} file(s), such as {places[0]}", style="red")
+
+
+def _show_opened(output: Output, opened: Workspace, index: ArchiveIndex, *, same: bool, code: Sequence[Path]) -> None:
+    output.line(f"workspace: {opened.path}")
+    output.line(f"{index.matrix}: {len(index.runs)} run(s), archived {index.created} by shardlab {index.shardlab}")
+    _show_left_out(output, index.left_out)
+    output.line(f"report: {opened.report / 'index.html'}")
+    if same:
+        output.line("The numbers of this report equal those of the report in the archive.")
+    else:
+        output.remark(
+            "The numbers of this report are not all equal to those in the archive, for example because another version of "
+            "shardlab computed them or the archive's own metrics were not executed.",
+            style="yellow",
+        )
+    if code:
+        output.remark(
+            f"{len(code)} file(s) with code of the author were not executed. If you have read them, allow them with --trust."
+        )
+
+
+def _show_left_out(output: Output, left_out: Sequence[LeftOut]) -> None:
+    for why, count in Counter(one.why for one in left_out).items():
+        output.line(f"left out: {count} file(s): {why}")
+    for one in left_out:
+        output.detail(f"left out: {one.name}")

@@ -1,0 +1,120 @@
+"""Chooses the files of a workspace that go into an archive, and says for every other file of its runs why it is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+
+from collect.fetching import manifest
+from collect.loading.load import Loaded
+from shardlab import archive, files, plugin_source
+from shardlab import matrix as matrix_file
+from shardlab.archive import LeftOut
+from shardlab.errors import ShardlabError
+from shardlab.state import FINAL
+from shardlab.workspace import Workspace
+from shardlab.workspace_trust import CODE
+
+MATRIX = "matrix"
+# Files of a run that never go into an archive: weights are large, and their size says nothing about a comparison.
+NEVER = ("checkpoints/*",)
+# Files of a run that are left out, one group after the other, if the archive would be larger than its limit: first what is
+# largest and answers the most special questions. Without telemetry, metrics of memory, energy and network are missing, so it
+# is last.
+GROUPS = (
+    ("memory snapshots", ("memory/*.snapshot.json.gz",)),
+    ("profiler traces", ("trace/*",)),
+    ("logs", ("log/*",)),
+    ("telemetry", ("samples/*",)),
+)
+
+
+class ArchiveSource(msgspec.Struct, frozen=True):
+    """A file that goes into an archive."""
+
+    name: str
+    """The path of the file in the archive, below `workspace/`."""
+    path: Path
+    """The file in the workspace."""
+    bytes: int
+
+
+def chosen(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple[list[ArchiveSource], list[LeftOut]]:
+    """(the files of the archive, the files that are left out).
+
+    most_bytes: the limit of the sum of all files, uncompressed. Raises ShardlabError if the files that an archive needs are
+    larger than the limit.
+    """
+    sources, left_out = _runs(loaded)
+    sources += _matrix(loaded, left_out)
+    sources += _code(workspace)
+    for group, patterns in GROUPS:
+        if sum(one.bytes for one in sources) <= most_bytes:
+            break
+        why = f"{group} were left out to keep the archive below its limit"
+        left_out += [LeftOut(one.name, one.bytes, why) for one in sources if _in_run(one.name, patterns)]
+        sources = [one for one in sources if not _in_run(one.name, patterns)]
+    needed = sum(one.bytes for one in sources)
+    if needed > most_bytes:
+        raise ShardlabError(
+            f"the records of the runs have {needed / 2**30:.3g} GiB without traces, logs and telemetry, and the limit is "
+            f"{most_bytes / 2**30:.3g} GiB. Set a higher limit with --max-gib, or choose another matrix with --matrix."
+        )
+    return sources, left_out
+
+
+def _in_run(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a path, such as `runs/ID/trace/rank-00000.json.gz`, is a file of a run that matches a pattern."""
+    top, _, rest = name.partition("/")
+    return top == "runs" and any(fnmatchcase(rest.partition("/")[2], pattern) for pattern in patterns)
+
+
+def _runs(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOut]]:
+    """The files of all runs that ended. manifest.json is left out without a remark, because the archive gets a new one."""
+    sources: list[ArchiveSource] = []
+    left_out: list[LeftOut] = []
+    for run in loaded.runs:
+        top = f"runs/{run.run_id}"
+        if run.verdict.state not in FINAL:
+            left_out.append(LeftOut(f"{top}/", None, f"the run is {run.verdict.state}"))
+            continue
+        listing = manifest.list_files(run.folder.path)
+        left_out += [LeftOut(f"{top}/{name}", None, f"it is {kind}") for name, kind in listing.other.items()]
+        for name, status in listing.regular.items():
+            full = f"{top}/{name}"
+            if _in_run(full, NEVER):
+                left_out.append(LeftOut(full, status.st_size, "checkpoints are never archived"))
+            elif not archive.may_contain(full):
+                left_out.append(LeftOut(full, status.st_size, "its name is not allowed in an archive"))
+            else:
+                sources.append(ArchiveSource(full, run.folder.path / name, status.st_size))
+    return sources, left_out
+
+
+def _matrix(loaded: Loaded, left_out: list[LeftOut]) -> list[ArchiveSource]:
+    """The matrix file and the model files that it names. Reasons why the matrix file is missing are added to `left_out`."""
+    path = Path(loaded.expansion.path)
+    try:
+        asked = matrix_file.load(path)
+    except ShardlabError as error:
+        left_out.append(LeftOut(f"{MATRIX}/{path.name}", None, f"the matrix file cannot be read any more: {error}"))
+        return []
+    names = [path.name, *(model.path for model in asked.models.values() if model.path is not None)]
+    return _present(MATRIX, path.parent, dict.fromkeys(names))
+
+
+def _code(workspace: Workspace) -> list[ArchiveSource]:
+    """The Python files of the workspace that define workloads, strategies and metrics, and their helpers."""
+    found = []
+    for folder in CODE:
+        paths = plugin_source.python_files(workspace.path / folder)
+        found += _present(folder, workspace.path / folder, [path.name for path in paths])
+    return found
+
+
+def _present(top: str, folder: Path, names: Iterable[str]) -> list[ArchiveSource]:
+    with files.as_workspace_error("read"):
+        return [ArchiveSource(f"{top}/{name}", folder / name, (folder / name).stat().st_size) for name in names]

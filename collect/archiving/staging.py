@@ -1,0 +1,126 @@
+"""Makes the folder whose files become an archive: a workspace with the chosen files, the cluster, and a report of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from collect import own_metrics, write_report
+from collect.archiving import anonymous, contents, secrets
+from collect.archiving.anonymous import Pseudonyms
+from collect.archiving.contents import ArchiveSource
+from collect.fetching import manifest
+from collect.loading.load import Loaded, load
+from collect.summary import Summary, summarize
+from shardlab import archive, cluster, files, workspace_trust
+from shardlab.archive import LeftOut
+from shardlab.cloudlab_keys import Cloudlab
+from shardlab.cluster import Cluster
+from shardlab.errors import ShardlabError
+from shardlab.host import Host
+from shardlab.run import Run
+from shardlab.workspace import Workspace
+
+
+class RunEnvironment(msgspec.Struct, frozen=True):
+    """The software of runs. Runs with the same software have one entry."""
+
+    runs: list[str]
+    versions: dict[str, str]
+    git_commit: str | None
+
+
+class ArchivedEnvironment(msgspec.Struct, frozen=True):
+    """The content of environment.json. hosts: the machines by name, as the first run on each machine recorded it."""
+
+    schema: int
+    software: list[RunEnvironment]
+    hosts: dict[str, Host]
+
+
+def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms | None) -> list[LeftOut]:
+    """Copy the files into `folder`, and return those that cannot be archived.
+
+    pseudonyms: replaces names in contents and file names; None: files are copied unchanged.
+    """
+    left_out = []
+    for source in sources:
+        with files.as_workspace_error("read"):
+            content = files.read(source.path)
+        if (what := secrets.found(content)) is not None:
+            left_out.append(LeftOut(source.name, source.bytes, f"it contains what looks like {what}"))
+            continue
+        name = source.name
+        if pseudonyms is not None:
+            try:
+                content = anonymous.changed_file(source.name, content, pseudonyms)
+            except ShardlabError as error:
+                left_out.append(LeftOut(source.name, source.bytes, str(error)))
+                continue
+            name = pseudonyms.replaced(name.encode()).decode()
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.write_new(target, content)
+    return left_out
+
+
+def describe(folder: Path, loaded: Loaded, described: Cluster, pseudonyms: Pseudonyms | None) -> None:
+    """Write the expansion, the cluster without secrets, and environment.json into `folder`."""
+    expansion = loaded.expansion
+    kept = msgspec.structs.replace(expansion, path=f"{contents.MATRIX}/{Path(expansion.path).name}")
+    documents = {
+        f".shardlab/matrices/{expansion.name}.json": msgspec.json.encode(kept),
+        archive.ENVIRONMENT: msgspec.json.encode(_environment(loaded)),
+        archive.CLUSTER: cluster.resolved_file(_without_secrets(described)),
+    }
+    for name, content in documents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        changed = content if pseudonyms is None else pseudonyms.replaced(content)
+        files.write_new(path, msgspec.json.format(changed, indent=2) + b"\n")
+
+
+def finish(folder: Path, matrix: str, *, trusted: bool) -> Summary:
+    """Write the manifests of the runs and the report. Returns the summary. trusted: whether to execute the metrics of the
+    workspace for the report."""
+    staged = Workspace(folder)
+    for run in staged.all_runs():
+        manifest.write(run, manifest.make(run, manifest.list_files(run.path), complete=True))
+    return report(staged, matrix, trusted=trusted)
+
+
+def report(workspace: Workspace, matrix: str, *, trusted: bool) -> Summary:
+    """Write the report of a matrix, and return its summary."""
+    loaded = load(workspace, matrix)
+    if trusted:
+        workspace_trust.trust(workspace)
+    own = own_metrics.of(workspace, matrix, trusted=False)
+    own.add_to(loaded)
+    summary = summarize(loaded, loaded.expansion.baseline)
+    summary.remarks.extend(own.remarks())
+    write_report.write(workspace.report, workspace, loaded, summary)
+    return summary
+
+
+def _environment(loaded: Loaded) -> ArchivedEnvironment:
+    runs: dict[bytes, tuple[Run, list[str]]] = {}
+    hosts: dict[str, Host] = {}
+    for one in loaded.runs:
+        described = one.folder.read_run()
+        key = msgspec.json.encode((described.versions, described.git_commit))
+        runs.setdefault(key, (described, []))[1].append(one.run_id)
+        for host in one.hosts:
+            hosts.setdefault(host.host, host)
+    software = [RunEnvironment(ids, first.versions, first.git_commit) for first, ids in runs.values()]
+    return ArchivedEnvironment(1, software, hosts)
+
+
+def _without_secrets(described: Cluster) -> Cluster:
+    """The cluster without paths of private keys, and without the parameters of a CloudLab profile, which may be secret."""
+    ssh = msgspec.structs.replace(described.ssh, identity=None)
+    experiment = described.cloudlab
+    if experiment is not None:
+        experiment = msgspec.structs.replace(experiment, bindings={}, portal_url=Cloudlab().portal_url)
+    return msgspec.structs.replace(described, ssh=ssh, cloudlab=experiment)

@@ -1,0 +1,41 @@
+"""The properties of machines and software that may be reasons for different results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from collect import notation
+from collect.loading.loaded_run import LoadedRun
+
+
+def known(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
+    """The sorted values of each property of machines and software, over all runs.
+
+    Host names are left out, because another machine of the same kind is no reason for different results.
+    """
+    values_of: dict[str, set[str]] = {}
+
+    def add(what: str, value: str | None) -> None:
+        if value:
+            values_of.setdefault(what, set()).add(value)
+
+    for run in runs:
+        for host in run.hosts:
+            gpus = [gpu.name for gpu in host.gpus or ()]
+            add("GPU", ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none")
+            add("GPU driver", host.gpu_driver)
+            add("processor", host.cpu_model)
+            add("processors allowed", str(host.cpus_allowed))
+            add("memory", f"{notation.number(host.memory_bytes / notation.GIB, 3)} GiB")
+            speeds = [nic.speed_mbps for nic in host.nics if nic.kind != "loopback" and nic.speed_mbps]
+            add("network", f"{max(speeds)} Mbit/s" if speeds else None)
+            add("system", host.system)
+            add("kernel", host.kernel)
+            add("Python", host.python)
+        if run.run:
+            add("git commit", run.run.git_commit)
+            add("cluster", ", ".join(f"{key} {value}" for key, value in sorted(run.run.cluster.items())))
+            versions = (run.result.versions if run.result else {}) or run.run.versions
+            for package, version in versions.items():
+                add(package, version)
+    return {what: sorted(values) for what, values in values_of.items()}

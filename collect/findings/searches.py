@@ -1,0 +1,63 @@
+"""The searches for a batch size: what each found, and the path of its tries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from collect.findings import columns
+from collect.findings.row import flat
+from shardlab import batch_search
+from shardlab.search_path import SearchPath, SearchTry
+
+TITLE = "Searches for a batch size"
+HEADINGS = ("Cell", "Searched", "Repeat", "Found", "Tries")
+_BATCH = ("global_batch_size", "micro_batch_size")  # keys in which the tries of a search differ
+
+
+class SearchResult(msgspec.Struct):
+    """A search of a cell, by the records of its tries.
+
+    name: the cell without its batch size, in words. searched: what is searched, in words. tries: in the order of the search.
+    cells: the id of the cell of each try. best: the batch size that the search found, in items per data-parallel rank and step;
+    None if it has not ended, or if no size fits. says: the answer in words, or that the search has not ended.
+    """
+
+    name: str
+    searched: str
+    repeat: int  # number of the repeat, from 1
+    tries: list[SearchTry]
+    cells: list[str]
+    best: int | None
+    says: str
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the columns HEADINGS."""
+        return [self.name, self.searched, str(self.repeat), self.says, self.path]
+
+    @property
+    def path(self) -> str:
+        """The tries in words, such as `16 completed → 32 oom → 24 completed`."""
+        return " → ".join(f"{one.size} {one.state}" for one in self.tries)
+
+
+def results(paths: Sequence[SearchPath]) -> list[SearchResult]:
+    """The result of each search that has a try, in the order of `paths`."""
+    begun = [path for path in paths if path.tries]
+    cells = [flat(msgspec.to_builtins(path.cell)) for path in begun]
+    plain = [{key: value for key, value in cell.items() if key not in _BATCH} for cell in cells]
+    names = columns.labels_of(plain) if plain else []
+    return [
+        SearchResult(
+            name=name,
+            searched=path.search.in_words,
+            repeat=path.repeat,
+            tries=path.tries,
+            cells=[batch_search.try_cell(path.cell, one.size).name() for one in path.tries],
+            best=path.best,
+            says=path.answer or "has not ended",
+        )
+        for path, name in zip(begun, names, strict=True)
+    ]

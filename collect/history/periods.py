@@ -1,0 +1,146 @@
+"""Groups runs of equal cells from several workspaces by time, and says what changed between one group and the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from collect import metric
+from collect.comparison import environment
+from collect.loading.load import Loaded
+from collect.loading.loaded_run import LoadedRun
+from shardlab import moments
+
+METRICS = ("step_time_ms", "throughput_per_s", "train_time_s", "peak_memory_bytes", "final_loss")
+
+
+class HistoryRun(msgspec.Struct, frozen=True):
+    """A completed run of a workspace. place: the workspace as the user named it. at: when the run was rendered."""
+
+    place: str
+    matrix: str
+    run: LoadedRun
+    at: datetime
+    known: dict[str, list[str]]
+    """The properties of its machines and software (environment.known)."""
+
+
+class HistoryMetric(msgspec.Struct, frozen=True):
+    """A metric over the runs of a period."""
+
+    value: float  # the mean
+    unit: str
+    n: int  # the number of runs that have a value
+    ratio: float | None
+    """`value` divided by the value of the first period of the cell; None: not known, or one of them is 0."""
+
+
+class HistoryChange(msgspec.Struct, frozen=True):
+    """A property of machines or software that changed from one period to the next."""
+
+    what: str  # the property
+    before: list[str]  # its values in the period before
+    after: list[str]  # its values in this period
+
+
+class HistoryPeriod(msgspec.Struct, frozen=True):
+    """Runs of one cell that follow each other in one workspace with the same machines and software."""
+
+    place: str  # the workspace or archive, as given on the command line
+    matrix: str
+    first: str
+    """When the first run of the period was rendered (ISO 8601, UTC)."""
+    last: str
+    """When the last run of the period was rendered (ISO 8601, UTC)."""
+    runs: list[str]  # ids of the runs
+    metrics: dict[str, HistoryMetric]  # by name
+    changed: list[HistoryChange]
+    """What differs from the period before; empty for the first one."""
+
+
+class CellHistory(msgspec.Struct, frozen=True):
+    """The periods of one cell, from the earliest."""
+
+    cell: str
+    """The name of the cell."""
+    rehearsals: int
+    """The number of runs that are rehearsals."""
+    periods: list[HistoryPeriod]  # from the earliest
+
+
+def runs_of(place: str, loaded: Loaded) -> list[HistoryRun]:
+    """The completed runs of a matrix whose time is known."""
+    found = []
+    for run in (run for cell in loaded.cells for run in cell.completed):
+        at = moments.read(run.run.created) if run.run is not None else None
+        if at is not None:
+            moment = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+            found.append(HistoryRun(place, loaded.expansion.name, run, moment, environment.known([run])))
+    return found
+
+
+def histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
+    """The history of each cell. Runs are of the same cell if the hash of the cell is equal, so that they did equal work in the
+    same way. A run that several folders contain is counted once: copies of a run have the same id and time."""
+    by_cell: dict[str, dict[tuple[str, datetime], HistoryRun]] = {}
+    for one in runs:
+        by_cell.setdefault(one.run.cell.hash(), {}).setdefault((one.run.run_id, one.at), one)
+    return [_history(sorted(of_cell.values(), key=lambda one: (one.at, one.run.run_id))) for of_cell in by_cell.values()]
+
+
+def _history(runs: Sequence[HistoryRun]) -> CellHistory:
+    groups: list[list[HistoryRun]] = []
+    for one in runs:
+        before = groups[-1][-1] if groups else None
+        if before is None or (before.place, before.matrix) != (one.place, one.matrix) or _changes(before, one):
+            groups.append([])
+        groups[-1].append(one)
+    first = _means(groups[0])
+    periods = []
+    for place, group in enumerate(groups):
+        metrics = {
+            name: HistoryMetric(value, unit, n, value / first[name][0] if name in first and value and first[name][0] else None)
+            for name, (value, unit, n) in _means(group).items()
+        }
+        periods.append(
+            HistoryPeriod(
+                place=group[0].place,
+                matrix=group[0].matrix,
+                first=_text(group[0].at),
+                last=_text(group[-1].at),
+                runs=[one.run.run_id for one in group],
+                metrics=metrics,
+                changed=_changes(groups[place - 1][-1], group[0]) if place else [],
+            )
+        )
+    rehearsals = sum(one.run.run is not None and one.run.run.rehearsal for one in runs)
+    return CellHistory(runs[0].run.cell.name(), rehearsals, periods)
+
+
+def _means(runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, int]]:
+    """(mean, unit, number of values) of each metric; without metrics that were measured in different units or ways."""
+    found: dict[str, tuple[float, str, int]] = {}
+    for name in METRICS:
+        values: list[Any] = [metric.quantities(one.run).get(name) for one in runs]
+        known = [value for value in values if value is not None]
+        if known and len({(value.unit, value.kind) for value in known}) == 1:
+            found[name] = (fmean(value.value for value in known), known[0].unit, len(known))
+    return found
+
+
+def _changes(before: HistoryRun, after: HistoryRun) -> list[HistoryChange]:
+    """The properties that are known on both sides and differ."""
+    both = before.known.keys() & after.known.keys()
+    return [
+        HistoryChange(what, before.known[what], after.known[what])
+        for what in before.known
+        if what in both and before.known[what] != after.known[what]
+    ]
+
+
+def _text(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds")

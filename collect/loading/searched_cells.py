@@ -1,0 +1,31 @@
+"""Replaces each cell whose batch size is searched by the cells of its tries, as far as the search has come."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shardlab import search_path
+from shardlab.batch_search import try_cell
+from shardlab.expansion import ExpandedCell, Expansion
+from shardlab.search_path import SearchPath
+from shardlab.workspace import Workspace
+
+
+def expanded(workspace: Workspace, expansion: Expansion) -> tuple[Expansion, list[SearchPath]]:
+    """The expansion with the cells of all tries, each cell with the runs of all repeats; and the path of each search."""
+    cells: list[ExpandedCell] = []
+    every: list[SearchPath] = []
+    for entry in expansion.cells:
+        if entry.search is None:
+            cells.append(entry)
+            continue
+        repeats = range(1, len(entry.runs) + 1)
+        paths = [search_path.walk(workspace.runs, entry.cell, entry.search, repeat) for repeat in repeats]
+        runs: dict[int, list[str]] = {}
+        for path in paths:
+            for one in path.tries:
+                runs.setdefault(one.size, []).append(one.run)
+        of_tries = [(try_cell(entry.cell, size), names) for size, names in sorted(runs.items())]
+        cells += [ExpandedCell(cell.name(), cell, names, entry.search) for cell, names in of_tries] or [entry]
+        every += paths
+    return msgspec.structs.replace(expansion, cells=cells), every

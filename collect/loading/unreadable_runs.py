@@ -1,0 +1,19 @@
+"""Prints the runs that a command skips because their records cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardlab.console import Output
+from shardlab.rundir import RunDir
+
+
+def show(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:
+    """Print the runs whose records cannot be read, with the reasons. Returns the exit code: 1 if there are any, else 0."""
+    code = 0
+    for folder, unreadable in runs:
+        if unreadable:
+            way_out = f"restore the file, or move the folder {folder.path} out of runs/, and run the same command again"
+            output.remark(f"{folder.run_id}: set aside: {unreadable.rstrip('.')}; {way_out}.", style="red")
+            code = 1
+    return code

@@ -1,0 +1,37 @@
+"""The largest batch that fits the memory, as a search over batch sizes found it."""
+
+from __future__ import annotations
+
+from collect.loading.loaded_run import LoadedRun, Quantity
+from collect.metric import Metric, MetricColumn
+from shardlab import search_path
+
+
+def largest_batch(run: LoadedRun) -> Quantity | None:
+    """The gpu_batch_size of the run, if the run is the try with the largest batch that fits.
+
+    None for all other tries, while the search goes on, and if the search reached its upper bound without being out of memory:
+    then the largest batch is not known.
+    """
+    searched = run.run.search if run.run is not None else None
+    if searched is None or searched.goal != "largest_that_fits":
+        return None
+    path = search_path.walk(run.folder.path.parent, run.cell, searched, run.repeat)
+    if path.best != run.cell.gpu_batch_size or path.best == searched.largest:
+        return None
+    return Quantity(path.best, "items")
+
+
+METRICS = (
+    Metric(
+        name="largest_batch",
+        column=MetricColumn("summary", 25, "Largest batch that fits", 1),
+        unit="items",
+        direction="higher is better",
+        definition="Largest gpu_batch_size at which the cell is not out of memory: the next larger size that was tried is, and "
+        "no size lies between them. It is found by a search (docs/how-to/search-a-batch-size.md) and stands at the cell with "
+        "this batch.",
+        of_run=largest_batch,
+        exact=True,
+    ),
+)

@@ -1,0 +1,74 @@
+"""Decodes the JSON text of events, and converts the times of the events with a duration to exact nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces.event import ExactEvent, TraceEvent, nanoseconds
+
+_UNSEEN = frozenset({"python_function", "Trace"})  # ignored: frames of the Python stack (very many), the span of the profiler
+_OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events have no duration
+
+_with_numbers = msgspec.json.Decoder(list[TraceEvent])
+_with_texts = msgspec.json.Decoder(list[ExactEvent])
+
+
+class DecodedEvents(NamedTuple):
+    """The events in a part of a trace.
+
+    complete: the events with a duration (`ph` X) whose category is not ignored, in the order of the file.
+    start_ns, duration_ns: the times of `complete`; UNKNOWN for a time that is not a number.
+    lost: the number of events whose phase cannot be used, by reason.
+    any_phase: whether an event has a phase.
+    """
+
+    complete: Sequence[TraceEvent]
+    start_ns: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
+    lost: dict[str, int]
+    any_phase: bool
+
+
+class EventDecoder:
+    """Decodes the events of one trace, part by part.
+
+    Times are decoded as numbers. If numbers do not determine the times of a part, this part and all later parts are decoded
+    with texts in place of numbers.
+    """
+
+    def __init__(self) -> None:
+        self._exact = False
+
+    def decode(self, text: bytes) -> DecodedEvents:
+        """Decode a JSON list of events. Raises one of DECODE_FAULTS if the text is not a list of events."""
+        if not self._exact:
+            found = _timed(_with_numbers.decode(text))
+            if found is not None:
+                return found
+            self._exact = True
+        return timed(_with_texts.decode(text))
+
+
+def timed(events: Sequence[ExactEvent]) -> DecodedEvents:
+    """The events with a duration among these events, with their times."""
+    found = _timed(events)
+    assert found is not None  # texts always determine the times
+    return found
+
+
+def _timed(events: Sequence[TraceEvent]) -> DecodedEvents | None:
+    complete = [event for event in events if event.ph == "X" and event.cat not in _UNSEEN]
+    start, duration = nanoseconds([event.ts for event in complete]), nanoseconds([event.dur for event in complete])
+    if start is None or duration is None:
+        return None
+    lost: dict[str, int] = {}
+    phases = {event.ph for event in events} if len(complete) < len(events) else {"X"}
+    for phase in phases - _OTHER - {"X"}:
+        reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
+        lost[reason] = lost.get(reason, 0) + sum(event.ph == phase for event in events)
+    return DecodedEvents(complete, start, duration, lost, bool(complete) or any(phases - {"X"}))

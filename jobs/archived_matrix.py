@@ -1,0 +1,78 @@
+"""`jobs submit --from FILE`: submits the matrix of an archive (shardlab.archive) in this workspace."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardlab import archive, files, workspace_trust
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+OPTION = "--from"
+FOLDER = "archived"  # in a workspace: a folder for the matrix of each archive
+MATRIX = "matrix/"  # in an archive: the matrix file, and the model files that it names
+
+
+def as_matrix(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[str]:
+    """Replace --from FILE on a command line by --matrix with the matrix file of the archive, written into the workspace.
+
+    Returns `words` unchanged if they have no --from. Raises InputError if the archive is not valid, if it has no matrix file,
+    or if it contains code and --trust is not given; nothing is written then.
+    """
+    file = getattr(arguments, "archive", None)
+    if file is None:
+        return words
+    workspace = Workspace.find(getattr(arguments, "workspace", None))
+    arguments.matrix = str(unpacked(Path(file), workspace, trust=arguments.trust))
+    arguments.archive = None
+    kept, rest = [], iter(words)
+    for word in rest:
+        if word == OPTION:
+            next(rest)
+            kept += ["--matrix", arguments.matrix]
+        else:
+            kept.append(f"--matrix={arguments.matrix}" if word.startswith(f"{OPTION}=") else word)
+    return kept
+
+
+def unpacked(file: Path, workspace: Workspace, *, trust: bool) -> Path:
+    """Write the matrix of an archive and the code that it needs into a workspace. Returns the path of the matrix file.
+
+    The matrix is written to archived/NAME-DIGEST, so that the same archive gives the same path. trust: the user has read the
+    code. Raises InputError as `as_matrix`, and if the workspace has another file with the name of a file of the archive.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
+        index = archive.unpack(file, Path(folder), lambda name: name.startswith((MATRIX, *_CODE)))
+        if index.matrix_file is None:
+            raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
+        contents = {name: files.read(Path(folder) / name) for name in _names(index) if name.startswith((MATRIX, *_CODE))}
+    code = {name: content for name, content in contents.items() if not name.startswith(MATRIX)}
+    if code and not trust:
+        raise InputError(
+            f"{file}: contains code: {', '.join(sorted(code))}. Read it (collect open {file.name}), and allow it with --trust."
+        )
+    for name, content in code.items():
+        place = workspace.path / name
+        if place.exists() and files.read(place) != content:
+            raise InputError(
+                f"{place}: differs from the file of this name in {file}. Allowed: equal files, or another workspace."
+            )
+    workspace_trust.begin(workspace)
+    digest = hashlib.sha256(b"".join(name.encode() + contents[name] for name in sorted(contents))).hexdigest()[:12]
+    top = workspace.path / FOLDER / f"{index.matrix}-{digest}"
+    for name, content in contents.items():
+        target = workspace.path / name if name in code else top / name.removeprefix(MATRIX)
+        files.make_folder(target.parent)
+        files.write_atomic(target, content)
+    return top / index.matrix_file.removeprefix(MATRIX)
+
+
+_CODE = tuple(f"{name}/" for name in workspace_trust.CODE if name != "metrics")  # `collect` computes metrics, and runs do not
+
+
+def _names(index: archive.ArchiveIndex) -> list[str]:
+    return [name.removeprefix(archive.INSIDE) for name in index.files]

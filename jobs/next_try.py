@@ -1,0 +1,169 @@
+"""Starts the next try of a search in the job of the try that has ended.
+
+    python -m jobs.next_try RUN_DIR CODE
+
+The supervisor of a try (jobs.attempt) becomes this process when the try has ended with the exit code CODE, and this process
+becomes the script of the next try. So all tries of a search run in one allocation, one after another: a scheduler sees one job,
+and a runner sees one process. The records of the tries decide what is next, so a search whose process was killed continues
+where it was: with `jobs submit`, with `jobs retry`, or when Slurm starts the job again.
+
+Exit codes: 0 if the search has ended, otherwise CODE.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jobs import claim
+from shardlab import console, files, host, search_path
+from shardlab.cluster import Cluster
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.run import Run, run_id
+from shardlab.rundir import RunDir
+from shardlab.search_path import SearchPath
+from shardlab.state import last_sending
+from shardlab.workspace import Workspace
+
+SEARCH = "search"  # in the data of the event `started`: the process starts further tries after this run
+# A variable of the script of a try: the run id of a try that this process has claimed for the script, or AGAIN.
+# It is not set in the script that the scheduler started.
+TRY = "SHARDLAB_TRY"
+AGAIN = "-"  # the try was interrupted by a restart of the job, and may have to be claimed again
+
+
+def is_claimed(folder: RunDir) -> bool:
+    """Whether the process before this one has claimed the run for this process."""
+    return os.environ.get(TRY) == folder.run_id
+
+
+def replace_process(folder: RunDir, code: int) -> None:
+    """Replace this process by the one that starts the next try. Returns if no further try must be started.
+
+    folder: of the try that has ended, or that this process could not claim. code: the exit code of its supervisor.
+    """
+    if claim.lost(folder):
+        return
+    os.execv(sys.executable, [sys.executable, "-m", "jobs.next_try", str(folder.path), str(code)])
+
+
+def main(argv: list[str]) -> int:
+    """Start the next try; return the exit code if there is none. argv: RUN_DIR CODE. Raises ShardlabError."""
+    if len(argv) != 2 or not argv[1].isdecimal():
+        raise InputError("usage: python -m jobs.next_try RUN_DIR CODE")
+    folder, code = RunDir(Path(argv[0]).absolute()), int(argv[1])
+    run = folder.read_run()
+    if run.search is None:
+        raise InputError(f"{folder.path}: the run is no try of a search.")
+    path = search_path.walk(folder.path.parent, run.cell, run.search, run.repeat)
+    if path.has_ended:
+        _say(path, path.answer)
+        return 0
+    if path.following is None:
+        last = RunDir(folder.path.parent / path.tries[-1].run)
+        if claim.restarts() and TRY not in os.environ and claim.is_of_job(last):
+            _become(last, AGAIN)
+        _say(path, f"waits for the try {last.run_id}, which is {path.tries[-1].state}")
+        return code
+    if _is_cancelled(folder):
+        _say(path, "was cancelled")
+        return code
+    _become(_render(folder, run, path), None)
+    return code
+
+
+def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
+    """Create the folder of the next try, which is claimed for this process from the beginning. Raises ShardlabError.
+
+    folder, run: of the try before.
+    """
+    # Not at the top of the file: the supervisor imports this module, and needs none of what these import.
+    from jobs import own_copies, plan_predictions, render
+
+    cell, where = path.current, _cluster(folder)
+    workspace = Workspace(folder.path.parent.parent)
+    # The menu of the planner does not contain the plug-ins of the workspace here.
+    is_own = cell.workload_code is not None or cell.strategy_code is not None
+    following = msgspec.structs.replace(
+        run,
+        run_id=run_id(cell, run.repeat),
+        cell=cell,
+        cell_hash=cell.hash(),
+        attempt=1,
+        resume=[],
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    source = render.RenderContext(
+        matrix=run.matrix,
+        where=where,
+        scheduler=run.scheduler,
+        own_templates=workspace.own_templates,
+        digests=run.templates,
+        source=run.source or "",
+        packages=run.packages or "",
+        data_path=run.data_path,
+        proofs_path=run.proofs_path or "",
+        versions=run.versions,
+        git_commit=run.git_commit,
+        created=following.created,
+        own_code=own_copies.store(workspace),
+        predicted={} if is_own else plan_predictions.of(workspace, where, [cell], {}),
+    )
+    sent = last_sending(folder.events())
+    of_job = sent.data if sent is not None else {}
+    place: dict[str, Any] = {key: of_job[key] for key in ("scheduler", "token", "job") if key in of_job}
+    place |= host.this_process()
+
+    def claim_new(new: RunDir) -> None:
+        claim.take(new)
+        new.write_event("search", "submitted", **place)
+
+    return render.write(following, folder.path.parent, source, before=claim_new)
+
+
+def _cluster(folder: RunDir) -> Cluster:
+    """The cluster with which the search was submitted."""
+    from jobs.render import CLUSTER
+
+    try:
+        return decoder(Cluster).decode(files.read(folder.path / CLUSTER))
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+    except DECODE_FAULTS as error:
+        raise InputError(f"{folder.path / CLUSTER}: is not a cluster of this version: {error}.") from None
+
+
+def _is_cancelled(folder: RunDir) -> bool:
+    """Whether a person cancelled the try after its last start, too late to end it."""
+    events = folder.events()
+    started = max((event.wall_s for event in events if event.event == "started"), default=0.0)
+    return any(event.event == "cancel_requested" and event.wall_s > started for event in events)
+
+
+def _become(folder: RunDir, claimed: str | None) -> None:
+    """Replace this process by the script of a try. claimed: AGAIN, or None if the try is claimed for this process."""
+    from jobs.scheduler import scheduler
+
+    os.environ[TRY] = claimed or folder.run_id
+    before, _, paths = os.environ.get("PYTHONPATH", "").partition(":")
+    if before and before == os.environ.get("SHARDLAB_SOURCE"):  # the script puts it in front again
+        os.environ["PYTHONPATH"] = paths
+    folder.log.mkdir(exist_ok=True)
+    with (folder.log / "script.log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.execvp("bash", ["bash", str(folder.path / scheduler(folder.read_run().scheduler).SCRIPT)])
+
+
+def _say(path: SearchPath, what: str) -> None:
+    print(f"search of {path.search.in_words}: {path.in_words}: {what}.", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(lambda: main(sys.argv[1:])))

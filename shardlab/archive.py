@@ -1,0 +1,217 @@
+"""The format of an archive: one zip file with the runs of a matrix, the matrix, the cluster, the report and all checksums.
+
+`collect archive` writes an archive; `collect open`, `collect compare` and `jobs submit --from` read it. An archive comes from
+another person, so nothing in it is believed: names, sizes and checksums are checked before a file is used.
+
+    archive.json                     ArchiveIndex: what the archive contains, and what was left out
+    workspace/matrix/                the matrix file, with the model files that it names
+    workspace/archived-cluster.yaml  the cluster, without secrets; the name keeps commands from using it as their cluster
+    workspace/environment.json       the software and the machines of the runs
+    workspace/.shardlab/matrices/    the expansion of the matrix
+    workspace/runs/                  the run folders
+    workspace/{workloads,strategies,metrics}/   code of the workspace
+    workspace/report/                the report
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from shardlab import files
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.run import RUN_ID
+from shardlab.workspace_trust import CODE
+
+SCHEMA = 1
+SUFFIX = ".shardlab.zip"
+INDEX = "archive.json"
+INSIDE = "workspace/"  # the folder of all other files
+CLUSTER = "archived-cluster.yaml"
+ENVIRONMENT = "environment.json"
+BLOCK = 1 << 20  # bytes that are read at a time
+MOST_INDEX = 1 << 28  # bytes that archive.json may have
+MOST_FILES = 2_000_000
+# What an archive may contain. A file cluster.yaml or a folder of templates could make commands in the opened workspace log in
+# to machines, or run a script, that its author chose.
+TOP_FILES = {CLUSTER, ENVIRONMENT}
+FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in CODE))
+MOST_NAME = 1000  # characters that the name of a file may have
+# Every exception that zipfile raises for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown
+# compression method or version, an encrypted member.
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
+
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class ArchivedFile(msgspec.Struct, frozen=True):
+    """A file in an archive."""
+
+    bytes: Count
+    """The size of the file, uncompressed."""
+    sha256: Sha256
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A file of the workspace that is not in the archive."""
+
+    name: str
+    """The path of the file, relative to the workspace."""
+    bytes: int | None
+    """The size of the file; None: not known."""
+    why: str
+    """The reason as a clause."""
+
+
+class ArchiveIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of archive.json."""
+
+    schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
+    shardlab: Annotated[str, msgspec.Meta(max_length=64)]
+    """The version of shardlab that wrote the archive."""
+    created: Annotated[str, msgspec.Meta(max_length=64)]
+    """The time when the archive was written (ISO 8601, UTC)."""
+    matrix: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
+    """The name of the matrix."""
+    matrix_file: str | None
+    """The path of the matrix file below `workspace/`; None: it was left out."""
+    anonymous: bool
+    """Whether names of users, hosts, accounts, sites and paths were replaced."""
+    runs: list[str]
+    """The ids of the runs."""
+    files: dict[str, ArchivedFile]
+    """All files except archive.json, by their path in the archive."""
+    left_out: list[LeftOut]
+
+
+def read_index(path: Path) -> ArchiveIndex:
+    """The checked content of archive.json in an archive. Raises InputError if the file is not a valid archive."""
+    with _opened(path) as found:
+        return _index(path, found)
+
+
+def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
+    """Check the size and the SHA-256 of each file of an archive, and write the files that are wanted into a new folder.
+
+    folder: an empty folder; it gets the files without the leading `workspace/`. wanted: whether to write a file, by its path
+    below `workspace/`.
+
+    Raises InputError if the archive is damaged or is not valid, and WorkspaceError if a file cannot be written; the caller then
+    removes the folder.
+    """
+    with _opened(path) as found:
+        index = _index(path, found)
+        chosen = {name for name in index.files if wanted(name.removeprefix(INSIDE))}
+        _must_fit(path, folder, sum(index.files[name].bytes for name in chosen))
+        for name, stated in index.files.items():
+            target = folder / name.removeprefix(INSIDE) if name in chosen else None
+            _check_and_write(path, found, name, stated, target)
+        return index
+
+
+def may_contain(name: str) -> bool:
+    """Whether an archive may contain a file with this path below `workspace/`."""
+    return _is_name(INSIDE + name)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """An archive, opened for reading. Errors of zipfile in the block become InputError."""
+    try:
+        with files.open_regular(path) as handle, zipfile.ZipFile(handle) as found:
+            yield found
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file. Allowed: an archive, as `collect archive` writes it.") from None
+    except ZIP_FAULTS as error:
+        raise InputError(f"{path}: is not an archive, or is damaged: {error}. Get the file again from its author.") from None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+
+
+def _index(path: Path, found: zipfile.ZipFile) -> ArchiveIndex:
+    entries = found.infolist()
+    names = [entry.filename for entry in entries]
+    if INDEX not in names or len(names) > MOST_FILES:
+        raise InputError(f"{path}: contains no {INDEX}. Allowed: an archive, as `collect archive` writes it.")
+    content = _content(found, INDEX, MOST_INDEX)
+    try:
+        index = decoder(ArchiveIndex).decode(content)
+    except DECODE_FAULTS as error:
+        raise InputError(f"{path}: {INDEX} is not of this version: {error}.") from None
+    for name in index.files:
+        if not _is_name(name):
+            raise InputError(f"{path}: names the file {name[:100]!r}, which is not a valid path in an archive.")
+    folders = {name[:end] for name in index.files for end in range(len(name)) if name[end] == "/"}
+    if twice := folders & index.files.keys():
+        raise InputError(f"{path}: {min(twice)[:100]!r} is both a file and a folder.")
+    if sorted(names) != sorted([INDEX, *index.files]):
+        odd = sorted({*names} ^ {INDEX, *index.files}) or ["one of them twice"]
+        raise InputError(f"{path}: its files are not those that {INDEX} lists: {odd[0][:100]!r}.")
+    for run_id in index.runs:
+        if not RUN_ID.fullmatch(run_id):
+            raise InputError(f"{path}: names the run {run_id[:100]!r}. Allowed: text that matches {RUN_ID.pattern}.")
+    if index.matrix_file is not None and INSIDE + index.matrix_file not in index.files:
+        raise InputError(f"{path}: does not contain the matrix file {index.matrix_file[:100]!r} that {INDEX} names.")
+    return index
+
+
+def _is_name(name: str) -> bool:
+    """Whether a path in an archive is one that an archive may contain, stays in its folder, and can be printed."""
+    if not name.startswith(INSIDE) or len(name) > MOST_NAME or not name.isprintable() or "\\" in name:
+        return False
+    below = name.removeprefix(INSIDE)
+    parts = below.removeprefix(".shardlab/").split("/")
+    known = below in TOP_FILES or below.startswith(FOLDERS)
+    return known and all(part and not part.startswith(".") and len(part.encode()) <= 255 for part in parts)
+
+
+def _must_fit(path: Path, folder: Path, needed: int) -> None:
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    if needed > free:
+        raise InputError(
+            f"{path}: its files have {needed / 2**30:.3g} GiB, and {folder.parent} has {free / 2**30:.3g} GiB free. "
+            "Allowed: a folder on a disk with more free space."
+        )
+
+
+def _content(found: zipfile.ZipFile, name: str, most: int) -> bytes:
+    with found.open(name) as member:
+        content = member.read(most + 1)
+    if len(content) > most:
+        raise InputError(f"{name}: has more than {most} bytes.")
+    return content
+
+
+def _check_and_write(path: Path, found: zipfile.ZipFile, name: str, stated: ArchivedFile, target: Path | None) -> None:
+    """Check a file, and write it unless `target` is None. Reading ends at the stated size, so that a small archive cannot fill
+    the disk."""
+    digest, left = hashlib.sha256(), stated.bytes
+    try:
+        if target is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with found.open(name) as member, contextlib.nullcontext() if target is None else target.open("xb") as handle:
+            while block := member.read(min(BLOCK, left + 1)):
+                left -= len(block)
+                if left < 0:
+                    break
+                digest.update(block)
+                if handle is not None:
+                    handle.write(block)
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "write") from error
+    if left or digest.hexdigest() != stated.sha256:
+        raise InputError(
+            f"{path}: {name} has not the size and the SHA-256 that {INDEX} states: the archive is damaged or was changed. "
+            "Get the file again from its author."
+        )

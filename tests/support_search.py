@@ -1,0 +1,88 @@
+"""A workspace with a search, in which only the ranks are a stand-in (support_search_ranks). All other processes are real."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from jobs import reconcile
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+MATRIX = """\
+schema: 1
+name: m
+defaults: {workload: gpt2-tiny, strategy: ddp, gpus: 1, seq_len: 16, steps: 1, prove: "off", launcher: fork}
+search: {key: gpu_batch_size, for: GOAL, at_most: 8}
+"""
+# The script of a try. The file `dies-SIZE` ends it before its supervisor starts, as a kill of all processes does.
+SCRIPT = """\
+#!/bin/bash
+{% for option in options | default([]) %}
+#SBATCH {{ option }}
+{% endfor %}
+cd {{ folder | quote }}
+size={{ run.cell.micro_batch_size }}
+if rm ../../dies-$size 2>/dev/null; then kill -9 $$; fi
+export SHARDLAB_SOURCE={{ run.source | quote }} PYTHONUNBUFFERED=1
+export PYTHONPATH="$SHARDLAB_SOURCE${PYTHONPATH:+:$PYTHONPATH}"
+exec PYTHON -m jobs.attempt . -- PYTHON RANKS $size
+"""
+
+
+class SearchedWorkspace:
+    """A workspace with a matrix that searches a batch size from 1 to 8.
+
+    template: the name of the script's template; ranks of `ssh.sh` are started over SSH. goal: of the search. limit: the largest
+    size that fits. While the file `holds-SIZE` exists, a try of this size does not end.
+    """
+
+    def __init__(self, folder: Path, template: str = "local.sh", goal: str = "largest_that_fits", limit: int = 2) -> None:
+        self.workspace = Workspace(folder)
+        path = self.workspace.own_templates / "launch" / f"{template}.j2"
+        path.parent.mkdir(parents=True)
+        ranks = str(Path(__file__).parent / "support_search_ranks.py")
+        script = SCRIPT if template != "ssh.sh" else SCRIPT.replace("-- ", "-- PYTHON -m jobs.ssh.step . -- ")
+        path.write_text(script.replace(" PYTHON ", f" {sys.executable} ").replace("RANKS", ranks))
+        self.matrix = folder / "m.yaml"
+        self.matrix.write_text(MATRIX.replace("GOAL", goal))
+        (folder / "limit").write_text(str(limit))
+
+    def jobs(self, verb: str, *words: str, code: int = 0) -> str:
+        """What a command prints; it must end with this exit code."""
+        more = ["--matrix", str(self.matrix)] if verb in ("submit", "plan") else []
+        command = [sys.executable, "-m", "jobs", verb, *more, *words, "--workspace", str(self.workspace.path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == code, (done.stdout, done.stderr)
+        return done.stdout
+
+    def folders(self) -> list[RunDir]:
+        """The folders of all runs, in the order in which they were made."""
+        return sorted(self.workspace.all_runs(), key=lambda folder: min(event.wall_s for event in folder.events()))
+
+    def sizes(self) -> list[int]:
+        """The batch sizes of all runs, in the order in which their folders were made."""
+        return [folder.read_run().cell.micro_batch_size for folder in self.folders()]
+
+    def states(self) -> dict[str, str]:
+        """The state of each run, by its size and attempt, such as `4` and `4-a2`."""
+        runs = reconcile.statuses(self.workspace, self.folders())
+        return {
+            f"{run.cell['micro_batch_size']}{f'-a{run.attempt}' if run.attempt > 1 else ''}": run.state
+            for run in runs
+            if run.cell
+        }
+
+    def flag(self, name: str) -> Path:
+        """Make a file that the script or the ranks of a try look for."""
+        path = self.workspace.path / name
+        path.touch()
+        return path
+
+    def when_started(self, size: int) -> RunDir:
+        """The run of this size, as soon as its ranks have started."""
+        while True:
+            for folder in self.folders():
+                if folder.read_run().cell.micro_batch_size == size and (folder.path / "ranks").exists():
+                    return folder
+            time.sleep(0.05)

@@ -1,0 +1,123 @@
+"""A search in a workspace: its tries are runs of one process, and a search that was interrupted goes on where it was."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import support_search_ranks
+from support_search import MATRIX, SearchedWorkspace
+
+from jobs import frozen_source, plan, reconcile, render, run_queue
+from shardlab import host, prediction
+from shardlab.cluster import THIS_MACHINE
+from shardlab.workspace import Workspace
+
+ENDED = "the largest that fits is 2"
+STATES = {"1": "completed", "2": "completed", "4": "oom", "3": "oom"}
+
+
+def events(folder, name):
+    return [event for event in folder.events() if event.event == name]
+
+
+@pytest.fixture
+def searched(tmp_path):
+    return SearchedWorkspace(tmp_path)
+
+
+def test_all_tries_are_runs_of_one_process_and_submit_continues_them(tmp_path):
+    searched = SearchedWorkspace(tmp_path, limit=5)
+    path, states = [1, 2, 4, 8, 6, 5], ["completed", "completed", "completed", "oom", "oom", "completed"]
+    assert "starts at 1 (the planner predicts nothing), up to 8, at most 6 tries" in searched.jobs("plan")
+    assert "the largest that fits is 5" in searched.jobs("submit", "--wait")
+    assert searched.sizes() == path
+    assert list(searched.states().values()) == states
+    folders = searched.folders()
+    assert len({(event.data["pid"], event.data["created"]) for folder in folders for event in events(folder, "started")}) == 1
+    assert [len(events(folder, "started")) for folder in folders] == [1] * len(path)
+    assert len({folder.read_run().search for folder in folders}) == 1
+    needed = [prediction.read(folder.path).tensor_bytes.likely for folder in folders]
+    assert sorted(needed, key=lambda size: path[needed.index(size)]) == sorted(needed)
+    (found,) = json.loads(searched.jobs("status", "--json", "--matrix", "m"))["searches"]
+    assert (found["best"], found["has_ended"], found["search"]["most_tries"]) == (5, True, 6)
+    assert [(one["size"], one["state"]) for one in found["tries"]] == list(zip(path, states, strict=True))
+    assert "its search has ended: the largest that fits is 5" in searched.jobs("submit")
+    assert searched.sizes() == path
+    shutil.rmtree(folders[-1].path)  # as if the process had been killed before the last try
+    goes_on = "its search goes on after 1 completed, 2 completed, 4 completed, 8 oom, 6 oom, next 5"
+    assert goes_on in searched.jobs("submit", "--wait")
+    assert list(searched.states().values()) == states
+
+
+def test_a_rank_that_runs_out_of_memory_ends_its_try_and_not_the_search(tmp_path):
+    matrix = MATRIX.replace("GOAL", "largest_that_fits").replace("at_most: 8", "at_most: 2")
+    (tmp_path / "m.yaml").write_text(matrix.replace("seq_len: 16", "seq_len: 512, memory_limit_gib: 0.027"))
+    command = [sys.executable, "-m", "jobs", "submit", "--wait", "--json", f"--matrix={tmp_path}/m.yaml"]
+    done = subprocess.run([*command, f"--workspace={tmp_path}"], capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    states = {folder.read_run().cell.micro_batch_size: folder.judge().state for folder in Workspace(tmp_path).all_runs()}
+    assert states == {1: "completed", 2: "oom"}
+
+
+def test_the_fastest_is_searched_by_the_throughput_of_the_tries(tmp_path):
+    searched = SearchedWorkspace(tmp_path, goal="fastest", limit=5)
+    assert "the fastest is 3" in searched.jobs("submit", "--wait")
+    assert searched.sizes() == [1, 2, 4, 3]
+
+
+def test_each_repeat_is_a_search_of_its_own_and_ends_if_nothing_fits(tmp_path):
+    searched = SearchedWorkspace(tmp_path, limit=0)
+    assert searched.jobs("submit", "--wait", "--repeats", "2").count("no size fits, not even 1") == 2
+    assert sorted((run.repeat, run.cell.micro_batch_size) for run in (folder.read_run() for folder in searched.folders())) == [
+        (1, 1),
+        (2, 1),
+    ]
+
+
+def test_a_search_whose_supervisor_is_killed_goes_on_with_a_retry(searched):
+    held = searched.flag("holds-2")
+    searched.jobs("submit")
+    (started,) = events(searched.when_started(2), "started")
+    os.kill(started.data["pid"], signal.SIGKILL)
+    held.unlink()
+    searched.jobs("submit", "--wait", code=1)
+    assert searched.states() == {"1": "completed", "2": "failed"}
+    assert ENDED in searched.jobs("retry", "--wait")
+    assert searched.states() == {**STATES, "2": "failed", "2-a2": "completed"}
+
+
+def test_a_search_that_is_killed_before_its_next_try_starts_goes_on_with_a_retry(searched):
+    searched.flag("dies-2")
+    searched.jobs("submit", "--wait", code=1)
+    assert searched.states() == {"1": "completed", "2": "failed"}
+    assert ENDED in searched.jobs("retry", "--wait")
+    assert searched.states() == {**STATES, "2": "failed", "2-a2": "completed"}
+
+
+def test_a_cancelled_search_starts_no_further_try(searched):
+    held = searched.flag("holds-2")
+    searched.jobs("submit")
+    searched.when_started(2)
+    searched.jobs("cancel", "--all")
+    held.unlink()
+    assert searched.states() == {"1": "completed", "2": "cancelled"}
+    searched.jobs("retry", "--only", "cancelled", "--wait")
+    assert searched.states() == {**STATES, "2": "cancelled", "2-a2": "completed"}
+
+
+def test_a_search_that_is_cancelled_when_its_try_has_just_ended_starts_no_further_try(searched):
+    planned = plan.of(searched.workspace, str(searched.matrix), THIS_MACHINE, where=None, repeats=None)
+    frozen_source.freeze(Path(planned.source.source), reuse=True)
+    folder = render.write(render.run_of(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)
+    folder.write_event("attempt", "started", search=True, **host.this_process())
+    support_search_ranks.main(folder, 1)
+    folder.write_event("attempt", "exited", code=0, steps=1)
+    run_queue.cancel(searched.workspace, [reconcile.own(folder)])
+    words = [sys.executable, "-m", "jobs.next_try", str(folder.path), "0"]
+    assert subprocess.run(words, check=False).returncode == 0
+    assert searched.states() == {"1": "completed"}

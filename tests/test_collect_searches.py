@@ -1,0 +1,102 @@
+"""What the summary, the report and the files say about searches for a batch size."""
+
+import msgspec
+import pytest
+from support_collect import cell, completed, failed, keep, run_file
+
+from collect.findings.searches import results
+from collect.loading.load import load
+from collect.report import text_tables
+from collect.summary import summarize
+from collect.write_report import write
+from shardlab import files
+from shardlab.batch_search import BatchSearch, try_cell
+from shardlab.expansion import ExpandedCell
+from shardlab.workspace import Workspace
+
+LIMITS = {"ddp": 5, "fsdp2": 9}
+
+
+def asked(largest=8):
+    return BatchSearch("gpu_batch_size", "largest_that_fits", 1, 1, largest)
+
+
+def searched(workspace, repeats=1, search=None, only=None):
+    """Write a matrix of two searches, and the runs of their tries. only: the sizes of which there are runs."""
+    search = search or asked()
+    first = [try_cell(cell(strategy, 2, steps=2), 1) for strategy in LIMITS]
+    keep(workspace, first, repeats)
+    expansion = workspace.expansion("quickstart")
+    expansion.cells = [ExpandedCell(entry.id, entry.cell, entry.runs, search) for entry in expansion.cells]
+    workspace.keep_expansion(expansion)
+    for one in first:
+        for size in only or (1, 2, 4, 8, 6, 5):
+            for repeat in range(1, repeats + 1):
+                what, fits = try_cell(one, size), size <= LIMITS[one.strategy]
+                if fits or size in (8, 6):
+                    folder = completed(workspace, what, repeat) if fits else failed(workspace, what, repeat, "CUDA")
+                    files.write_json(folder.run_json, msgspec.structs.replace(run_file(what, repeat), search=search))
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(tmp_path)
+
+
+def column(summary, name):
+    (found,) = [column for column in summary.table.columns if column.name == name]
+    return dict(zip(((row.cell["strategy"], row.cell["micro_batch_size"]) for row in summary.rows), map(str, found.cells)))
+
+
+def test_each_try_is_a_row_and_the_largest_batch_stands_at_its_own(workspace):
+    searched(workspace, repeats=2)
+    summary = summarize(load(workspace, None), "single")
+    found = column(summary, "largest_batch")
+    assert {key: value for key, value in found.items() if value} == {("ddp", 5): "5"}  # fsdp2 reached the bound
+    assert [size for strategy, size in found if strategy == "ddp"] == [1, 2, 4, 5, 6, 8]
+    (row,) = [row for row in summary.rows if "largest_batch" in row.metrics]
+    assert (row.metrics["largest_batch"].value, row.metrics["largest_batch"].n) == (5, 2)
+
+
+def test_the_path_of_a_search_is_told(workspace):
+    searched(workspace)
+    loaded = load(workspace, None)
+    ddp, fsdp2 = results(loaded.searches)
+    ends = "1 completed → 2 completed → 4 completed → 8 oom → 6 oom → 5 completed"
+    assert ddp.texts == ["ddp ×2", "gpu_batch_size, the largest that fits", "1", "the largest that fits is 5", ends]
+    assert ddp.best == 5
+    assert fsdp2.says == "the largest that fits is 8, and larger sizes were not tried"
+    assert set(ddp.cells) <= {one.id for one in loaded.cells}
+
+
+def test_a_search_that_goes_on_has_no_answer(workspace):
+    searched(workspace, only=(1, 2, 4, 8))
+    summary = summarize(load(workspace, None), "single")
+    ddp = summary.searches[0]
+    assert (ddp.best, ddp.says, ddp.path) == (None, "has not ended", "1 completed → 2 completed → 4 completed → 8 oom")
+    assert not any("largest_batch" in row.metrics for row in summary.rows)
+
+
+def test_a_search_of_which_nothing_has_run_is_a_cell_without_runs(workspace):
+    searched(workspace, only=(99,))
+    summary = summarize(load(workspace, None), "single")
+    assert (summary.searches, len(summary.rows)) == ([], 2)
+
+
+def test_the_page_and_the_tables_show_it(workspace):
+    searched(workspace)
+    loaded = load(workspace, None)
+    summary = summarize(loaded, "single")
+    write(workspace.report, workspace, loaded, summary)
+    page = (workspace.report / "index.html").read_text()
+    section = page[page.index('<section id="searches">') :].partition("</section>")[0]
+    assert "the largest that fits is 5" in section
+    assert section.count('href="#runs-') == 6 + 4
+    (table,) = [table for table in text_tables.tables(summary) if table.name == "searches"]
+    assert len(table.rows) == 2
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**40])
+def test_a_search_with_impossible_sizes_is_refused(size):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"key": "gpu_batch_size", "goal": "fastest", "start": size, "smallest": 1, "largest": 8}, BatchSearch)
