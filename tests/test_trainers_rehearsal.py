@@ -180,7 +180,7 @@ def _command(*arguments, given=b""):
 
 
 def test_the_command_keeps_its_answer_in_the_cache(cell_of, tmp_path):
-    cell = cell_of("zero3", 4, {})
+    cell = cell_of("zero1", 4, {})
     request = msgspec.json.encode(RehearsalRequest(cell))
     first = _command("-", "--cache", tmp_path, given=request)
     answer = rehearsed.decode(first.stdout)  # DeepSpeed's own lines are not on standard output
@@ -192,8 +192,9 @@ def test_the_command_keeps_its_answer_in_the_cache(cell_of, tmp_path):
     file = tmp_path / "request"
     file.write_bytes(msgspec.json.encode(RehearsalRequest(another)))
     assert rehearsed.decode(_command(file, "--cache", tmp_path).stdout) == marked
-    kept.write_bytes(kept.read_bytes()[:100])
-    assert rehearsed.decode(_command("-", "--cache", tmp_path, given=request).stdout).remarks == ()
+    if LONG:
+        kept.write_bytes(kept.read_bytes()[:100])
+        assert rehearsed.decode(_command("-", "--cache", tmp_path, given=request).stdout).remarks == ()
 
 
 def test_the_key_of_the_cache_depends_on_what_changes_a_step(cell_of):
