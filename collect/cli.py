@@ -15,7 +15,7 @@ from shardlab import console, gc_pause, inventory, measured_power, registry
 from shardlab.archive import SUFFIX
 from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
 from shardlab.console import Output
-from shardlab.errors import InputError, MissingExtra, WorkspaceError
+from shardlab.errors import InputError, MissingExtra, UnknownName, WorkspaceError
 from shardlab.rundir import RunDir
 from shardlab.trackers import TRACKERS
 from shardlab.workspace import Workspace
@@ -292,8 +292,6 @@ def _baseline(asked: str | None, loaded: Loaded) -> str:
 
     Raises UnknownName if no cell of the matrix uses the strategy `asked`.
     """
-    from shardlab.errors import UnknownName
-
     strategies = {cell.cell.strategy for cell in loaded.cells}
     if asked is not None and asked not in strategies:
         raise UnknownName("baseline strategy", asked, strategies)

@@ -45,7 +45,8 @@ def gpu_memory(run: LoadedRun) -> Quantity | None:
     """
     if run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
-    shares = memory_shares(within(run.gpu_samples.select("wall_s", "uuid", "memory_used_bytes"), span), run.hosts)["memory_pct"]
+    rows = run.gpu_samples.select("wall_s", "uuid", "memory_used_bytes", "memory_total_bytes")
+    shares = memory_shares(within(rows, span), run.hosts)["memory_pct"]
     return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
 
 
