@@ -16,10 +16,14 @@ from collect.sampler.loop import TickTally
 from collect.summary import Summary
 from collect.timeline.clocks import ComparedClock
 from collect.timeline.straggler import Straggler
+from collect.traces.attention import AttentionUse
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.collectives import CollectiveUse
 from collect.traces.difference import StepDifference
 from collect.traces.idle_causes import IdleCauses, LaunchDelays
+from collect.traces.layers import LayerTime
+from collect.traces.matrix_products import MatrixProduct
+from collect.traces.memory_use import MemoryUse
 from collect.traces.operators import OperatorDifference
 from collect.traces.phases import PhaseTime
 from collect.traces.stragglers import RankWait
@@ -201,7 +205,7 @@ COMMANDS = (
         },
         listed=True,
     ),
-    Described("jobs submit, jobs retry", "The runs after the command; with `--wait`, after they ended.", keys=RUNS),
+    Described("jobs submit, jobs retry, jobs trace", "The runs after the command; with `--wait`, after they ended.", keys=RUNS),
     Described("jobs status", "The selected runs. `lease` is there only if the machines are lent.", keys={**RUNS, **LEASE}),
     Described("jobs cancel", "The runs that were cancelled.", keys=RUNS),
     Described(
@@ -331,6 +335,10 @@ COMMANDS = (
             "idle": Key("IdleCauses or null", "idle_ns by cause; null: not known", False),
             "launch_delay": Key("LaunchDelays or null", "null: the trace has no launches", False),
             "phases": Key("list of PhaseTime", "in the order of a step", False),
+            "layers": Key("list of LayerTime", "the modules of the model, if the trace records them", False),
+            "memory": Key("list of MemoryUse", "the memory of each device, if the trace records it", False),
+            "matrix_products": Key("list of MatrixProduct", "of matrix products by their sizes", False),
+            "attention": Key("list of AttentionUse", "the implementations of attention that ran", False),
         },
         listed=True,
     ),
@@ -345,6 +353,7 @@ COMMANDS = (
             ),
             "clocks": Key("list of ComparedClock", "one per host"),
             "uncorrected": Key("list of text", "hosts whose clock was not compared"),
+            "instruments": Key("list", "rank, host, end_s, and the fields of InstrumentAct"),
             "straggler": Key("Straggler or null", "null: no rank is slower than the others"),
             "file": Key("text", "with `--perfetto`: the file that was written", False),
             "events": Key("integer", "with `--perfetto`: number of its events", False),
@@ -370,7 +379,7 @@ COMMANDS = (
 USED = (
     Cell, Optimizer, Option, Excluded, Cost, GpuHours, Share, Lease, LeaseReport, Prediction, ScaledCell, Status,
     Advice, JudgedRule, Outcome, HardwareType, CollectiveUse, RankWait, StepDifference, OperatorDifference, IdleCauses,
-    LaunchDelays, PhaseTime, ComparedClock, Straggler, Host,
+    LaunchDelays, PhaseTime, LayerTime, MemoryUse, MatrixProduct, AttentionUse, ComparedClock, Straggler, Host,
 )  # fmt: skip
 # Keys that documents add to those of a type.
 ALSO = {
@@ -381,6 +390,7 @@ ALSO = {
     },
     HardwareType: {"cuda_builds": Key("list of text or null", "the CUDA builds of torch that work there")},
     CollectiveUse: {
+        "sent_bytes": Key("integer or null", "bytes that the rank sent, by the algorithm of the collective"),
         "transfer_ns": Key("integer or null", "total_ns without waiting for slow ranks; null unless all calls were matched"),
         "hidden_pct": Key("number or null", "hidden_ns as a share of total_ns"),
         "algorithm_gb_per_s": Key("number or null", "algorithm bandwidth as nccl-tests defines it, in 1e9 bytes/s"),
@@ -390,5 +400,6 @@ ALSO = {
     RankWait: {"lost_pct": Key("number or null", "lost_ns as a share of span_ns")},
     ComparedClock: {"drift_s": Key("number or null", "change of the offset from the first to the last comparison")},
     Straggler: {"host": Key("text", "the host of the rank")},
+    MatrixProduct: {"flops_per_s": Key("number or null", "achieved FLOP per second; null: not known")},
     EventTally: {"mean_ns": Key("number", "mean duration of a call")},
 }

@@ -119,13 +119,17 @@ def _about(kind: Struct) -> list[str]:
 
 def _fields(kind: Struct, links: dict[str, str], replaced: Mapping[str, Key] = {}) -> Iterator[str]:
     _, components = msgspec.json.schema_components([kind], ref_template="{name}")
-    texts = support_field_texts.of(kind)
+    texts, described = support_field_texts.of(kind), components[kind.__name__]
+    names = [field.encode_name for field in msgspec.structs.fields(kind)]
+    properties = described.get("properties") or dict(zip(names, described["prefixItems"], strict=True))
+    if kind.__struct_config__.array_like:
+        yield "A list of these values, in this order.\n"
     yield "| key | value | what it is |"
     yield "|---|---|---|"
     for field in msgspec.structs.fields(kind):
         if field.name in replaced:
             continue
-        schema = components[kind.__name__]["properties"][field.encode_name]
+        schema = properties[field.encode_name]
         yield f"| `{field.encode_name}` | {_linked(_cell(_value(schema)), links)} | {_cell(texts[field.name])} |"
     for name, key in ALSO.get(kind, {}).items():
         yield _row(name, key, links)

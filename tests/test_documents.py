@@ -48,7 +48,7 @@ PRINTED = {
 # Documents of which the tests here make none: their keys are compared where a test makes them.
 ELSEWHERE = {
     "provision": "test_provision_pretend.py",
-    "jobs submit, jobs retry": "test_tutorial_line.py",
+    "jobs submit, jobs retry, jobs trace": "test_tutorial_line.py",
     "collect watch": "support_watch.py",
     "collect sample": "test_collect_sampler.py",
 }

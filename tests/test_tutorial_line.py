@@ -52,7 +52,11 @@ def test_the_files_have_the_keys_that_are_described(followed, name):
 
 def test_submitting_again_prints_the_runs_that_are_described(followed):
     assert (
-        wrong("jobs submit, jobs retry", followed.json("jobs", "submit", "--matrix", str(followed.path / "first.yaml"))) == []
+        wrong(
+            "jobs submit, jobs retry, jobs trace",
+            followed.json("jobs", "submit", "--matrix", str(followed.path / "first.yaml")),
+        )
+        == []
     )
 
 

@@ -17,15 +17,15 @@ class PredictionScore(msgspec.Struct, kw_only=True):
     A ratio is a measured number divided by the likely predicted number. predicted, measured: medians over the runs.
     """
 
-    strategy: str
+    strategy: str  # name of the strategy
     category: str  # step time, memory (also by category of tensors), traffic or energy
     unit: str  # of predicted and measured: s, bytes, or J; each for one step
     n: int  # number of runs
     predicted: float
     measured: float
     ratio: float  # median
-    ratio_low: float
-    ratio_high: float
+    ratio_low: float  # the lowest of a run
+    ratio_high: float  # the highest of a run
     error_pct: float  # mean over the runs of how far a measurement is from its likely prediction, in percent of the prediction
     within: int  # number of runs whose measurement is in the predicted range
 

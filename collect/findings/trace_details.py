@@ -24,7 +24,7 @@ class IdleTime(msgspec.Struct, frozen=True, kw_only=True):
     idle_ms: float  # the sum of the three causes
     host_ms: float  # the host launched nothing
     communication_ms: float  # waiting for communication
-    other_ms: float
+    other_ms: float  # idle for another reason
     launch_delay_us: float | None  # from the end of a launch to the start of the work; None on a CPU
 
 
@@ -35,12 +35,12 @@ class PhaseOfStep(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     cell: str
-    phase: str
+    phase: str  # data, forward, backward, optimizer or other
     n: int  # number of repeats
     host_ms: float  # time of the main thread
     gpu_ms: float | None  # kernels and memory operations that the phase launched
-    compute_ms: float | None
-    communication_ms: float | None
+    compute_ms: float | None  # kernels that compute
+    communication_ms: float | None  # collectives
 
 
 class LayerOfStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class LayerOfStep(msgspec.Struct, frozen=True, kw_only=True):
     depth: int  # the number of modules around it
     n: int  # number of repeats
     calls: float  # calls per step in forward
-    forward_ms: float
+    forward_ms: float  # time of the forward pass
     backward_ms: float | None  # None: the trace has no numbers of autograd
     communication_ms: float | None  # collectives that the module launched; None on a CPU
 
@@ -75,11 +75,11 @@ class ProductOfStep(msgspec.Struct, frozen=True, kw_only=True):
     """A matrix product in a profiled step of a cell, over profiled ranks and n repeats: 2 batch m n k FLOPs a call."""
 
     cell: str
-    operator: str
-    batch: int
-    m: int
-    n: int
-    k: int
+    operator: str  # such as aten::mm
+    batch: int  # number of products in a call
+    m: int  # rows of the first matrix
+    n: int  # columns of the second matrix
+    k: int  # columns of the first matrix, which are the rows of the second
     repeats: int  # number of repeats
     calls: float  # calls per step and rank whose time is known
     ms: float  # time per step and rank
@@ -91,7 +91,7 @@ class AttentionOfStep(msgspec.Struct, frozen=True, kw_only=True):
 
     cell: str
     backend: str  # flash, efficient, cudnn, flex, fused or math
-    backward: bool
+    backward: bool  # whether it belongs to the backward pass
     name: str  # of the operator, or of the kernel if no operator launched it
     n: int  # number of repeats
     calls: float  # calls per step and rank

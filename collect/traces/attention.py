@@ -56,7 +56,7 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     backward: bool
     name: str
     by: Literal["operator", "kernel"]
-    calls: int
+    calls: int  # number of calls
     total_ns: int | None
     kernels: list[str]
 

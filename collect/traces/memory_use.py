@@ -24,7 +24,10 @@ _CPU = 0
 
 
 class MemoryPoint(msgspec.Struct, frozen=True, array_like=True):
-    """The memory of a device at one moment. at_ns: since the start of the first profiled step. reserved: None if unknown."""
+    """The memory of a device at one moment.
+
+    at_ns: since the start of the first profiled step. allocated, reserved: in bytes; None if unknown.
+    """
 
     at_ns: int
     allocated: int
