@@ -12,6 +12,7 @@ from support_slurm import MATRIX
 
 from provision.practice.base import USER
 from shardlab.rundir import RunDir
+from shardlab.workspace_trust import KEY_BYTES
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 STEPS = 100
@@ -76,12 +77,16 @@ def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experim
     assert (experiment.path / "report/index.html").exists()
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_nothing_of_ours_is_in_the_home_folder(experiment, verified, name):
+def test_only_the_key_of_trust_is_in_the_home_folders(experiment, verified):
     """Home folders of CloudLab are NFS over the control network. The test before this one trained on the nodes."""
-    files = experiment.practice.run(name, f"find /home/{USER} -type f -printf '%P\\n'").split()
     skeleton = {".bashrc", ".profile", ".bash_logout"}  # of Debian
-    assert set(files) - skeleton == {".ssh/authorized_keys"}
+    left = {}
+    for name in NODES:
+        listed = experiment.practice.run(name, f"find /home/{USER} -type f -printf '%s %P\\n'").splitlines()
+        sizes = {path: int(size) for size, path in (line.split(" ", 1) for line in listed)}
+        left[name] = {path: size for path, size in sizes.items() if path not in skeleton | {".ssh/authorized_keys"}}
+    # commands about runs are executed on the first node, which is the controller
+    assert left == {NODES[0]: {".local/state/shardlab/workspaces.key": KEY_BYTES}, NODES[1]: {}}
 
 
 def test_ranks_that_would_meet_on_the_control_network_are_noticed(experiment, verified):
