@@ -1,4 +1,4 @@
-"""Text that controls a terminal or hides other text: what remains of the text in each kind of output."""
+"""Text that controls a terminal, or hides other text, is removed from output: what remains of it in each kind of output."""
 
 import io
 import json
