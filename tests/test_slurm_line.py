@@ -43,11 +43,12 @@ def study(slurm, request):
 
 
 def while_slurmctld_is_away(desk, twin, held, without_accounts):
-    """Stops nothing itself; is called while slurmctld is down. Checks which states are reported, and that submissions are kept
-    for later.
+    """Is called while slurmctld is down. Checks the states that shardlab reports meanwhile, and that it keeps submissions for
+    later.
 
-    Of the four runs, one continues, one ends and two wait in the queue. In Slurm 26.05, a job step whose ranks have ended waits
-    for slurmctld, so the supervisor of this run waits too and the run is still reported as running.
+    Of the four runs of `twin`, one continues, one ends and two wait in the queue. In Slurm 26.05, the job step of a run whose
+    ranks have ended waits for slurmctld. So the supervisor of the ended run waits too, and the run is still reported as
+    running.
     """
     step_waits = twin.slurm.version >= (26, 5)
     with ThreadPoolExecutor() as pool:  # a call takes as long as Slurm's own commands wait for slurmctld

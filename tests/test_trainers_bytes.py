@@ -1,7 +1,8 @@
-"""Bytes that a rank sends in a step, compared with numbers that were worked out by hand from what each collective sends.
+"""Checks the bytes that a rank sends in a step, in theory and as counted, against numbers that were worked out by hand from
+what each collective sends.
 
-Theory and counting share one table of factors (`communication.FACTORS`), so comparing them would not show a wrong factor. All
-numbers here are for gpt2-tiny in fp32: a batch of 8 sequences, rank 0 of 4.
+Theory and counting share one table of factors (`communication.FACTORS`), so a comparison of the two would not show a wrong
+factor. All numbers here are for gpt2-tiny in fp32, a batch of 8 sequences, and rank 0 of 4.
 """
 
 import json
@@ -20,14 +21,15 @@ from trainers.parameter_server.ledger import Mode
 from trainers.parameter_server.server import ParameterServer
 from trainers.parameter_server.worker import WorkerEngine
 
-PSI = 882_176  # bytes of the 220,544 parameters, and of their gradients: BLOCKS in the blocks, REST outside of them
+# bytes of the 220,544 parameters, and also of their gradients; BLOCKS of them are in the blocks, REST outside of the blocks
+PSI = 882_176
 BLOCKS, REST = 799_744, 82_432
 HIDDEN = 131_072  # bytes of the hidden state between two blocks: 8 sequences x 64 positions x 64 numbers x 4 bytes
 
 
 @pytest.mark.parametrize(
     ("op", "sent"),
-    [  # for 1,200 bytes and 4 ranks in a ring: a rank sends three times a quarter; for an all-reduce it does so twice
+    [  # bytes sent for a payload of 1,200 bytes by one of 4 ranks in a ring: three times a quarter, for an all-reduce six times
         ("all_reduce", 1800),
         ("all_gather", 900),
         ("reduce_scatter", 900),
@@ -41,13 +43,13 @@ def test_a_rank_sends_of_a_collective_what_the_ring_needs(op, sent):
     assert Term("", op, 1200, 4, times=2).sent_bytes == 2 * sent
     assert Term("", op, 1200, 1).sent_bytes == (1200 if op == "send" else 0)
     assert op in communication.FACTORS
-    on_gloo = 2 * sent if op == "reduce_scatter" else sent  # gloo implements it as an all-reduce
+    on_gloo = 2 * sent if op == "reduce_scatter" else sent  # gloo executes a reduce_scatter as an all_reduce
     assert Call(op, 1200, 4).wire_bytes("gloo") == Term("", op, 1200, 4).wire_bytes("gloo") == on_gloo
     assert Call(op, 1200, 4).wire_bytes("nccl") == sent
 
 
-# Makes three steps as rank 0 of 4 with torch's fake process group, whose collectives move no data. Counts the bytes of the last
-# step.
+# A program that makes three steps as rank 0 of 4 and counts the bytes of the last step. It uses torch's fake process group,
+# whose collectives move no data.
 RANK_0 = """
 import json, sys, tempfile
 from pathlib import Path
@@ -84,54 +86,55 @@ for strategy, keys, counted in json.loads(sys.argv[1]):
     found = sum(call.sent_bytes for call in calls) if counted else None
     print("BYTES", json.dumps([theory, found, engine.textbook_bytes()]), flush=True)
 """
-ALL_REDUCED = 1_323_264  # an all-reduce of psi: 2 x 3/4 of psi
-GATHERED = 661_632  # an all-gather or a reduce-scatter of psi: 3/4 of psi
-IN_TURNS = 196_608  # an all-reduce of HIDDEN: 2 x 3/4 of HIDDEN
-# No step of DDP is made here, because its reducer waits for a result that a fake group never gives; proofs with real ranks
-# count DDP.
+ALL_REDUCED = 1_323_264  # bytes sent for an all-reduce of psi: 2 x 3/4 of psi
+GATHERED = 661_632  # bytes sent for an all-gather or a reduce-scatter of psi: 3/4 of psi
+IN_TURNS = 196_608  # bytes sent for an all-reduce of HIDDEN: 2 x 3/4 of HIDDEN
+# The program makes no step of DDP, because DDP's reducer waits for a result that a fake process group never gives. The
+# same-work proofs of other tests, which have real ranks, count the bytes of DDP.
 BY_HAND = [
-    # (strategy, keys, bytes sent, bytes according to textbooks, whether the bytes of a step are counted)
+    # (strategy, keys of the cell, bytes sent, bytes according to textbooks, whether the program counts the bytes of a step)
     ("single", {}, 0, 0, False),
     ("ddp", {}, ALL_REDUCED, 2 * PSI, False),
     ("ddp", {"accumulation": 2}, ALL_REDUCED, 2 * PSI, False),
     ("ddp", {"options": {"comm_hook": "bf16"}, "precision": "bf16"}, ALL_REDUCED / 2, 2 * PSI, False),
     ("fsdp1-no-shard", {}, ALL_REDUCED, 2 * PSI, True),
-    # Blocks are gathered for forward and again for backward, the other parameters once; all gradients are reduce-scattered.
+    # The parameters of blocks are gathered for forward and again for backward, the other parameters once. All gradients are
+    # reduce-scattered.
     ("fsdp1-full-shard", {}, 2 * 599_808 + 61_824 + GATHERED, 3 * PSI, True),
     ("fsdp1-full-shard", {"accumulation": 2}, 4 * 599_808 + 2 * 61_824 + GATHERED, 3 * PSI, True),
     ("fsdp1-shard-grad-op", {}, 2 * GATHERED, 2 * PSI, True),
     ("fsdp2", {}, 2 * 599_808 + 61_824 + GATHERED, 3 * PSI, True),
     ("fsdp2-zero2", {}, 2 * GATHERED, 2 * PSI, True),
-    # Two replicas of two ranks: gathering sends half of psi instead of 3/4. The half of a rank is all-reduced over two
-    # replicas.
+    # Two replicas of two ranks each: a gather sends half of psi instead of 3/4. Each rank holds half of the gradients and
+    # all-reduces it with the other replica.
     ("fsdp1-hybrid-shard", {}, 2 * 399_872 + 41_216 + 441_088 + 441_088, 3 * PSI, True),
     ("fsdp1-hybrid-shard-zero2", {}, 3 * 441_088, 2 * PSI, True),
     ("fsdp2-hsdp", {}, 2 * 399_872 + 41_216 + 441_088 + 441_088, 3 * PSI, True),
     ("fsdp2-hsdp-zero2", {}, 3 * 441_088, 2 * PSI, True),
     # Each of the 4 blocks all-reduces the hidden state twice in forward (Megatron-LM, section 3) and twice in backward.
     ("tp", {"tp": 4}, 16 * IN_TURNS, None, True),
-    # Each all-reduce becomes a reduce-scatter and an all-gather, which send as much together. One more pair is needed for the
-    # input of the first block and the output of the last. The gradients of 2 norms (256 numbers) in 4 blocks, 4,096 bytes, are
-    # all-reduced. The gradients of biases come from a gathered gradient.
+    # With sequence parallelism, a reduce-scatter and an all-gather replace each all-reduce and send as many bytes together. One
+    # more pair is needed, for the input of the first block and the output of the last block. The gradients of 2 norms (256
+    # numbers) in each of 4 blocks, 4,096 bytes, are all-reduced. The gradients of biases are computed from a gathered gradient.
     ("tp", {"tp": 4, "options": {"sequence_parallel": True}}, 16 * IN_TURNS + IN_TURNS + 6_144, None, True),
-    # Half the batch and two ranks per all-reduce: 16 x 65,536. A rank holds 25,184 numbers of a block (half of the matrices
-    # with 12 x 64 x 64 numbers, half of 448 biases, all of 384 others): 402,944 bytes in 4 blocks. Half of these bytes is sent,
-    # and half of the rest.
+    # Two ranks share each all-reduce, for half the batch: 16 x 65,536 bytes. A rank holds 25,184 numbers of a block (half of
+    # the matrices with 12 x 64 x 64 numbers, half of 448 biases, all of 384 other numbers), which are 402,944 bytes in 4
+    # blocks. FSDP2 sends half of these bytes, and half of the bytes outside of the blocks.
     ("tp-fsdp2", {"tp": 2}, 16 * 65_536 + 2 * 201_472 + 41_216 + 242_688, None, True),
     ("zero0", {}, ALL_REDUCED, 2 * PSI, True),
     # Gradients are all-reduced in whole buckets, and the updated parameters are gathered.
     ("zero1", {}, ALL_REDUCED + GATHERED, 2 * PSI, True),
     ("zero2", {}, ALL_REDUCED + GATHERED, 2 * PSI, True),
-    # DeepSpeed does not shard parameters of less than 100,000 elements. All of this model are smaller, so each is gathered
-    # once.
+    # DeepSpeed does not shard parameters with less than 100,000 elements. All parameters of this model are smaller, so each
+    # parameter is gathered once.
     ("zero3", {}, 2 * GATHERED, 3 * PSI, True),
 ]  # fmt: skip
-SCALARS = 40  # bytes of norms, losses and flags, which are in no table
+SCALARS = 40  # bytes of norms, losses and flags, which no row of BY_HAND contains
 
 
 @pytest.fixture(scope="module")
 def told():
-    """Returns a list with [theory, counted or None, textbook] for each entry of BY_HAND."""
+    """Returns [bytes in theory, bytes counted or None, bytes according to textbooks] for each entry of BY_HAND."""
     code = RANK_0.replace("TESTS", str(Path(__file__).parent))
     asked = json.dumps([[strategy, keys, counted] for strategy, keys, _, _, counted in BY_HAND])
     done = subprocess.run([sys.executable, "-c", code, asked], capture_output=True, text=True, check=False)
@@ -152,7 +155,8 @@ def test_a_strategy_sends_what_was_worked_out_by_hand(told, place):
 
 @pytest.mark.parametrize(("rank", "sent"), [(0, 4 * 32_768 + 3), (1, 8 * 32_768 + 3), (3, 4 * 32_768 + 3)])
 def test_a_stage_sends_its_neighbours_what_is_hidden_and_its_gradient(rank, sent):
-    """4 micro-batches of 2 sequences send a hidden state of 32,768 bytes each. The loss is broadcast: 3/4 of 4 bytes."""
+    """For each of 4 micro-batches of 2 sequences, a stage sends the hidden state (32,768 bytes) to the next stage and its
+    gradient to the previous stage. The broadcast of the loss sends 3/4 of 4 bytes."""
     stage = SimpleNamespace(is_first=rank == 0, is_last=rank == 3)
     pipeline = SimpleNamespace(
         _task=SimpleNamespace(plan=lambda: SimpleNamespace(hidden=(64, 64))),
