@@ -61,8 +61,7 @@ def told(run_dir, name):
 
 
 def resuming(bench, *earlier, **keys):
-    """Makes the folder of a new run that resumes from the first usable checkpoint of the earlier runs. keys: the keys of the
-    cell."""
+    """Makes the folder of a new run that may resume from the checkpoints of the earlier runs. keys: the keys of the cell."""
     run_dir = bench.run_dir(**keys)
     run = msgspec.structs.replace(run_dir.read_run(), resume=[one.run_id for one in earlier])
     files.write_json(run_dir.run_json, run)
