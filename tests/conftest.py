@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc):
     support_releases.parametrize(metafunc)
 
 
-@pytest.hookimpl(trylast=True)  # runs after pytest has sorted the tests by the parameters of fixtures
+@pytest.hookimpl(trylast=True)  # our order is applied after pytest has sorted the tests by the parameters of fixtures
 def pytest_collection_modifyitems(config, items):
     items.sort(key=support_releases.place)
     if support_lanes.on_worker(config):

@@ -41,7 +41,8 @@ def at_work(bench):
 
 
 def test_the_same_cell_has_the_same_losses_through_each(bench, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # without GPUs, because losses computed on CPUs are equal to the last bit
+    # Ranks use no GPU here, because losses computed on CPUs are equal to the last bit.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert EVERY == ["deepspeed", "fork", "submitit", "torchrun"]
     name = bench.matrix(f"axes: {{strategy: [ddp], gpus: [2], launcher: {EVERY}, prove: ['off']}}", steps=5)
     sent = bench.json("jobs", "submit", "--matrix", name, "--wait")

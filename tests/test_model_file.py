@@ -143,7 +143,7 @@ def test_two_models_of_one_name_in_a_matrix_are_refused(tmp_path):
 
 
 def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, capsys):
-    """From a matrix to a run folder, in a process that does not import torch. Then a second workspace, which stands for another
+    """Renders a run from a matrix in a process that does not import torch. Then a second workspace, which stands for another
     machine, gets the run folder and can retry the run without --trust."""
     theirs, ours = Workspace(tmp_path / "theirs"), Workspace(tmp_path / "ours")
     write(theirs.path, "llama")
@@ -167,7 +167,8 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     assert found.workloads.known["my-llama"] == run.own_workload
     (status,) = statuses(ours, ours.all_runs())
     submit.freeze_trusted(ours, [submit.RunDecision(run, True, "", status)], trust=False)
-    assert own_plugins.of_run(ours, run, trust=False).sources == []  # `ours` now has its own copy of the configuration
+    # The second workspace now has its own copy of the configuration.
+    assert own_plugins.of_run(ours, run, trust=False).sources == []
     shutil.rmtree(ours.own)
     frozen = ours.runs / run_dir.run_id / "workloads" / "my-llama.json"
     frozen.write_text(frozen.read_text().replace("96", "97"))

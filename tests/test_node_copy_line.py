@@ -20,7 +20,7 @@ CIFAR = "cifar-10-batches-bin"
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
-    # The path must be short, because sockets are created in this folder and the path of a socket has a length limit.
+    # This folder has a short path, because sockets are created in it and the path of a socket has a length limit.
     short = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")
     monkeypatch.setenv("XDG_RUNTIME_DIR", short.name)
     (tmp_path / "node").mkdir()
@@ -78,7 +78,8 @@ def test_what_a_run_left_whose_supervisor_was_killed_too_is_removed_by_the_next_
     (folder,) = bench.folders()
     until(lambda: folder.steps(0).records, "the run makes steps")
 
-    def processes():  # those of the runs, of the fork server (the path of its socket is in the second folder) and of its ranks
+    # Returns the processes of the runs, of the fork server (its socket is in the second folder) and of its ranks.
+    def processes():
         return [*processes_of(bench.path.parent), *processes_of(Path(os.environ["XDG_RUNTIME_DIR"]))]
 
     for process in processes():

@@ -181,7 +181,8 @@ def test_a_machine_on_the_way_as_ssh_lists_it(tmp_path, monkeypatch, text, jump)
 
 
 class Controller:
-    """A stand-in for the machine that executes the command: stores the files and the words that shardlab sends to it."""
+    """A stand-in for a controller (the machine that executes commands about runs): stores the files and the words that shardlab
+    sends to it."""
 
     host, workspace = "head", "/mydata/w"
 
@@ -254,7 +255,7 @@ def test_after_the_lease_the_status_is_that_of_the_fetched_runs(workspace, capsy
     there = RemoteWorkspace(
         **{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "host": "127.0.0.1", "port": 1}
     )
-    remote_workspace.keep(workspace, there)  # no SSH server listens at this port
+    remote_workspace.keep(workspace, there)  # no SSH server listens at the port of this controller
     words = ["--workspace", str(workspace.path)]
     lend(workspace, "2099-01-01T00:00:00Z")
     assert main(["status", *words]) == 1

@@ -49,7 +49,8 @@ def batches(bench, folder, strategy, **keys):
     code, errors = bench.finish(run_dir)
     assert code == 0, errors
     parts = [[json.loads(line) for line in (noted / str(rank)).read_text().splitlines()] for rank in range(2)]
-    # shardlab also calls `batch` with one or two items, to check the file and to count operations. These calls are not steps.
+    # shardlab also calls `batch`, a function of the model file, with one or two items to check the file and to count
+    # operations. These calls belong to no step, so they are left out.
     return [[items for items in part if len(items) > 2] for part in parts], run_dir.read_run().cell
 
 

@@ -43,7 +43,7 @@ PIPELINE = "def pipeline(model):\n    return model[0], model[2]\n"
 
 def test_a_file_says_over_how_many_ranks_it_is_split_and_how_many_stages_it_has(tmp_path):
     (known,) = described(tmp_path, MODEL + TENSOR + PIPELINE).workloads
-    # common divisors of the widths 24, 24 and 48 that also divide the number of heads, which is 6
+    # The degrees are the common divisors of the widths 24, 24 and 48 that also divide the number of heads, which is 6.
     assert known.tensor_degrees == (2, 3, 6)
     assert known.most_stages == 4
     workload = menu.add_own(known, tmp_path / "workloads" / "mine.py")
@@ -53,7 +53,7 @@ def test_a_file_says_over_how_many_ranks_it_is_split_and_how_many_stages_it_has(
     assert "mine has 4 blocks, too few for 5 stages" in menu.refuse(cell_of(known, "pp-gpipe", pp=5, gpus=5))
     options = {**cell_of(known, "tp", tp=2).options, "heads": 4}
     assert not workload.has_default_options(cell_of(known, "tp", options=options))
-    # With options that are not the default, `menu.refuse` accepts the cell: only the ranks can check it.
+    # If options differ from their defaults, `menu.refuse` accepts the cell, because only the ranks can check it.
     assert menu.refuse(cell_of(known, "tp", gpus=4, tp=4, options=options)) is None
 
 

@@ -45,7 +45,7 @@ def text_of(name="alone", refuse="return None"):
 
 
 def workspace(folder, text, name="alone"):
-    """A trusted workspace whose strategy file has this text. Its matrix uses the strategy `alone`."""
+    """A trusted workspace whose strategy file contains `text`. The matrix of the workspace uses the strategy `alone`."""
     (folder / "strategies").mkdir(parents=True)
     (folder / "strategies" / f"{name}.py").write_text(text)
     (folder / "m.yaml").write_text(MATRIX)
@@ -243,8 +243,9 @@ def test_what_the_code_prints_is_no_answer_and_a_new_question_starts_another_pro
 
 
 def test_code_that_does_not_end_is_killed_with_what_it_started(tmp_path, monkeypatch):
-    """Code that a workspace defines may not end. Here the code also prints 1 MB and leaves a child process that holds the
-    output pipe open. shardlab stops it after a time limit: it does not store the output, and it does not wait for the child."""
+    """Code in a strategy file may run without end. Here the code also prints 1 MB and starts a child process that keeps the
+    output pipe open. After a time limit, shardlab kills the code and the child. It does not keep the output in memory and does
+    not wait for the pipe."""
     monkeypatch.setattr(own_answers, "ANSWER_S", 1.5)
     pids = tmp_path / "pids"
     code = textwrap.dedent(f"""
@@ -290,7 +291,7 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     with pytest.raises(InputError, match=r"the code of its strategy alone .*was not submitted from this workspace.*--trust"):
         own_plugins.of_run(ours, run, trust=False)
     own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
-    with pytest.raises(InputError, match="--trust"):  # the workspace `ours` is not trusted yet
+    with pytest.raises(InputError, match="--trust"):  # the second workspace is not trusted yet
         own_plugins.of_run(ours, run, trust=False)
     workspace_trust.trust(ours)
     found = own_plugins.of_run(ours, run, trust=False)

@@ -20,8 +20,8 @@ NAME = "launch/local.sh.j2"
 
 @pytest.fixture
 def workspace(tmp_path, monkeypatch):
-    """A workspace that is not the current folder. The current folder has a template of the same name as the workspace, which
-    must not be used."""
+    """A workspace that is not the current folder. The current folder also contains a template with the name NAME, which must
+    not be used for a workspace in another folder."""
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "templates" / "launch").mkdir(parents=True)
     (elsewhere / "templates" / NAME).write_text("of the current folder\n")
@@ -31,8 +31,8 @@ def workspace(tmp_path, monkeypatch):
 
 
 def rendered(workspace, text, code):
-    """Runs `jobs render` in a workspace whose template has this text, checks the exit code of the command, and returns the
-    rendered scripts."""
+    """Runs `jobs render` in a workspace, checks the exit code of the command, and returns the rendered scripts. text: the
+    content of the workspace's template NAME; None if the workspace has no template."""
     if text is not None:
         (workspace / "templates" / NAME).write_text(text)
     words = ["render", "--matrix", "quickstart", "--where", "gpus == 1", "--repeats", "1", "--workspace", str(workspace)]

@@ -36,7 +36,7 @@ axes: {seed: [1]}
 
 
 def workspace(folder, text=MODEL, name="points"):
-    """A trusted workspace whose workload file has this text. Its matrix trains the workload."""
+    """A trusted workspace whose workload file contains `text`. The matrix of the workspace trains the workload."""
     (folder / "workloads").mkdir(parents=True)
     (folder / "workloads" / f"{name}.py").write_text(text)
     (folder / "m.yaml").write_text(MATRIX)
@@ -105,7 +105,7 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
         own_plugins.of_run(ours, run, trust=False)
     assert not ours.own.exists()
     own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
-    # the code in `ours` is a copy that another workspace made, so it needs --trust too
+    # The second workspace has a copy of the code that another workspace made, so running the code needs --trust too.
     with pytest.raises(InputError, match="--trust"):
         own_plugins.of_run(ours, run, trust=False)
     workspace_trust.trust(ours)

@@ -264,7 +264,8 @@ def test_a_plan_shows_what_this_machine_cannot_hold_and_submitting_it_is_refused
 def test_a_rehearsed_matrix_says_so_in_everything_that_is_written(tmp_path):
     space = ("--workspace", str(tmp_path))
     rendered = jobs("render", "--matrix", "paper3", "--scale", "tiny", "--where", "workload == 'vgg16' and gpus == 2", *space)
-    assert "10 run(s) rendered" in rendered.stdout  # the claims name 5 of these cells; each cell runs twice
+    # The claims of the study name 5 of these cells, and each of the 5 cells runs twice.
+    assert "10 run(s) rendered" in rendered.stdout
     workspace = Workspace(tmp_path)
     for folder in workspace.all_runs():
         run = folder.read_run()

@@ -58,7 +58,7 @@ WORDS = {"reproduced", "contradicted", "undecided", "not run"}
 
 def as_expected(cell, same_work):
     """Returns whether the same-work proof of a run has the expected verdict: "not provable" for asynchronous parameter servers
-    and for a strategy that overflows in fp16, otherwise "proven"."""
+    and for a workload whose gradients overflow in fp16, otherwise "proven"."""
     if cell.strategy in ("ps-async", "ps-ssp"):
         return same_work.verdict == "not provable" and same_work.why.startswith(ARRIVAL)
     # BatchNorm is frozen in this deep model, so its gradients are near the largest fp16 number. Which of them overflow depends

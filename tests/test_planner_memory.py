@@ -37,7 +37,7 @@ def test_parameters_by_place_add_up_to_those_of_the_menu(workload):
     facts = model_facts.of(cell(workload))
     assert facts.parameters == menu.workload(workload).parameters
     by_place = facts.blocks * facts.block_parameters + facts.front + facts.back - facts.tied
-    # the mean size of a block is rounded down if blocks differ in size
+    # The sum may be a little smaller: if blocks differ in size, their mean size is rounded down.
     assert by_place == pytest.approx(facts.parameters, abs=100)
 
 
@@ -62,7 +62,8 @@ def test_the_arithmetic_of_study_4s_table_of_zero(stage, printed_gb):
 @pytest.mark.parametrize(
     ("strategy", "bytes_per_parameter"),
     [
-        # weight in bf16, copy of the weight in fp32, two moments of Adam, gradient in fp32, gradient in bf16
+        # The bytes per parameter: weight in bf16, copy of the weight in fp32, two moments of Adam, gradient in fp32, gradient
+        # in bf16.
         ("zero0", 2 + 4 + 8 + 4 + 2),
         ("zero1", 2 + (4 + 8) / 8 + 4 + 2),
         ("zero2", 2 + (4 + 8 + 4) / 8),
@@ -220,7 +221,7 @@ def test_beside_tensors_there_are_three_terms_only_on_a_gpu():
         ((70, 78, 90), True, "likely"),
         ((70, 85, 90), True, "unlikely"),
         ((81, 85, 90), True, "no"),
-        # without a GPU the estimate is a lower bound, which can only prove that a cell does not fit
+        # Without a GPU, the estimate is a lower bound, which can only prove that a cell does not fit.
         ((10, 11, 12), False, None),
         ((81, 85, 90), False, "no"),
     ],

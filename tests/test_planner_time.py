@@ -45,7 +45,7 @@ def test_the_simulation_reproduces_study_4s_table(stages, micro_batches, bubble,
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 32)])
 def test_the_interleaved_bubble_is_smaller_by_the_number_of_stages_of_a_rank(ranks, micro_batches, per_rank):
     step = simulate("interleaved", ranks, micro_batches, per_rank=per_rank)
-    # formula of Narayanan et al., 2021, section 2.2
+    # The expected value is the formula of Narayanan et al., 2021, section 2.2.
     assert step.total - step.ideal == pytest.approx(3 * (ranks - 1) / per_rank)
 
 
@@ -65,16 +65,16 @@ def test_no_pass_overlaps_another_or_begins_before_its_input(schedule):
 
 def test_the_timeline_has_a_line_per_rank_and_dots_where_it_waits():
     lines = drawn(simulate("gpipe", 2, 2), width=18)
-    # A forward pass takes 1 and a backward pass 2. Rank 0 waits between its last forward pass and the first gradient from rank
-    # 1.
+    # A forward pass takes 1 unit of time and a backward pass 2. Rank 0 waits between its last forward pass and the first
+    # gradient from rank 1.
     assert [line.split()[2] for line in lines] == ["0011......aaaabbbb"[:18], "..0011aaaabbbb...."]
 
 
 @pytest.mark.parametrize(
     ("op", "size", "expected_s"),
     [  # computed by hand for 4 ranks, a latency (alpha) of 1 ms and 1e9 bytes/s
-        ("all_reduce", 1e9, 6e-3 + 1.5),  # a ring makes 6 hops, and sends 2 * 3/4 of the bytes, which take 1 s
-        ("all_reduce", 0, 4e-3),  # a tree makes 2 * log2(4) hops
+        ("all_reduce", 1e9, 6e-3 + 1.5),  # a ring makes 6 hops and sends 2 * 3/4 of 1e9 bytes, and 1e9 bytes take 1 s
+        ("all_reduce", 0, 4e-3),  # a tree makes 2 * log2(4) = 4 hops
         ("all_gather", 1e9, 3e-3 + 0.75),
         ("reduce_scatter", 1e9, 3e-3 + 0.75),
         ("send", 1e9, 1e-3 + 1.0),
@@ -152,7 +152,7 @@ def test_a_measured_run_calibrates_cells_alike():
     assert corrected.step_s.likely == pytest.approx(1.2 * plain.step_s.likely)
     assert corrected.tensor_bytes.likely == pytest.approx(0.9 * plain.tensor_bytes.likely)
     assert corrected.step_s.high / corrected.step_s.low == pytest.approx(1.05 / 0.95)
-    # the next calibration must compare with the uncorrected formula, or it would correct the prediction twice
+    # The next calibration compares with the uncorrected formula; otherwise it would correct the prediction twice.
     assert corrected.formula_step_s == plain.formula_step_s
     other = msgspec.structs.replace(one, precision="fp32")
     assert predict.of(other, machine(), calibration=earlier).step_s == predict.of(other, machine()).step_s

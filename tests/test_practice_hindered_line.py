@@ -1,5 +1,5 @@
-"""`provision` meets an obstacle on practice nodes: apt's lock is held, the user presses Ctrl-C, a worker was drained, or the
-machine has another user."""
+"""`provision` on practice nodes with an obstacle: apt's lock is held, the user presses Ctrl-C, or a worker was drained. Also:
+what another user of the machine can do with practice nodes."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def held_lock(practice):
     until(lambda: practice.run("work2", "ls /run/held 2>/dev/null || true"), "the lock is held")
 
     def let_go():
-        # the second call finds no unit to stop, which is no error
+        # If the lock is released a second time, there is no unit to stop, which is no error.
         practice.run("work2", "systemctl stop hold 2>/dev/null || true")
 
     yield let_go

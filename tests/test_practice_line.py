@@ -107,8 +107,8 @@ def test_a_crashed_node_is_booted_again_and_works_again(practice):
 
 
 def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(practice):
-    """`provision` must wait for a node whose SSH server is not up yet. Here it starts only after `provision` has tried once to
-    log in."""
+    """`provision` must wait for a node whose SSH server is not up yet. In this test, the SSH server of work2 starts only after
+    `provision` has tried once to log in."""
     slow, go = "/etc/systemd/system/ssh.service.d", "/root/go"
     text = f'[Service]\\nExecStartPre=/bin/sh -c "until test -e {go}; do sleep 0.1; done"\\n'
     practice.run("work2", f"mkdir -p {slow}; printf '{text}' > {slow}/slow.conf")
@@ -204,7 +204,7 @@ def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
     said = practice.provision()
     logged = "".join(path.read_text() for path in logs.iterdir())
     told = {step: one["says"] for step, one in states(said).items() if one["state"] == "changed"}
-    told.pop(("head", "slurm-nodes"), None)  # slurm-nodes may also have waited for workers that were not ready
+    told.pop(("head", "slurm-nodes"), None)  # the operation slurm-nodes may also report that it waited for workers
     assert told.keys() == {
         ("head", "slurm-controller"),
         ("work2", "packages"), ("work2", "slurm-workers"),  # slurmd is started again, because unpacking munge stopped it

@@ -17,7 +17,7 @@ def three(tmp_path, monkeypatch):
     monkeypatch.setattr(virtual, "INSTANCES", tmp_path / "limit")
     monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
     monkeypatch.setattr("provision.practice.machine.STATE", tmp_path / "state")
-    # These checks depend on the system of this machine, so they are replaced.
+    # Other checks of practice nodes depend on the operating system of this machine, so stand-ins replace them.
     monkeypatch.setattr(base, "check", lambda _release=None: None)
     monkeypatch.setattr(base, "folder", lambda _packages, _release: tmp_path / "base")
     (tmp_path / "state").mkdir(mode=0o700)
@@ -27,7 +27,7 @@ def three(tmp_path, monkeypatch):
 
 
 def changes(three, tmp_path):
-    """Returns what shardlab would do to bring up the first of the three nodes. It is not done."""
+    """Returns descriptions of the changes that would bring up the first of the three nodes. No change is carried out."""
     workspace = Workspace(tmp_path)
     return [change.says for change in virtual.bring_up(three, workspace, virtual.nodes(three, workspace)[0])]
 
@@ -40,7 +40,7 @@ def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(t
     other = msgspec.structs.replace(machine, base=tmp_path / "base-2")
     with pytest.raises(NoBase, match="head: this practice node was made by another version of shardlab, or for another"):
         other._check_base()
-    (machine.folder / "base").unlink()  # older versions of shardlab did not write this file
+    (machine.folder / "base").unlink()  # older versions of shardlab did not write the file `base`
     with pytest.raises(NoBase, match="made by another version"):
         machine._check_base()
 

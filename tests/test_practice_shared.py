@@ -57,7 +57,7 @@ def test_a_setuid_program_in_the_shared_folder_has_no_effect_while_a_cluster_use
     states, folder = tmp_path / "states", tmp_path / "not" / "there yet"
     states.mkdir()
     tmp_path.chmod(0o755)
-    # only root can open the folders of pytest, but user 1000 must be able to run the program
+    # Only root can open the folders of pytest, but user 1000 must be able to run the program in the shared folder.
     for parent in tmp_path.parents[:3]:
         if parent.stat().st_uid == os.geteuid() and str(parent) != "/" and not parent.stat().st_mode & 0o001:
             parent.chmod(parent.stat().st_mode | 0o011)

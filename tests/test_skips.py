@@ -48,7 +48,7 @@ def skipping(tmp_path):
 
 def test_in_ci_each_skip_that_the_table_does_not_list_fails_by_name(skipping):
     code, said = pytest_on(skipping.parent, "true")
-    assert code == 2  # if a file cannot be collected, pytest stops before the first test
+    assert code == 2  # exit code 2: if a file cannot be collected, pytest stops before the first test
     assert "tests/test_whole_file.py was skipped in CI: no browser. Allowed in CI: the skips that" in said
     (skipping / "test_whole_file.py").unlink()
     code, said = pytest_on(skipping.parent, "true")

@@ -1,5 +1,5 @@
-"""Runs `jobs submit` and then `jobs status`, while stand-ins for squeue and sacct print what a real Slurm prints about such a
-job.
+"""Runs `jobs submit` and then `jobs status`, while stand-ins for squeue and sacct print what a real Slurm could print about the
+job of the submitted run.
 
 The printed lines have the same form as the lines in recorded/slurm, which Slurm 22.05 printed on practice nodes.
 """

@@ -10,8 +10,8 @@ from support_slurm import MATRIX, Desk
 from shardlab.workspace import Workspace
 
 pytestmark = pytest.mark.line
-# Of these machines, this machine can reach only `gate`. SSH knows the name `gate` from CONFIG only; the names of the other
-# machines are known only behind `gate`.
+# Of the machines in CONFIG, this machine can reach only `gate`. SSH knows the name `gate` from CONFIG only; the names of the
+# other machines are known only behind `gate`.
 CONFIG = """\
 Host *
   User {user}
@@ -77,7 +77,8 @@ def test_through_two_machines_to_the_controller(desk):
     assert "nothing to cancel" in desk.run("jobs", "cancel", "--all").stdout
     assert desk.run("jobs", "logs", "single*").stdout
     told = desk.path / ".shardlab/away.json"
-    # A changed mark makes this machine believe that it cannot see the cluster's folder, so it must copy the files.
+    # The file away.json contains the mark of the folder on the cluster. If the mark in it is changed, this machine believes
+    # that it cannot see the folder, so `collect fetch` must copy the files.
     told.write_text(told.read_text().replace('"mark": "', '"mark": "another '))
     (run,) = json.loads(desk.run("collect", "fetch", "--json").stdout)
     assert (run["complete"], run.get("problems", [])) == (True, [])

@@ -172,7 +172,7 @@ def test_no_more_than_that_many_run_at_a_time(tmp_path, queue):
 
 
 def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, capsys):
-    class Last:  # stands for a group with one waiting run, which Slurm accepts at the first attempt
+    class Last:  # a stand-in for a Backlog with one waiting run, which Slurm accepts at the first attempt
         folders: ClassVar = ["r"]
         unanswered = None
 
@@ -279,7 +279,7 @@ def test_a_slurm_that_is_away_meanwhile_is_waited_for(tmp_path, queue):
     queue.rule(away=True)
     waiting.attend(before)
     assert "Unable to contact slurm controller" in waiting.problem
-    # the runs whose submission was interrupted are not marked as refused
+    # Slurm did not answer the submission of one run. This run stays pending until its outcome is known.
     assert sorted(study.states()) == ["pending", "planned", "planned"]
     while waiting:
         queue.rule(ends=0)

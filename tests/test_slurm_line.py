@@ -21,7 +21,7 @@ from shardlab.rundir import RunDir
 from shardlab.suspension import LEAST_S
 
 pytestmark = pytest.mark.line
-# a key of the cluster file that makes jobs wait in the queue, for tests in which no job has to run
+# A key of the cluster file that makes jobs wait in the queue, for tests in which no job has to run.
 HELD = "extra: {begin: now+1hour}"
 SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
 
@@ -30,7 +30,7 @@ SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
 def study(slurm, request):
     made: list[Study] = []
     test = request.node.name
-    # makes the names of two tests different if their first 45 characters are equal
+    # This suffix makes the names of two studies different if the names of their tests begin alike.
     its_own = hashlib.sha256(test.encode()).hexdigest()[:6]
 
     def make(more: str = "", suffix: str = "") -> Study:
@@ -51,14 +51,14 @@ def while_slurmctld_is_away(desk, twin, held, without_accounts):
     running.
     """
     step_waits = twin.slurm.version >= (26, 5)
-    with ThreadPoolExecutor() as pool:  # a call takes as long as Slurm's own commands wait for slurmctld
+    with ThreadPoolExecutor() as pool:  # each of these calls waits as long as Slurm's own commands wait for slurmctld
         sent = pool.submit(held.start, "submit", "--matrix", held.matrix(SEEDS))
         results = twin.until(lambda: results_of_ended_tasks(twin), "the ranks of a run end, and its sampler")
         twin.until(lambda: step_waits or twin.events("exited"), "a run ends")
         states = [folder.judge().state for folder in twin.folders()]
         assert sorted(states) == sorted(["running" if step_waits else "completed", "pending", "pending", "running"])
         running = [folder.path for folder, state in zip(twin.folders(), states, strict=True) if state == "running"]
-        # one of the running runs has no result yet: its ranks still work
+        # Exactly one of the runs that are reported as running has no result, because its ranks still work.
         assert len(set(running) - {result.parent for result in results}) == 1
         samples = [path / "samples" for path in running]
         files = contents(twin.path, *samples)
@@ -113,7 +113,8 @@ def test_two_strategies_on_one_and_two_nodes_from_a_desk_to_the_report_with_slur
     assert (tmp_path / "report/index.html").stat().st_size > 10_000
     shutil.rmtree(tmp_path / "runs")
     told = tmp_path / ".shardlab/away.json"
-    # A changed mark makes this machine believe that it cannot see the cluster's folder, so it must copy the files.
+    # The file away.json contains the mark of the folder on the cluster. If the mark in it is changed, this machine believes
+    # that it cannot see the folder, so `collect fetch` must copy the files.
     told.write_text(told.read_text().replace('"mark": "', '"mark": "another '))
     again = json.loads(desk.run("collect", "fetch", "--json").stdout)
     assert [run["files"] for run in again] == [run["files"] for run in fetched]
@@ -280,7 +281,7 @@ def test_a_run_past_its_time_goes_on_from_its_checkpoint(study):
     measured.jobs("submit", "--matrix", measured.matrix("axes: {strategy: [ddp], gpus: [2]}"), "--wait")
     (first,) = measured.folders()
     start = next(event.wall_s for event in first.events() if event.event == "started")
-    # a multiple of what the run above needed for its first step under the present load of this machine
+    # This time limit is a multiple of what the run above needed for its first step under the present load of the machine.
     limit = clock(round(10 + 3 * (first.steps(0).records[0].wall_s - start)))
     limits = f'  instruments: {{checkpoints: {{every_steps: 1000000}}}}\n  time_limit: "{limit}"\n'
     name = one.write("limited.yaml", text.replace("  steps", f"{limits}  steps"))
@@ -412,7 +413,8 @@ def test_cells_run_inside_an_allocation_that_a_person_has(study):
 
 def test_changed_packages_hold_all_runs_and_a_person_releases_them_in_their_place(study):
     """Packages changed after the submission, so all runs are held, and `jobs retry --only held` lets them start with the same
-    jobs. `requeue: 0` allows Slurm no restart of a job; a start at which the run was only held must not count as one."""
+    jobs. `requeue: 0` forbids Slurm to restart a job, so a start at which a run was only held must not count as a start of the
+    run."""
     made = study("requeue: 0, extra: {begin: now+10}")
     packages = {"PYTHONPATH": f"{made.path}/site"}
     shipped = (Path(templates.FOLDER) / "launch/slurm.sbatch.j2").read_text()
@@ -420,7 +422,8 @@ def test_changed_packages_hold_all_runs_and_a_person_releases_them_in_their_plac
     assert path in shipped
     made.write("templates/launch/slurm.sbatch.j2", shipped.replace(path, f"{path}:{made.path}/site"))
     made.jobs("submit", "--matrix", made.matrix(SEEDS), env=packages)
-    # makes the digest of the packages differ from the digest at the submission
+    # A new package makes the digest of the packages differ from the digest at the submission. pip writes this metadata for a
+    # package.
     made.write("site/some_package-1.0.dist-info/METADATA", "")
     made.until(lambda: all(run["held"] and "held" in run["scheduler"]["raw"].lower() for run in made.runs()), "all are held")
     assert {run["state"] for run in made.runs()} == {"pending"}
@@ -428,7 +431,7 @@ def test_changed_packages_hold_all_runs_and_a_person_releases_them_in_their_plac
     assert not made.events("started")
     jobs = {run["id"]: run["scheduler"]["id"] for run in made.runs()}
     requeued = {event.data["requeued"] for event in made.events("held")} - {""}
-    # only runs that a node had already started are requeued; two nodes start at most two runs at a time
+    # Slurm requeued only runs that a node had already started, and two nodes start at most two of these runs at a time.
     assert 1 <= len(requeued) <= 2
     assert "4 run(s) submitted" in made.jobs("retry", "--only", "held", env=packages)
     made.slurm.run("head", f"for job in {' '.join(requeued)}; do scontrol update JobId=$job StartTime=now; done")

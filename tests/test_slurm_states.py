@@ -63,7 +63,7 @@ def test_of_accounts_that_lag_and_the_queue_the_queue_is_right(says):
     says(sacct=recorded("sacct-middle"), squeue=recorded("squeue-middle"))
     found = query.of(ALL, 0.0)
     assert (found.why_not, found.complete) == ("", True)
-    assert found.jobs["24"].state == "PENDING"  # the job was requeued, and the accounting database still had it as running
+    assert found.jobs["24"].state == "PENDING"  # job 24 was requeued; the accounting database still had it as running
     assert found.jobs["24"].reason == "BeginTime"
     assert found.jobs["22_31"].start_s == 1795283124.0
     assert found.jobs["22_32"].start_s is None

@@ -8,8 +8,8 @@ PROGRAM = "from shardlab import source_digest as it; print(it.packages()); impor
 
 
 def test_a_process_that_imports_setuptools_has_the_digest_of_one_that_does_not():
-    """setuptools makes the packages that it contains visible to Python when it is imported, and torch imports setuptools when
-    it compiles. The digest of the packages must not include them."""
+    """When a process imports setuptools, setuptools adds a folder with its own copies of packages to sys.path. torch imports
+    setuptools when it compiles. These copies must not change the digest of the packages."""
     done = subprocess.run([sys.executable, "-P", "-c", PROGRAM], capture_output=True, text=True, check=True)
     before, after = done.stdout.split()
     assert before == after

@@ -22,7 +22,8 @@ PASSPHRASE = "a long passphrase"
 
 
 class Login(paramiko.ServerInterface):
-    """The logins of the server: accepts one key, and runs each command in the user's shell, bash, as sshd does."""
+    """Handles the logins to the SSH server of these tests: accepts one key, and runs each command in the user's shell, bash, as
+    sshd does."""
 
     def __init__(self, public, home):
         self.public, self.home = public, home
@@ -81,7 +82,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """An SSH server that accepts only the key that `key` makes. The client has no agent and no other key."""
+    """An SSH server that accepts only the key that the function `key` makes. The client has no agent and no other key."""
     home = tmp_path / "home there"
     home.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))

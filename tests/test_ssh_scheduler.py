@@ -83,7 +83,7 @@ def test_a_node_whose_connection_breaks_is_a_node_failure_and_is_named(nodes):
     up(folder, 2)
     (task,) = (task for task in tasks(folder) if task.environ()["SHARDLAB_NODE"] == "1" and task.name() == "sleep")
     sessions = [parent for parent in task.parents() if "jobs.ssh.node_task" in " ".join(parent.cmdline())]
-    sessions[0].send_signal(signal.SIGKILL)  # the process also stands in for ssh, so killing it breaks the connection
+    sessions[0].send_signal(signal.SIGKILL)  # this process also stands in for ssh, so killing it breaks the connection
     supervisor.wait(60)
     _, reason, why = exited(folder)
     assert (reason, folder.judge().state) == ("node_fail", "node_fail")

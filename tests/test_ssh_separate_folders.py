@@ -179,9 +179,9 @@ def test_two_nodes_that_set_the_same_earlier_folder_aside_at_one_time_are_notice
     def prepare(node):
         return ["sh", "-euc", node_folders.PREPARE, "prepare", str(folder), "token", node, str(tmp_path / "own"), ".token"]
 
-    # Two nodes prepare the same run folder at once. A fake `mv` lets gpu1 go first at one moment: `after`: gpu1 has placed its
-    # new part before this node moves the earlier folder aside; `before`: the earlier folder has already been moved aside when
-    # this node tries to move it.
+    # gpu1 and gpu2 prepare the same run folder at once. A fake `mv`, which gpu2 uses to move an earlier folder aside, first
+    # does something else at the moment `after` or `before`. `after`: gpu1 prepares the run folder. `before`: the earlier folder
+    # is moved away, as if gpu1 had just moved it aside.
     (tmp_path / "mv").write_text(
         f"#!/bin/sh\nif mkdir {tmp_path}/once 2>/dev/null; then\n"
         + (
@@ -345,7 +345,7 @@ def test_what_only_the_first_node_writes_is_not_taken_from_another_node(nodes, f
         {"claim/by-gpu2": "x", "job.sbatch": "x", "events.hold.x.jsonl": "x", "log/ssh.gpu7.log": "x"},
     )
     attempt = folder.events_file("attempt").read_text()
-    hostile["events.attempt.jsonl"] = f"{attempt}{attempt}"  # the content that the first node has, and more
+    hostile["events.attempt.jsonl"] = f"{attempt}{attempt}"  # the file begins with the content that the first node has
     for name, text in hostile.items():
         (nodes.part("gpu2", folder).path / name).parent.mkdir(exist_ok=True)
         (nodes.part("gpu2", folder).path / name).write_text(text)

@@ -57,7 +57,7 @@ def test_states(told, witnesses, state, words):
         ((("submitting", "a"), ("submitted", "a"), ("refused", "a")), "planned"),
         # The node that refused the run recorded `refused` before `submitted` was recorded, or its clock is slow.
         ((("submitting", "a"), ("refused", "a"), ("submitted", "a")), "planned"),
-        # the clock of the node that recorded `refused` is fast
+        # In this case, the clock of the node that recorded `refused` is fast.
         ((("submitting", "b"), ("submitted", "b"), ("refused", "a")), "pending"),
         ((("refused", "a"), ("submitting", "b"), ("submitted", "b")), "pending"),
         ((("submitted", None), ("refused", None)), "planned"),

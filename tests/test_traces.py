@@ -36,7 +36,8 @@ def figures(found: trace.Trace) -> dict:
 
 
 def rows(found: trace.Trace) -> list[tuple]:
-    """Returns every event of a trace as a tuple, in which the numbers of labels are replaced by the labels."""
+    """Returns every event of a trace as a tuple of its columns. The columns that contain numbers of labels contain the labels
+    instead."""
     columns = (found.name, found.category, found.thread, found.stream, found.correlation, found.start_ns, found.duration_ns)
     spelled = [[found.labels[i] for i in column] if index < 3 else column.tolist() for index, column in enumerate(columns)]
     return list(zip(*spelled, strict=True))
@@ -71,7 +72,7 @@ def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_
         beside.write_bytes(damaged)
         assert figure_cache.figures(path) == told
         assert beside.read_bytes() == whole
-    # a truncated gzip file gives no figures, and those of the whole file are not used
+    # A truncated gzip file gives no figures, not even the cached figures of the whole file.
     path.write_bytes(path.read_bytes()[:-20])
     assert figure_cache.figures(path) is None
     assert figure_cache.figures(path) is None

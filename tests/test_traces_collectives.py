@@ -62,7 +62,7 @@ def test_arguments_say_what_a_collective_is(tmp_path, damage):
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"Process Group Ranks": [*range(8)]}, {}),  # a list; Kineto writes a text
+        ({"Process Group Ranks": [*range(8)]}, {}),  # a list of ranks instead of the text that Kineto writes
         # Kineto abbreviates the list of a large group, so the ranks are unknown
         ({"Process Group Ranks": "[0, 1, ..., 7]"}, {"ranks": None}),
         ({"Process Group Name": None, "Process Group ID": 3}, {}),  # the form that PyTorch wrote until version 2.3

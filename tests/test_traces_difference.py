@@ -60,9 +60,9 @@ def test_the_causes_of_idle_time_in_an_example(tmp_path):
     rank = support.RankOfRun(0)
     rank.launch("kernel", "gemm", 7, 0, 10, 20)
     rank.launch("kernel", support.NCCL, 20, 5, 30, 40)  # queued since 5, so the idle time from 20 to 30 has the cause "other"
-    # ran after the collective, for which it waited: the cause of the idle time from 40 to 44 is communication
+    # This kernel ran after the collective, for which it waited. The cause of the idle time from 40 to 44 is communication.
     rank.launch("kernel", "gemm", 7, 6, 44, 50)
-    # launched at 70: the cause of the idle time is the host from 50 to 70, and "other" from 70 to 75
+    # This kernel was launched at 70. The cause of the idle time from 50 to 70 is the host, and from 70 to 75 it is "other".
     rank.launch("kernel", "gemm", 7, 70, 75, 80)
     told = analyse(trace.read(rank.write(tmp_path)))
     assert (told.idle.host_ns, told.idle.communication_ns, told.idle.other_ns) == (20, 4, 15)

@@ -2,7 +2,8 @@
 differ, but only because its sort is unstable.
 
 The figures of HTA are recorded in golden/hta.json. If HTA is installed, the tests also run HTA, with and without the vector
-instructions; numpy chooses its sort by them. To record the figures again, name a Python that has HTA:
+instructions of the processor, because numpy chooses its sort by these instructions. To record the figures again, name a Python
+that has HTA:
 
     python3 -m venv /tmp/hta && /tmp/hta/bin/pip install HolisticTraceAnalysis
     SHARDLAB_HTA=/tmp/hta/bin/python SHARDLAB_GOLDEN=write pytest tests/test_traces_hta.py
@@ -56,8 +57,8 @@ def environment(python: str, processor: str) -> dict[str, str]:
 
 
 def said_by_hta(*folders: Path, processor: str = "this one") -> list[dict]:
-    """Runs HTA on each folder of traces and returns its figures by rank. HTA gives NaN for a percentage of nothing; it becomes
-    None."""
+    """Runs HTA on each folder of traces and returns HTA's figures by rank. For a percentage of nothing, HTA gives NaN, which
+    becomes None here."""
     words, env = [HTA, HERE / "record_hta.py", *folders], environment(HTA, processor)
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=env, timeout=600)
     return json.loads(done.stdout, parse_constant=lambda _: None)

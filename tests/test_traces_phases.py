@@ -40,7 +40,7 @@ def test_the_phases_of_an_example(tmp_path):
     for begin in (0, 1000):
         step(rank, begin)
         rank.launch("gpu_memcpy", "Memcpy HtoD", 7, begin + 3, begin + 15, begin + 20)
-        # a kernel of forward that ends after backward has begun
+        # This kernel belongs to forward and ends after backward has begun.
         rank.launch("kernel", "gemm", 7, begin + 30, begin + 40, begin + 90)
         rank.launch("kernel", "gemm", 7, begin + 80, begin + 95, begin + 130, tid=2)
         rank.launch("kernel", support.NCCL, 20, begin + 115, begin + 120, begin + 150, tid=2)
@@ -74,7 +74,7 @@ def test_annotations_of_users_name_phases(tmp_path):
         ("optimizer_step", 80, 95),
     ):
         rank.annotate(name, begin, end)
-    rank.annotate("forwarding address", 96, 97)  # not the word `forward`, so no phase
+    rank.annotate("forwarding address", 96, 97)  # this is not the word `forward`, so it is no phase
     rank.annotate("aten::mm", 12, 30, cat="cpu_op")
     assert {phase: time.host_ns for phase, time in told(tmp_path, rank).items()} == {
         "data": 10,

@@ -21,7 +21,8 @@ from trainers.parameter_server.ledger import Mode
 from trainers.parameter_server.server import ParameterServer
 from trainers.parameter_server.worker import WorkerEngine
 
-# bytes of the 220,544 parameters, and also of their gradients; BLOCKS of them are in the blocks, REST outside of the blocks
+# Bytes of the 220,544 parameters of gpt2-tiny, and also of their gradients. BLOCKS of these bytes are in the blocks, and REST
+# are outside of the blocks.
 PSI = 882_176
 BLOCKS, REST = 799_744, 82_432
 HIDDEN = 131_072  # bytes of the hidden state between two blocks: 8 sequences x 64 positions x 64 numbers x 4 bytes

@@ -24,7 +24,7 @@ FAMILIES = {
     "single": {"strategy": "single"},
     "ddp": {"strategy": "ddp", "gpus": 2},
     "ddp-powersgd": {"strategy": "ddp-powersgd", "gpus": 2},
-    # the loss scale decreases in the first steps, so it is a state that may be lost
+    # With fp16, the loss scale decreases in the first steps, so it is a state that a checkpoint could lose.
     "ddp in fp16": {"strategy": "ddp", "gpus": 2, "precision": "fp16"},
     "fsdp1-full-shard": {"strategy": "fsdp1-full-shard", "gpus": 2},
     "fsdp2": {"strategy": "fsdp2", "gpus": 2},

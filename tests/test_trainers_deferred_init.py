@@ -17,7 +17,7 @@ pytest_plugins = ["support_trainers"]
         ("fsdp1-full-shard", 2, {"options": {"wrap": "none"}}),
         # The position frequencies of this model are buffers that are not part of its state dict.
         ("fsdp1-shard-grad-op", 2, {"workload": "llm-1.3b-tiny", "seq_len": 64}),
-        # the statistics of BatchNorm include integers
+        # The statistics of BatchNorm include integers.
         ("fsdp1-no-shard", 3, {"workload": "resnet50-tiny", "global_batch_size": 6}),
         ("fsdp1-hybrid-shard", 4, {"workload": "vit-tiny", "activation_checkpointing": "segments-2"}),
         ("fsdp1-hybrid-shard-zero2", 4, {"workload": "llm-1.3b-tiny", "seq_len": 64, "precision": "bf16"}),

@@ -48,7 +48,7 @@ def test_out_of_memory_is_an_event_of_its_own_and_eats_none(bench):
     assert {e.event for e in run_dir.events()} == {"met", "oom"}
     assert f"can't allocate memory: you tried to allocate {HUGE * 256 * 4} bytes" in event(run_dir, "oom")
     assert event(run_dir, "oom").endswith(" (while building)")
-    # Each rank prints one such sentence, unless it was ended before it printed anything.
+    # Each of the two ranks prints one line with RuntimeError, unless the rank was ended before it printed anything.
     assert errors.count("RuntimeError") in (1, 2)
     assert "Traceback" in "".join(log.read_text() for log in run_dir.log.glob("*"))
     assert not run_dir.result.exists()
@@ -75,7 +75,7 @@ def test_only_what_says_that_memory_ran_out_is_out_of_memory():
     assert [said for said in OUT_OF_MEMORY + NOT_OUT_OF_MEMORY if is_out_of_memory(RuntimeError(said))] == OUT_OF_MEMORY
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
     assert is_out_of_memory(MemoryError())
-    # such a message is no proof in a ValueError: torch and its libraries raise RuntimeError
+    # The same text in a ValueError is no proof, because torch and its libraries raise RuntimeError.
     assert not is_out_of_memory(ValueError(OUT_OF_MEMORY[0]))
 
 
@@ -116,7 +116,8 @@ def test_the_launcher_has_to_start_as_many_ranks_as_the_run_says(bench):
 
 def test_a_rank_without_a_gpu_ends_before_python_ends_the_interpreter(bench, tmp_path):
     """When Python shuts down the interpreter of a process that has finished training, a waiting thread of gloo may abort the
-    process. So a rank ends before that; here an exit handler would abort it."""
+    process. So a rank ends before the interpreter shuts down. In this test, an exit handler, which Python calls at the
+    shutdown, would abort the process."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text("import atexit, os; atexit.register(lambda: os.abort())")
     code, errors = bench.finish(bench.run_dir(), "trainers", "run", PYTHONPATH=str(tmp_path / "site"))
@@ -159,7 +160,7 @@ def test_a_killed_rank_ends_the_others(long_run):
     run_dir, client = long_run
     ranks = ranks_of(run_dir)
     assert len(ranks) == 2
-    # a stopped rank cannot notice that the other rank is gone, so the supervisor of the ranks must end it
+    # A stopped rank cannot notice that the other rank is gone.
     ranks[0].send_signal(signal.SIGSTOP)
     ranks[1].send_signal(signal.SIGKILL)
     _, errors = client.communicate(timeout=120)

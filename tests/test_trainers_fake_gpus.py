@@ -159,7 +159,7 @@ def test_the_host_waits_for_nothing_that_the_algorithm_does_not_need(gpus, name)
 
 
 # (strategy, options, the memory that one of 8 ranks holds after building the model, the additional memory that the library
-# needs while building). Both are fractions of the size of all weights in fp32.
+# needs while building). Both amounts of memory are fractions of the size of all weights in fp32.
 HELD = [
     ("fsdp1-full-shard", {}, 1 / 8, 0.125),  # FSDP1 copies a block into a flat tensor
     ("fsdp2", {}, 1 / 8, 0.0),
@@ -199,7 +199,8 @@ def test_building_a_part_of_a_model_takes_no_more_than_the_part_and_a_block(gpus
     cell = {"strategy": strategy, "gpus": 8, "precision": "bf16", "optimizer": ADAMW, "options": model}
     cell |= {"tp": 8} if strategy == "tp" else {"pp": 8, "accumulation": 8}
     found = gpus.check("one_rank_of" if strategy == "tp" else "one_stage_of", world=8, cell=cell)
-    # What other ranks hold. With pipeline parallelism, this includes a layer norm on the last stage.
+    # The bytes of the model that only other ranks hold. With pipeline parallelism, these include a layer norm on the last
+    # stage.
     elsewhere = 4 * 7 * SHARDED if strategy == "tp" else 7 * found["block"] + 4 * 2 * WIDTH
     held = found["weights"] - elsewhere
     assert held <= found["built"] <= 1.05 * held
@@ -211,7 +212,7 @@ def test_building_a_part_of_a_model_takes_no_more_than_the_part_and_a_block(gpus
     [
         ("fsdp2", {}, 1 / 64),
         ("tp-fsdp2", {"tp": 4}, 1 / 48),  # tensor parallelism shards neither the embeddings nor the head
-        # The parts themselves are 2.5 / 64; DeepSpeed adds padding to each parameter.
+        # With ZeRO-3, the part of a rank is 2.5 / 64 of all weights, plus the padding that DeepSpeed adds to each parameter.
         ("zero3", {"options": {"reduce_bucket_size": 1_000}}, 3 / 64),
         *only_long(("fsdp1-full-shard", {}, 1 / 64), ("fsdp2-hsdp", {"options": {"replicas": 8}}, 8 / 64)),
     ],

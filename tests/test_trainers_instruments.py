@@ -19,7 +19,7 @@ from trainers.instruments.memory_timeline import POINTS, timeline
 pytest_plugins = ["support_trainers"]
 ADAM = Optimizer(name="adamw", lr=1e-3)
 CATEGORIES = Instruments(memory="categories")
-# with these options, DeepSpeed's ZeRO-3 shards every parameter and frees it after use, as textbooks describe it
+# With these options, DeepSpeed's ZeRO-3 shards every parameter and frees it after use, as textbooks describe it.
 CUT = {"param_persistence_threshold": 0, "max_reuse_distance": 0}
 
 
@@ -87,8 +87,8 @@ def test_a_curve_is_what_its_parts_say(bench):
     ("single", 1, {"activation_checkpointing": "full"}, 0.01), ("fsdp2", 2, {}, 0.05), ("ddp", 2, {"warmup_steps": 1}, 0.01),
 ])  # fmt: skip
 def test_the_sum_of_categories_is_what_torch_allocates(bench, strategy, gpus, keys, within):
-    """Compares the peak of what a step allocates in addition to the memory at its start. The second figure is that of torch's
-    profiler, for the next step."""
+    """Compares two figures for the peak of what a step allocates in addition to the memory at its start: the sum of the
+    categories, and the figure of torch's profiler for the next step."""
     look = Instruments(memory="categories", profile=Profile(first_step=3, steps=1, memory=True))
     run_dir = bench.complete(strategy=strategy, gpus=gpus, optimizer=ADAM, steps=3, instruments=look, **keys)
     found = categories(run_dir)
@@ -194,7 +194,8 @@ def test_parameter_servers_workers_are_looked_into_as_well(bench):
     run_dir = bench.complete(strategy="ps-sync", gpus=2, servers=1, steps=2, instruments=CATEGORIES)
     found, result = categories(run_dir, 1), run_dir.read_result()
     assert found["start"]["parameter"] == 4 * result.parameters
-    # The estimate exists only for strategies that shard a model over data-parallel ranks, and parameter servers do not.
+    # The estimate exists only for strategies that shard a model over data-parallel ranks. Parameter servers do not shard a
+    # model in this way.
     assert "estimate_bytes" not in result.instruments["memory"]
 
 

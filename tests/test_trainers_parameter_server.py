@@ -1,5 +1,5 @@
-"""Parameter servers: the synchronous parameter server does the work of one process. The asynchronous ones keep their bounds on
-staleness, and continue if a worker is lost."""
+"""Parameter servers: the synchronous parameter server does the work of one process. Asynchronous parameter servers keep their
+bounds on staleness, and continue if a worker is lost."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from trainers.rank import Rank
 from trainers.ranks import devices
 
 pytest_plugins = ["support_trainers"]
-# how much losses may differ because sums are computed in a different order; the largest difference seen was 1e-6
+# How much losses may differ because sums are computed in a different order. The largest difference seen was 1e-6.
 ROUNDING = 1e-4
 # The learning rate is small, because each gradient is applied as an update of its own and is not averaged with others.
 CALM = Optimizer(name="sgd", lr=0.02, momentum=0.9)

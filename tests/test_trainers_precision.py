@@ -34,8 +34,8 @@ FAMILIES = (
     ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
     ("ps-sync", 2, {"servers": 1}),
 )
-# WHOLE and SHARDED: the cells for precisions other than fp16. Some are also in FAMILIES; in all of them, the precision has its
-# own code.
+# WHOLE and SHARDED contain the cells for precisions other than fp16. Some of these cells are also in FAMILIES. In each of these
+# cells, the precision has its own code.
 WHOLE = (
     ("single", 1, {"accumulation": 2}),
     ("ddp", 2, {"accumulation": 2, "activation_checkpointing": "full"}),
@@ -201,7 +201,7 @@ def test_wrong_work_is_called_different(bench, broken, precision):
     ("precision", "broken"),
     [
         ("fp16", "proof.LOSS_SCALE = 2.0**60"),  # every step overflows, in one process and on two ranks
-        # the updates are so small that rounding removes them
+        # The updates are so small that rounding removes them.
         ("bf16-pure", "proof.SGD = msgspec.structs.replace(proof.SGD, lr=1e-30)"),
     ],
 )

@@ -135,8 +135,8 @@ PSI = 220_544 * 4  # bytes of the parameters of gpt2-tiny, psi
 
 
 def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_whole_period(bench):
-    """An all-reduce of psi bytes over n ranks sends 2 (n-1)/n psi per rank, so two ranks together send 2 psi. Here they do it
-    once in 8 steps: on average psi / 4 per step."""
+    """An all-reduce of psi bytes over n ranks sends 2 (n-1)/n psi per rank, so two ranks together send 2 psi. Here the ranks
+    average once in 8 steps, which is psi / 4 per step."""
     found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", repr(AVERAGED)))
     assert (found.verdict, found.why) == ("other work", AVERAGED)
     assert found.communication_bytes == {"theory": PSI / 4, "counted": PSI / 4, "wire": PSI / 4, "textbook": 4 * PSI}
@@ -146,7 +146,7 @@ def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_wh
 def test_the_same_work_in_a_strategy_that_does_not_say_so_is_called_different(bench):
     found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", "None"))
     assert found.verdict == "different", found.why
-    # the two steps that every proof makes, and a whole period of 8 steps
+    # The 10 steps are the two steps that every proof makes, and a whole period of 8 steps.
     assert "compared to one process, 10 steps" in found.why
     assert found.communication_bytes["counted"] == PSI / 4
 

@@ -1,5 +1,5 @@
-"""A rehearsal by the planner's fake tensors predicts the memory and the collectives of a step. The tests compare the prediction
-with real steps, and test the command `python -m trainers rehearse`."""
+"""A rehearsal of a cell with fake tensors, which hold no data, predicts the memory and the collectives of a step. The tests
+compare the prediction with real steps, and test the command `python -m trainers rehearse`."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ ALLOWED = 0.08  # how much the predicted peak of memory may differ, as a share o
 REAL_COLLECTIVES = [
     ("single", 1, {}),
     ("ddp", 2, {"accumulation": 2}),
-    ("ddp", 2, {"workload": "resnet50-tiny"}),  # its buffers are broadcast
+    ("ddp", 2, {"workload": "resnet50-tiny"}),  # the buffers of a ResNet are broadcast
     ("fsdp1-full-shard", 2, {"precision": "bf16"}),
     ("fsdp1-shard-grad-op", 2, {}),
     ("fsdp1-no-shard", 2, {}),
@@ -187,13 +187,13 @@ def test_the_command_keeps_its_answer_in_the_cache(cell_of, tmp_path):
     cell = cell_of("zero3", 4, {})
     request = msgspec.json.encode(RehearsalRequest(cell))
     first = _command("-", "--cache", tmp_path, given=request)
-    # standard output contains only the answer; DeepSpeed prints its own lines elsewhere
+    # Standard output contains only the answer; DeepSpeed prints its own lines elsewhere.
     answer = rehearsed.decode(first.stdout)
     assert (answer.cell, answer.world_size, answer.how) == (cell.hash(), 4, "fake_tensors")
     (kept,) = tmp_path.iterdir()
     marked = msgspec.structs.replace(answer, remarks=("from the cache",))
     kept.write_bytes(msgspec.json.encode(marked))
-    # seed and steps do not change what a step does, so the answer in the cache is valid for this cell
+    # The seed and the number of steps do not change what a step does, so the answer in the cache is valid for this cell.
     another = msgspec.structs.replace(cell, seed=7, steps=99)
     file = tmp_path / "request"
     file.write_bytes(msgspec.json.encode(RehearsalRequest(another)))

@@ -72,7 +72,7 @@ def test_knobs_are_read_from_what_was_built(run):
     assert effective["bucket_cap_mb"] == 3.0
     assert sum(effective["bucket_sizes_bytes"]) == run.read_result().parameters * 4
     assert (effective["optimizer"], effective["weight_decay"]) == ("AdamW", 0.1)
-    # the learning rate in step 7 of 8; warm-up steps count
+    # The learning rate is that of step 7 of 8, where warm-up steps count.
     assert effective["last_lr"] == pytest.approx(0.01 * (1 - (7 - 3) / (8 - 3)))
     assert effective["tf32"] == "no effect on a CPU"
 

@@ -7,7 +7,7 @@ from trainers import menu
 pytest_plugins = ["support_trainers"]
 DISTRIBUTED = ("ddp", "fsdp2", "fsdp2-zero2")
 WORKLOADS = ("gpt2-tiny", "vit-tiny")
-# how much losses may differ because sums are computed in a different order; the largest difference seen was 1e-6
+# How much losses may differ because sums are computed in a different order. The largest difference seen was 1e-6.
 ROUNDING = 1e-4
 
 
@@ -78,7 +78,7 @@ def test_bf16_rounds_and_does_no_other_work(bench, strategy):
     ours = bench.losses(strategy=strategy, gpus=1 if strategy == "single" else 2, precision="bf16")
     assert (
         1e-5 < difference(ours, bench.reference(workload="gpt2-tiny")) < 0.022
-    )  # equal to fp32 would mean that nothing ran in bf16
+    )  # losses equal to those in fp32 would mean that nothing was computed in bf16
 
 
 @pytest.mark.parametrize("change", [{"seed": 43}, {"global_batch_size": 4}])

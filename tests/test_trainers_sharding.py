@@ -9,7 +9,7 @@ from torch.utils import cpp_extension
 from trainers import menu
 
 pytest_plugins = ["support_trainers"]
-# how much losses may differ because sums are computed in a different order; the largest difference seen was 2e-6
+# How much losses may differ because sums are computed in a different order. The largest difference seen was 2e-6.
 ROUNDING = 1e-4
 # With these options, DeepSpeed's ZeRO-3 shards every parameter and frees it after use, as textbooks describe it.
 FREED = {"param_persistence_threshold": 0, "max_reuse_distance": 0, "max_live_parameters": 0}

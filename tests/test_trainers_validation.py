@@ -81,7 +81,8 @@ def test_less_than_a_batch_of_items_is_refused(bench):
     assert "7 validation items do not fill a global batch of 8" in errors
 
 
-# maps a step to the mean loss in nats that is expected after it; an untrained model has ln 512 = 6.24
+# Maps the number of a step to the mean loss in nats that is expected in this step. An untrained model has a loss of ln 512 =
+# 6.24.
 CURVE = {1: 6.24, 20: 3.8, 40: 1.7, 60: 1.2}
 
 

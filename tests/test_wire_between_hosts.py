@@ -59,7 +59,8 @@ os._exit(0)
 
 @pytest.fixture(params=HEADERS)
 def hosts(request):
-    """Yields (for each of the two hosts, the words before a command that run the command on the host; the tolerance)."""
+    """Yields (one prefix for each of the two hosts, the tolerance). A command is run on a host if the prefix of the host is put
+    before the words of the command."""
     words = ["unshare", "--net", "sh", "-c", MADE, "sh", "on" if request.param == "large packets" else "off"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as made:
         pids = made.stdout.readline().split()
@@ -95,7 +96,7 @@ def test_an_all_reduce_is_seen_on_the_wire(hosts, tmp_path):
             subprocess.Popen([*words, sys.executable, "-c", RANK, str(rank)], env=environment) for rank, words in enumerate(at)
         ]
         assert [rank.wait(300) for rank in ranks] == [0, 0]
-        # skips the sample that each sampler is taking now, which may be older than the end of the ranks
+        # The sample that a sampler is taking now may be older than the end of the ranks, so the test waits for later samples.
         counts = [len(seen(file)) for file in files]
         until(lambda: all(len(seen(file)) > count + 1 for file, count in zip(files, counts, strict=True)), "later samples")
     finally:

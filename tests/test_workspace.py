@@ -77,7 +77,7 @@ def test_runs_are_sent_to_one_folder_of_the_cluster_by_every_spelling(ws, tmp_pa
     (tmp_path / "bin/ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     for how in SPELLINGS:
-        # without this file, shardlab must compute the path of the workspace on the controller for each spelling
+        # Without away.json, shardlab must compute the path of the workspace on the controller again for each spelling.
         (ws / ".shardlab/away.json").unlink(missing_ok=True)
         assert main(["submit", "--matrix", "quickstart", "--workspace", spelled(tmp_path, how)]) == 0
     folders = log.read_text().splitlines()

@@ -64,7 +64,7 @@ def test_a_checkpoint_whose_commit_is_killed_at_any_call_is_whole_or_not_listed(
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     ends = [json.loads(line) for line in done.stdout.splitlines()]
     assert [ended for ended, _, _ in ends] == [-9] * (len(ends) - 1) + [0]
-    # there are at least five changes: the manifest is opened, written, synced and renamed, and the folder is renamed
+    # There are at least five changes: the manifest is opened, written, synced and renamed, and the folder is renamed.
     assert len(ends) > 5
     listed = [steps for _, steps, _ in ends]
     first_with_both = listed.index([NEW_STEP, KEPT_STEP])

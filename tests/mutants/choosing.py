@@ -34,10 +34,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Choice:
-    """The tests that judge a mutant.
+    """The tests that are chosen to judge a mutant.
 
     batches:  the tests by file, in the order in which they run
-    left_out: number of tests that run the line but are not chosen, because the budget of time was used up
+    left_out: number of tests that run the line but are not chosen, because the limit of time was used up
     how:      "line" if the tests run the line, "import" if the line runs when its file is imported
     """
 

@@ -30,16 +30,16 @@ SIGNATURES = {"parameters", "lambdef"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one file.
+    """One change of one file of the product.
 
     file:       path of the file, relative to the root of the repository
     definition: qualified name of the function or class that contains the change; empty at module level
     text:       the line before the change, without its indentation
-    operator:   the name of the operator in Cosmic Ray
+    operator:   the name of the kind of change in Cosmic Ray, such as the replacement of `<` by `<=`
     repeat:     index of the change among the changes by this operator with the same definition and text, starting at 0
-    at:         number of the changed line, in this tree
-    line, end:  first and last line of the statement (for a compound statement: of its head), in this tree
-    occurrence: the number that Cosmic Ray gives the change in this file, in this tree
+    at:         number of the changed line, in the present version of the file
+    line, end:  first and last line of the changed statement (for a compound statement: of its head), in the present version
+    occurrence: the number that Cosmic Ray gives the change, in the present version of the file
     """
 
     file: str

@@ -24,8 +24,8 @@ KILLED, TIMEOUT, SURVIVED, UNCOVERED = "killed", "timeout", "survived", "uncover
 # A test hangs if it takes longer than this time plus ten times its recorded time. If the machine is busy with other work, this
 # limit is multiplied by the load per processor.
 HANGS_S = 60.0
-# The tests of so many files run in a first process, which kills most mutants. The tests of all other files run in a second
-# process.
+# The tests of this number of files run in a first process, which kills most mutants. The tests of all other files run in a
+# second process.
 FIRST_FILES = 2
 
 
