@@ -225,7 +225,7 @@ def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, cap
     said = capsys.readouterr().err
     assert re.search(r"2 run\(s\) are not submitted \(AssocMaxSubmitJobLimit\): single-\S+, single-\S+\. Run the same", said)
     assert "interrupted; runs that were started continue" in said
-    assert "None" not in said  # Slurm answered every call, so no message may say that it did not answer
+    assert "None" not in said  # Slurm answered every call, so there is no unanswered submission to print
     queue.rule()
     assert study.jobs("submit", "--wait") == 0
     assert study.times_sent() == {(1, 1)}

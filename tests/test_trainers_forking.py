@@ -1,5 +1,5 @@
-"""The fork server serves only its own user and only its own version of the code. All runs that it serves are served in the same
-way."""
+"""The fork server serves only its own user and only its own version of the code. The runs that it serves do not affect each
+other."""
 
 import json
 import os
