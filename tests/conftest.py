@@ -1,9 +1,10 @@
 """Settings and fixtures that all tests share.
 
 Hypothesis has no deadline for an example, so no test fails because the machine is slow. In CI, Hypothesis uses the same
-examples in each run, so a failure there is caused by the change under test; elsewhere the examples are random.
-A shell makes its background processes ignore Ctrl-C. This file undoes this for the tests and for the processes that they start.
-One practice cluster serves all tests that need a cluster.
+examples in each run, so a failure there is caused by the change under test. Elsewhere its examples are random.
+A shell that starts pytest in the background makes it ignore Ctrl-C (SIGINT). This file undoes this, for the tests and for the
+processes that they start.
+All tests that need a cluster share one practice cluster.
 """
 
 import os
@@ -37,7 +38,7 @@ def pytest_generate_tests(metafunc):
     support_releases.parametrize(metafunc)
 
 
-@pytest.hookimpl(trylast=True)  # pytest itself sorts by the parameters of fixtures; our order comes after that
+@pytest.hookimpl(trylast=True)  # our order is applied after pytest has sorted the tests by the parameters of fixtures
 def pytest_collection_modifyitems(config, items):
     items.sort(key=support_releases.place)
     if support_lanes.on_worker(config):
@@ -51,7 +52,8 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_home(tmp_path_factory):
-    """Use a temporary XDG_STATE_HOME, so that the tests do not use the key with which the user marks workspaces as trusted."""
+    """Sets XDG_STATE_HOME to a temporary folder, so that tests do not use the user's own key, which marks workspaces as
+    trusted."""
     before = os.environ.get("XDG_STATE_HOME")
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     yield
@@ -62,7 +64,7 @@ def _state_home(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def release(request):
-    """The release of Debian on the practice nodes; None for the release of this machine."""
+    """The release of Debian that the practice nodes run; None means the release of this machine."""
     found = getattr(request, "param", support_releases.OWN)
     return None if found == support_releases.OWN else found
 
@@ -71,15 +73,16 @@ def release(request):
 def practice(release):
     if WHY is not None:
         pytest.skip(WHY)
-    # not below /tmp, because the user of the nodes has no access there
+    # The folder is not below /tmp, because the user of the nodes has no access to the temporary folders of pytest.
     yield from clusters(Path("/srv") / f"shardlab-test-{os.getpid()}", release=release)
 
 
 @pytest.fixture(scope="session")
 def slurm(request, release):
-    """The cluster of the workspace $SHARDLAB_SLURM if the variable is set, otherwise the practice cluster of the tests."""
+    """The Slurm cluster that tests use: the cluster of the workspace in the variable SHARDLAB_SLURM if it is set, otherwise the
+    shared practice cluster."""
     if given := os.environ.get("SHARDLAB_SLURM"):
         return SlurmCluster(Path(given))
     found = request.getfixturevalue("practice")
-    assert found.provision()["verified"] is True  # repairs what other tests changed
+    assert found.provision()["verified"] is True  # repairs what other tests have changed on the cluster
     return SlurmCluster(found.folder)

@@ -1,4 +1,4 @@
-"""What launchers write into a run and what they refuse before any rank starts."""
+"""Tests of launchers: what a launcher writes into a run, and what it refuses before any rank starts."""
 
 import os
 import pickle
@@ -34,7 +34,8 @@ def bench(tmp_path):
 
 @pytest.fixture
 def launched(tmp_path, monkeypatch):
-    """Returns a function that makes a matrix of one cell, whose launcher `mpi` needs the given programs."""
+    """Returns a function that loads a matrix with one cell. The launcher of the cell is `mpi`, which exists only in this test
+    and needs the given programs."""
 
     def make(*needs):
         mpi = Launcher(
@@ -86,7 +87,7 @@ def test_a_program_that_a_launcher_needs_and_this_machine_lacks_is_missed_before
     assert f"m.yaml:3:93: defaults.launcher: {why}" in str(refused.value)
     cells = resolve(found)
     assert [one.why.startswith(why) for one in misfits(found, cells, here, cells)] == [True]
-    # what the nodes of a cluster have installed is unknown
+    # The last argument is a cluster; shardlab does not know what its nodes have installed, so it reports no misfit.
     assert misfits(found, cells, Capacity(nodes=1, gpus=None), cells) == []
     present = launched("sh")
     assert misfits(present, resolve(present), here, resolve(present)) == []
@@ -101,7 +102,7 @@ def test_what_the_nodes_of_a_cluster_have_is_said_to_be_unknown(launched):
 
 
 def test_a_supervisor_whose_program_is_missing_says_so_as_the_runs_end(bench):
-    """The reason is also in the output of `jobs logs`."""
+    """The supervisor records as reason that the program is not installed; `jobs logs` prints the same reason."""
     bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))
     (folder,) = bench.folders()
     words = [sys.executable, "-P", "-m", "jobs.attempt", folder.path, "--", MISSING, "-n", "2"]

@@ -1,4 +1,5 @@
-"""Runs every launcher on this machine with real ranks: the losses are equal, no failure is lost, and signals are handled."""
+"""Runs every launcher with real ranks on this machine: the losses are equal, every failure is reported, and signals are
+handled."""
 
 import json
 import os
@@ -32,7 +33,7 @@ def exit_code(folder):
 
 
 def at_work(bench):
-    """Waits until all ranks of the only run make steps, then returns its folder."""
+    """Waits until all ranks of the only run of the workspace have recorded steps, then returns the folder of the run."""
     return until(
         lambda: next((f for f in bench.folders() if all(f.steps(rank).records for rank in (0, 1))), None),
         "its ranks make steps",
@@ -40,7 +41,8 @@ def at_work(bench):
 
 
 def test_the_same_cell_has_the_same_losses_through_each(bench, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # losses on CPUs are equal to the last bit
+    # Ranks use no GPU here, because losses computed on CPUs are equal to the last bit.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert EVERY == ["deepspeed", "fork", "submitit", "torchrun"]
     name = bench.matrix(f"axes: {{strategy: [ddp], gpus: [2], launcher: {EVERY}, prove: ['off']}}", steps=5)
     sent = bench.json("jobs", "submit", "--matrix", name, "--wait")

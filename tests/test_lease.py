@@ -1,5 +1,5 @@
-"""The lease of borrowed machines: where its end is read from, how old the reading is, and what messages and the inventory
-say."""
+"""The lease of borrowed machines: from where shardlab reads the end of the lease, how old this information is, and what
+messages and the inventory say about it."""
 
 import json
 import os
@@ -26,8 +26,8 @@ FILE = "schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {manifest: [a.xml,
 
 @pytest.fixture
 def experiment(tmp_path):
-    """A cluster file with two manifests. The second manifest ends first. The first was read at NOW, the second an hour
-    earlier."""
+    """The folder of a cluster file with two manifests. The lease in a.xml ends at 19:00 UTC; the lease in b.xml ends earlier,
+    at 18:00 UTC. The file a.xml was fetched at the time NOW, the file b.xml one hour before NOW."""
     texts = {
         "a.xml": manifest(node("gpu0", 1), lan(["gpu0", "gpu1"]), expires="2031-05-02T19:00:00Z"),
         "b.xml": manifest(node("gpu1", 2), expires="2031-05-02T13:00:00-05:00"),

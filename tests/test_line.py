@@ -25,7 +25,7 @@ repeats: 2
 
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory):
-    """A workspace after the four commands `provision`, `jobs submit`, `collect fetch` and `collect summarize`."""
+    """The workspace after the commands `provision`, `jobs submit`, `collect fetch` and `collect summarize` have run in it."""
     bench = Bench(tmp_path_factory.mktemp("line"))
     (bench.path / "cluster.yaml").write_text("schema: 1\nname: here\nprovider: local\n")
     assert bench.json("provision", str(bench.path / "cluster.yaml"))["verified"] is True

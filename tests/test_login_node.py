@@ -1,4 +1,4 @@
-"""The login node of a Slurm site: how it is recognised, that no run trains on it, and how jobs find the site's Python."""
+"""The login node of a Slurm site: how shardlab recognizes it, that no run trains on it, and how jobs find the site's Python."""
 
 import json
 import os
@@ -26,7 +26,8 @@ baseline: single
 
 @pytest.fixture
 def client(tmp_path, monkeypatch):
-    """A machine on which the Slurm commands `sbatch` and `sinfo` exist and answer."""
+    """Makes this machine look like a login node: puts stand-ins for the Slurm commands `sbatch` and `sinfo` on PATH, which
+    always succeed. Returns their folder."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("sbatch", "sinfo"):
@@ -156,7 +157,8 @@ def test_a_long_path_gets_a_short_folder_of_this_user(tmp_path, monkeypatch):
 
 
 def test_provision_logs_in_before_it_draws_a_table(ssh, tmp_path, monkeypatch, capsys):
-    """If SSH asked for a password while the live table is drawn, the question would stand in the middle of the table."""
+    """`provision` logs in to each node first. If SSH asked for a password after the live table is drawn, the question would
+    stand in the middle of the table."""
     (ssh / "refuses").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
     (tmp_path / "cluster.yaml").write_text(f"{SITE.replace('SHARED', str(tmp_path))}login: {{host: login1}}\n")

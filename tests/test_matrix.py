@@ -249,7 +249,8 @@ def test_a_claim_on_a_cell_that_is_excluded_or_left_out_by_a_selection_is_no_mis
 
 
 def test_a_twin_that_cannot_be_trained_is_refused_when_the_file_is_read(tmp_path):
-    """The full model has 12 attention heads, which can be split over 3 ranks. Its tiny twin has 4 heads, which cannot."""
+    """The full model has 12 attention heads, which can be split over 3 ranks. The tiny twin (the small model that replaces it
+    at --scale tiny) has 4 heads, which cannot be split over 3 ranks."""
     base = BASE.replace("gpt2-tiny", "gpt2").replace("strategy: ddp", "strategy: tp, tp: 3, gpus: 3")
     load(tmp_path, base)
 

@@ -5,8 +5,8 @@ from shardlab import metric_names
 
 
 def test_every_metric_may_be_named_and_no_other():
-    """If this test fails, correct the names in shardlab/metric_names.py."""
+    """If this test fails, shardlab/metric_names.py does not list the metrics that `collect` computes: correct that file."""
     arguments = {metric.name: metric.argument for metric in menu()}
     assert set(metric_names.PLAIN) == {name for name, argument in arguments.items() if not argument}
     assert {name: argument for name, argument in arguments.items() if argument} == metric_names.WITH_ARGUMENT
-    assert len(set(metric_names.KNOWN)) == len(arguments) + 1  # plus the state of a run
+    assert len(set(metric_names.KNOWN)) == len(arguments) + 1  # the additional name is the state of a run

@@ -1,4 +1,4 @@
-"""Models defined by a configuration file that a matrix names: what is read, what is refused, and what identifies a model."""
+"""Models that a matrix defines by naming a configuration file: what is read, what is refused, and what identifies a model."""
 
 import json
 import re
@@ -26,7 +26,7 @@ LLAMA = "{transformers: my-llama.json, seq_len: 16}"
 
 
 def loaded(folder, workload=LLAMA, text=MATRIX):
-    """Writes a matrix that names this workload into the folder, and loads the matrix."""
+    """Writes a matrix file that trains this workload into the folder, and returns the loaded matrix."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "m.yaml").write_text(text.format(workload=workload))
     return matrix.load(folder / "m.yaml")
@@ -143,8 +143,8 @@ def test_two_models_of_one_name_in_a_matrix_are_refused(tmp_path):
 
 
 def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, capsys):
-    """Goes from a matrix to the folder of a run in a process that does not import torch, then retries the run on another
-    machine."""
+    """Renders a run from a matrix in a process that does not import torch. Then a second workspace, which stands for another
+    machine, gets the run folder and can retry the run without --trust."""
     theirs, ours = Workspace(tmp_path / "theirs"), Workspace(tmp_path / "ours")
     write(theirs.path, "llama")
     loaded(theirs.path)
@@ -167,7 +167,8 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     assert found.workloads.known["my-llama"] == run.own_workload
     (status,) = statuses(ours, ours.all_runs())
     submit.freeze_trusted(ours, [submit.RunDecision(run, True, "", status)], trust=False)
-    assert own_plugins.of_run(ours, run, trust=False).sources == []  # the workspace now has its own copy of the configuration
+    # The second workspace now has its own copy of the configuration.
+    assert own_plugins.of_run(ours, run, trust=False).sources == []
     shutil.rmtree(ours.own)
     frozen = ours.runs / run_dir.run_id / "workloads" / "my-llama.json"
     frozen.write_text(frozen.read_text().replace("96", "97"))

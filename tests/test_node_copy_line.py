@@ -1,5 +1,5 @@
-"""`data: {stage: node}`: all ranks of a node read one copy of the data on the node's own disk; the copy is removed at the
-end."""
+"""Tests of the key `data: {stage: node}`: all ranks of a node read one copy of the data on the node's own disk, and the copy is
+removed when the run ends."""
 
 import json
 import os
@@ -20,7 +20,7 @@ CIFAR = "cifar-10-batches-bin"
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
-    # a short path, because the path of a socket has a length limit
+    # This folder has a short path, because sockets are created in it and the path of a socket has a length limit.
     short = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")
     monkeypatch.setenv("XDG_RUNTIME_DIR", short.name)
     (tmp_path / "node").mkdir()
@@ -67,7 +67,7 @@ def test_the_copy_of_a_killed_run_is_removed(bench):
     bench.run("jobs", "submit", "--matrix", matrix(bench, steps=10**7))
     (folder,) = bench.folders()
     until(lambda: folder.steps(0).records, "the run makes steps")
-    assert len(copies(bench)) == 2  # the copy and its lock file
+    assert len(copies(bench)) == 2  # the copy of the data, and the lock file of the copy
     bench.run("jobs", "cancel", "--all")
     until(lambda: folder.judge().state == "cancelled", "the run ended")
     until(lambda: copies(bench) == [], "its copy is removed")
@@ -78,7 +78,8 @@ def test_what_a_run_left_whose_supervisor_was_killed_too_is_removed_by_the_next_
     (folder,) = bench.folders()
     until(lambda: folder.steps(0).records, "the run makes steps")
 
-    def processes():  # the processes of the runs, of the fork server (its socket is in the second folder) and of its ranks
+    # Returns the processes of the runs, of the fork server (its socket is in the second folder) and of its ranks.
+    def processes():
         return [*processes_of(bench.path.parent), *processes_of(Path(os.environ["XDG_RUNTIME_DIR"]))]
 
     for process in processes():

@@ -1,4 +1,5 @@
-"""A folder on a node's own disk: it is filled once for all processes that use it, and removed after the last process ended."""
+"""A folder on a node's own disk, which several processes share: it is filled once, and is removed when the last process that
+uses it ends."""
 
 import multiprocessing
 import os
@@ -40,8 +41,8 @@ def use(notes, inside, leave):
 
 @pytest.fixture
 def users(disk, tmp_path):
-    """Returns a function that starts a process, waits until the process uses the folder, and returns (process, event to end
-    it)."""
+    """Returns a function that starts a process and waits until the process uses the shared folder. The function returns (the
+    process, an event that makes the process leave the folder and end)."""
     started = []
 
     def start():
@@ -137,7 +138,8 @@ def test_without_tmpdir_it_is_tmp_and_the_reason_is_said(monkeypatch, value, why
 
 @pytest.fixture
 def staged(tmp_path, monkeypatch):
-    """The folder of a run that copies its data to the node. Its run id is a prefix of other run ids. The test must not wait."""
+    """The folder of a run that copies its data to the node. The id of the run is a prefix of other run ids. A test that uses
+    this fixture fails if the code waits."""
     folder = RunDir(tmp_path / "runs/x-r1")
     folder.path.mkdir(parents=True)
     run = Run(

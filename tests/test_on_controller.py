@@ -1,4 +1,5 @@
-"""Commands about a cluster whose controller is another machine: what is sent there, and what is refused before it is sent."""
+"""Commands about a cluster whose controller is another machine: what shardlab sends to the controller, and what it refuses
+before it sends anything."""
 
 import json
 import os
@@ -41,7 +42,7 @@ def workspace(tmp_path):
 
 @pytest.fixture
 def invocation(workspace):
-    """Returns a function that builds the call of `jobs` with the given words in this workspace."""
+    """Returns a function that takes the words of a `jobs` command and returns the parsed command for this workspace."""
     return lambda *words: Invocation(parser().parse_args(["--workspace", str(workspace.path), *words]))
 
 
@@ -171,7 +172,7 @@ def test_what_ssh_would_fill_in_is_left_as_it_is_in_paths():
     ],
 )
 def test_a_machine_on_the_way_as_ssh_lists_it(tmp_path, monkeypatch, text, jump):
-    """`ssh -G`, which reads the configuration here, is OpenSSH's own, with a configuration of the test's."""
+    """`proxy_jump.way` asks the real OpenSSH command `ssh -G`; only the configuration file of ssh is written by the test."""
     (tmp_path / "config").write_text(f"Host far\n  ProxyJump {text}\n")
     (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
@@ -180,7 +181,8 @@ def test_a_machine_on_the_way_as_ssh_lists_it(tmp_path, monkeypatch, text, jump)
 
 
 class Controller:
-    """The machine on which a command is run: keeps what is brought and handed over."""
+    """A stand-in for a controller (the machine that executes commands about runs): stores the files and the words that shardlab
+    sends to it."""
 
     host, workspace = "head", "/mydata/w"
 
@@ -253,7 +255,7 @@ def test_after_the_lease_the_status_is_that_of_the_fetched_runs(workspace, capsy
     there = RemoteWorkspace(
         **{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "host": "127.0.0.1", "port": 1}
     )
-    remote_workspace.keep(workspace, there)  # nothing listens there
+    remote_workspace.keep(workspace, there)  # no SSH server listens at the port of this controller
     words = ["--workspace", str(workspace.path)]
     lend(workspace, "2099-01-01T00:00:00Z")
     assert main(["status", *words]) == 1

@@ -12,7 +12,7 @@ EVERY = {
     for entry in (*menu.strategies().values(), *menu.workloads().values())
     for option in entry.options
 }
-NULLABLE = {  # maps an option that allows null to the meaning of null, unless null means "none"
+NULLABLE = {  # maps options that allow null to the meaning of null; options whose null means "none" are not listed
     "allgather_bucket_size": "the model's size",
     "nvme_path": "nowhere",
     "reduce_bucket_size": "the model's size",

@@ -1,4 +1,5 @@
-"""Data of the user's own models: the three kinds of data sets; all strategies train on the same items in the same order."""
+"""Data of the user's own models: the three kinds of data sets, and that all strategies train on the same items in the same
+order."""
 
 import json
 
@@ -39,7 +40,8 @@ def tensor_parallel(block, ranks):
 
 
 def batches(bench, folder, strategy, **keys):
-    """Trains for three steps. Returns (the items of each step for each rank, the cell)."""
+    """Trains the user's model for three steps on two ranks. Returns (for each rank, the list of the items in each step; the
+    cell)."""
     noted = folder / "noted"
     noted.mkdir(parents=True)
     (known,) = described(folder, MODEL.format(folder=str(noted))).workloads
@@ -47,7 +49,8 @@ def batches(bench, folder, strategy, **keys):
     code, errors = bench.finish(run_dir)
     assert code == 0, errors
     parts = [[json.loads(line) for line in (noted / str(rank)).read_text().splitlines()] for rank in range(2)]
-    # Checks of the file and the operation count also ask for one or two items; these calls are left out.
+    # shardlab also calls `batch`, a function of the model file, with one or two items to check the file and to count
+    # operations. These calls belong to no step, so they are left out.
     return [[items for items in part if len(items) > 2] for part in parts], run_dir.read_run().cell
 
 

@@ -12,7 +12,7 @@ STRATEGIES = {"ddp", "fsdp2", "zero2", "tp", "pp-1f1b"}
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """A workspace with the files of the page, after all commands of the page."""
+    """The workspace with the files of the page, after all commands of the page have run."""
     for bench in benches(tmp_path_factory.mktemp("own")):
         bench.printed = follow(bench, "own-models.md")
         yield bench
@@ -33,7 +33,7 @@ def test_the_page_leads_from_an_empty_folder_to_a_report_with_the_same_work_prov
 def test_the_metric_of_the_page_is_in_the_report(followed):
     summary = json.loads((followed.path / "report" / "summary.json").read_text())
     learned = [row["metrics"]["learned_nats"]["value"] for row in summary["rows"]]
-    # Adam enlarges rounding errors; the largest difference seen was 1e-4
+    # The metric differs between strategies because Adam enlarges rounding errors. The largest difference seen was 1e-4.
     assert learned == pytest.approx([learned[0]] * len(STRATEGIES), abs=1e-2)
     assert "learned_nats" in followed.printed["collect metrics"]
 

@@ -1,4 +1,5 @@
-"""The user's own models under tensor and pipeline parallelism: what their files declare, what is refused, and the same work."""
+"""The user's own models under tensor and pipeline parallelism: what the model files declare, what is refused, and that every
+strategy does the same work."""
 
 import pytest
 from support_own import cell_of, described, run_dir_of
@@ -42,7 +43,8 @@ PIPELINE = "def pipeline(model):\n    return model[0], model[2]\n"
 
 def test_a_file_says_over_how_many_ranks_it_is_split_and_how_many_stages_it_has(tmp_path):
     (known,) = described(tmp_path, MODEL + TENSOR + PIPELINE).workloads
-    assert known.tensor_degrees == (2, 3, 6)  # common divisors of 24, 24 and 48 that also divide the 6 heads
+    # The degrees are the common divisors of the widths 24, 24 and 48 that also divide the number of heads, which is 6.
+    assert known.tensor_degrees == (2, 3, 6)
     assert known.most_stages == 4
     workload = menu.add_own(known, tmp_path / "workloads" / "mine.py")
     assert menu.refuse(cell_of(known, "tp", tp=2)) is None
@@ -51,7 +53,7 @@ def test_a_file_says_over_how_many_ranks_it_is_split_and_how_many_stages_it_has(
     assert "mine has 4 blocks, too few for 5 stages" in menu.refuse(cell_of(known, "pp-gpipe", pp=5, gpus=5))
     options = {**cell_of(known, "tp", tp=2).options, "heads": 4}
     assert not workload.has_default_options(cell_of(known, "tp", options=options))
-    # only the ranks can check options that are not the default
+    # If options differ from their defaults, `menu.refuse` accepts the cell, because only the ranks can check it.
     assert menu.refuse(cell_of(known, "tp", gpus=4, tp=4, options=options)) is None
 
 
@@ -90,7 +92,7 @@ def test_a_function_that_cannot_be_right_is_a_fault_of_the_file(tmp_path, text, 
     ],
 )
 def test_strategies_that_divide_the_model_do_the_work_of_one_process(bench, tmp_path, strategy, gpus, keys):
-    """The runs also send exactly the bytes that theory predicts."""
+    """The same-work proof of each run succeeds, and the run sends exactly the bytes that theory predicts."""
     (known,) = described(tmp_path, MODEL + TENSOR + PIPELINE).workloads
     run_dir = run_dir_of(bench, tmp_path, known, strategy, gpus=gpus, prove="auto", **keys)
     code, errors = bench.finish(run_dir)

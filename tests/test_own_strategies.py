@@ -1,4 +1,5 @@
-"""Strategies that a workspace defines itself: what identifies them, what is refused, and which code is executed."""
+"""Strategies that a workspace defines in its own files: what identifies a strategy, what is refused, and which code is
+executed."""
 
 import json
 import os
@@ -44,7 +45,7 @@ def text_of(name="alone", refuse="return None"):
 
 
 def workspace(folder, text, name="alone"):
-    """A trusted workspace that defines strategies in one file, with a matrix that names `alone`."""
+    """A trusted workspace whose strategy file contains `text`. The matrix of the workspace uses the strategy `alone`."""
     (folder / "strategies").mkdir(parents=True)
     (folder / "strategies" / f"{name}.py").write_text(text)
     (folder / "m.yaml").write_text(MATRIX)
@@ -59,7 +60,7 @@ def call(made, verb, *words):
 
 @pytest.fixture(autouse=True)
 def _only_ours():
-    """Removes the helper modules that a test imported, so that the next test does not see them."""
+    """Removes the helper modules of workspaces that a test imported, so that the next test cannot import them."""
     yield
     for finder in [entry for entry in sys.meta_path if isinstance(entry, own_code.HelperFinder)]:
         sys.meta_path.remove(finder)
@@ -124,7 +125,7 @@ def test_helpers_are_executed_as_they_were_digested_and_bytecode_beside_them_is_
     (tmp_path / "strategies" / "_engine.py").write_text("1 / 0\n")
     sys.modules.pop("_engine")
     (strategy,) = own_strategy.load(source)
-    own_strategy._must_build("", strategy)  # built from the bytes that were read earlier
+    own_strategy._must_build("", strategy)  # the engine is built from the content of _engine.py before the change above
     assert own_strategy.describe(source.file).fault.startswith(f"{tmp_path}/strategies/_engine.py:1: ZeroDivisionError")
     assert not (tmp_path / "strategies" / "__pycache__").exists()
 
@@ -242,7 +243,9 @@ def test_what_the_code_prints_is_no_answer_and_a_new_question_starts_another_pro
 
 
 def test_code_that_does_not_end_is_killed_with_what_it_started(tmp_path, monkeypatch):
-    """The code also prints much text and leaves a child with an open pipe: neither fills the memory nor makes us wait."""
+    """Code in a strategy file may run without end. Here the code also prints 1 MB and starts a child process that keeps the
+    output pipe open. After a time limit, shardlab kills the code and the child. It does not keep the output in memory and does
+    not wait for the pipe."""
     monkeypatch.setattr(own_answers, "ANSWER_S", 1.5)
     pids = tmp_path / "pids"
     code = textwrap.dedent(f"""
@@ -288,7 +291,7 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     with pytest.raises(InputError, match=r"the code of its strategy alone .*was not submitted from this workspace.*--trust"):
         own_plugins.of_run(ours, run, trust=False)
     own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
-    with pytest.raises(InputError, match="--trust"):  # the workspace is not trusted
+    with pytest.raises(InputError, match="--trust"):  # the second workspace is not trusted yet
         own_plugins.of_run(ours, run, trust=False)
     workspace_trust.trust(ours)
     found = own_plugins.of_run(ours, run, trust=False)
@@ -332,8 +335,8 @@ def test_strategies_go_to_the_cluster_and_those_that_were_removed_are_removed_th
 
 
 def test_the_example_of_the_docs_asks_for_no_more_than_the_interface(tmp_path):
-    """shardlab finds the two strategies of the page; `average-rarely` refuses a period that does not divide the number of
-    steps."""
+    """The engine in docs/own-strategies.md uses only the interface that the page describes. shardlab finds both strategies of
+    the page, and `average-rarely` refuses a period that does not divide the number of steps."""
     for path, text in files_of("own-strategies.md").items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)

@@ -12,7 +12,7 @@ PAGE = "own-strategies.md"
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """A workspace with the files of the page, after all commands of the page."""
+    """The workspace with the files of the page, after all commands of the page have run."""
     for bench in benches(tmp_path_factory.mktemp("own")):
         bench.printed = follow(bench, PAGE)
         yield bench

@@ -1,4 +1,5 @@
-"""Templates in a workspace replace ours; a template can run no Python code and is never filled in partially."""
+"""Templates in a workspace replace the templates of shardlab. A template can run no Python code, and it is never filled in
+partially."""
 
 import json
 
@@ -19,8 +20,8 @@ NAME = "launch/local.sh.j2"
 
 @pytest.fixture
 def workspace(tmp_path, monkeypatch):
-    """A workspace that is not the current folder. The current folder has a template of the same name, which must not be
-    used."""
+    """A workspace that is not the current folder. The current folder also contains a template with the name NAME, which must
+    not be used for a workspace in another folder."""
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "templates" / "launch").mkdir(parents=True)
     (elsewhere / "templates" / NAME).write_text("of the current folder\n")
@@ -30,7 +31,8 @@ def workspace(tmp_path, monkeypatch):
 
 
 def rendered(workspace, text, code):
-    """Runs `jobs render` with a template of this text, checks the exit code, and returns the rendered scripts."""
+    """Runs `jobs render` in a workspace, checks the exit code of the command, and returns the rendered scripts. text: the
+    content of the workspace's template NAME; None if the workspace has no template."""
     if text is not None:
         (workspace / "templates" / NAME).write_text(text)
     words = ["render", "--matrix", "quickstart", "--where", "gpus == 1", "--repeats", "1", "--workspace", str(workspace)]
@@ -131,7 +133,7 @@ def test_a_fault_in_a_template_of_several_runs_is_wrong_input(tmp_path):
 
 
 def test_nothing_of_a_template_ran(workspace, tmp_path):
-    """Without a sandbox, this template makes a folder. With our sandbox, it does not."""
+    """The template tries to make a folder. Jinja without a sandbox makes the folder; shardlab's sandbox prevents it."""
     mark = tmp_path / "owned"
     text = f"{{{{ cycler.__init__.__globals__.os.mkdir('{mark}') }}}}"
     jinja2.Template(text).render()

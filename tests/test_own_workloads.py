@@ -1,4 +1,5 @@
-"""Workloads that a workspace defines itself: what identifies them, what is refused, and which code is executed."""
+"""Workloads that a workspace defines in its own files: what identifies a workload, what is refused, and which code is
+executed."""
 
 import json
 import os
@@ -35,7 +36,7 @@ axes: {seed: [1]}
 
 
 def workspace(folder, text=MODEL, name="points"):
-    """A trusted workspace that defines one workload, with a matrix that names the workload."""
+    """A trusted workspace whose workload file contains `text`. The matrix of the workspace trains the workload."""
     (folder / "workloads").mkdir(parents=True)
     (folder / "workloads" / f"{name}.py").write_text(text)
     (folder / "m.yaml").write_text(MATRIX)
@@ -44,7 +45,7 @@ def workspace(folder, text=MODEL, name="points"):
 
 
 def render(made):
-    """Runs `jobs render` and returns the folder of the only run."""
+    """Runs `jobs render` in this workspace and returns the folder of the only run that it wrote."""
     assert main(["render", "--matrix", str(made.path / "m.yaml"), "--workspace", str(made.path)]) == 0
     (run_dir,) = made.all_runs()
     return run_dir
@@ -104,7 +105,8 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
         own_plugins.of_run(ours, run, trust=False)
     assert not ours.own.exists()
     own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
-    with pytest.raises(InputError, match="--trust"):  # a copy that another workspace made is not trusted either
+    # The second workspace has a copy of the code that another workspace made, so running the code needs --trust too.
+    with pytest.raises(InputError, match="--trust"):
         own_plugins.of_run(ours, run, trust=False)
     workspace_trust.trust(ours)
     assert own_plugins.of_run(ours, run, trust=False).workloads.known["points"] == run.own_workload

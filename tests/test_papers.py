@@ -1,4 +1,5 @@
-"""The five studies as matrix files: every cell that the studies ran, and every number and claim about an existing cell."""
+"""The matrix files of the five shipped studies contain every cell that the study ran, every number that it reports and every
+claim about these cells."""
 
 import subprocess
 import sys
@@ -16,13 +17,15 @@ from shardlab.expression import Expression
 from shardlab.workspace import Workspace
 from trainers import menu
 
+# How many cells each study has, counted by hand from the papers:
 # paper1: 7 strategies x (1 and 2 GPUs with one batch size, 4 and 8 GPUs with three) = 56, minus hybrid sharding on 1 and 2
-# GPUs; plus 5 cells: one process, FSDP of single blocks, activation checkpointing, gradient accumulation, and a pipeline
-# paper2: (3 distributed strategies + their 2 FSDP2 twins + the baseline) x (training, traces) = 12; 6 batch sizes; 2 memory
-# measurements; 2 strategies on 4 and 8 GPUs, which the study predicts and did not run
-# paper3: (2 strategies + 3 parameter servers) x 3 networks x 1, 2, 4 GPUs
-# paper4: ResNet-50: 4 cells; GPT-2: 3 with DDP, 1 with TP, 15 with pipelines, 1 with 1F1B; 1.3 B parameters: 9; 7 B: 4
-# paper5: (the control, 2 and 4 GPUs with 2 systems) x (run time, memory)
+# GPUs; plus 5 cells: one process, FSDP of single blocks, activation checkpointing, gradient accumulation, and a pipeline.
+# paper2: (3 distributed strategies + the FSDP2 forms of 2 of them + the baseline) x (training, traces) = 12; 6 batch sizes; 2
+# measurements of memory; 2 strategies on 4 and 8 GPUs, whose speed the study predicts without running them.
+# paper3: (2 strategies + 3 parameter servers) x 3 networks x 1, 2, 4 GPUs.
+# paper4: ResNet-50: 4 cells; GPT-2: 3 with DDP, 1 with TP, 15 with pipelines, 1 with 1F1B; a model of 1.3 B parameters: 9; a
+# model of 7 B parameters: 4.
+# paper5: (the baseline on one GPU + 2 systems x 2 and 4 GPUs) x (run time, memory).
 CELLS = {
     "paper1": 56 - 2 + 5,
     "paper2": 12 + 6 + 2 + 4,
@@ -103,7 +106,7 @@ def test_notes_say_recomputed_numbers(name, printed, computed):
     assert float(number) == round(computed, decimals)
 
 
-# Tests of --scale tiny.
+# The tests below use --scale tiny.
 
 
 def test_twins_keep_apart_and_know_what_they_stand_for(study):
@@ -261,7 +264,8 @@ def test_a_plan_shows_what_this_machine_cannot_hold_and_submitting_it_is_refused
 def test_a_rehearsed_matrix_says_so_in_everything_that_is_written(tmp_path):
     space = ("--workspace", str(tmp_path))
     rendered = jobs("render", "--matrix", "paper3", "--scale", "tiny", "--where", "workload == 'vgg16' and gpus == 2", *space)
-    assert "10 run(s) rendered" in rendered.stdout  # 5 cells that claims name, with two runs each
+    # The claims of the study name 5 of these cells, and each of the 5 cells runs twice.
+    assert "10 run(s) rendered" in rendered.stdout
     workspace = Workspace(tmp_path)
     for folder in workspace.all_runs():
         run = folder.read_run()

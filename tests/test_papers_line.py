@@ -1,8 +1,8 @@
-"""Runs the five studies at --scale tiny, from matrix to report and verdicts. Ranks are forked; one cell uses torchrun.
+"""Runs the five shipped studies at --scale tiny, from the matrix to the report and the verdicts. The ranks are forked, except
+that one cell of each study uses torchrun.
 
-Studies 1, 2, 3 and 4 have 59, 24, 45 and 37 cells. `make test` runs only the cells that SOME selects, `make test-long` runs
-all.
-A claim that needs a cell that did not run has the verdict "not run".
+Studies 1, 2, 3 and 4 have 59, 24, 45 and 37 cells. `make test` runs only those cells that the expressions in SOME select; `make
+test-long` runs all cells. A claim that needs a cell that did not run has the verdict "not run".
 """
 
 import json
@@ -25,7 +25,7 @@ SOME = {
     "paper3": "gpus == 4 or workload == 'vgg16' and strategy in ['ddp', 'fsdp1-full-shard']",
 }
 ALL = {"paper2": 24, "paper1": 59, "paper4": 37, "paper3": 45}
-FORKED = set() if LONG else {"paper1", "paper3"}  # studies whose torchrun cell is not selected by SOME
+FORKED = set() if LONG else {"paper1", "paper3"}  # studies in which SOME does not select the cell that uses torchrun
 CELLS = {"paper5": 10, **(ALL if LONG else {"paper2": 22, "paper1": 18, "paper4": 21, "paper3": 19})}
 # The matrix file of each study asks for repeated runs. Only `make test-long` repeats runs, and only those of one study: the 9
 # cells that its claims use run twice, and the tenth cell runs once. With all repeats, the tests would take twice as long.
@@ -34,15 +34,15 @@ REPEATED = "paper5" if LONG else None
 RUNS = CELLS | ({REPEATED: 9 * 2 + 1} if REPEATED else {})
 ARRIVAL = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
 OVERFLOWS = "the gradients of one process, or in fp16 those of the strategy, are not finite in the first 3 steps"
-# These claims need a figure that only a GPU gives. The network bytes of paper1 need samples, and a tiny twin may end too soon
-# for any sample.
+# Claims whose verdict may be "not run". Most need a figure that only a GPU gives. The claims of paper1 need the network bytes
+# of telemetry samples, and the run of a tiny twin may end before the first sample.
 NOT_MEASURED = {
     "paper1": {"p1-deepspeed-more-network", "p1-full-shard-least-network"},
     "paper2": {"p2-check-memory"},
     "paper3": {"p3-gpu-use-comparable", "p3-sync-uses-gpu-more", "p3-memory-below-half"},
     "paper4": set(),
 }
-if not LONG:  # claims about cells that SOME does not select
+if not LONG:  # claims about cells that are not run, because SOME does not select them
     NOT_MEASURED["paper2"].add("p2-fsdp-scales-better")
     NOT_MEASURED["paper3"] |= {
         "p3-ddp-fastest", "p3-fsdp-2-3x-slower", "p3-efficientnet-ratio", "p3-convnext-ratio", "p3-halved-by-2-gpus",
@@ -57,10 +57,11 @@ WORDS = {"reproduced", "contradicted", "undecided", "not run"}
 
 
 def as_expected(cell, same_work):
-    """Returns whether the same-work verdict of a run is "proven", or "not provable" where the work cannot be proven."""
+    """Returns whether the same-work proof of a run has the expected verdict: "not provable" for asynchronous parameter servers
+    and for a workload whose gradients overflow in fp16, otherwise "proven"."""
     if cell.strategy in ("ps-async", "ps-ssp"):
         return same_work.verdict == "not provable" and same_work.why.startswith(ARRIVAL)
-    # With BatchNorm frozen, the gradients of this deep twin are near the largest fp16 number; which gradients overflow depends
+    # BatchNorm is frozen in this deep model, so its gradients are near the largest fp16 number. Which of them overflow depends
     # on the processor.
     if cell.workload == "efficientnet-v2-l-tiny" and cell.gpus > 1 and same_work.why.startswith(OVERFLOWS):
         return same_work.verdict == "not provable"
@@ -68,8 +69,8 @@ def as_expected(cell, same_work):
 
 
 class Rehearsed(NamedTuple):
-    """A study after its four commands. sent: its runs as `jobs submit` reported them; summarized: the output of `collect
-    summarize`."""
+    """A study after the test ran four commands on it. sent: the runs of the study, as `jobs submit` reported them; summarized:
+    the output of `collect summarize`."""
 
     name: str
     bench: Bench
@@ -110,7 +111,7 @@ def test_a_study_is_rehearsed_from_end_to_end(rehearsed):
         assert "rehearsal on CPU" in text
         assert "synthetic data in" in text
     assert summary["rehearsal"]
-    rows = [row for row in summary["rows"] if row["n"]]  # cells without a run have rows too
+    rows = [row for row in summary["rows"] if row["n"]]  # rows of cells without a run have n = 0
     assert len(rows) == CELLS[study]
     assert {state for row in rows for state in row["states"]} == {"completed"}
     assert sum(row["n"] for row in rows) == RUNS[study]
@@ -132,7 +133,8 @@ def test_the_report_of_a_study_opens_in_a_browser(rehearsed):
 
 
 def everyone_saw_the_same(found):
-    """Checks that every cell of paper5 reads the same images twice; the control needs four times as many steps as 4 ranks."""
+    """Checks that all runs of paper5 read the same number of images: the cell with one rank makes four times as many steps as
+    the cells with 4 ranks."""
     steps = {(run.cell.strategy, run.cell.gpus): result.steps for run, result in found}
     assert steps == {("single", 1): 32, ("ddp", 2): 16, ("ddp", 4): 8, ("zero3", 2): 16, ("zero3", 4): 8}
     watched = {run.cell.rehearses.epochs: set(result.instruments) for run, result in found}
@@ -140,7 +142,8 @@ def everyone_saw_the_same(found):
 
 
 def judged(study, told, summary):
-    """Checks that every claim has one of the verdicts in WORDS, and has numbers wherever a CPU can measure them."""
+    """Checks that the verdict of every claim is in WORDS, that only claims in NOT_MEASURED have the verdict "not run", and that
+    all other claims have numbers."""
     assert told["rehearsal"]
     verdicts = told["verdicts"]
     assert verdicts == summary["verdicts"]

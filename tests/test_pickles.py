@@ -1,4 +1,5 @@
-"""Our code never reads a pickle, because a pickle can execute code of its writer. Only submitit reads one: our launcher's."""
+"""shardlab never reads a pickle, because reading a pickle can execute code that its writer put into it. The only file that
+names the module `pickle` is our launcher for submitit, which writes a pickle for submitit to read."""
 
 import ast
 import pickle
@@ -24,7 +25,7 @@ WRITES_FOR_SUBMITIT = ROOT / "jobs/launchers/submitit.py"
 
 
 def readers_of_pickles(path: Path) -> set[str]:
-    """Returns the names in a source file that can read a pickle."""
+    """Returns the names in a source file that give access to a pickle: imported modules and called functions."""
     tree = ast.parse(path.read_text())
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -35,7 +36,7 @@ def readers_of_pickles(path: Path) -> set[str]:
 
 def test_no_file_of_ours_reads_a_pickle():
     found = {path: readers for path in SOURCES if (readers := readers_of_pickles(path))}
-    assert found == {WRITES_FOR_SUBMITIT: {"pickle"}}  # this file imports the module only to write a pickle
+    assert found == {WRITES_FOR_SUBMITIT: {"pickle"}}  # the launcher for submitit imports `pickle` only to write one
 
 
 class Canary:
@@ -60,4 +61,4 @@ def test_a_report_of_runs_that_hold_pickles_reads_none(tmp_path):
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     assert not canary.exists()
     pickle.loads(content)
-    assert canary.exists()  # the control: reading the pickle does make the file
+    assert canary.exists()  # shows that the canary works: reading its pickle makes the file

@@ -1,5 +1,5 @@
-"""Predictions that are stored beside runs: who writes them, who reads them, and which cells `jobs submit` therefore leaves
-out."""
+"""Predictions that are stored in run folders: how measured runs correct later predictions, and what `jobs plan` and `jobs
+advise` print."""
 
 import json
 
@@ -38,8 +38,8 @@ axes: {strategy: [fsdp2, ddp]}
 
 
 def measured(folder):
-    """Makes the folder of a GPT-2 Large run: predicted by formula were 0.5 s per step and 16 GB, measured were 0.6 s and 20
-    GB."""
+    """Makes the folder of a completed run of GPT-2 Large. The formula predicted 0.5 s per step and 16 GB; measured were 0.6 s
+    and 20 GB."""
     one = cell("gpt2-large", "ddp", 8, micro=8, precision="bf16")
     run = RunDir(folder / "runs" / "a-r1")
     files.make_folder(run.path)

@@ -1,5 +1,5 @@
-"""The planner's memory estimate is compared with arithmetic by hand, a study's table, and the bytes that autograd really
-saves."""
+"""The planner's estimate of memory, compared with calculations by hand, with the table of a study, and with the bytes that
+autograd really saves."""
 
 import math
 
@@ -22,7 +22,8 @@ LARGE = [name for name in COUNTED if not name.endswith("-tiny")]
 
 
 def states(one):
-    """Returns the bytes of parameters, gradients, optimizer state and master copies at the moment when all gradients exist."""
+    """Returns the bytes that the parameters, gradients, optimizer state and master parameters of a cell take when all gradients
+    exist."""
     facts = model_facts.of(one)
     division = sharding.divide(one, facts.parameters)
     found = memory.of(one, on_gpu=False).by_category
@@ -36,7 +37,8 @@ def test_parameters_by_place_add_up_to_those_of_the_menu(workload):
     facts = model_facts.of(cell(workload))
     assert facts.parameters == menu.workload(workload).parameters
     by_place = facts.blocks * facts.block_parameters + facts.front + facts.back - facts.tied
-    assert by_place == pytest.approx(facts.parameters, abs=100)  # if blocks differ in size, their mean is rounded down
+    # The sum may be a little smaller: if blocks differ in size, their mean size is rounded down.
+    assert by_place == pytest.approx(facts.parameters, abs=100)
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
@@ -46,7 +48,8 @@ def test_model_states_of_gpt2_large_with_adamw_in_fp32_are_16_bytes_a_parameter(
 
 @pytest.mark.parametrize(("stage", "printed_gb"), [(0, 15.6), (1, 6.5), (2, 4.2), (3, 2.0)])
 def test_the_arithmetic_of_study_4s_table_of_zero(stage, printed_gb):
-    """Study 4: 1.3 B parameters on 8 GPUs; each has 2 bytes of weights, 2 of gradients and 8 of Adam, and no master copy."""
+    """Compares with a table of study 4: a model of 1.3 B parameters on 8 GPUs, where each parameter takes 2 bytes for the
+    weight, 2 for the gradient and 8 for Adam, and no master copy exists."""
     one = cell("llm-1.3b", f"zero{stage}", 8)
     division = sharding.divide(one, 10**9)
     ranks = (division.weight_ranks, division.gradient_ranks, division.optimizer_ranks)
@@ -59,7 +62,9 @@ def test_the_arithmetic_of_study_4s_table_of_zero(stage, printed_gb):
 @pytest.mark.parametrize(
     ("strategy", "bytes_per_parameter"),
     [
-        ("zero0", 2 + 4 + 8 + 4 + 2),  # weights in bf16, a copy in fp32, Adam, gradients in fp32 and in bf16
+        # The bytes per parameter: weight in bf16, copy of the weight in fp32, two moments of Adam, gradient in fp32, gradient
+        # in bf16.
+        ("zero0", 2 + 4 + 8 + 4 + 2),
         ("zero1", 2 + (4 + 8) / 8 + 4 + 2),
         ("zero2", 2 + (4 + 8 + 4) / 8),
         ("zero3", (2 + 4 + 8 + 4) / 8),
@@ -85,8 +90,8 @@ def test_fsdp_adds_up_whole_gradients_if_a_step_has_several_passes():
 
 
 def _saved(workload, precision, micro, **options):
-    """Returns the bytes that autograd saves in forward and loss, without weights. Counted by torch's hooks on the meta
-    device."""
+    """Returns the bytes that autograd saves in the forward pass and the loss, without the weights. Hooks of torch count the
+    bytes while the model runs on the meta device or the CPU."""
     one = cell(workload, "single", micro=micro, precision=precision, options={"data": "synthetic", **options})
     task = menu.workload(workload).build(one, None)
     on_meta = torch.device("meta") if "image_size" in one.options and workload.split("-")[0] != "vit" else torch.device("cpu")
@@ -129,7 +134,7 @@ def test_saved_activations_of_transformers_are_what_autograd_saves(workload, pre
 
 def test_unfused_gelu_saves_twelve_more_widths_a_token():
     counted = _saved("gpt2-tiny", "fp32", 2, gelu="unfused") - _saved("gpt2-tiny", "fp32", 2)
-    # sequences, tokens, blocks, tensors per block, width of a tensor, bytes per number
+    # The factors are: sequences, tokens, blocks, tensors per block, width of a tensor, bytes per number.
     assert counted == 2 * 64 * 4 * 12 * 64 * 4
     one = model_facts.of(cell("gpt2-tiny", options={"gelu": "unfused"})).saved
     assert one.block_split - model_facts.of(cell("gpt2-tiny")).saved.block_split == 64 * 12 * 64 * 4
@@ -150,8 +155,8 @@ def test_every_network_without_a_formula_is_in_the_table():
 
 @pytest.mark.parametrize(
     ("keys", "rehearsed_mib"),
-    # numbers of another program: one rank of 512 that trains LLaMA 7B in bf16, with torch's FakeTensorMode and fake process
-    # group
+    # The expected numbers were computed by another program for one of 512 ranks that train LLaMA 7B in bf16. That program used
+    # FakeTensorMode and the fake process group of torch.
     [
         ({"strategy": "fsdp2"}, 14_385),
         ({"strategy": "fsdp2", "activation_checkpointing": "full"}, 3_571),
@@ -198,7 +203,7 @@ def test_checkpointing_keeps_a_blocks_input_and_recomputes_one_block_at_a_time()
         for which in ("none", "full")
     )
     inputs = 32 * 2048 * 4096 * 2
-    assert inputs < checkpointed.likely < inputs * 1.4  # plus the head
+    assert inputs < checkpointed.likely < inputs * 1.4  # the range leaves room for the head of the model
     assert whole.likely > 15 * checkpointed.likely
 
 
@@ -216,7 +221,8 @@ def test_beside_tensors_there_are_three_terms_only_on_a_gpu():
         ((70, 78, 90), True, "likely"),
         ((70, 85, 90), True, "unlikely"),
         ((81, 85, 90), True, "no"),
-        ((10, 11, 12), False, None),  # a lower bound can prove only that a cell does not fit
+        # Without a GPU, the estimate is a lower bound, which can only prove that a cell does not fit.
+        ((10, 11, 12), False, None),
         ((81, 85, 90), False, "no"),
     ],
 )
@@ -253,7 +259,8 @@ def test_a_gpu_is_found_by_the_name_that_slurm_or_nvml_has(name, memory_gib, exp
 
 
 def test_resnet50_of_study_4_needs_what_it_assumes():
-    """The study states 5.8 GB with 64 images in fp32 and SGD without momentum."""
+    """Study 4 assumes that ResNet-50 needs 5.8 GB for 64 images in fp32 with SGD without momentum; the planner estimates the
+    same."""
     one = cell("resnet50", "ddp", micro=64, optimizer=Optimizer(name="sgd", lr=0.01, momentum=0.0))
     assert memory.of(one, on_gpu=False).bytes.likely / GB == pytest.approx(5.8, rel=0.05)
     assert math.isfinite(memory.of(one).bytes.high)

@@ -1,5 +1,5 @@
-"""The planner's time estimate: collectives, the schedule of a pipeline, and the bytes of exchanges, compared with hand
-calculations."""
+"""The planner's estimate of time, compared with calculations by hand: collectives, pipeline schedules, and the bytes that
+strategies exchange."""
 
 import math
 from itertools import pairwise
@@ -15,7 +15,8 @@ from jobs.planner.pipeline_schedule import drawn, simulate
 from shardlab.prediction import exactly
 from trainers import menu
 
-# Table of study 4. Columns: stages, micro-batches, bubble in percent, total time, ideal time, throughput.
+# The table of study 4 about pipelines. The columns of each entry: stages, micro-batches, bubble in percent, total time, ideal
+# time, throughput.
 STUDY_4 = """
 2 4 20.0 15 12 0.267 | 2 8 11.1 27 24 0.296 | 2 16 5.9 51 48 0.314 | 2 32 3.0 99 96 0.323 | 2 64 1.5 195 192 0.328
 4 4 42.9 21 12 0.190 | 4 8 27.3 33 24 0.242 | 4 16 15.8 57 48 0.281 | 4 32 8.6 105 96 0.305 | 4 64 4.5 201 192 0.318
@@ -24,7 +25,7 @@ STUDY_4 = """
 ROWS = [tuple(map(float, row.split())) for line in STUDY_4.strip().splitlines() for row in line.split("|")]
 PSI = 882_176  # bytes of the 220,544 parameters of gpt2-tiny in fp32
 BLOCKS, REST = 799_744, 82_432
-HIDDEN = 131_072  # bytes of the hidden state of 8 sequences
+HIDDEN = 131_072  # bytes of the hidden state (the input of a block) for a batch of 8 sequences
 
 
 def machine(name="a100-80gb", **links):
@@ -44,7 +45,8 @@ def test_the_simulation_reproduces_study_4s_table(stages, micro_batches, bubble,
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 32)])
 def test_the_interleaved_bubble_is_smaller_by_the_number_of_stages_of_a_rank(ranks, micro_batches, per_rank):
     step = simulate("interleaved", ranks, micro_batches, per_rank=per_rank)
-    assert step.total - step.ideal == pytest.approx(3 * (ranks - 1) / per_rank)  # Narayanan et al., 2021, section 2.2
+    # The expected value is the formula of Narayanan et al., 2021, section 2.2.
+    assert step.total - step.ideal == pytest.approx(3 * (ranks - 1) / per_rank)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
@@ -63,15 +65,16 @@ def test_no_pass_overlaps_another_or_begins_before_its_input(schedule):
 
 def test_the_timeline_has_a_line_per_rank_and_dots_where_it_waits():
     lines = drawn(simulate("gpipe", 2, 2), width=18)
-    # forward takes 1, backward takes 2: rank 0 waits between its last forward pass and the first gradient
+    # A forward pass takes 1 unit of time and a backward pass 2. Rank 0 waits between its last forward pass and the first
+    # gradient from rank 1.
     assert [line.split()[2] for line in lines] == ["0011......aaaabbbb"[:18], "..0011aaaabbbb...."]
 
 
 @pytest.mark.parametrize(
     ("op", "size", "expected_s"),
-    [  # by hand for 4 ranks, latency (alpha) 1 ms, 1e9 bytes/s
-        ("all_reduce", 1e9, 6e-3 + 1.5),  # ring: 6 hops, 2 * 3/4 of 1 s
-        ("all_reduce", 0, 4e-3),  # tree: 2 * log2(4) hops
+    [  # computed by hand for 4 ranks, a latency (alpha) of 1 ms and 1e9 bytes/s
+        ("all_reduce", 1e9, 6e-3 + 1.5),  # a ring makes 6 hops and sends 2 * 3/4 of 1e9 bytes, and 1e9 bytes take 1 s
+        ("all_reduce", 0, 4e-3),  # a tree makes 2 * log2(4) = 4 hops
         ("all_gather", 1e9, 3e-3 + 0.75),
         ("reduce_scatter", 1e9, 3e-3 + 0.75),
         ("send", 1e9, 1e-3 + 1.0),
@@ -94,7 +97,7 @@ def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
 
 @pytest.mark.parametrize(
     ("strategy", "keys", "sent"),
-    [  # bytes sent by rank 0 of 4 ranks (or 2, where the keys say so); the same hand calculations as in test_trainers_bytes.py
+    [  # the bytes that rank 0 of 4 ranks (or of 2, if the keys say so) sends; test_trainers_bytes.py explains the numbers
         ("ddp", {}, 1.5 * PSI),
         ("fsdp2", {}, 0.75 * (2 * BLOCKS + REST + PSI)),
         ("fsdp2-zero2", {}, 0.75 * (PSI + PSI)),
@@ -133,8 +136,8 @@ def test_the_network_between_nodes_must_be_known():
 
 
 def test_a_range_contains_published_throughputs():
-    """MosaicML published, for 760M parameters on 8 GPUs with PyTorch, 78,581 tokens/s per GPU on H100 and 29,765 on A100.
-    GPT-2 Large has 774M parameters."""
+    """MosaicML published the throughput of a model of 760M parameters on 8 GPUs with PyTorch: 78,581 tokens/s per GPU on H100
+    and 29,765 on A100. The predictions are for GPT-2 Large, which has 774M parameters."""
     for name, published in (("NVIDIA H100 80GB HBM3", 78_581), ("a100-80gb", 29_765)):
         one = cell("gpt2-large", "ddp", 8, micro=16, precision="bf16")
         step = step_time.of(one, machine(name)).seconds
@@ -149,13 +152,15 @@ def test_a_measured_run_calibrates_cells_alike():
     assert corrected.step_s.likely == pytest.approx(1.2 * plain.step_s.likely)
     assert corrected.tensor_bytes.likely == pytest.approx(0.9 * plain.tensor_bytes.likely)
     assert corrected.step_s.high / corrected.step_s.low == pytest.approx(1.05 / 0.95)
-    assert corrected.formula_step_s == plain.formula_step_s  # otherwise the next calibration would correct the prediction twice
+    # The next calibration compares with the uncorrected formula; otherwise it would correct the prediction twice.
+    assert corrected.formula_step_s == plain.formula_step_s
     other = msgspec.structs.replace(one, precision="fp32")
     assert predict.of(other, machine(), calibration=earlier).step_s == predict.of(other, machine()).step_s
 
 
 def test_scale_out_holds_study_2s_table():
-    """Study 2, table 5.4.1, DDP on one node: speedup 1.9 on 2 GPUs, 3.6 on 4, 6.8 on 8; relative to 2 GPUs: 1.89 and 3.58."""
+    """Table 5.4.1 of study 2 gives the speed-up of DDP on one node: 1.9 on 2 GPUs, 3.6 on 4 and 6.8 on 8. Relative to 2 GPUs,
+    these are 1.89 and 3.58."""
     one = cell("gpt2-large", "ddp", 2, micro=8, passes=2, precision="tf32")
     where = machine("NVIDIA H100 80GB HBM3")
     for gpus, printed in ((4, 3.6 / 1.9), (8, 6.8 / 1.9)):
@@ -168,7 +173,7 @@ def test_scale_out_holds_study_2s_table():
 
 @pytest.mark.parametrize(
     ("parameters_b", "link_name", "expected"),
-    [  # the output of study 4's recommend_strategy for 8 GPUs of 80 GB
+    [  # the output of `recommend_strategy`, a function of study 4, for 8 GPUs of 80 GB
         (0.025, "nvlink", "study4-ddp"),
         (0.125, "nvlink", "study4-ddp"),
         (1.3, "nvlink", "study4-checkpointing"),

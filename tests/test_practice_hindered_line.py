@@ -1,4 +1,5 @@
-"""Practice nodes with an obstacle: a held lock of apt, Ctrl-C, a worker that was drained, another user of the machine."""
+"""`provision` on practice nodes with an obstacle: apt's lock is held, the user presses Ctrl-C, or a worker was drained. Also:
+what another user of the machine can do with practice nodes."""
 
 import json
 import re
@@ -14,7 +15,7 @@ from provision.practice import base
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 
-# Takes the lock of dpkg in the way apt does (a lock of flock(1) would not stop apt), and keeps the lock until the process is
+# A program that takes dpkg's lock in the way that apt takes it (apt ignores locks of flock(1)). It holds the lock until it is
 # killed.
 HOLD = """
 import fcntl, time
@@ -42,13 +43,15 @@ def waits_for_apt(practice):
 
 @pytest.fixture
 def held_lock(practice):
-    """Removes slurmd from work2 and holds the lock of dpkg there. Gives the test a function that releases the lock."""
+    """Removes slurmd from work2, so that `provision` must install it, and holds dpkg's lock there. Gives the test a function
+    that releases the lock."""
     practice.run("work2", "apt-get -qq -y remove slurmd")
     practice.run("work2", f"rm -f /run/held; systemd-run -q --unit=hold python3 -c {shlex.quote(HOLD)}")
     until(lambda: practice.run("work2", "ls /run/held 2>/dev/null || true"), "the lock is held")
 
     def let_go():
-        practice.run("work2", "systemctl stop hold 2>/dev/null || true")  # at the second call the unit does not exist any more
+        # If the lock is released a second time, there is no unit to stop, which is no error.
+        practice.run("work2", "systemctl stop hold 2>/dev/null || true")
 
     yield let_go
     let_go()
@@ -106,7 +109,8 @@ def test_another_user_of_this_machine_gains_nothing_from_practice_nodes(practice
     for secret in (machine.host_key, practice.folder / ".shardlab/practice/id_ed25519"):
         assert secret.is_file()
         assert run("cat", secret).returncode != 0
-    # special files that root of a node makes in the shared folder have no effect on this machine or on the nodes
+    # Root of a node makes a setuid program and a device file in the shared folder. Neither works on this machine or on the
+    # nodes.
     shared = practice.shared
     make = "cp /usr/bin/id {0}/setuid; chown root:root {0}/setuid; chmod 4755 {0}/setuid; mknod -m 666 {0}/memory c 1 1"
     practice.run("work1", make.format(shared))

@@ -1,4 +1,4 @@
-"""Builds a verified Slurm cluster on practice nodes from nothing, with failures on the way, and removes all of it."""
+"""Builds a verified Slurm cluster on new practice nodes while nodes fail, and removes the cluster completely."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from provision.providers import virtual
 from shardlab.remote import Address, Remote, Unreachable
 from shardlab.workspace import Workspace
 
-# Run in a process of its own that ends; the node keeps running without it.
+# A program that starts a practice node and then ends. The node must continue to run without the program.
 START = """
 import sys
 from pathlib import Path
@@ -45,14 +45,15 @@ made = cluster.load(file)
 virtual._machine(made, workspace, virtual.nodes(made, workspace)[2], base.folder(packages.ALL, made.release)).create()
 """
 
-# An ssh command that fails unless /etc/ssh/ssh_known_hosts has the key of the other node.
+# The beginning of an ssh command that works only if /etc/ssh/ssh_known_hosts on this node has the host key of the other node.
 STRICT = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile=/dev/null"
 
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 
 
 def proven_without(said: dict, name: str, why: str) -> None:
-    """Checks that verify reports the unreachable node once and proves the other nodes."""
+    """Checks that `provision verify` fails for the unreachable node only once, with the reason `why`, and passes the checks of
+    all other nodes."""
     assert said["verified"] is False
     told = [one for one in said["checks"] if one["node"] == name or one["passed"] is False]
     assert [(one["node"], one["check"]) for one in told] == [(name, "answers")]
@@ -70,12 +71,13 @@ def test_a_second_time_changes_nothing_and_passes_every_check_that_applies(pract
     assert {check for (_, check), one in outcomes.items() if one["passed"] is None} == without_gpus
     assert all(one["passed"] for (_, check), one in outcomes.items() if check not in without_gpus)
     assert outcomes["head", "network"]["measured"]["ranks"] == 3
-    # the link is limited to 1 Gbit/s; at first, the token bucket of tc lets a little more through
+    # The link is limited to 1 Gbit/s, which is 0.125 GB/s. The token bucket of tc lets more through at first.
     assert outcomes["head", "network"]["measured"]["bus_bandwidth_gb_per_s"] < 0.2
 
 
 def test_ranks_use_the_same_python_on_each_release(practice):
-    """Nodes of another release get this Python as a module. They search its libraries after their own libraries."""
+    """Nodes that run another release of Debian than this machine get this machine's Python as an environment module. Programs
+    on these nodes still find the libraries of their own release first."""
     inventory = json.loads((practice.folder / ".shardlab/inventory.json").read_text())
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     told = [practice.run("work1", f"{node['python']} --version", root=False) for node in inventory["nodes"]]
@@ -100,12 +102,13 @@ def test_a_crashed_node_is_booted_again_and_works_again(practice):
     proven_without(practice.provision("verify", code=1), "work2", "cannot be reached")
     said = practice.provision()
     assert states(said)["work2", "machine"]["says"] == ["boot the practice node work2 at 10.89.77.3"]
-    assert states(said)["work2", "trust"]["state"] == "nothing to do"  # work2 still has the host keys of the other nodes
+    assert states(said)["work2", "trust"]["state"] == "nothing to do"  # work2 still knows the host keys of the other nodes
     assert said["verified"] is True
 
 
 def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(practice):
-    """The sshd of the node starts only after one attempt to log in has failed."""
+    """`provision` must wait for a node whose SSH server is not up yet. In this test, the SSH server of work2 starts only after
+    `provision` has tried once to log in."""
     slow, go = "/etc/systemd/system/ssh.service.d", "/root/go"
     text = f'[Service]\\nExecStartPre=/bin/sh -c "until test -e {go}; do sleep 0.1; done"\\n'
     practice.run("work2", f"mkdir -p {slow}; printf '{text}' > {slow}/slow.conf")
@@ -129,7 +132,7 @@ def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(pract
     log_in, node.remote.run = node.remote.run, once
     found = virtual.bring_up(practice.cluster, workspace, node)
     assert isinstance(found, Nothing)
-    assert len(asked) > 1  # the first attempt got no answer
+    assert len(asked) > 1  # the first attempt to log in got no answer
     said = practice.provision("plan")
     assert states(said)["work2", "machine"]["state"] == "nothing to do"
     practice.run("work2", f"rm -r {slow} {go}; systemctl daemon-reload")
@@ -154,8 +157,8 @@ def test_a_machine_that_hangs_up_during_the_login_says_nothing_of_keys(practice)
 
 
 def test_services_of_two_nodes_start_and_end_at_once_without_harm(practice):
-    """If the nodes shared a control group, the systemd of one node would remove the group of a service that the other node
-    is starting."""
+    """Starts and ends services on two nodes at the same time. If the nodes shared a control group, the systemd of one node
+    would remove the control group of a service that the other node is starting."""
     unit = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nType=oneshot\nExecStart=/bin/true\n"
     script = f"""
         printf '{unit}' > /run/systemd/system/often.service; systemctl daemon-reload
@@ -201,10 +204,10 @@ def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
     said = practice.provision()
     logged = "".join(path.read_text() for path in logs.iterdir())
     told = {step: one["says"] for step, one in states(said).items() if one["state"] == "changed"}
-    told.pop(("head", "slurm-nodes"), None)  # waits for workers, if they are not ready yet
+    told.pop(("head", "slurm-nodes"), None)  # the operation slurm-nodes may also report that it waited for workers
     assert told.keys() == {
         ("head", "slurm-controller"),
-        ("work2", "packages"), ("work2", "slurm-workers"),  # unpacking munge stopped slurmd
+        ("work2", "packages"), ("work2", "slurm-workers"),  # slurmd is started again, because unpacking munge stopped it
         ("work1", "munge"), ("work1", "slurm-workers"), ("work1", "trust"),
     }  # fmt: skip
     assert told["head", "slurm-controller"] == ["restart slurmctld, because its files have changed"]
@@ -231,7 +234,7 @@ def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(
         for line in process.stderr:
             if line.startswith("work2: munge-user: changed"):
                 break
-        practice.give_disk("work2", "24M")  # the packages are installed next
+        practice.give_disk("work2", "24M")  # too small for the packages, which `provision` installs next
         stdout, stderr = process.communicate(timeout=900)
     assert process.returncode == 1, stderr
     one = states(json.loads(stdout))
@@ -247,10 +250,10 @@ def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(
 
 
 def test_killed_after_every_change_it_goes_on_each_time_and_nothing_is_doubled(practice):
-    """Nodes are removed. `provision` creates them again, is killed after a change, and is restarted until it completes.
+    """`provision` creates removed nodes again. It is killed after a change and started again, until it completes.
 
-    `make test-long` removes the controller and a worker, and kills `provision` once after each change. `make test` removes a
-    worker, and kills `provision` after about every third change.
+    `make test-long` removes the controller and a worker, and kills `provision` once after each change. `make test` removes only
+    a worker, and kills `provision` after about every third change.
     """
     for name in ("head", "work2") if LONG else ("work2",):
         practice.take_back_disk(name)
@@ -316,8 +319,8 @@ def test_a_full_disk_says_so_and_the_old_file_stands(practice):
 
 
 def test_a_skewed_clock_and_a_sudo_with_a_password_stop_their_nodes_and_no_other(practice):
-    """All practice nodes have the clock of this machine. To skew the clock of work1, its `date` is replaced by a program
-    that adds 5 s."""
+    """`provision` does not continue on work1, whose clock is wrong, nor on work2, where sudo asks for a password. All practice
+    nodes share the clock of this machine, so the program `date` of work1 is replaced by a program that adds 5 s."""
     date = practice.machine("work1").root / "usr/local/bin/date"
     rule = practice.machine("work2").root / f"etc/sudoers.d/{base.USER}"
     before = rule.read_text()
@@ -399,7 +402,8 @@ def test_a_command_past_its_limit_does_not_live_on(practice):
 
 
 def test_a_late_end_of_the_input_breaks_no_other_command(practice, monkeypatch):
-    """OpenSSH's server disconnects a client that sends a message to a session that has ended."""
+    """OpenSSH's server disconnects a client that signals the end of the input of a command that has ended. The signal is
+    delayed here, and the other commands on the same connection must still complete."""
     send = paramiko.Transport._send_user_message
 
     def late(transport, message):
@@ -421,7 +425,7 @@ def test_words_cross_the_shells_as_they_are(practice):
 
 
 def test_the_user_goes_from_node_to_node_without_a_question(practice):
-    for name in ("work2", "10.89.77.3", "head"):  # both by name and by address
+    for name in ("work2", "10.89.77.3", "head"):  # the user logs in by name and by address
         said = practice.run("work1", f"{STRICT} {name} 'id -un; hostname'", root=False)
         assert said.split() == [base.USER, "work2" if name == "10.89.77.3" else name]
     private = (practice.machine("work1").root / f"home/{base.USER}/.ssh/id_ed25519").read_text().splitlines()[2]

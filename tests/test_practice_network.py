@@ -1,4 +1,4 @@
-"""The network bridge of practice nodes: a real bridge in a separate network namespace."""
+"""The network bridge of practice nodes. The tests create a real bridge in a separate network namespace."""
 
 import subprocess
 import sys
@@ -9,7 +9,8 @@ from support_aside import why_not
 WHY = why_not()
 pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
 
-# Prints the bridge's MAC address at first, after each of two nodes was added, and after the first node was removed.
+# Prints the MAC address of the bridge after each step: the bridge is created, a node is added, a second node is added, the
+# first node is removed.
 STEPS = """
 import json
 from provision.practice import network

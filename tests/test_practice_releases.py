@@ -1,4 +1,5 @@
-"""Practice nodes that run another Debian release than this machine: when they are refused, and what `release:` decides."""
+"""Practice nodes that run another release of Debian than this machine: when shardlab refuses them, and what the key `release:`
+decides."""
 
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from provision.providers import virtual
 from shardlab import cluster
 from shardlab.workspace import Workspace
 
-# Runs in a separate mount namespace. The umount is lazy, because processes of this machine are in these control groups.
+# Runs a command without control groups, as on a machine that has none. It runs in its own mount namespace. The umount is lazy,
+# because processes of this machine are still in these control groups.
 WITHOUT = """
 grep ' cgroup2 ' /proc/self/mounts | while read -r _ target _; do umount --lazy "$target"; done
 exec "$@"

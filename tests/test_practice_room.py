@@ -1,4 +1,4 @@
-"""shardlab checks how many practice nodes this machine can run before it makes any node."""
+"""Before shardlab makes a practice node, it checks how many practice nodes this machine can run."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ def three(tmp_path, monkeypatch):
     monkeypatch.setattr(virtual, "INSTANCES", tmp_path / "limit")
     monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
     monkeypatch.setattr("provision.practice.machine.STATE", tmp_path / "state")
-    # so that the test does not depend on the system of this machine
+    # Other checks of practice nodes depend on the operating system of this machine, so stand-ins replace them.
     monkeypatch.setattr(base, "check", lambda _release=None: None)
     monkeypatch.setattr(base, "folder", lambda _packages, _release: tmp_path / "base")
     (tmp_path / "state").mkdir(mode=0o700)
@@ -27,7 +27,7 @@ def three(tmp_path, monkeypatch):
 
 
 def changes(three, tmp_path):
-    """Returns the changes that would bring up the first of the three nodes. No change is carried out."""
+    """Returns descriptions of the changes that would bring up the first of the three nodes. No change is carried out."""
     workspace = Workspace(tmp_path)
     return [change.says for change in virtual.bring_up(three, workspace, virtual.nodes(three, workspace)[0])]
 
@@ -40,7 +40,7 @@ def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(t
     other = msgspec.structs.replace(machine, base=tmp_path / "base-2")
     with pytest.raises(NoBase, match="head: this practice node was made by another version of shardlab, or for another"):
         other._check_base()
-    (machine.folder / "base").unlink()  # as older versions left the folder, which did not write this file
+    (machine.folder / "base").unlink()  # older versions of shardlab did not write the file `base`
     with pytest.raises(NoBase, match="made by another version"):
         machine._check_base()
 
@@ -48,7 +48,7 @@ def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(t
 def test_the_nodes_of_all_clusters_count(three, tmp_path):
     virtual.INSTANCES.write_text("41\n")
     assert changes(three, tmp_path) == ["make and boot the practice node head at 10.89.77.1"]
-    (tmp_path / "state" / three.name / "head" / "upper").mkdir(parents=True)  # now one of the three nodes exists
+    (tmp_path / "state" / three.name / "head" / "upper").mkdir(parents=True)  # the first of the three nodes now exists
     assert changes(three, tmp_path) == ["boot the practice node head at 10.89.77.1"]
     (tmp_path / "state" / "other" / "node0" / "upper").mkdir(parents=True)
     said = (

@@ -1,4 +1,5 @@
-"""Folders that practice nodes share with this machine give other users no rights. Uses real mounts in a separate namespace."""
+"""A folder that practice nodes share with this machine must not give other users more rights. The tests use real mounts in a
+separate mount namespace."""
 
 import os
 import subprocess
@@ -16,8 +17,8 @@ from shardlab import cluster
 WHY = why_not()
 pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
 
-# Two clusters share one folder. After each step, prints the user id that a setuid program in the folder runs with, and whether
-# the folder is protected.
+# Two clusters protect the same folder and then release it. After each step this program prints: the step, the user id that a
+# setuid program in the folder runs with, and whether the folder is protected.
 STEPS = """
 import os, subprocess, sys
 from pathlib import Path
@@ -56,7 +57,8 @@ def test_a_setuid_program_in_the_shared_folder_has_no_effect_while_a_cluster_use
     states, folder = tmp_path / "states", tmp_path / "not" / "there yet"
     states.mkdir()
     tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:3]:  # the folders of pytest are open to root only; here another user must reach the program
+    # Only root can open the folders of pytest, but user 1000 must be able to run the program in the shared folder.
+    for parent in tmp_path.parents[:3]:
         if parent.stat().st_uid == os.geteuid() and str(parent) != "/" and not parent.stat().st_mode & 0o001:
             parent.chmod(parent.stat().st_mode | 0o011)
     command = ["unshare", "--mount", sys.executable, "-P", "-c", STEPS, states, folder]
@@ -68,7 +70,7 @@ def test_a_setuid_program_in_the_shared_folder_has_no_effect_while_a_cluster_use
         "two 1000 True",
         "one-gone 1000 True",
         "left 0o100755 False",
-        "bare 0 False",  # without protection, the program has its effect
+        "bare 0 False",  # the folder is not protected any more, so a setuid program works
     ]
     assert sorted(path.name for path in states.rglob("*")) == ["one", "two"]
 
@@ -118,8 +120,8 @@ def test_nodes_of_a_former_version_get_their_shared_folder_protected(state, tmp_
     described = cluster.load(file)
     folder.mkdir()
     state.mkdir(mode=0o700)
-    assert virtual._protections(described) == []  # this machine has no node of this cluster
+    assert virtual._protections(described) == []  # no node of this cluster exists on this machine
     (state / described.name).mkdir()
-    if not shared.is_protected(folder):  # /tmp itself may be mounted with these options
+    if not shared.is_protected(folder):  # if /tmp itself is mounted with nosuid and nodev, nothing has to be done
         (change,) = virtual._protections(described)
         assert change.says == f"mount {folder} with nosuid,nodev"

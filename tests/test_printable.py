@@ -1,4 +1,5 @@
-"""Text that controls a terminal or hides other text: what remains of the text in each kind of output."""
+"""Characters that control a terminal or hide other text: shardlab removes or escapes them in each kind of output, and keeps the
+rest of the text."""
 
 import io
 import json

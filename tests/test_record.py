@@ -1,4 +1,4 @@
-"""Files of records are read as far as they are intact, and damaged lines are counted."""
+"""Files of records (one JSON line each) are read as far as they are intact, and damaged lines are counted."""
 
 import errno
 import os
@@ -52,7 +52,7 @@ def test_bad_lines_are_counted_and_the_rest_is_read(tmp_path):
 
 
 def test_a_line_that_is_nested_too_deeply_is_a_bad_line_like_any_other(tmp_path):
-    """A hostile node could write such a line, and one run must not stop a command that reads all runs."""
+    """A hostile node could write such a line. It must be counted as damaged and not stop a command that reads all runs."""
     path = tmp_path / "events.rank.jsonl"
     good = b'{"schema":1,"event":"started","writer":"attempt","wall_s":1.0,"host":"h"}\n'
     deep = good.replace(b'"host":"h"', b'"host":"h","data":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
@@ -72,7 +72,8 @@ def test_a_line_that_is_nested_too_deeply_is_a_bad_line_like_any_other(tmp_path)
     ids=["whole", "empty line", "two on a line", "two and blank", "begun", "blank first", "split over two lines"],
 )
 def test_a_file_is_read_as_its_lines_are(tmp_path, lines):
-    """Each line is judged alone: the reader must not accept records that span lines, nor several records on one line."""
+    """The reader judges each line alone: it must not accept a record that is split over two lines, nor two records on one
+    line."""
     path = tmp_path / "s.jsonl"
     records = written(path, 3).splitlines()
     spelled = {"split": records[0].replace(b",", b",\n", 1)}

@@ -1,5 +1,5 @@
-"""An unknown or changed host key stops the login to a real SSH server; a file whose bytes differ after transfer is not
-written."""
+"""The login to a real SSH server stops if the host key is unknown or has changed. A file is not written if other bytes arrive
+than were sent."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from shardlab.remote import Address, Remote, Unreachable, fingerprint, putting
 
 
 class Door(paramiko.ServerInterface):
-    """An SSH server that accepts no login."""
+    """An SSH server that refuses every login."""
 
     def get_allowed_auths(self, username):
         return "publickey"
@@ -24,7 +24,7 @@ class Door(paramiko.ServerInterface):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """Starts an SSH server on this machine and returns (port, host key)."""
-    monkeypatch.setenv("HOME", str(tmp_path))  # the known_hosts and the SSH configuration of this home are empty
+    monkeypatch.setenv("HOME", str(tmp_path))  # the home folder of the client has no known_hosts and no SSH configuration
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     key = paramiko.ECDSAKey.generate()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "identity"], check=True)
@@ -42,7 +42,7 @@ def server(tmp_path, monkeypatch):
             transport.add_server_key(key)
             try:
                 transport.start_server(server=Door())
-            except (EOFError, paramiko.SSHException):  # the client did not accept the host key
+            except (EOFError, paramiko.SSHException):  # the client rejected the host key of the server
                 continue
 
     thread = threading.Thread(target=serve)
@@ -78,7 +78,7 @@ def test_an_unknown_host_key_stops_with_the_fingerprint_that_openssh_prints(serv
 def test_a_new_host_key_is_remembered_where_the_file_accepts_new_ones_and_a_changed_one_stops_all_the_same(server, tmp_path):
     port, key = server
     known = tmp_path / "known_hosts"
-    # this error shows that the host key was accepted
+    # The login got as far as the keys of the user, so the host key was accepted.
     assert "it accepts no SSH key of this user" in log_in(port, known, "accept-new")
     assert known.read_text() == f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n"
     assert "it accepts no SSH key of this user" in log_in(port, known)
@@ -102,8 +102,8 @@ def test_why_a_machine_cannot_be_reached_is_said_in_words(tmp_path, monkeypatch)
 
 
 def put(path: Path, promised: bytes, arrived: bytes) -> int:
-    """Runs here the command that writes a file on a node, and returns its exit code. The bytes that arrive may differ from
-    the promised ones."""
+    """Executes, on this machine, the command that shardlab uses to write a file on a node. Returns its exit code. promised: the
+    content that the command expects; arrived: the bytes that it reads."""
     argv = putting(promised, str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
     return subprocess.run(argv, input=arrived, capture_output=True, check=False).returncode
 

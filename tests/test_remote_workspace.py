@@ -1,4 +1,5 @@
-"""How the answer of a command on another machine is read. An `ssh` of this test runs the command here, or refuses it."""
+"""How shardlab reads the answer of a command that it runs on another machine. A fake `ssh` runs the command on this machine, or
+refuses it."""
 
 import json
 from pathlib import Path
@@ -17,9 +18,11 @@ THERE = RemoteWorkspace(
 
 @pytest.fixture
 def ssh(tmp_path, monkeypatch):
-    """Returns a function that puts a fake `ssh` first on PATH. It runs commands on this machine, where `python` is `script`.
+    """Returns a function that puts fake programs `ssh` and `python` first on PATH. `ssh` runs commands on this machine;
+    `python` is the shell code `script`.
 
-    shell: code that the login shell runs before the command. login: code that ssh itself runs first.
+    shell: code that the login shell runs before the command, as a ~/.bashrc does
+    login: code that `ssh` runs before the login
     """
 
     def made(script, shell="true", login="true"):
@@ -33,7 +36,7 @@ def ssh(tmp_path, monkeypatch):
 
 
 def test_a_document_is_an_answer_whatever_the_exit_code_is(ssh):
-    """Commands exit with 1 if a run failed, and their document says which run."""
+    """A command exits with 1 if a run failed, and its JSON document still counts: it says how many runs failed."""
     ssh("""echo '{"failed": 2}'; exit 1""")
     assert THERE.ask("jobs", ["status"], dict[str, int]) == {"failed": 2}
 

@@ -1,5 +1,5 @@
-"""How often each cell of a matrix runs: the keys in the file, the cells that claims name, the option --repeats, and the
-cost."""
+"""How often each cell of a matrix runs: the key `repeats` in the file, the cells that claims name, the option --repeats, and
+the cost."""
 
 import json
 
@@ -23,8 +23,8 @@ repeats: {claims: 3, others: 1}
 claims:
   - {id: a, says: DDP is faster., where: table 1, test: "throughput_per_s(strategy='ddp') > 2 * throughput_per_s(gpus=1)"}
 """
-# The number of runs of each shipped study, worked out by hand from its claims:
-# paper1: 13 cells that claims name x 3 + 46 others; paper2: 17 x 3 + 7; paper3: 45 x 2; paper4: 27 x 3 + 10; paper5: 9 x 2 + 1
+# How many runs each shipped study has, computed by hand from its claims. A cell that a claim names runs more often than others.
+# paper1: 13 cells that claims name x 3 + 46 others; paper2: 17 x 3 + 7; paper3: 45 x 2; paper4: 27 x 3 + 10; paper5: 9 x 2 + 1.
 RUNS = {"paper1": 85, "paper2": 58, "paper3": 90, "paper4": 91, "paper5": 19, "quickstart": 24}
 
 
@@ -52,8 +52,8 @@ def test_cells_that_claims_name_run_more_often(file):
 
 
 def test_arguments_of_a_metric_choose_no_cell(file):
-    """`of` and `accuracy_pct` are arguments of a metric. `jobs` must not treat them as keys of a cell, which no cell would
-    match."""
+    """In a claim, `of` and `accuracy_pct` are arguments of a metric and not keys of a cell. If `jobs` treated them as keys, the
+    claim would name no cell."""
     file.write_text(TEXT.replace("throughput_per_s(strategy='ddp')", "operator_ms(strategy='fsdp2', of='GEMM')"))
     found = matrix.load(file)
     cells = resolve(found)
@@ -87,7 +87,8 @@ def cost(workspace, cells, counts):
 
 
 def test_the_cost_is_that_of_runs_that_completed_here(file, tmp_path):
-    """Two runs took 3.2 s and 7.2 s from start to end, so three planned runs of the cell take 3 x 5.2 s."""
+    """Two runs of the cell took 3.2 s and 7.2 s from start to end, on average 5.2 s. So the planned three runs cost 3 x 5.2
+    s."""
     workspace = Workspace(tmp_path)
     ddp, single = support.cell("ddp", 2), support.cell()
     counts = {ddp.name(): 3, single.name(): 1}

@@ -1,5 +1,5 @@
-"""The report in a real browser: what it loads and draws, how it works with a keyboard and a screen reader, and what it
-saves."""
+"""The report in a real browser: what the page loads and draws, how it works with a keyboard and a screen reader, and what it
+saves as a file."""
 
 import contextlib
 import itertools
@@ -37,8 +37,8 @@ FOCUSED = """(what) => {
   one.dataset.reached = 'yes';
   return { reachable: one.matches(what), again: seen, outlined: outlineStyle !== 'none' && parseFloat(outlineWidth) >= 2 };
 }"""
-# LOST counts links that Tab skips and whose target no other link of their row has. DEAD counts links whose target does not
-# exist.
+# LOST counts the links that the Tab key skips although no other link in their table row has the same target. DEAD counts the
+# links whose target does not exist.
 LOST = """() => [...document.querySelectorAll('a[tabindex="-1"]')].filter((link) =>
   !link.closest('tr').querySelector(`a[href="${link.getAttribute('href')}"]:not([tabindex])`)).length"""
 DEAD = """() => [...document.querySelectorAll('a[href^="#"]')].filter((link) => !document.querySelector(link.hash)).length"""
@@ -52,7 +52,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory):
-    """A report about two strategies, two launchers, and every way in which a run can end."""
+    """A report in which runs ended in every possible way. Its cells use two strategies and two launchers."""
     workspace = support.matrix(tmp_path_factory.mktemp("it's <a> #1 matrix"))
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     return workspace.report / "index.html"
@@ -60,7 +60,8 @@ def failing(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """A report about three strategies, with the title, numbers and claims of a study. No run is a rehearsal."""
+    """A report with the title, reported numbers and claims of a study. It compares three strategies, and no run is a
+    rehearsal."""
     workspace = Workspace(tmp_path_factory.mktemp("study"))
     cells = [support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)]
     support.keep(workspace, cells, **STUDY)
@@ -78,8 +79,8 @@ def report(request):
 
 @pytest.fixture(scope="module")
 def show(browser):
-    """Returns a function that opens a report in a color scheme. Each page is opened only once, because opening is slow. No
-    test leaves a page in a state that disturbs another test."""
+    """Returns a function that opens a report in a color scheme. Opening is slow, so each page is opened once and the tests
+    share it. Each test must leave the page as it found it."""
     with contextlib.ExitStack() as stack:
         known = {}
 
@@ -103,7 +104,8 @@ def test_it_asks_for_itself_alone_draws_every_figure_and_can_be_read(show, repor
 
 
 def test_what_is_asked_for_or_not_drawn_or_too_faint_would_be_found(browser, study):
-    """Shows that the checks of the test above can fail, and that the page's security policy refuses requests of scripts."""
+    """Shows that the checks of the test above can fail: they find a missing figure and faint text. It also shows that the
+    page's security policy stops a script that requests an image from the network."""
     with support_browser.opened(browser, study) as found:
         found.found("() => { new Image().src = 'https://example.invalid/x.png'; }")
         found.found("() => document.querySelector('.plot .cartesianlayer').remove()")
@@ -162,7 +164,7 @@ def test_details_open_by_key_and_by_what_leads_to_them(show, study):
     for opened in (True, False):
         summary.press("Enter")
         assert (details.get_attribute("open") is not None) is opened
-    for _ in range(2):  # the second time, the browser is already at this address
+    for _ in range(2):  # at the second click, the browser is already at the address of the link
         found.page.locator("#reported a[href='#runs-1']").first.click()
         found.page.wait_for_function("() => document.querySelector('#runs-1').open")
         run = details.locator("tbody tr").first
@@ -196,7 +198,7 @@ def test_on_a_phone_only_tables_scroll_sideways(show, report):
     found = show(report)
     found.fold(False)
     found.page.set_viewport_size({"width": support_browser.PHONE, "height": support_browser.HEIGHT})
-    # the figures become narrower too
+    # The browser needs a moment to make the figures narrower.
     found.page.wait_for_function(f"() => document.documentElement.scrollWidth <= {support_browser.PHONE}")
     found.page.set_viewport_size({"width": support_browser.WIDTH, "height": support_browser.HEIGHT})
 
@@ -227,7 +229,7 @@ def test_a_figure_is_saved_in_light_colours_whatever_the_page_has(show, study, s
     text = saved["SVG"].decode()
     assert text.startswith("<svg")
     assert "var(" not in text
-    assert "rgb(27, 29, 31)" in text  # the text color of the light page
+    assert "rgb(27, 29, 31)" in text  # the color of text in the light color scheme
     assert "Throughput" in text
     assert saved["PNG"].startswith(b"\x89PNG")
     assert struct.unpack(">I", saved["PNG"][16:20]) == (2 * 640,)

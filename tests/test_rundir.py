@@ -1,4 +1,4 @@
-"""What the files of a run say is read only once, and no more of the files is read than necessary."""
+"""The class RunDir reads each file of a run only once, and reads no more of a file than necessary."""
 
 import msgspec
 import pytest
@@ -12,8 +12,8 @@ from shardlab.rundir import RunDir
 
 @pytest.fixture
 def ended(tmp_path):
-    """Returns a function that makes a run of 10 steps on 2 ranks that exited with 0. `counted`: the steps that its
-    supervisor counted; `recorded`: the steps in the records of each rank."""
+    """Returns a function that makes a run of 10 steps on 2 ranks, which exited with code 0. counted: the number of steps that
+    the supervisor counted when the run ended; recorded: the number of steps in the file of each rank."""
 
     def made(counted: int | None, *, recorded: int) -> RunDir:
         folder = RunDir(tmp_path / run_id(CELL, 1))
@@ -38,7 +38,8 @@ def ended(tmp_path):
 
 @pytest.mark.parametrize(("counted", "recorded"), [(10, 10), (None, 10), (9, 10), (10, 0)])
 def test_steps_are_counted_again_unless_all_of_them_were_found(ended, counted, recorded):
-    """The supervisor may count too few steps if a shared file system did not show all of them yet when the run ended."""
+    """The supervisor may count too few steps if a shared file system did not show all records yet when the run ended. Then the
+    records are counted again."""
     assert ended(counted, recorded=recorded).judge().state == "completed"
 
 

@@ -95,8 +95,8 @@ def test_options_have_names_that_no_schema_knows():
 
 
 def test_the_bounds_of_each_key_are_those_of_the_reader(tmp_path):
-    """A value beyond a bound is refused by the schema and by the reader. The bound, or a value inside, is accepted by the
-    schema."""
+    """The schema and the reader both refuse a value beyond a bound. The schema accepts the bound itself or, for an exclusive
+    bound, a value inside it."""
     tried = 0
     beside = {"minimum": (-1, 0), "maximum": (1, 0), "exclusiveMinimum": (0, 0.5), "exclusiveMaximum": (0, -0.5)}
     for key, schema in json_schema.schemas()["matrix"]["$defs"]["CellKeys"]["properties"].items():
@@ -112,6 +112,7 @@ def test_the_bounds_of_each_key_are_those_of_the_reader(tmp_path):
 
 
 def mistakes(name, data):
-    """Returns (place, keyword of the schema) of each mistake, found by an independent library."""
+    """Returns the mistakes that an independent library finds: for each, the place in the data and the keyword of the schema
+    that refuses it."""
     found = Draft202012Validator(json_schema.schemas()[name]).iter_errors(data)
     return [(".".join(map(str, error.absolute_path)), str(error.validator)) for error in found]

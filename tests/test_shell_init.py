@@ -1,4 +1,4 @@
-"""Shells run `jobs` as a builtin: our `jobs` is added to the builtin, and the builtin loses none of its behaviour."""
+"""Shells have a builtin command `jobs`. shell_init adds shardlab's `jobs` to the builtin, which keeps all of its behaviour."""
 
 import os
 import pty
@@ -32,7 +32,7 @@ PLAIN = {
 
 @pytest.fixture
 def stand_in(tmp_path):
-    """An executable whose path needs quoting. It prints its arguments and exits with 7."""
+    """An executable that stands in for shardlab. It prints its arguments and exits with 7. Its path needs quoting."""
     path = tmp_path / 'it\'s "a" $HOME `x` \\d' / "shardlab"
     path.parent.mkdir()
     path.write_text('#!/bin/sh\nprintf "ours:"; printf "[%s]" "$@"; echo; exit 7\n')
@@ -46,7 +46,7 @@ def script(name, text, *, cwd=None):
 
 
 def _waits(shell, terminal):
-    """Returns whether the shell waits for input: the shell sleeps, and no other process controls the terminal."""
+    """Returns whether the shell waits for input: the shell sleeps, and no program that it started controls the terminal."""
     return os.tcgetpgrp(terminal) == shell and psutil.Process(shell).status() == psutil.STATUS_SLEEPING
 
 
@@ -56,7 +56,7 @@ def type_into(command, lines, *, until=300.0):
     until: seconds after which the shell counts as hung.
     """
     pid, terminal = pty.fork()
-    if pid == 0:  # runs in another process
+    if pid == 0:  # the child process becomes the shell
         os.environ.update(PS1="", PROMPT="", TERM="dumb", HISTFILE="/dev/null")
         os.execvp(command[0], command)
     text = b""
@@ -75,7 +75,7 @@ def type_into(command, lines, *, until=300.0):
             text, quiet = text + got, 0.0
         else:
             quiet += 0.1
-        if quiet > 0.15 and waiting and _waits(pid, terminal):  # the shell prints nothing more
+        if quiet > 0.15 and waiting and _waits(pid, terminal):  # the shell has printed everything and waits for the next line
             os.write(terminal, waiting.pop(0).encode() + b"\n")
             quiet = 0.0
     os.close(terminal)
@@ -136,7 +136,8 @@ def test_words_and_exit_code_pass_through(name, stand_in):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("name", [shell for shell in SHELLS if shell.values != ("zsh",)])  # zsh needs a terminal for this
+# zsh lists background jobs only on a terminal
+@pytest.mark.parametrize("name", [shell for shell in SHELLS if shell.values != ("zsh",)])
 def test_background_jobs_are_listed_in_scripts(name):
     monitor = "status job-control full" if name == "fish" else "set -m"
     text = shell_init.init(name, ["/nowhere/shardlab"])
@@ -187,7 +188,7 @@ def test_our_command_is_found_again_from_any_folder(tmp_path, monkeypatch):
 def test_an_unknown_shell_prints_the_menu(monkeypatch):
     with pytest.raises(UnknownName, match=r"unknown shell 'tcsh'.*bash, fish, zsh"):
         shell_init.init("tcsh")
-    monkeypatch.setattr(os, "getppid", os.getpid)  # the parent process is not a shell
+    monkeypatch.setattr(os, "getppid", os.getpid)  # running_shell finds no shell as parent process, so $SHELL decides
     monkeypatch.setenv("SHELL", "/bin/csh")
     with pytest.raises(UnknownName, match="'csh'"):
         shell_init.init(None)

@@ -1,4 +1,5 @@
-"""In CI a skipped test fails unless a table allows the skip. A practice cluster that cannot be prepared also fails."""
+"""In CI, a skipped test fails unless a table allows the skip. A test also fails there if its practice cluster cannot be
+prepared."""
 
 import os
 import subprocess
@@ -26,8 +27,8 @@ GPU = 'import pytest\n@pytest.mark.skipif(True, reason="needs a GPU, and torch s
 
 
 def pytest_on(folder: Path, ci: str) -> tuple[int, str]:
-    """Runs pytest with the plugin on the tests in a folder and returns (exit code, output). ci: the value of the variable
-    CI."""
+    """Runs pytest with the plugin support_skips on the tests in a folder. Returns (exit code, output). ci: the value of the
+    environment variable CI."""
     command = [sys.executable, "-m", "pytest", "-p", "support_skips", "-p", "no:cacheprovider", "-rA", "--rootdir", folder]
     environment = {**os.environ, "CI": ci, "PYTHONPATH": str(Path(support_skips.__file__).parent)}
     done = subprocess.run([*command, folder], capture_output=True, text=True, env=environment, check=False)
@@ -36,7 +37,7 @@ def pytest_on(folder: Path, ci: str) -> tuple[int, str]:
 
 @pytest.fixture
 def skipping(tmp_path):
-    """A folder with tests that are skipped in every way that pytest offers."""
+    """A folder whose tests are skipped in every way that pytest offers."""
     folder = tmp_path / "tests"
     folder.mkdir()
     (folder / "test_skipping.py").write_text(SKIPPING)
@@ -47,7 +48,7 @@ def skipping(tmp_path):
 
 def test_in_ci_each_skip_that_the_table_does_not_list_fails_by_name(skipping):
     code, said = pytest_on(skipping.parent, "true")
-    assert code == 2  # pytest stops before the first test if a file cannot be collected
+    assert code == 2  # exit code 2: if a file cannot be collected, pytest stops before the first test
     assert "tests/test_whole_file.py was skipped in CI: no browser. Allowed in CI: the skips that" in said
     (skipping / "test_whole_file.py").unlink()
     code, said = pytest_on(skipping.parent, "true")
@@ -86,7 +87,7 @@ def test_only_what_ci_has_no_machine_for_may_be_skipped(test, reason, allowed):
 @pytest.mark.parametrize(
     ("said", "away"),
     [
-        # recorded from debootstrap 1.0.128, apt-get 2.6.1 and pip 23.2.1 with package archives that do not answer
+        # These messages were recorded while no package archive answered debootstrap 1.0.128, apt-get 2.6.1 and pip 23.2.1.
         ("error: debootstrap failed: E: Failed getting release file http://127.0.0.1:9/debian/dists/bookworm/Release\n", True),
         ("note: making the base\nerror: chroot failed: E: Unable to locate package slurmd\n", True),
         ("error: /usr/bin/python3 failed: ERROR: No matching distribution found for torch==2.13.0\n", True),

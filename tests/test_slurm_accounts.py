@@ -1,6 +1,7 @@
-"""Runs `jobs submit`, then `jobs status`, while squeue and sacct print lines of a real Slurm about the submitted job.
+"""Runs `jobs submit` and then `jobs status`, while stand-ins for squeue and sacct print what a real Slurm could print about the
+job of the submitted run.
 
-The lines have the form of those in recorded/slurm, which Slurm 22.05 printed on practice nodes.
+The printed lines have the same form as the lines in recorded/slurm, which Slurm 22.05 printed on practice nodes.
 """
 
 import json
@@ -23,7 +24,7 @@ DISABLED = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
 
 
 class Sent:
-    """One submitted run, and stand-ins for Slurm's commands that answer about its job."""
+    """A workspace with one submitted run, and stand-ins for Slurm's commands that answer questions about the job of the run."""
 
     def __init__(self, tmp_path, monkeypatch, capsys):
         self.queue, self.workspace, self.capsys = Queue(tmp_path / "slurm", monkeypatch), Workspace(tmp_path / "w"), capsys
@@ -37,7 +38,7 @@ class Sent:
         (self.folder,) = self.workspace.all_runs()
 
     def answer(self, **scripts):
-        """Sets the scripts of these commands. NAME in a script is replaced by the name of the job."""
+        """Replaces the stand-ins for these commands by shell scripts. NAME in a script stands for the name of the job."""
         for command, script in scripts.items():
             (self.queue.folder / command).write_text(f"#!/bin/sh\n{script.replace('NAME', self.name)}\n")
 
@@ -46,7 +47,7 @@ class Sent:
             self.folder.write_event("attempt", event, **data)
 
     def status(self):
-        """Returns (state, why, state in Slurm) from `jobs status --json`."""
+        """Returns what `jobs status --json` says about the run: (its state, the reason, its state in Slurm)."""
         self.capsys.readouterr()
         assert cli.main(["status", "--json", "--workspace", str(self.workspace.path)]) == 0
         (run,) = json.loads(self.capsys.readouterr().out)["runs"]
@@ -55,7 +56,7 @@ class Sent:
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(slurm, "LAG_S", 0.0)  # if Slurm does not list a job, the run is unknown at once
+    monkeypatch.setattr(slurm, "LAG_S", 0.0)  # a run is unknown at once if Slurm does not list its job
     return Sent(tmp_path, monkeypatch, capsys)
 
 
@@ -80,7 +81,7 @@ STARTED, WELL = ("started", {}), ("exited", {"code": 0, "reason": None})
         ((STARTED,), "", f"echo '1|NAME|OUT_OF_MEMORY|{ENDED}'", "oom", "host memory"),
         ((STARTED,), "", f"echo '1|NAME|NODE_FAIL|{ENDED}'", "node_fail", "a node of the job failed"),
         ((), "", f"echo '1|NAME|CANCELLED by 1000|{ENDED}'", "cancelled", "cancelled in Slurm"),
-        # After losing its state, Slurm numbers jobs from 1 again: this number now belongs to a job of somebody else.
+        # If Slurm loses its state, it numbers jobs from 1 again. Then job 1 belongs to somebody else and has another name.
         ((STARTED,), "", f"echo '1|rec.ok|COMPLETED|{ENDED}'", "unknown", "Slurm does not know its job 1"),
         ((STARTED,), f"echo '1|rec.ok|RUNNING|{AT_WORK}'", DISABLED, "unknown", "Slurm does not know its job 1"),
     ],

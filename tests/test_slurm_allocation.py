@@ -1,4 +1,4 @@
-"""`jobs submit --in-allocation`: which nodes and GPUs an allocation has, and what is refused."""
+"""Tests of `jobs submit --in-allocation`: which nodes and GPUs shardlab finds in a Slurm allocation, and what it refuses."""
 
 import os
 
@@ -58,7 +58,8 @@ def test_its_script_is_a_step_and_has_no_option_of_sbatch(tmp_path):
 
 
 def test_runs_that_wait_when_their_allocation_ends_are_given_back(tmp_path, monkeypatch):
-    """The allocation ends during the first run. After that, no other run is started."""
+    """The allocation ends during the first of three runs. The other two runs are not started, and they become `planned`
+    again."""
     study = Study(tmp_path, 3)
     programs = tmp_path / "programs"
     programs.mkdir()

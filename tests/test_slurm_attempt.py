@@ -1,4 +1,5 @@
-"""The supervisor of a run in a Slurm job while the controller does not answer: no job step can be started without it."""
+"""The supervisor of a run in a Slurm job waits while the Slurm controller does not answer, because no job step can start
+without the controller."""
 
 import json
 import os
@@ -19,7 +20,8 @@ def bench(tmp_path):
 
 @pytest.fixture
 def supervised(bench, tmp_path):
-    """Yields the folder of a run on Slurm, its supervisor, and a path. The controller answers once this path exists."""
+    """Yields (the folder of a run on Slurm, the process of its supervisor, a path). The Slurm controller does not answer until
+    this path exists."""
     (tmp_path / "scontrol").write_text(PING.format(tmp_path / "back"))
     (tmp_path / "scontrol").chmod(0o755)
     bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))

@@ -1,4 +1,4 @@
-"""A controller behind two other machines, which `~/.ssh/config` names. provision, jobs and collect must reach it."""
+"""`provision`, `jobs` and `collect` reach a controller that lies behind two other machines, which `~/.ssh/config` names."""
 
 import json
 import pwd
@@ -10,8 +10,8 @@ from support_slurm import MATRIX, Desk
 from shardlab.workspace import Workspace
 
 pytestmark = pytest.mark.line
-# This machine can reach only gate. The name gate is no host name, and the names of the other machines are known only behind
-# gate.
+# Of the machines in CONFIG, this machine can reach only `gate`. SSH knows the name `gate` from CONFIG only; the names of the
+# other machines are known only behind `gate`.
 CONFIG = """\
 Host *
   User {user}
@@ -33,8 +33,8 @@ storage: {{shared: {shared}}}
 
 @pytest.fixture
 def desk(slurm, tmp_path):
-    """The desk of a person whose home has this SSH configuration. Only the workspace knows the host keys of the machines on
-    the way."""
+    """The machine of a person whose ~/.ssh/config is CONFIG. The host keys of the machines on the way to the controller are
+    only in the workspace, not in ~/.ssh/known_hosts."""
     address = {name: node.address for name, node in slurm.nodes.items()}
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
@@ -77,7 +77,8 @@ def test_through_two_machines_to_the_controller(desk):
     assert "nothing to cancel" in desk.run("jobs", "cancel", "--all").stdout
     assert desk.run("jobs", "logs", "single*").stdout
     told = desk.path / ".shardlab/away.json"
-    # as if this machine could not see the folder of the cluster
+    # The file away.json contains the mark of the folder on the cluster. If the mark in it is changed, this machine believes
+    # that it cannot see the folder, so `collect fetch` must copy the files.
     told.write_text(told.read_text().replace('"mark": "', '"mark": "another '))
     (run,) = json.loads(desk.run("collect", "fetch", "--json").stdout)
     assert (run["complete"], run.get("problems", [])) == (True, [])

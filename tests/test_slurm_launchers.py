@@ -1,4 +1,4 @@
-"""The same cell with every launcher that Slurm can start, on one node and on two nodes, has the same losses."""
+"""The same cell gives the same losses with every launcher that Slurm can start, on one node and on two nodes."""
 
 import pytest
 from support_long import LONG
@@ -16,9 +16,10 @@ def test_the_same_cell_has_the_same_losses_through_each_launcher_on_one_and_two_
     try:
         more = f"axes: {{strategy: [ddp], gpus: [2], nnodes: [1, 2], launcher: {names}}}"
         name = study.matrix(more, steps=5, name="launchers")
-        # Runs of a launcher that requests more than the others form an array of their own.
+        # Runs with the launcher submitit request more from Slurm than other runs, so they are submitted as an array of their
+        # own.
         study.jobs("submit", "--matrix", name, "--where", "launcher == 'submitit' and nnodes == 1", "--repeats", "2")
-        # test_launchers_line.py also compares all launchers on one node
+        # `make test` runs only the cells on two nodes here, because test_launchers_line.py compares all launchers on one node.
         study.jobs("submit", "--matrix", name, "--wait", *(() if LONG else ("--where", "nnodes == 2")))
         runs = study.runs()
         assert [run["state"] for run in runs] == ["completed"] * (7 if LONG else 5)

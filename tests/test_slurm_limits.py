@@ -1,5 +1,5 @@
-"""If a limit of Slurm rejects jobs, they are submitted later, when there is room: each run once, in arrays that fit the
-limit, with as few calls as possible."""
+"""If a limit of Slurm rejects jobs, shardlab submits their runs later, when Slurm accepts jobs again. Each run is submitted
+once, in arrays that fit into the limit, with as few calls of sbatch as possible."""
 
 import itertools
 import json
@@ -46,13 +46,13 @@ MAX_SUBMIT = {"says": [LATER["AssocMaxSubmitJobLimit"]]}
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    """A fake Slurm with a queue. It is polled without a pause."""
+    """A fake Slurm with a queue. shardlab polls it without a pause."""
     monkeypatch.setattr(slurm, "POLL_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 
 
 def sizes(queue):
-    """Returns the number of runs in each call of sbatch."""
+    """Returns how many runs each call of sbatch submitted."""
     found = [re.search(r"--array=0-(\d+)", " ".join(words)) for words in queue.calls("sbatch")]
     return [int(match[1]) + 1 if match else 1 for match in found]
 
@@ -172,7 +172,7 @@ def test_no_more_than_that_many_run_at_a_time(tmp_path, queue):
 
 
 def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, capsys):
-    class Last:  # one run, which fits at the first attempt
+    class Last:  # a stand-in for a Backlog with one waiting run, which Slurm accepts at the first attempt
         folders: ClassVar = ["r"]
         unanswered = None
 
@@ -225,7 +225,7 @@ def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, cap
     said = capsys.readouterr().err
     assert re.search(r"2 run\(s\) are not submitted \(AssocMaxSubmitJobLimit\): single-\S+, single-\S+\. Run the same", said)
     assert "interrupted; runs that were started continue" in said
-    assert "None" not in said  # Slurm answered every call, so the outcome of each submission is known
+    assert "None" not in said  # Slurm answered every call, so there is no unanswered submission to print
     queue.rule()
     assert study.jobs("submit", "--wait") == 0
     assert study.times_sent() == {(1, 1)}
@@ -279,7 +279,8 @@ def test_a_slurm_that_is_away_meanwhile_is_waited_for(tmp_path, queue):
     queue.rule(away=True)
     waiting.attend(before)
     assert "Unable to contact slurm controller" in waiting.problem
-    assert sorted(study.states()) == ["pending", "planned", "planned"]  # runs whose submission was interrupted stay open
+    # Slurm did not answer the submission of one run. This run stays pending until its outcome is known.
+    assert sorted(study.states()) == ["pending", "planned", "planned"]
     while waiting:
         queue.rule(ends=0)
         waiting.attend(study.statuses())

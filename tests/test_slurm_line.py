@@ -1,4 +1,4 @@
-"""`jobs` on a real Slurm: each run starts exactly once, no run is lost, and no failed run is reported as completed."""
+"""Tests of `jobs` on a real Slurm: each run starts exactly once, no run is lost, and no failed run is reported as completed."""
 
 import hashlib
 import json
@@ -21,7 +21,8 @@ from shardlab.rundir import RunDir
 from shardlab.suspension import LEAST_S
 
 pytestmark = pytest.mark.line
-HELD = "extra: {begin: now+1hour}"  # jobs that wait in the queue, for tests in which nothing has to run
+# A key of the cluster file that makes jobs wait in the queue, for tests in which no job has to run.
+HELD = "extra: {begin: now+1hour}"
 SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
 
 
@@ -29,7 +30,8 @@ SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
 def study(slurm, request):
     made: list[Study] = []
     test = request.node.name
-    its_own = hashlib.sha256(test.encode()).hexdigest()[:6]  # long test names can begin alike
+    # This suffix makes the names of two studies different if the names of their tests begin alike.
+    its_own = hashlib.sha256(test.encode()).hexdigest()[:6]
 
     def make(more: str = "", suffix: str = "") -> Study:
         made.append(Study.new(slurm, f"{test[5:50]}-{its_own}-{os.getpid()}{suffix}", more))
@@ -41,20 +43,23 @@ def study(slurm, request):
 
 
 def while_slurmctld_is_away(desk, twin, held, without_accounts):
-    """Checks the reported states while slurmctld is down, and that submissions are kept for later.
+    """Is called while slurmctld is down. Checks the states that shardlab reports meanwhile, and that it keeps submissions for
+    later.
 
-    One run continues, one ends, and two wait. In Slurm 26.05, the job step of a run whose ranks have ended waits for slurmctld,
-    and so does the supervisor of the run.
+    Of the four runs of `twin`, one continues, one ends and two wait in the queue. In Slurm 26.05, the job step of a run whose
+    ranks have ended waits for slurmctld. So the supervisor of the ended run waits too, and the run is still reported as
+    running.
     """
     step_waits = twin.slurm.version >= (26, 5)
-    with ThreadPoolExecutor() as pool:  # each call waits as long as Slurm's own commands wait for an answer
+    with ThreadPoolExecutor() as pool:  # each of these calls waits as long as Slurm's own commands wait for slurmctld
         sent = pool.submit(held.start, "submit", "--matrix", held.matrix(SEEDS))
         results = twin.until(lambda: results_of_ended_tasks(twin), "the ranks of a run end, and its sampler")
         twin.until(lambda: step_waits or twin.events("exited"), "a run ends")
         states = [folder.judge().state for folder in twin.folders()]
         assert sorted(states) == sorted(["running" if step_waits else "completed", "pending", "pending", "running"])
         running = [folder.path for folder, state in zip(twin.folders(), states, strict=True) if state == "running"]
-        assert len(set(running) - {result.parent for result in results}) == 1  # exactly one run still has working ranks
+        # Exactly one of the runs that are reported as running has no result, because its ranks still work.
+        assert len(set(running) - {result.parent for result in results}) == 1
         samples = [path / "samples" for path in running]
         files = contents(twin.path, *samples)
         shown = pool.submit(desk.run, "jobs", "status")
@@ -68,8 +73,8 @@ def while_slurmctld_is_away(desk, twin, held, without_accounts):
 
 
 def results_of_ended_tasks(study):
-    """Returns the results of runs whose task has ended on each node, so that the task writes nothing more there. The last
-    thing that a task writes is the log of its sampler."""
+    """Returns the paths of the results of runs whose task (the process that starts ranks on a node) has ended. The task writes
+    the log of its sampler last, so a log with content means that no other file of the run will change."""
     found = study.path.glob("runs/*/result.json")
     return [path for path in found if any(log.stat().st_size for log in (path.parent / "log").glob("sampler.*.log"))]
 
@@ -108,7 +113,8 @@ def test_two_strategies_on_one_and_two_nodes_from_a_desk_to_the_report_with_slur
     assert (tmp_path / "report/index.html").stat().st_size > 10_000
     shutil.rmtree(tmp_path / "runs")
     told = tmp_path / ".shardlab/away.json"
-    # as if this machine could not see the folder of the cluster
+    # The file away.json contains the mark of the folder on the cluster. If the mark in it is changed, this machine believes
+    # that it cannot see the folder, so `collect fetch` must copy the files.
     told.write_text(told.read_text().replace('"mark": "', '"mark": "another '))
     again = json.loads(desk.run("collect", "fetch", "--json").stdout)
     assert [run["files"] for run in again] == [run["files"] for run in fetched]
@@ -131,8 +137,9 @@ def test_a_run_is_made_once_however_often_its_script_is_sent(study):
     assert one.states() == ["completed"]
 
 
-# `jobs`, killed by an audit hook at a step of a submission: before sbatch is called (intended), before its answer is
-# recorded for the first run (answered), before the submission's file says "sent" (noted), and after that (kept).
+# Runs `jobs` and kills it at one moment of a submission. The moments: `intended`, before sbatch is called; `answered`,
+# before the answer of sbatch is recorded for the first run; `noted`, before the file of the submission says "sent"; `kept`,
+# after the file says "sent".
 KILLED = """
 import os, runpy, signal, sys
 step = sys.argv.pop(1)
@@ -177,7 +184,7 @@ def test_a_submitter_killed_at_any_step_leaves_one_job_a_run(study, step):
 def test_an_answer_that_leaves_it_open_is_looked_into(study, accepts, jobs):
     one = study(HELD)
     first = '/usr/bin/sbatch "$@" > /dev/null\n' if accepts else ""
-    # only the first answer is lost
+    # The stand-in for sbatch loses only the answer of its first call.
     tested = 'case "$*" in *--test-only*) exec /usr/bin/sbatch "$@";; esac\n'
     lost = one.stand_in("sbatch", f"{tested}if [ ! -e {one.path}/lost ]; then\n: > {one.path}/lost\n{first}"
               'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2\nexit 1\nfi\n'
@@ -225,7 +232,7 @@ def test_a_limit_on_the_jobs_of_a_user_is_waited_out_and_each_run_made_once(stud
     assert [run["state"] for run in runs] == ["completed"] * 4
     assert len(one.events("started")) == len(one.events("submitted")) == 4
     assert len({event.data["job"] for event in one.events("submitted")}) == 4
-    # all runs in one submission would exceed the limit
+    # One submission with all four runs would exceed the limit, so there are several.
     assert len([sent for sent in one.submissions() if sent.state == "sent"]) > 1
 
 
@@ -274,7 +281,8 @@ def test_a_run_past_its_time_goes_on_from_its_checkpoint(study):
     measured.jobs("submit", "--matrix", measured.matrix("axes: {strategy: [ddp], gpus: [2]}"), "--wait")
     (first,) = measured.folders()
     start = next(event.wall_s for event in first.events() if event.event == "started")
-    limit = clock(round(10 + 3 * (first.steps(0).records[0].wall_s - start)))  # measured on this machine under its present load
+    # This time limit is a multiple of what the run above needed for its first step under the present load of the machine.
+    limit = clock(round(10 + 3 * (first.steps(0).records[0].wall_s - start)))
     limits = f'  instruments: {{checkpoints: {{every_steps: 1000000}}}}\n  time_limit: "{limit}"\n'
     name = one.write("limited.yaml", text.replace("  steps", f"{limits}  steps"))
     one.jobs("submit", "--matrix", name)
@@ -283,7 +291,7 @@ def test_a_run_past_its_time_goes_on_from_its_checkpoint(study):
     (saved,) = whole(folder.path)
     assert one.states() == ["pending"]
     job = one.events("submitted")[0].data["job"]
-    # Slurm itself would wait two minutes before it starts the job again
+    # Slurm would start the requeued job after two minutes; the test does not wait so long.
     one.slurm.run("head", f"sleep 4; scontrol update JobId={job} StartTime=now")
     (resumed,) = one.until(lambda: one.events("resumed"), "it goes on")
     assert resumed.data["step"] == step_of(saved)
@@ -315,13 +323,13 @@ def test_a_killed_slurmd_leaves_one_copy_of_its_run(study):
     one = study()
     one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [4]}", steps=FOREVER))
     one.until(lambda: one.folders()[0].steps(0).records, "the run makes steps")
-    one.slurm.run("work2", "kill -KILL $(pidof slurmd)", root=True)  # the ranks on work2 survive
+    one.slurm.run("work2", "kill -KILL $(pidof slurmd)", root=True)  # the ranks on work2 survive the end of slurmd
     try:
         one.until(lambda: one.states() == ["pending"], "Slurm gives the node up and the run waits again")
     finally:
         one.slurm.run("work2", "systemctl start slurmd", root=True)
-    # If a job step of the first start ends on a node after the second start has begun, Slurm starts no step on this node any
-    # more.
+    # Slurm requeues the run and starts it a second time. If a job step of the first start ends on a node after that, Slurm
+    # starts no job step on this node any more. So the test waits until these job steps have ended.
     for node in ("work1", "work2"):
         one.until(lambda node=node: not one.slurm.run(node, "pidof slurmstepd || true"), f"the first start has left {node}")
     one.until(one.slurm.idle, "the node is back", 180)
@@ -365,7 +373,7 @@ def test_a_suspended_run_goes_on_and_its_pause_is_on_record(study):
     one.slurm.run("head", f"scontrol suspend {job}", root=True)
     try:
         one.until(lambda: one.runs()[0]["scheduler"]["raw"] == "SUSPENDED", "Slurm has suspended it")
-        time.sleep(LEAST_S + 2)  # the processes are stopped a moment after Slurm reports the suspension
+        time.sleep(LEAST_S + 2)  # Slurm reports the suspension a moment before it stops the processes
         assert one.states() == ["running"]
         before = len(folder.steps(3).records)
     finally:
@@ -404,7 +412,9 @@ def test_cells_run_inside_an_allocation_that_a_person_has(study):
 
 
 def test_changed_packages_hold_all_runs_and_a_person_releases_them_in_their_place(study):
-    """`requeue: 0` forbids Slurm to restart the runs by itself: that a run was held must not count as a start."""
+    """Packages changed after the submission, so all runs are held, and `jobs retry --only held` lets them start with the same
+    jobs. `requeue: 0` forbids Slurm to restart a job, so a start at which a run was only held must not count as a start of the
+    run."""
     made = study("requeue: 0, extra: {begin: now+10}")
     packages = {"PYTHONPATH": f"{made.path}/site"}
     shipped = (Path(templates.FOLDER) / "launch/slurm.sbatch.j2").read_text()
@@ -412,14 +422,17 @@ def test_changed_packages_hold_all_runs_and_a_person_releases_them_in_their_plac
     assert path in shipped
     made.write("templates/launch/slurm.sbatch.j2", shipped.replace(path, f"{path}:{made.path}/site"))
     made.jobs("submit", "--matrix", made.matrix(SEEDS), env=packages)
-    made.write("site/some_package-1.0.dist-info/METADATA", "")  # the metadata that pip writes for a package
+    # A new package makes the digest of the packages differ from the digest at the submission. pip writes this metadata for a
+    # package.
+    made.write("site/some_package-1.0.dist-info/METADATA", "")
     made.until(lambda: all(run["held"] and "held" in run["scheduler"]["raw"].lower() for run in made.runs()), "all are held")
     assert {run["state"] for run in made.runs()} == {"pending"}
     assert all("`jobs retry --only held`" in run["why"] for run in made.runs())
     assert not made.events("started")
     jobs = {run["id"]: run["scheduler"]["id"] for run in made.runs()}
     requeued = {event.data["requeued"] for event in made.events("held")} - {""}
-    assert 1 <= len(requeued) <= 2  # as many runs as the nodes started at the same time
+    # Slurm requeued only runs that a node had already started, and two nodes start at most two of these runs at a time.
+    assert 1 <= len(requeued) <= 2
     assert "4 run(s) submitted" in made.jobs("retry", "--only", "held", env=packages)
     made.slurm.run("head", f"for job in {' '.join(requeued)}; do scontrol update JobId=$job StartTime=now; done")
     made.until(lambda: made.states() == ["completed"] * 4, "they are made")

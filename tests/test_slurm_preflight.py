@@ -1,4 +1,4 @@
-"""`sbatch --test-only` is called for each distinct request before any file is written."""
+"""Before `jobs submit` writes any file, it calls `sbatch --test-only` once for each distinct request to Slurm."""
 
 import pytest
 from support_queue import Queue, Study
@@ -19,7 +19,7 @@ def queue(tmp_path, monkeypatch):
 @pytest.fixture
 def study(tmp_path, queue):
     made = Study(tmp_path, 2)
-    # The cells differ in their number of nodes, so each has its own request.
+    # The two cells differ in their number of nodes, so their requests to Slurm differ.
     made.matrix.write_text(made.matrix.read_text().replace("strategy: single, gpus: 1", "strategy: ddp, gpus: 4, nnodes: 1"))
     made.matrix.write_text(made.matrix.read_text().replace("axes: {seed: [0, 1]}", "axes: {seed: [0, 1], nnodes: [1, 2]}"))
     cluster = made.workspace.path / "cluster.yaml"

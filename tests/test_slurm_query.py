@@ -1,4 +1,5 @@
-"""Slurm is queried once for all runs, and a second time only if the first answer leaves the state of a run open."""
+"""shardlab queries Slurm once for all runs. It queries Slurm a second time only if the first answer does not determine the
+state of every run."""
 
 import pytest
 
@@ -8,7 +9,7 @@ AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failu
 
 
 class Slurm:
-    """Stand-ins for Slurm's commands on PATH. They print the given lines and record that they were called."""
+    """Stand-ins for Slurm's commands on PATH. Each prints the lines that the test gives it, and records that it was called."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -33,7 +34,8 @@ def stand_in(tmp_path, monkeypatch):
 
 
 def listed(what, job, state):
-    """Returns a line of sacct or squeue with the columns that `jobs.slurm.query` asks for."""
+    """Returns the line that sacct or squeue prints for a job in this state, with the columns that `jobs.slurm.query` asks
+    for."""
     names = query.SACCT if what == "sacct" else query.SQUEUE.split("|")
     known = {"JobID": job, "%i": job, "JobName": "sweep.1", "%j": "sweep.1", "State": state, "%T": state}
     return "|".join(known.get(name, "None") for name in names)

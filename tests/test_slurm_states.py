@@ -1,8 +1,8 @@
-"""The state of a run follows from Slurm's answer and from the run's own records together.
+"""The state of a run follows from the answer of Slurm together with the run's own records.
 
-recorded/slurm holds the output of sacct and squeue of Slurm 22.05 on practice nodes. Its jobs completed (18), failed (19), were
-cancelled while running (20) and while waiting (23, 25), exceeded the time limit (21) and were requeued (24); of one array some
-tasks had ended (22). The columns are those that jobs.slurm.query asks for.
+The folder recorded/slurm contains what sacct and squeue of Slurm 22.05 printed on practice nodes, with the columns that
+jobs.slurm.query asks for. Job 18 completed, job 19 failed, job 20 was cancelled while it ran, jobs 23 and 25 were cancelled
+while they waited, job 21 exceeded its time limit, and job 24 was requeued. Job 22 is an array of which some tasks had ended.
 """
 
 import os
@@ -26,7 +26,8 @@ from shardlab.workspace import Workspace
 
 RECORDED = Path(__file__).parent / "recorded" / "slurm"
 ALL = ["18", "19", "20", "21", "22", "23", "24", "25"]
-# Exit code and error of the commands if the controller or the database did not answer, or if accounting was disabled.
+# (exit code, error) of Slurm's commands if the controller does not answer, the database does not answer, or accounting is
+# disabled.
 AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 NO_DATABASE = (1, "sacct: error: Problem talking to the database: Connection refused")
 NO_ACCOUNTS = (1, "Slurm accounting storage is disabled")
@@ -35,7 +36,7 @@ EVERY = sorted({*states.WAITING, *states.AT_WORK, *states.ENDED, "CANCELLED by 1
 
 @pytest.fixture
 def says(tmp_path, monkeypatch):
-    """Returns a function that sets the answers of Slurm's commands: a text, or an exit code and an error."""
+    """Returns a function that sets what the stand-ins for Slurm's commands print: a text, or (exit code, error)."""
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "bin").mkdir()
 
@@ -62,12 +63,12 @@ def test_of_accounts_that_lag_and_the_queue_the_queue_is_right(says):
     says(sacct=recorded("sacct-middle"), squeue=recorded("squeue-middle"))
     found = query.of(ALL, 0.0)
     assert (found.why_not, found.complete) == ("", True)
-    assert found.jobs["24"].state == "PENDING"  # requeued; the accounting database still had it as running
+    assert found.jobs["24"].state == "PENDING"  # job 24 was requeued; the accounting database still had it as running
     assert found.jobs["24"].reason == "BeginTime"
     assert found.jobs["22_31"].start_s == 1795283124.0
     assert found.jobs["22_32"].start_s is None
     assert found.jobs["22_1"].nodes == "work1"
-    assert "8" not in found.jobs  # a job of another user
+    assert "8" not in found.jobs  # job 8 belongs to another user
     ends = {"18": "completed", "19": "failed", "20": "cancelled", "21": "running", "23": "pending", "22_59": "pending"}
     assert ends.items() <= said(found).items()
     assert {f"25_{task}" for task in (0, 3, 160, 300, 301, 399)} <= found.jobs.keys()
@@ -114,7 +115,7 @@ def test_tasks_of_an_array(says, listed, tasks):
 
 
 STARTED = ("started", {})
-OWN = {  # maps a name to the events that a run wrote after its submission
+OWN = {  # maps the name of a history to the events that a run wrote after its submission
     "waits": (),
     "taken back": (("cancelled", {}),),
     "runs": (STARTED,),
@@ -132,13 +133,13 @@ TIMEOUT, AGAIN = OWN["timeout"], STARTED
 OWN["failed after a timeout"] = (*TIMEOUT, *OWN["failed"])
 OWN["runs after a timeout"] = (*TIMEOUT, AGAIN)
 OWN["goes on after a timeout"] = (*TIMEOUT, ("requeued", {"why": "it left a checkpoint"}))
-AGO = 1000.0  # the run was submitted this many seconds before now; its events follow, one per second
+AGO = 1000.0  # the runs of the tests were submitted this many seconds ago; each wrote one event per second after that
 JOB, TOKEN = "12", "m.0123456789"
 
 
 @pytest.fixture
 def run_of(tmp_path):
-    """Returns a function that writes a run folder with the given events, as the commands read it."""
+    """Returns a function that writes a run folder with the given events and returns it."""
 
     def write(events, *, kind="one", ago_s=AGO, place="run", job=JOB):
         cell = msgspec.structs.replace(CELL, steps=1)
@@ -176,8 +177,8 @@ def complete(folder):
 
 @pytest.fixture
 def together(run_of, says, tmp_path):
-    """Returns a function that gives the verdicts on runs with these events, while Slurm reports the state `raw` for their
-    jobs."""
+    """Returns a function that judges several runs while Slurm reports the same state `raw` for all their jobs. owns: the names
+    in OWN of the histories of the runs."""
 
     def judged(owns, raw, *, kind="one", start_s=None):
         start = "Unknown" if start_s is None else int(start_s)
@@ -284,7 +285,7 @@ def test_in_a_job_of_several_runs_what_ends_the_job_is_no_word_on_those_that_end
 
 
 def seen(tmp_path, folder, read=None):
-    """Returns what `jobs status` reports about a run."""
+    """Returns what `jobs status` shows about one run."""
     (found,) = slurm.observe(Workspace(tmp_path), [read or reconcile.own(folder)])
     return found
 

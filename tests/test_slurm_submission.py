@@ -1,4 +1,4 @@
-"""Each run gets one job, whatever sbatch answers: if the answer is lost, has more than a job number, or is empty."""
+"""Each run gets exactly one job, even if the answer of sbatch is lost, is empty, or contains more than a job number."""
 
 import os
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_a_lost_answer_of_a_slurm_that_stays_silent_is_said_to_be_unknown(tmp_pa
     assert f"{NOT_KNOWN}{one.token} (2 runs: " in said
     assert "if it did, the job runs. When Slurm is back, `jobs submit` and `jobs retry` look for this job by its name" in said
     assert "othing was changed" not in said
-    queue.rule()  # Slurm accepted the job, and its runs end
+    queue.rule()  # Slurm has accepted the job, and the runs of the job end
     assert study.jobs("submit", "--wait") == 0
     assert study.times_sent() == {(1, 1)}
     assert len(queue.calls("sbatch")) == 1
@@ -185,7 +185,8 @@ def test_a_dry_run_cancels_no_leftover_job(tmp_path, queue):
 
 
 def requeued_after_its_end(tmp_path, queue, *words, ended=2, **rules):
-    """Two runs in one job, of which `ended` completed. Then Slurm requeues the job and does not start it."""
+    """Two runs share one job, and the first `ended` of them completed. Then Slurm requeues the job and holds it, so it does not
+    start again."""
     study = Study(tmp_path, 2)
     queue.rule(ends=0)
     assert study.jobs("submit", *words) == 0
@@ -205,7 +206,7 @@ def end_well(folder):
 
 @pytest.fixture
 def lost(tmp_path, queue):
-    """Three runs of one submission whose answer was lost. Slurm has no job for them."""
+    """Three runs of one submission to which sbatch did not answer. Slurm has no job for them."""
     queue.rule(unreachable=["sbatch", "squeue", "sacct"])
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 1

@@ -1,6 +1,7 @@
-"""Runs on practice nodes as SSH hosts without Slurm: equal losses, an end on every node, and the loss of a node.
+"""Runs on practice nodes that are used as SSH hosts without Slurm: the losses are equal to those on this machine, every run
+ends on all its nodes, and a lost node is handled.
 
-Run once with a folder that all nodes share, and once without.
+The tests run once with a folder that all nodes share, and once without it.
 """
 
 import json
@@ -19,8 +20,8 @@ from shardlab.rundir import RunDir
 
 pytestmark = pytest.mark.line
 SLURM = re.compile(r"^slurm: .*\n", re.MULTILINE)
-# Shell code that prints processes of a run on a node: RANKS its ranks, SESSION the parent of its task, which serves the SSH
-# session.
+# Shell code that prints ids of processes of a run on a node. RANKS: its ranks. SESSION: the process of sshd that serves the SSH
+# session of the run's task (the process that starts the ranks on the node).
 RANKS = (
     "for p in /proc/[0-9]*; do grep -qz ^RANK= $p/environ && grep -qzF SHARDLAB_RUN={} $p/environ && echo ${{p#/proc/}}; done"
 )
@@ -46,7 +47,8 @@ def losses(folder):
 
 
 def trained_as_here(desk, nodes):
-    """Trains on two nodes and on this machine, and checks that the losses are equal. Returns the fetched run of the nodes."""
+    """Trains the same cell on two nodes and on this machine, and checks that the losses are equal. Returns the run on two
+    nodes, after it was fetched."""
     axes = "axes: {strategy: [ddp], gpus: [4]}\nzip: [{launcher: [torchrun, fork], nnodes: [2, 1]}]"
     name = matrix(desk, 4, axes)
     desk.run("jobs", "submit", "--matrix", name, "--where", "nnodes == 2", "--wait")
@@ -109,7 +111,7 @@ def test_runs_without_slurm_share_no_node_and_end_on_all_of_their_nodes(desk, sl
     assert folder.read_run().avoid == ["work2"]
 
 
-# The nodes of this cluster share no folder. The first node trains too.
+# A cluster whose nodes share no folder. The first node, `head`, trains too.
 APART = """\
 schema: 1
 name: test-apart
@@ -144,7 +146,7 @@ def test_nodes_without_a_shared_folder_train_as_one_machine_does(far_desk, apart
     run = trained_as_here(far_desk, ["head", "work1"])
     there = far_desk.twin().path / "runs" / run.run_id
     steps = {node: apart.run(node, f"ls {there}/steps").split() for node in ("head", "work1")}
-    assert len(steps["head"]) == 4  # two files of its own ranks, and copies of the other two
+    assert len(steps["head"]) == 4  # the files of the two ranks on head, and copies of those of the two ranks on work1
     assert len(steps["work1"]) == 2
     assert "run.json" in apart.run("work1", f"ls {there}")
     assert "claim" not in apart.run("work1", f"ls {there}")
@@ -181,7 +183,7 @@ def test_a_run_without_a_shared_folder_loses_a_node_and_resumes_from_the_parts_o
 
     again = far_desk.run("jobs", "retry", "--only", "node_fail")
     assert "resumes from its checkpoint at step" in again.stdout
-    assert runs()[1]["attempt"] == 2  # `jobs status` shows only the last attempt of each run
+    assert runs()[1]["attempt"] == 2  # `jobs status` shows only the last attempt of each cell and repeat
     twin.until(lambda: runs()[1]["scheduler"]["raw"].startswith("queued: work1 does not answer"), "it waits for the node")
     apart.boot("work1")
     twin.until(lambda: runs()[1]["state"] == "running" and (runs()[1]["resumed_from_step"] or 0) >= 5, "it resumes")

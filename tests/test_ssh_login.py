@@ -1,4 +1,5 @@
-"""SSH logins that fail or print extra text: a real server on this machine, with the keys and the agent of OpenSSH."""
+"""SSH logins that fail or print additional text. The SSH server of these tests is real and runs on this machine; keys and agent
+are those of OpenSSH."""
 
 import contextlib
 import gc
@@ -15,13 +16,14 @@ import pytest
 
 from shardlab.remote import Address, Remote, Unreachable
 
-# paramiko does not close the socket of an agent
+# paramiko never closes its socket to an SSH agent, which would cause this warning.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 PASSPHRASE = "a long passphrase"
 
 
 class Login(paramiko.ServerInterface):
-    """A server that accepts one key and runs commands as sshd does: with the user's shell, bash."""
+    """Handles the logins to the SSH server of these tests: accepts one key, and runs each command in the user's shell, bash, as
+    sshd does."""
 
     def __init__(self, public, home):
         self.public, self.home = public, home
@@ -40,7 +42,7 @@ class Login(paramiko.ServerInterface):
         return True
 
     def execute(self, channel, command):
-        # sshd sets SSH_CLIENT. If bash sees this variable, it reads ~/.bashrc.
+        # sshd sets SSH_CLIENT. If this variable is set, bash reads ~/.bashrc.
         environment = {"HOME": str(self.home), "PATH": os.environ["PATH"], "SSH_CLIENT": "127.0.0.1 1 22"}
         shell = ["bash", "-c", command]
         done = subprocess.run(shell, capture_output=True, stdin=subprocess.DEVNULL, env=environment, check=False)
@@ -51,7 +53,7 @@ class Login(paramiko.ServerInterface):
 
 
 class Machine:
-    """An SSH server on a port of this machine. Its host key can change, as after a new installation."""
+    """An SSH server on a port of this machine. Its host key can change, as if the machine had been installed anew."""
 
     def __init__(self, home):
         self.home, self.public, self.transports = home, "", []
@@ -80,7 +82,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine that accepts one key (see `key`). The client has no agent and no other key."""
+    """An SSH server that accepts only the key that the function `key` makes. The client has no agent and no other key."""
     home = tmp_path / "home there"
     home.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -89,12 +91,12 @@ def machine(tmp_path, monkeypatch):
     yield made
     made.end()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # paramiko does not close the socket of an agent
+        warnings.simplefilter("ignore")  # paramiko never closes its socket to an SSH agent
         gc.collect()
 
 
 def key(machine, tmp_path, passphrase=""):
-    """Makes a new key that the machine accepts, and returns its path."""
+    """Makes a key and lets the server accept it instead of the previous key. Returns the path of the key."""
     path = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", path], check=True)
     machine.public = path.with_suffix(".pub").read_text().split()[1]
@@ -108,7 +110,7 @@ def login(machine, tmp_path, identity):
 
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
-    """An agent of OpenSSH that holds no key."""
+    """Starts an SSH agent of OpenSSH that holds no key, and lets the client use it."""
     said = subprocess.run(["ssh-agent", "-s", "-a", tmp_path / "agent"], capture_output=True, text=True, check=True).stdout
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
     yield
@@ -156,12 +158,12 @@ def test_of_a_machine_that_was_installed_anew_the_advice_removes_the_old_key(mac
 def test_what_a_bashrc_prints_is_no_part_of_an_answer(machine, tmp_path):
     there = login(machine, tmp_path, key(machine, tmp_path))
     (machine.home / ".bashrc").write_text("printf 'Welcome\\nto the cluster'; echo 'module: not found' >&2\n")
-    bare = there.run(["true"], timeout_s=30)  # this command logs in
+    bare = there.run(["true"], timeout_s=30)  # the first command of a connection logs in
     assert (bare.code, bare.stdout, bare.stderr) == (0, "", "")
     answer = there.run(["sh", "-c", "printf 'one\\n\\ntwo'; echo three >&2; exit 7"], timeout_s=30)
     assert (answer.code, answer.stdout, answer.stderr) == (7, "one\n\ntwo", "three\n")
     there.close()
-    # The control: a client that does not look for our marker also gets the output of ~/.bashrc.
+    # Shows that the test can fail: a client that does not look for shardlab's marker also reads the output of ~/.bashrc.
     with paramiko.SSHClient() as bare_client:
         bare_client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
         bare_client.connect("127.0.0.1", machine.port, "alice", key_filename=str(tmp_path / "key"), allow_agent=False)

@@ -1,4 +1,5 @@
-"""Copies of a node's records on the first node: which files are copied while they grow, and which files no node may write."""
+"""The first node keeps copies of the records of the other nodes: which files are copied while they grow, and which files a node
+is not allowed to write."""
 
 import os
 import shutil
@@ -22,8 +23,8 @@ HOSTILE = [
 
 @pytest.fixture
 def copied(tmp_path):
-    """Returns (folder of the node, folder of the first node, function). The function copies the changes and returns the
-    names of the files that were sent."""
+    """Returns (the folder of a node, the folder of the first node, a function). The function copies what has changed in the
+    node's folder and returns the names of the files whose content was sent."""
     node, first = tmp_path / "node", tmp_path / "first"
     (node / "steps").mkdir(parents=True)
     first.mkdir()
@@ -187,5 +188,5 @@ def test_records_that_nobody_reads_are_given_up_with_a_sentence(tmp_path, monkey
         sender = RecordSender(tmp_path)
         with pytest.raises(ShardlabError, match=r"the last records could not be sent within 0\.1 s"):
             sender.finish()
-        os.close(reads)  # the thread of the sender ends
+        os.close(reads)  # lets the sender's thread end
         sender._thread.join()

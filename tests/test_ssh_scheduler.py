@@ -1,4 +1,5 @@
-"""The scheduler `ssh` with nodes that are all this machine: where it starts runs, and how each run ends."""
+"""Tests of the scheduler `ssh`: on which nodes it starts runs, and how each run ends. All nodes of these tests are this
+machine."""
 
 import json
 import signal
@@ -82,7 +83,7 @@ def test_a_node_whose_connection_breaks_is_a_node_failure_and_is_named(nodes):
     up(folder, 2)
     (task,) = (task for task in tasks(folder) if task.environ()["SHARDLAB_NODE"] == "1" and task.name() == "sleep")
     sessions = [parent for parent in task.parents() if "jobs.ssh.node_task" in " ".join(parent.cmdline())]
-    sessions[0].send_signal(signal.SIGKILL)  # this process also stands in for ssh
+    sessions[0].send_signal(signal.SIGKILL)  # this process also stands in for ssh, so killing it breaks the connection
     supervisor.wait(60)
     _, reason, why = exited(folder)
     assert (reason, folder.judge().state) == ("node_fail", "node_fail")
@@ -125,7 +126,7 @@ def test_two_runs_share_no_node_and_start_in_order(nodes):
         spans[folder.run_id] = (min(began.values()), max(ended.values()), next(iter(began)).rpartition(":")[0])
     first, second, third = (spans[folder.run_id] for folder in folders)
     assert {first[2], second[2]} == set(nodes.hosts.values())
-    assert max(first[0], second[0]) < min(first[1], second[1])  # the first two runs ran at the same time on two nodes
+    assert max(first[0], second[0]) < min(first[1], second[1])  # the first two runs ran at the same time, each on its own node
     assert third[0] > max(first[1], second[1])
     assert [seen.raw for seen in queue.observe([own(folder) for folder in folders])] == ["ended"] * 3
 

@@ -1,5 +1,5 @@
-"""Runs on SSH nodes without a shared folder. Each node sees its own folder at the path of the workspace, in a mount
-namespace."""
+"""Runs on SSH nodes without a shared folder. Each node runs in its own mount namespace, where the path of the workspace leads
+to a folder of that node."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ from shardlab.checkpoint import CheckpointFile, CheckpointManifest
 from shardlab.state import FINAL
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
-# Writes what ranks write: one rank on each node, with records that all readers accept.
+# A shell script that does what a rank does, once on each node: it writes records that all readers accept.
 RANK = """\
 n=$SHARDLAB_NODE; mkdir -p steps trace samples env
 echo "of rank $n" > log/rank-0000$n.log
@@ -179,7 +179,9 @@ def test_two_nodes_that_set_the_same_earlier_folder_aside_at_one_time_are_notice
     def prepare(node):
         return ["sh", "-euc", node_folders.PREPARE, "prepare", str(folder), "token", node, str(tmp_path / "own"), ".token"]
 
-    # The second node moves the earlier folder aside, either `after` the first node has placed its part, or `before`.
+    # gpu1 and gpu2 prepare the same run folder at once. A fake `mv`, which gpu2 uses to move an earlier folder aside, first
+    # does something else at the moment `after` or `before`. `after`: gpu1 prepares the run folder. `before`: the earlier folder
+    # is moved away, as if gpu1 had just moved it aside.
     (tmp_path / "mv").write_text(
         f"#!/bin/sh\nif mkdir {tmp_path}/once 2>/dev/null; then\n"
         + (
@@ -237,7 +239,8 @@ def test_a_second_run_waits_for_a_node_that_the_first_run_uses(nodes):
 
 @pytest.fixture
 def fetch(nodes, capsys):
-    """Returns a function that runs `collect fetch` on the first node and returns its report on each run, by run id."""
+    """Returns a function that runs `collect fetch` on the first node. The function returns the report about each run, by run
+    id."""
 
     def run(code=0):
         assert main(["fetch", "--json", "--workspace", str(nodes.workspace.path)]) == code
@@ -402,7 +405,8 @@ def test_names_of_a_node_that_lead_out_of_the_run_are_refused(nodes, fetch, tmp_
 
 
 def checkpointed(nodes):
-    """Returns a run that left the parts of a checkpoint on gpu1 and gpu2."""
+    """Starts a run on gpu1 and gpu2, and cancels it after it has saved a checkpoint. Returns the run folder. Each node has its
+    own part of the checkpoint."""
     folder = nodes.run(1, 2, RUNS.replace("exec", f"{SAVE}exec"))
     supervisor = nodes.attempt(folder, "gpu1,gpu2")
     until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint", 60)
@@ -443,7 +447,8 @@ def test_a_retry_gets_the_checkpoint_of_all_nodes_on_other_nodes(nodes, manifest
 def test_a_retry_gets_step_records_that_were_not_copied_before_the_connection_broke(nodes, manifest_file, kept):
     old = checkpointed(nodes)
     lines = old.steps_file(1).read_text().splitlines(keepends=True)
-    for part in (old, nodes.part("gpu1", old)):  # gpu1 has a copy, as after an earlier attempt
+    # gpu1 has a copy of the records too, as it has after an earlier attempt to resume
+    for part in (old, nodes.part("gpu1", old)):
         part.steps_file(1).write_text("".join(lines[:kept]))
     again = nodes.run(2, 1, "true", resume=[old.run_id])
     assert nodes.attempt(again, "gpu1").wait(60) == 0

@@ -1,6 +1,7 @@
-"""From submission to report on two nodes, each with its own network, host name and disk. This machine is the first node.
+"""Runs from the submission to the report on two nodes, each with its own network, host name and disk. This machine is the first
+node of the cluster and does not train.
 
-The nodes are namespaces of this machine. A stand-in for `ssh` runs the commands of a login in these namespaces.
+The two nodes are namespaces of this machine. A stand-in for `ssh` runs the command of a login in the namespaces of the node.
 """
 
 import json
@@ -24,7 +25,7 @@ TRY = ["unshare", "--net", "--mount", "--uts", "ip", "link", "add", "shardlab1",
 
 
 def why_no_network():
-    """Returns in one line why this machine cannot create such nodes, or None."""
+    """Returns the reason, in one line, why this machine cannot create the two nodes; None if it can."""
     if why_not() is not None or shutil.which("ip") is None:
         return why_not() or "nodes with a network of their own need the command ip"
     done = subprocess.run(TRY, capture_output=True, check=False)
@@ -33,7 +34,7 @@ def why_no_network():
 
 WHY = why_no_network()
 pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
-# The locks of nodes are named after their addresses, so each test process uses addresses of its own.
+# A node is locked under its address, so each test process uses its own addresses.
 LAN = f"10.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 NODES = {"gpu1": f"{LAN}.1", "gpu2": f"{LAN}.2"}
 SETTLE = """\
@@ -75,7 +76,7 @@ done
 
 @pytest.fixture
 def first(tmp_path, monkeypatch):
-    """The folder of the workspace on the first node."""
+    """Makes the two nodes and yields the workspace folder of the first node."""
     workspace, pids = tmp_path / "ws", tmp_path / "pids"
     for folder in (workspace / ".shardlab", pids, tmp_path / "bin"):
         folder.mkdir(parents=True)
@@ -144,7 +145,8 @@ def test_nodes_that_share_no_folder_train_as_one_machine_does(first, tmp_path):
 
 
 def test_a_run_that_lost_a_node_resumes_from_the_parts_of_its_checkpoint(first, tmp_path):
-    """The lost node behaves as after a crash: its processes are killed, and it accepts no login until it is up again."""
+    """The lost node behaves as if it had crashed: its processes are killed, and it accepts no login until the test brings it
+    back."""
     saves = "instruments: {checkpoints: {every_steps: 5, keep: 2}}"
     axes = "axes: {strategy: [fsdp2], gpus: [4], nnodes: [2], launcher: [torchrun], seed: [1, 2]}"
     text = MATRIX.format(name="small", steps=FOREVER, more=axes)

@@ -1,5 +1,5 @@
-"""The state of a run follows from its events. "completed" needs three independent records, and "unknown" never counts as
-success."""
+"""The state of a run follows from its events. A run is "completed" only if three independent records say so, and the state
+"unknown" never counts as success."""
 
 import pytest
 
@@ -55,9 +55,10 @@ def test_states(told, witnesses, state, words):
     ("told", "state"),
     [
         ((("submitting", "a"), ("submitted", "a"), ("refused", "a")), "planned"),
-        # the node recorded its event first, or its clock is slow
+        # The node that refused the run recorded `refused` before `submitted` was recorded, or its clock is slow.
         ((("submitting", "a"), ("refused", "a"), ("submitted", "a")), "planned"),
-        ((("submitting", "b"), ("submitted", "b"), ("refused", "a")), "pending"),  # the clock of the node is fast
+        # In this case, the clock of the node that recorded `refused` is fast.
+        ((("submitting", "b"), ("submitted", "b"), ("refused", "a")), "pending"),
         ((("refused", "a"), ("submitting", "b"), ("submitted", "b")), "pending"),
         ((("submitted", None), ("refused", None)), "planned"),
         ((("refused", None), ("submitted", None)), "pending"),

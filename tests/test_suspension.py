@@ -1,4 +1,4 @@
-"""Finds the steps whose measured time includes a suspension of the run."""
+"""shardlab finds the steps whose measured time includes a suspension of the run, in which its processes stood still."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_pauses_end_when_they_are_noted():
     noted = [event("started", 5.0), event("stood_still", 100.0, seconds=40.0), event("stood_still", 200.0)]
     assert suspension.of(noted) == [(60.0, 100.0)]
     assert suspension.total_s(suspension.of(noted)) == 40.0
-    # recorded by a later start of the run
+    # This suspension was recorded later than it ended, by the next start of the run, so the event says when it ended.
     assert suspension.of([event("stood_still", 300.0, seconds=40.0, ended_s=100.0)]) == [(60.0, 100.0)]
 
 

@@ -1,5 +1,5 @@
-"""The output of a command on another machine, shown on this terminal: its tables are drawn, and other control sequences are
-removed."""
+"""shardlab shows the output of a command on another machine on this terminal. The tables of the command are drawn; other
+control sequences are removed."""
 
 import itertools
 import os
@@ -66,7 +66,7 @@ def test_a_process_that_is_left_behind_holds_nobody_up():
     os.kill(int(said[0]), 9)
 
 
-# A stand-in for ssh: prints control sequences, then runs the command (the last argument) on a terminal of its own.
+# A stand-in for `ssh`: prints control sequences, and then runs the command, which is its last argument, on a new terminal.
 SSH = f"""#!{sys.executable}
 import os, pty, sys
 os.write(1, {STEERING.encode()!r})

@@ -1,4 +1,5 @@
-"""Times and events are read exactly, to the nanosecond, however the text is formatted, split into blocks, or reordered."""
+"""Times and events of a trace are read exactly, to the nanosecond, however the text is formatted, split into blocks, or
+ordered."""
 
 import gzip
 import json
@@ -35,7 +36,8 @@ def figures(found: trace.Trace) -> dict:
 
 
 def rows(found: trace.Trace) -> list[tuple]:
-    """Returns every event as a tuple, with its labels as text."""
+    """Returns every event of a trace as a tuple of its columns. The columns that contain numbers of labels contain the labels
+    instead."""
     columns = (found.name, found.category, found.thread, found.stream, found.correlation, found.start_ns, found.duration_ns)
     spelled = [[found.labels[i] for i in column] if index < 3 else column.tolist() for index, column in enumerate(columns)]
     return list(zip(*spelled, strict=True))
@@ -70,7 +72,8 @@ def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_
         beside.write_bytes(damaged)
         assert figure_cache.figures(path) == told
         assert beside.read_bytes() == whole
-    path.write_bytes(path.read_bytes()[:-20])  # a damaged gzip file gives no figures
+    # A truncated gzip file gives no figures, not even the cached figures of the whole file.
+    path.write_bytes(path.read_bytes()[:-20])
     assert figure_cache.figures(path) is None
     assert figure_cache.figures(path) is None
     support.Rank(0, kernels=10).write(tmp_path, gz=True)
@@ -134,7 +137,8 @@ def test_the_order_of_events_means_nothing(tmp_path_factory, seed):
 
 @given(st.lists(st.tuples(st.integers(0, 2 * 10**18), st.integers(0, 6)), min_size=1, max_size=20), st.booleans())
 def test_times_are_exact_however_many_digits_they_have(times, signed):
-    """Times go up to 2e18 ns, like timestamps since the epoch. Digits below 1 ns are rounded half to even."""
+    """The times go up to 2e18 ns, like timestamps since 1970. If a text has digits below 1 ns, the time is rounded half to
+    even."""
     texts = []
     for ns, digits in times:
         whole, rest = divmod(ns, 1000)
@@ -153,7 +157,8 @@ def test_numbers_below_101_days_have_the_times_of_their_texts(times, signed):
 
 
 def test_numbers_that_do_not_determine_the_time_give_no_times():
-    """As 1.0005 us has half a nanosecond, its text must be rounded."""
+    """If a floating-point number does not determine a whole number of nanoseconds, the reader must use the text of the time
+    instead. For example, 1.0005 us has half a nanosecond."""
     assert nanoseconds([1669783687700739, 22]).tolist() == [1669783687700739000, 22000]
     assert nanoseconds([5000000000000, 0.5, -3]).tolist() == [5000000000000000, 500, -3000]
     for numbers in (
@@ -173,7 +178,8 @@ def test_numbers_that_do_not_determine_the_time_give_no_times():
 @pytest.mark.parametrize("base", ["", "5000000000", "1669783687700"])
 @pytest.mark.parametrize("digits", range(6))
 def test_a_file_has_the_times_of_its_texts(tmp_path, base, digits):
-    """Whatever the number of digits: the file begins with times that a number determines."""
+    """The file begins with 2,000 times that numbers determine exactly, and then has times for which the reader needs the
+    text."""
     texts = [
         *(f"{index}.125" for index in range(2000)),
         *(f"{base}{index}.{'04995'[:digits]}".rstrip(".") for index in range(9)),
@@ -261,4 +267,4 @@ def test_operators_are_new_gone_or_changed_per_step_and_rank(tmp_path):
     }
     mm = found["cpu_op", "aten::mm"]
     assert (mm.calls, mm.against_calls, mm.time_ns, mm.against_time_ns, mm.more_time_ns) == (1, 1, 20, 50, -30)
-    assert next(iter(found)) == ("cpu_op", "aten::mm")  # the largest difference comes first
+    assert next(iter(found)) == ("cpu_op", "aten::mm")  # the differences are sorted, the largest first

@@ -1,5 +1,5 @@
-"""Collectives are identified by Kineto's arguments first and by the name of the kernel second, also for kernels that are not
-NCCL's."""
+"""shardlab identifies a collective by the arguments that Kineto records, and if there are none by the name of the kernel. This
+also works for kernels that are not NCCL's."""
 
 import json
 
@@ -41,8 +41,8 @@ def kernel(name: str, at: int, dur: int, arguments: dict | None = None) -> dict:
 
 
 def read(folder, events: list[dict], damage: str = "") -> trace.Trace:
-    """Reads a trace of these events. damage: an event that is not valid JSON, which forces the reader to read the others one
-    by one."""
+    """Reads a trace of these events. damage: text that is added as the last event and is not valid JSON; then the reader has to
+    read the events one by one."""
     path = folder / "rank-0.json"
     path.write_text('{"traceEvents": [' + ", ".join([*map(json.dumps, events), *([damage] if damage else [])]) + "]}")
     return trace.read(path)
@@ -62,9 +62,10 @@ def test_arguments_say_what_a_collective_is(tmp_path, damage):
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"Process Group Ranks": [*range(8)]}, {}),  # a list, where Kineto writes a text
-        ({"Process Group Ranks": "[0, 1, ..., 7]"}, {"ranks": None}),  # Kineto shortens the list of a large group
-        ({"Process Group Name": None, "Process Group ID": 3}, {}),  # as PyTorch wrote it until 2.3
+        ({"Process Group Ranks": [*range(8)]}, {}),  # a list of ranks instead of the text that Kineto writes
+        # Kineto abbreviates the list of a large group, so the ranks are unknown
+        ({"Process Group Ranks": "[0, 1, ..., 7]"}, {"ranks": None}),
+        ({"Process Group Name": None, "Process Group ID": 3}, {}),  # the form that PyTorch wrote until version 2.3
         ({"In msg nelems": "25136", "Out msg nelems": -1}, {"in_elements": None, "out_elements": None}),
         ({"In msg nelems": 10**30, "dtype": {"a": 1}}, {"in_elements": None, "dtype": None}),
         ({"dtype": "Float4_of_tomorrow"}, {"dtype": "Float4_of_tomorrow"}),

@@ -1,4 +1,4 @@
-"""From a damaged trace, every readable event is read, and every unreadable event is counted."""
+"""From a damaged trace, shardlab reads every event that is intact and counts every event that is not."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from collect.traces import file_figures, trace
 
 
 def complete(count: int = 8) -> list[dict]:
-    """Returns events with different names."""
+    """Returns `count` events, each with its own name."""
     one = {
         "ph": "X",
         "cat": "cpu_op",
@@ -45,12 +45,12 @@ def test_a_cut_trace_gives_every_whole_event_and_says_that_it_is_cut(tmp_path, p
         listed = content.rindex(b"]", 0, content.rindex(b"traceName") if pretty else len(content)) < at
         assert bool(found.cut) != listed, at
         begun = content[:at].count(b'"ph"')
-        # the last event may be cut before its phase "ph"
+        # The text may be cut within the last event before the key "ph", by which `begun` counts events.
         assert whole + found.lost.get("not readable", 0) in (begun, begun + 1)
 
 
 def _bounds(content: bytes, name: str) -> tuple[int, int]:
-    """Returns the positions where an event begins and ends."""
+    """Returns the positions in the text of a trace where an event begins and ends. name: the name of the event."""
     inside = content.index(f'"{name}"'.encode())
     start = content.rindex(b"{", 0, content.rindex(b'"ph"', 0, inside))
     return start, start + json.JSONDecoder().raw_decode(content[start:].decode())[1]
@@ -103,7 +103,8 @@ def test_what_is_wrong_only_where_nobody_looks_costs_nothing(tmp_path, damage, i
 
 
 def _around(content: bytes, index: int) -> tuple[bytes, bytes, bytes]:
-    """Returns the text before an event, the event, and the text after it."""
+    """Splits the text of a trace into the text before an event, the event, and the text after it. index: the number of the
+    event."""
     start, end = _bounds(content, f"op {index}")
     return content[:start], content[start:end], content[end:]
 
@@ -120,7 +121,8 @@ def test_one_bad_event_in_many_blocks_is_one_event_lost(tmp_path):
 @settings(max_examples=150)
 @given(at=st.integers(0, 10_000), junk=st.sampled_from([b"\x00", b'"']), length=st.integers(1, 400), pretty=st.booleans())
 def test_overwritten_bytes_cost_only_the_events_that_they_touch(tmp_path_factory, at, junk, length, pretty):
-    """The overwritten bytes are invalid JSON at this position. Damage that is valid JSON again cannot be detected."""
+    """Overwrites some bytes of a trace by bytes that are invalid JSON at this position. Damage that is valid JSON again cannot
+    be detected."""
     junk *= length
     events = complete(12)
     content = support.text(events, pretty=pretty)
@@ -136,13 +138,14 @@ def test_overwritten_bytes_cost_only_the_events_that_they_touch(tmp_path_factory
 
 
 def _touched(content: bytes, name: str, begin: int, end: int) -> bool:
-    """Returns whether bytes of an event, or of the text between the event and its neighbours, are overwritten."""
+    """Returns whether one of the bytes from `begin` to `end` belongs to an event or is within 8 bytes of it."""
     start, last = _bounds(content, name)
     return begin < last + 8 and end > start - 8
 
 
 def test_threads_of_a_damaged_trace_have_the_names_that_a_whole_one_gives_them(tmp_path):
-    """In traces of Kineto, a thread is a number or a text such as "stream 7"."""
+    """A thread in a trace of Kineto is a number or a text such as "stream 7". It must get the same label whether the trace is
+    read as a whole or, after damage, event by event."""
     events = [event | {"tid": tid} for event, tid in zip(complete(4), (7, "stream 7", "7b", 8), strict=True)]
     whole = support.text(events)
     for number, content in enumerate((whole, whole.replace(b'"op 2"', b'"op "2"'), whole[: whole.index(b'"op 3"')])):
@@ -169,7 +172,7 @@ def test_a_damaged_gzip_stream_gives_what_comes_before_the_damage(tmp_path):
     assert len(found.name) > 1000
     assert "its gzip stream is damaged" in found.cut
     packed = bytearray(gzip.compress(support.text(complete(40)), 6))
-    packed[-6] ^= 0xFF  # a byte of the checksum: all content was read, but it may differ from what was written
+    packed[-6] ^= 0xFF  # a byte of the checksum: all events were read, but they may differ from what was written
     found = read(tmp_path / "t.json.gz", bytes(packed))
     assert len(found.name) == 40
     assert "its gzip stream is damaged" in found.cut

@@ -1,5 +1,5 @@
-"""The parts of a step, and of the difference of two runs, add up exactly. Causes of idle time match a count moment by
-moment."""
+"""The parts of a step add up exactly to the time of the step, and the parts of the difference between two runs to the
+difference. The causes of idle time agree with a count of each nanosecond."""
 
 import pytest
 import support_ranks as support
@@ -17,7 +17,8 @@ from collect.traces.stragglers import waits
 
 
 def idle_by_hand(events: list[dict]) -> dict[str, int]:
-    """Counts the causes of idle time, one nanosecond after another. Every kernel in `events` must have a correlation id."""
+    """Returns the idle time of a GPU by cause, counted nanosecond by nanosecond. Every kernel in `events` must have a
+    correlation id."""
     kernels = [event for event in events if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset") and event["dur"]]
     launched = {one["args"]["correlation"]: one["ts"] for one in events if one["cat"] == "cuda_runtime"}
     first, last = min(one["ts"] for one in kernels), max(one["ts"] + one["dur"] for one in kernels)
@@ -58,9 +59,11 @@ def test_idle_causes_are_those_of_each_moment(tmp_path_factory, seed):
 def test_the_causes_of_idle_time_in_an_example(tmp_path):
     rank = support.RankOfRun(0)
     rank.launch("kernel", "gemm", 7, 0, 10, 20)
-    rank.launch("kernel", support.NCCL, 20, 5, 30, 40)  # in the queue since 5: 20 to 30 is other
-    rank.launch("kernel", "gemm", 7, 6, 44, 50)  # waited for the collective: 40 to 44 is communication
-    rank.launch("kernel", "gemm", 7, 70, 75, 80)  # launched at 70: 20 ns are host, then 5 ns are other
+    rank.launch("kernel", support.NCCL, 20, 5, 30, 40)  # queued since 5, so the idle time from 20 to 30 has the cause "other"
+    # This kernel ran after the collective, for which it waited. The cause of the idle time from 40 to 44 is communication.
+    rank.launch("kernel", "gemm", 7, 6, 44, 50)
+    # This kernel was launched at 70. The cause of the idle time from 50 to 70 is the host, and from 70 to 75 it is "other".
+    rank.launch("kernel", "gemm", 7, 70, 75, 80)
     told = analyse(trace.read(rank.write(tmp_path)))
     assert (told.idle.host_ns, told.idle.communication_ns, told.idle.other_ns) == (20, 4, 15)
     delays = told.launches
@@ -117,14 +120,15 @@ def test_a_mean_part_is_less_than_a_nanosecond_off(sums, steps):
     ],
 )
 def test_what_makes_a_run_slower_is_named(tmp_path, change, label):
-    """Two ranks compute and then all-reduce. In the second run, one of the parts takes 40 ns longer."""
+    """In both runs, two ranks compute and then all-reduce. One part of the step takes 40 ns longer in the first run than in the
+    second; shardlab must name this part."""
 
     def ranks(longer: dict[str, int]) -> list:
         found = []
         for number in range(2):
             rank = support.RankOfRun(number)
             compute = 100 + longer.get("compute", 0)
-            late = longer.get("late", 0) if number else 0  # rank 1 begins its all-reduce late, so rank 0 waits
+            late = longer.get("late", 0) if number else 0  # if rank 1 begins its all-reduce late, rank 0 waits for it
             rank.launch("kernel", "gemm", 7, 0, 10, 10 + compute)
             begin = 10 + compute + late
             end = 10 + compute + longer.get("late", 0) + 50 + longer.get("transfer", 0)
@@ -137,7 +141,8 @@ def test_what_makes_a_run_slower_is_named(tmp_path, change, label):
 
     found = difference([RunAnswers(ranks({change: 40}))], [RunAnswers(ranks({}))])
     assert found.difference_ns == 40
-    # rank 0 waits for 40 ns; rank 1 is idle for 40 ns while its collective is in the queue; each is half of the ranks
+    # Rank 0 waits for 40 ns. Rank 1 is idle for 40 ns while its collective is in the queue. The difference is a mean over both
+    # ranks, so each cause counts 20 ns.
     if change == "late":
         assert {one.label: one.difference_ns for one in found.parts if one.difference_ns} == {label: 20, "idle: other": 20}
     else:

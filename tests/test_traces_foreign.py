@@ -1,5 +1,5 @@
-"""Traces of other versions and devices: each gives figures, or a reason why it has none. One bad file does not affect
-others."""
+"""Traces of other versions of PyTorch and of other devices: shardlab computes figures for a trace, or gives the reason why the
+trace has none. One bad file does not affect the others."""
 
 import gzip
 import json
@@ -26,14 +26,15 @@ def read(path: Path, content: bytes) -> trace.Trace:
 
 
 def run(capsys, *words: str) -> tuple[int, dict, str]:
-    """Returns the exit code, the JSON document and the remarks of `collect trace`."""
+    """Runs `collect trace` and returns (exit code, JSON document, text on standard error)."""
     code = main(["trace", *words, "--json"])
     out, err = capsys.readouterr()
     return code, json.loads(out), " ".join(err.split())
 
 
 def truth(events: list[dict]) -> dict[str, int]:
-    """Returns the expected figures of the GPU events, computed edge by edge in ns."""
+    """Computes the expected figures of the GPU events without the code under test, from the start and end of each event in
+    ns."""
     spans = []
     for event in events:
         if event["cat"] in GPU:
@@ -68,7 +69,8 @@ def test_an_accelerator_of_unknown_categories_has_no_figures_and_is_said(tmp_pat
 
 
 def test_kernels_launched_before_the_recording_are_left_out_and_counted(tmp_path, capsys):
-    """Rank 0 has three kernels more than rank 1. They were queued before the recording began."""
+    """Rank 0 has three more kernels than rank 1. They were launched before the recording began, so they are not part of its
+    figures."""
     with_, without = shapes.rccl(before=3), shapes.rccl(before=0)
     recorded = [event for event in with_ if event["args"].get("correlation", 99) > 20]
     found = read(tmp_path / "rank-0.json", shapes.text(with_))
@@ -112,7 +114,7 @@ def test_a_kernel_whose_launch_is_not_known_counts(tmp_path, change):
 
 
 def test_operators_with_a_stream_are_kernels_like_hta_and_not_in_exact_figures(tmp_path):
-    """The figures agree with HolisticTraceAnalysis 0.5, which the next test runs."""
+    """The result agrees with HolisticTraceAnalysis (HTA) 0.5. The next test runs HTA itself."""
     events = shapes.triton()
     found = read(tmp_path / "t.json", shapes.text(events))
     expected = truth(events)
@@ -129,7 +131,7 @@ def test_operators_with_a_stream_are_kernels_like_hta_and_not_in_exact_figures(t
 @pytest.mark.parametrize("shape", ["old Kineto", "RCCL", "MTIA", "Triton", "Triton, stream as text", "Triton, one step"])
 def test_hta_gives_the_same_for_every_shape(tmp_path, shape):
     changed = {"Triton, stream as text": {"stream": "7"}, "Triton, one step": {"steps": 1}}.get(shape, {})
-    # with few events, HTA fails because pandas uses narrower types
+    # 40 kernels, because pandas uses narrower types for few events, and HTA then fails.
     events = shapes.SHAPES[shape.split(",")[0]](kernels=40, **changed)
     path = tmp_path / "rank-00000.json"
     (ours,) = hta.breakdowns([read(path, shapes.text(events))])
@@ -142,7 +144,8 @@ def test_hta_gives_the_same_for_every_shape(tmp_path, shape):
 
 
 def test_times_that_rounding_makes_negative_are_no_figures(tmp_path, capsys):
-    """After HTA's rounding, two copies of less than 1 us last -1 us each. HTA itself stops with an assertion here."""
+    """HTA rounds times to whole microseconds. After that, each of two copies that take less than 1 us lasts -1 us. HTA itself
+    stops with an assertion for such a trace; `--like-hta` refuses to give figures."""
     spans = [("mul", 10.0, 20.0), ("Memcpy DtoD", 40.25, 0.5), ("Memcpy DtoD", 50.25, 0.5)]
     kernel = {"ph": "X", "cat": "kernel", "pid": 0, "tid": 7, "args": {"stream": 7, "correlation": 1}}
     events = [kernel | {"name": name, "ts": ts, "dur": dur} for name, ts, dur in spans]
@@ -200,8 +203,8 @@ def test_nothing_in_a_file_raises_and_the_folder_goes_on(tmp_path, capsys, name,
 
 
 def test_text_of_an_event_that_is_read_alone_is_what_a_whole_trace_gives(tmp_path):
-    """Names with escapes, UTF-8 and surrogate pairs, next to an event that is not JSON, which forces the reader to read
-    events one by one."""
+    """The names contain escapes, UTF-8 and surrogate pairs. One event is not valid JSON, so the reader reads the events one by
+    one, and must find the same names."""
     names = ["\u00e9 plain", "\u4e2d", "\U0001f600"]
     events = [
         {"ph": "X", "cat": "cpu_op", "name": name, "tid": 1, "ts": 1 + index, "dur": 1} for index, name in enumerate(names)
@@ -234,7 +237,7 @@ def test_a_check_sum_in_a_block_of_its_own_is_looked_at(tmp_path, monkeypatch):
 
 
 class Looked:
-    """Counts the bytes that are examined by the search for the list of events, or by the reader of single events."""
+    """Wraps the search for the list of events, or the reader of single events, and counts the bytes that it examines."""
 
     def __init__(self, of) -> None:
         self.of, self.bytes = of, 0
@@ -251,7 +254,8 @@ class Looked:
 @pytest.mark.parametrize("row", [b'{"name": 7, "at": [1, 2.5], "tags": {"a": "b"}}', b'[1, "aten::mm", 2.5]'])
 @pytest.mark.parametrize("shape", [b'{"rows": [%b]}', b"[%b]"], ids=["an object", "a list"])
 def test_json_that_is_no_trace_is_read_once_and_refused(tmp_path, monkeypatch, shape, row):
-    """The file has 12 MB. Searching the same text again for each block would be a hundred times as slow."""
+    """The file has 12 MB and no list of events. If the reader searched the same text again for each block that it reads, this
+    would take a hundred times as long."""
     content = shape % b", ".join([row] * (12_000_000 // len(row)))
     list_, single = Looked(trace._LIST), Looked(trace.salvage)
     monkeypatch.setattr(trace, "_LIST", list_)

@@ -1,5 +1,5 @@
-"""A real trace of two gloo ranks, recorded by torch's profiler: its figures agree with the definition. Also `collect trace`
-on it."""
+"""A real trace of two gloo ranks, recorded by torch's profiler: the figures agree with their definition, and `collect trace`
+reads it."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ def workspace(tmp_path, traces) -> Workspace:
 
 
 def by_hand(path: Path) -> dict:
-    """Computes the figures from their definition, one event after another."""
+    """Computes the figures of a trace directly from their definition, event by event."""
     loaded = json.loads(gzip.decompress(path.read_bytes()), parse_float=Fraction)
     events = [event for event in loaded["traceEvents"] if event["ph"] == "X"]
     steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
@@ -81,11 +81,12 @@ def test_the_figures_of_gloo_ranks_are_those_of_the_definition(traces):
 
 
 def test_collectives_bear_the_name_of_what_was_asked_for(traces):
-    """gloo may implement a reduce_scatter as an all_reduce. Then gloo's own span is called all_reduce."""
+    """gloo may execute a reduce_scatter as an all_reduce, and gloo's own span in the trace is then called all_reduce. shardlab
+    must report the collective that the program called."""
     for path, point_to_point in zip(traces, ("send", "recv"), strict=True):
         counts = {one.name: one.count for one in breakdown(trace.read(path)).collectives}
-        # Each of the two steps has the all-reduce of gradients, a reduce_scatter and a message. DDP broadcasts its buckets
-        # once.
+        # Each of the two steps has an all-reduce of the gradients, a reduce_scatter and a message. The two broadcasts are those
+        # of DDP.
         assert counts == {"all_reduce": 2, "reduce_scatter": 2, "broadcast": 2, point_to_point: 2}
 
 

@@ -1,7 +1,9 @@
-"""`--like-hta` gives the same figures on every processor. HolisticTraceAnalysis (HTA) differs only where its sort is unstable.
+"""`collect trace --like-hta` gives the same figures on every processor. The figures of HolisticTraceAnalysis (HTA) itself may
+differ, but only because its sort is unstable.
 
-The figures of HTA are recorded in golden/hta.json. If HTA is installed, the tests also run HTA itself, with and without the
-vector instructions by which numpy chooses its sort. To record the figures again, name a Python that has HTA:
+The figures of HTA are recorded in golden/hta.json. If HTA is installed, the tests also run HTA, with and without the vector
+instructions of the processor, because numpy chooses its sort by these instructions. To record the figures again, name a Python
+that has HTA:
 
     python3 -m venv /tmp/hta && /tmp/hta/bin/pip install HolisticTraceAnalysis
     SHARDLAB_HTA=/tmp/hta/bin/python SHARDLAB_GOLDEN=write pytest tests/test_traces_hta.py
@@ -35,7 +37,7 @@ CASES = {
     "one step": {"ranks": 1, "seed": 13, "steps": 1, "kernels": 60},
     "no collectives": {"ranks": 1, "seed": 14, "kernels": 3},
 }
-AVX512, AVX2 = ("X86_V4", "AVX512"), ("X86_V3", "AVX2", "FMA3")  # prefixes of numpy's names of these instructions
+AVX512, AVX2 = ("X86_V4", "AVX512"), ("X86_V3", "AVX2", "FMA3")  # how numpy's names of these vector instructions begin
 PROCESSORS = {"this one": (), "without AVX-512": AVX512, "without AVX2 and AVX-512": (*AVX512, *AVX2)}
 DISPATCHED = "from numpy._core import _multiarray_umath as numpy; print(*numpy.__cpu_dispatch__)"
 
@@ -47,22 +49,23 @@ def write(folder: Path, *, ranks: int, **keys) -> list[Path]:
 
 @cache
 def environment(python: str, processor: str) -> dict[str, str]:
-    """Returns environment variables that disable vector instructions in numpy, except those that this numpy does not know."""
+    """Returns environment variables that make numpy ignore vector instructions. Names of instructions that this version of
+    numpy does not know are left out."""
     known = subprocess.run([python, "-c", DISPATCHED], capture_output=True, text=True, check=True).stdout.split()
     disabled = [name for name in known if name.startswith(PROCESSORS[processor] or ("none",))]
     return {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(disabled)}
 
 
 def said_by_hta(*folders: Path, processor: str = "this one") -> list[dict]:
-    """Runs HTA on each folder and returns its figures by rank. NaN, which HTA gives for a percentage of nothing, becomes
-    None."""
+    """Runs HTA on each folder of traces and returns HTA's figures by rank. For a percentage of nothing, HTA gives NaN, which
+    becomes None here."""
     words, env = [HTA, HERE / "record_hta.py", *folders], environment(HTA, processor)
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=env, timeout=600)
     return json.loads(done.stdout, parse_constant=lambda _: None)
 
 
 def check_within_bounds(paths: list[Path], said: dict) -> None:
-    """Checks that HTA's figures of these traces differ from ours by no more than its unstable sort may cause."""
+    """Checks that the figures of HTA and of shardlab for these traces both lie in the range that HTA's unstable sort allows."""
     found = hta.breakdowns([trace.read(path) for path in paths])
     assert [str(ours.rank) for ours in found] == list(said)
     for ours, theirs in zip(found, said.values(), strict=True):
@@ -75,8 +78,8 @@ def check_within_bounds(paths: list[Path], said: dict) -> None:
             assert theirs["overlap_pct"] is ours.overlap_pct is None
         else:
             low, high = bounds.overlap_pct
-            assert low - 0.005 <= theirs["overlap_pct"] <= high + 0.005  # HTA rounds to two decimals
-        # A kernel with "Sync" in its name has no type in HTA, so no table of HTA lists it.
+            assert low - 0.005 <= theirs["overlap_pct"] <= high + 0.005  # HTA rounds the percentage to two decimals
+        # HTA assigns no type to a kernel with "Sync" in its name, so the kernel is in no table of HTA.
         kernels = {each.name: each.total_ns // 1000 for each in ours.kernels if "Sync" not in each.name}
         assert kernels == theirs["kernels_us"]
 
@@ -123,14 +126,14 @@ def test_how_much_idle_time_hta_may_give_otherwise_is_said_in_microseconds(tmp_p
     assert main([*command, "--json"]) == 0
     bounds = [rank["hta_bounds"]["idle_ns"] for rank in json.loads(capsys.readouterr().out)["ranks"]]
     widest_us = max(high - low for low, high in bounds) / 1000
-    assert widest_us == int(widest_us) > 0  # HTA counts in whole microseconds
+    assert widest_us == int(widest_us) > 0  # HTA counts in whole microseconds, so the range is a whole number of microseconds
     assert main(command) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert f"HolisticTraceAnalysis itself may give up to {int(widest_us)} us more or less idle time for a rank" in said
 
 
 def merged_in_this_order(kernels):
-    """Merges (start, end) pairs into groups [start, end], one after another, as HTA does."""
+    """Merges the (start, end) pairs of kernels into groups [start, end] in the given order, as HTA does."""
     groups = []
     for start, end in kernels:
         if groups and start <= max(group_end for _, group_end in groups):
@@ -141,14 +144,15 @@ def merged_in_this_order(kernels):
 
 
 def by_every_order(kernels):
-    """Returns the smallest and largest (length, last end) over every order of the kernels with equal starts, which HTA may
-    use."""
+    """HTA may process kernels with equal starts in any order. Returns, over all these orders, (smallest, largest) total length
+    of the groups and (smallest, largest) end of the last group."""
     by_start = [list(same) for _, same in itertools.groupby(sorted(kernels), key=lambda kernel: kernel[0])]
     lengths, last_ends = set(), set()
     for orders in itertools.product(*(itertools.permutations(same) for same in by_start)):
         groups = merged_in_this_order([kernel for same in orders for kernel in same])
         lengths.add(sum(end - start for start, end in groups))
-        last_ends |= {end for start, end in groups if start == groups[-1][0]}  # HTA's sort of the groups is unstable too
+        # HTA's sort of the groups is unstable too, so any group with the same start may be the last
+        last_ends |= {end for start, end in groups if start == groups[-1][0]}
     return (min(lengths), max(lengths)), (min(last_ends), max(last_ends))
 
 
@@ -168,4 +172,4 @@ def test_its_rounding_is_not_ours(tmp_path):
     (rounded,) = hta.breakdowns([found])
     exact = breakdown(found)
     assert rounded.idle_ns / rounded.span_ns > 1.2 * exact.idle_ns / exact.span_ns
-    assert rounded.span_ns < exact.span_ns  # HTA leaves out the last step
+    assert rounded.span_ns < exact.span_ns  # HTA does not count the last step

@@ -1,4 +1,5 @@
-"""Reading a damaged trace never raises an exception. By default the test reads 2,000 mutants; its long form reads 100,000."""
+"""Reading a damaged trace never raises an exception. By default the test reads 2,000 mutants (traces with random damage); the
+long form of the test reads 100,000."""
 
 import pytest
 import support_mutants

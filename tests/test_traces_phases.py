@@ -1,4 +1,5 @@
-"""Phases of a step: found by annotations, by autograd and by order. GPU work belongs to the phase that launched it."""
+"""The phases of a training step (data, forward, backward, ...) are found by annotations, by autograd and by the order of
+events. The work of a GPU belongs to the phase that launched it."""
 
 import gzip
 import json
@@ -23,11 +24,11 @@ def told(folder, rank) -> dict[str, PhaseTime]:
 
 
 def step(rank, begin: int, *, autograd_thread: int = 2) -> None:
-    """Adds a step of 200 ns: 10 data, 60 forward, 80 backward, 10 clipping, 30 optimizer, 10 after the optimizer."""
+    """Adds the events of a step of 200 ns: 10 ns data, 60 forward, 80 backward, 10 clipping, 30 optimizer, 10 other."""
     rank.annotate(f"ProfilerStep#{begin}", begin, begin + 200)
     rank.annotate("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, begin + 10)
     rank.annotate("aten::linear", begin + 20, begin + 60, cat="cpu_op")
-    for at in (70, 112):  # the gap between the two nodes counts as backward, because the main thread begins no operator in it
+    for at in (70, 112):  # the gap between these two spans counts as backward, because the main thread begins no operator in it
         node = "autograd::engine::evaluate_function: MmBackward0"
         rank.annotate(node, begin + at, begin + at + 38, cat="cpu_op", tid=autograd_thread)
     rank.annotate("aten::mul", begin + 151, begin + 159, cat="cpu_op")
@@ -39,7 +40,8 @@ def test_the_phases_of_an_example(tmp_path):
     for begin in (0, 1000):
         step(rank, begin)
         rank.launch("gpu_memcpy", "Memcpy HtoD", 7, begin + 3, begin + 15, begin + 20)
-        rank.launch("kernel", "gemm", 7, begin + 30, begin + 40, begin + 90)  # this kernel runs on after backward has begun
+        # This kernel belongs to forward and ends after backward has begun.
+        rank.launch("kernel", "gemm", 7, begin + 30, begin + 40, begin + 90)
         rank.launch("kernel", "gemm", 7, begin + 80, begin + 95, begin + 130, tid=2)
         rank.launch("kernel", support.NCCL, 20, begin + 115, begin + 120, begin + 150, tid=2)
         rank.launch("kernel", "adam", 7, begin + 165, begin + 168, begin + 230)
@@ -72,7 +74,7 @@ def test_annotations_of_users_name_phases(tmp_path):
         ("optimizer_step", 80, 95),
     ):
         rank.annotate(name, begin, end)
-    rank.annotate("forwarding address", 96, 97)  # another word than `forward`
+    rank.annotate("forwarding address", 96, 97)  # this is not the word `forward`, so it is no phase
     rank.annotate("aten::mm", 12, 30, cat="cpu_op")
     assert {phase: time.host_ns for phase, time in told(tmp_path, rank).items()} == {
         "data": 10,
@@ -119,7 +121,8 @@ profiler.export_chrome_trace(sys.argv[1])
 
 
 def test_the_phases_of_a_real_training(tmp_path):
-    """The phases of the host's time agree with torch's own annotations. On CPUs, autograd runs on the main thread."""
+    """The times of the phases on the host agree with torch's own annotations in the trace. On CPUs, autograd runs on the main
+    thread."""
     path = tmp_path / "rank-0.json.gz"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-W", "ignore", "-c", TRAIN, path], check=True, timeout=100, env=environment)

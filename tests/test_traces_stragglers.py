@@ -1,5 +1,5 @@
-"""Collectives matched over ranks: waiting time, transfer, bandwidth and the hidden share are those with which the traces
-were built."""
+"""Collectives are matched over ranks. Waiting time, transfer time, bandwidth and hidden share are those with which the test
+built the traces."""
 
 import random
 
@@ -20,7 +20,8 @@ def analyses(folder, ranks, **said) -> list[RankAnalysis]:
 
 
 def exposed(rank: support.RankOfRun) -> list[set[int]]:
-    """Returns, for each call sorted by start, the nanoseconds in which nothing computes and no earlier collective runs."""
+    """Returns, for each collective in the order of their starts, the nanoseconds in which the rank does not compute and no
+    earlier collective runs."""
     events = support.kernels(rank)
     taken = support.moments([event for event in events if event["cat"] == "kernel" and not support.is_collective(event)])
     found = []
@@ -108,7 +109,7 @@ def test_calls_that_differ_between_ranks_are_not_matched_in_that_step_alone(tmp_
         for step in range(2):
             rank.annotate(f"ProfilerStep#{step}", 1000 * step, 1000 * step + 999)
         for number in range(2):
-            elements = 8 + (rank.rank if number else 0)  # the sizes differ between the ranks in step 1
+            elements = 8 + (rank.rank if number else 0)  # in step 1, the sizes of the all-reduce differ between the ranks
             start = 1000 * number + 100 + 50 * rank.rank
             args = support.arguments("allreduce", elements, 2, "[0, 1]")
             rank.launch("kernel", support.NCCL, 20, start - 20, start, 1000 * number + 300, **args)

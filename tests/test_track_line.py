@@ -1,4 +1,5 @@
-"""`jobs submit --track`: a run is logged while it trains. A tracker that fails or is missing never harms a run."""
+"""Tests of `jobs submit --track`, which logs a run to a tracker while the run trains. A tracker that fails or is missing never
+harms the run."""
 
 import argparse
 import sys
@@ -27,7 +28,7 @@ def test_a_run_is_logged_and_one_whose_tracker_fails_completes(bench):
     (folder,) = bench.folders()
     assert folder.read_run().track == "tensorboard"
     assert TRACKER_ENDED not in [event.event for event in folder.events()]
-    ended = "metrics/final_loss"  # logged only after the final state of the run is known, and --wait waits for this state only
+    ended = "metrics/final_loss"  # this metric is logged after the final state of the run is known; --wait does not wait for it
     until(lambda: ended in events_of(Workspace(bench.path), folder.run_id).Tags()["scalars"], "its end", least_pause_s=0.5)
     tensorboard_is(bench.path / "track" / "tensorboard", as_exported(Workspace(bench.path)))
 
@@ -37,7 +38,7 @@ def test_a_run_is_logged_and_one_whose_tracker_fails_completes(bench):
     bench.run("jobs", "submit", "--matrix", name, "--wait", "--track", "tensorboard")
     (failed,) = [found for found in bench.folders() if found.run_id != folder.run_id]
     assert failed.judge().state == "completed"
-    codes = [1]  # recorded only after the final state of the run is known, and --wait waits for this state only
+    codes = [1]  # the exit code is recorded after the final state of the run is known; --wait does not wait for it
 
     def ended_with() -> list[int]:
         return [event.data["code"] for event in failed.events() if event.event == TRACKER_ENDED]

@@ -1,4 +1,5 @@
-"""A resumed run computes what an undisturbed run computes. A kill, a flipped bit or a signal loses no more than it must."""
+"""A resumed run computes what an uninterrupted run computes. A kill, a flipped bit or a signal loses no more steps than it
+must."""
 
 import contextlib
 import shutil
@@ -16,14 +17,15 @@ from shardlab import checkpoint, files, instrument_span, suspension
 from shardlab.cell import CheckpointSettings, Instruments, Optimizer
 
 pytest_plugins = ["support_trainers"]
-ADAM = Optimizer(name="adamw", lr=1e-3)  # Adam has the most state of all optimizers, and these tests look for lost state
+ADAM = Optimizer(name="adamw", lr=1e-3)  # Adam has the most optimizer state, and these tests look for lost state
 SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)
 EVERY_4 = Instruments(checkpoints=CheckpointSettings(every_steps=4))
 FAMILIES = {
     "single": {"strategy": "single"},
     "ddp": {"strategy": "ddp", "gpus": 2},
     "ddp-powersgd": {"strategy": "ddp-powersgd", "gpus": 2},
-    "ddp in fp16": {"strategy": "ddp", "gpus": 2, "precision": "fp16"},  # the loss scale decreases in the first steps
+    # With fp16, the loss scale decreases in the first steps, so it is a state that a checkpoint could lose.
+    "ddp in fp16": {"strategy": "ddp", "gpus": 2, "precision": "fp16"},
     "fsdp1-full-shard": {"strategy": "fsdp1-full-shard", "gpus": 2},
     "fsdp2": {"strategy": "fsdp2", "gpus": 2},
     "zero0 in bf16": {"strategy": "zero0", "gpus": 2, "precision": "bf16"},
@@ -41,11 +43,11 @@ GATHERED = ("zero3", "tp-fsdp2")
 MOST = [name for name in FAMILIES if LONG or name not in ("zero1", "zero2", "zero3 in bf16, small parameters whole")]
 
 
-ROUNDING = 1e-5  # the largest difference of losses that a different order of sums may cause
+ROUNDING = 1e-5  # how much losses may differ because sums are computed in a different order
 
 
 def losses(run_dir):
-    """Returns the loss of each timed step, as the mean over the ranks that train."""
+    """Returns the loss of each timed step of a run, as the mean over the ranks that train."""
     ranks = [[r.loss for r in run_dir.steps(rank).records if not r.warmup] for rank in range(run_dir.read_run().cell.gpus)]
     return [sum(row) / len(ranks) for row in zip(*ranks, strict=True)]
 
@@ -59,7 +61,7 @@ def told(run_dir, name):
 
 
 def resuming(bench, *earlier, **keys):
-    """Makes a new attempt that resumes from one of the earlier runs. keys: the keys of the cell."""
+    """Makes the folder of a new run that may resume from the checkpoints of the earlier runs. keys: the keys of the cell."""
     run_dir = bench.run_dir(**keys)
     run = msgspec.structs.replace(run_dir.read_run(), resume=[one.run_id for one in earlier])
     files.write_json(run_dir.run_json, run)
@@ -77,7 +79,8 @@ def without(run_dir, step):
 
 
 def stop_at(run_dir, step):
-    """Makes a finished run look as if it had been killed after this step. Its checkpoints stay."""
+    """Removes the result of a finished run and its records after this step, as if the run had been killed then. The checkpoints
+    of the run stay."""
     run_dir.result.unlink()
     for rank in range(run_dir.read_run().cell.gpus):
         kept = [r for r in run_dir.steps(rank).records if r.warmup or r.step <= step]
@@ -98,7 +101,7 @@ def test_going_on_gives_the_losses_of_an_undisturbed_run(bench, family):
     without(undisturbed, 8)
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     assert told(again, "resumed") == [{"step": 4, "run": undisturbed.run_id}]
-    assert losses(again) == losses(undisturbed)  # equal to the last bit, because the order of sums is the same
+    assert losses(again) == losses(undisturbed)  # bit for bit, because sums are computed in the same order
     result = again.read_result()
     assert (result.resumed_from_step, result.steps) == (4, 8)
     assert undisturbed.read_result().resumed_from_step is None
@@ -122,7 +125,8 @@ def test_a_gathered_checkpoint_is_one_file_of_the_whole_model(bench, family):
 
 
 def test_the_comparison_can_fail(bench):
-    """Without the state of its optimizer, a resumed run has other losses. So the comparison of losses would show lost state."""
+    """Destroys the optimizer state in a checkpoint: the resumed run then has other losses. So a comparison of losses detects
+    lost state."""
     keys = {"optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
     undisturbed = bench.complete(**keys)
     without(undisturbed, 8)
@@ -171,7 +175,7 @@ def test_a_run_is_gone_on_with_in_its_own_folder(bench):
     assert losses(run_dir) == losses(undisturbed)
     assert steps(run_dir, 1) == [(True, 1), (True, 2), *((False, step) for step in range(1, 11))]
     records = run_dir.steps(0).records
-    # steps after the resume in which the new process warms up are not timed
+    # The new process warms up in the first steps after the resume, so these steps are not timed.
     assert [r.step for r in records if r.watched] == [9, 10]
     result = run_dir.read_result()
     assert (result.steps, result.step_time_ms.n, result.resumed_from_step) == (10, 8, 8)
@@ -237,7 +241,8 @@ def test_of_another_cell_none_is_taken(bench):
     assert other.read_result().resumed_from_step is None
 
 
-# (layout, cell of the checkpoint, cell that resumes). With the layout "sharded", the strategy must be the same.
+# (layout of the checkpoint, cell that wrote the checkpoint, cell that resumes from it). With the layout "sharded", both cells
+# must have the same strategy.
 ELSEWHERE = [
     ("sharded", FAMILIES["ddp"], {"strategy": "ddp", "gpus": 4}),
     ("sharded", FAMILIES["fsdp2"], {"strategy": "fsdp2", "gpus": 4}),
@@ -280,8 +285,8 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_last_good_one(bench):
     writer = victim(run_dir, 1)
 
     def is_stopped_in_a_save():
-        """Suspends rank 1. Returns whether rank 1 has begun its file; no rank can commit the checkpoint before this file is
-        complete."""
+        """Suspends rank 1 and returns True if rank 1 has begun to write its file of a checkpoint; otherwise lets rank 1
+        continue. No rank can commit the checkpoint before this file is complete."""
         writer.suspend()
         growing = list(folder.glob(f".step-*.tmp/{checkpoint_file(1)}"))
         if growing and is_open(writer, growing[0]):
@@ -328,12 +333,12 @@ def checkpoint_file(rank):
 
 
 def is_open(process, path):
-    """Returns whether the process has this file open. The process must be suspended."""
+    """Returns whether the process has this file open. The process must be suspended, so that the answer stays true."""
     return path in [descriptor.readlink() for descriptor in Path(f"/proc/{process.pid}/fd").iterdir()]
 
 
 def victim(run_dir, rank):
-    """Returns the process that writes the log of this rank."""
+    """Returns the process of a rank, which is the one whose output is the log of the rank."""
     for process in psutil.process_iter():
         with contextlib.suppress(OSError):
             if Path(f"/proc/{process.pid}/fd/1").readlink() == run_dir.rank_log(rank):

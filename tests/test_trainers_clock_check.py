@@ -1,4 +1,5 @@
-"""Clock offsets between ranks, measured by repeated gathers: the true offset lies within the stated bound."""
+"""Ranks measure the offsets between their clocks by repeated gathers. The true offset lies within the bound that is reported
+with the measured one."""
 
 import threading
 import time
@@ -10,7 +11,7 @@ from trainers import clock_check
 
 
 class Meeting:
-    """Connects ranks that are threads of this process. `gather` returns in no thread before all threads have called it."""
+    """Connects ranks that are threads of this process. A call of `gather` returns only after all threads have called it."""
 
     def __init__(self, ranks):
         self._rows, self._barrier = [None] * ranks, threading.Barrier(ranks)
@@ -30,7 +31,8 @@ class Meeting:
 
 
 def at_once(rank, ranks):
-    """Runs the function for each rank, each in its own thread."""
+    """Runs the function once for each rank, each time in a new thread, and waits for all threads. rank: a function of the
+    rank's number."""
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(ranks)]
     for thread in threads:
         thread.start()

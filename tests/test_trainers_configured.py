@@ -1,4 +1,5 @@
-"""Models defined by a configuration: what is derived from it, and the same work under every strategy that accepts the model."""
+"""Models that a configuration file defines: what shardlab derives from the file, and that every strategy that accepts the model
+does the same work."""
 
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from trainers import menu
 from trainers.workloads import llama as shipped
 
 pytest_plugins = ["support_trainers"]
-# The short form tests each architecture and most families of strategies once; the long form tests every combination.
+# (architecture, strategy): `make test` runs these, with each architecture and most families of strategies once. `make
+# test-long` runs every combination.
 SHORT = {
     ("llama", "tp"), ("qwen2", "fsdp2"), ("mistral", "zero3"), ("gpt_neox", "fsdp1-full-shard"), ("bert", "ddp"),
     ("vit", "ps-sync"),
@@ -23,7 +25,8 @@ SHORT = {
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """Returns a function that maps an architecture to (the model, its derived workloads). Each model is derived only once."""
+    """Returns a function that maps the name of an architecture to (the model, the workloads that are derived from it). Each
+    model is derived only once."""
     folder, known = tmp_path_factory.mktemp("models"), {}
 
     def of(name):
@@ -38,8 +41,8 @@ def models(tmp_path_factory):
 
 
 def smallest(bench, models, name, strategy):
-    """Makes a run of a strategy on the fewest ranks that it accepts, with two in each dimension of its mesh. Returns None if
-    the model has no plan for the strategy."""
+    """Makes the folder of a run on the fewest ranks that the strategy accepts, with two ranks in each dimension of its mesh.
+    Returns None if no plan of the strategy is known for the model."""
     model, (known, *_) = models(name)
     mesh = {degree: 2 for degree in menu.strategy(strategy).degrees if degree != "dp"}
     for gpus in (2 ** len(menu.strategy(strategy).degrees), 2 * 2 ** len(menu.strategy(strategy).degrees), 1):
@@ -76,7 +79,8 @@ def test_a_model_that_nobody_wrote_a_plan_for_is_trained_with_the_work_of_one_pr
 
 
 def test_recomputed_blocks_and_a_tiny_twin_do_the_same_work(bench, models):
-    """With segments, blocks move into other modules, so shardlab has to find the blocks again by their names."""
+    """With activation checkpointing by segments, blocks become part of other modules, so shardlab must find the blocks by their
+    names."""
     model, (_, twin) = models("mistral")
     run_dir = bench.run_dir(strategy="fsdp2", gpus=2, prove="auto", steps=2, activation_checkpointing="segments-2")
     use(run_dir, model, twin)
@@ -91,10 +95,10 @@ def test_a_network_of_torchvision_is_derived_and_its_twin_does_the_same_work(ben
     model = read_model(ModelByConfiguration(torchvision="resnet18"), tmp_path)
     known, twin = described(tmp_path, model).workloads
     assert (known.parameters, known.block, known.block_count) == (11_689_512, "BasicBlock", 8)
-    assert known.flops_per_unit == pytest.approx(6 * 1.814e9, rel=0.03)  # number of multiply-adds that torchvision publishes
+    assert known.flops_per_unit == pytest.approx(6 * 1.814e9, rel=0.03)  # torchvision publishes this number of multiply-adds
     assert (twin.block_count, twin.unit) == (4, "images")
     sizes = {option.name: option.choices for option in known.options}["image_size"]
-    assert sizes[:3] == (64, 96, 128)  # at 32 pixels, BatchNorm would get a single value of an image
+    assert sizes[:3] == (64, 96, 128)  # sizes begin at 64: at 32 pixels, BatchNorm would get a single value of each channel
     run_dir = bench.run_dir(strategy="fsdp2", gpus=2, prove="auto", steps=2)
     use(run_dir, model, twin)
     code, errors = bench.finish(run_dir)
@@ -142,8 +146,8 @@ def test_fewer_blocks_are_the_first_ones(models):
 
 
 def test_operations_and_parameters_are_those_of_the_formula(models):
-    """LLaMA with grouped key and value heads. Each weight in a matrix product counts three times two operations; attention
-    as in appendix B of PaLM."""
+    """A LLaMA whose heads share keys and values in groups. Each weight in a matrix product counts 6 operations (2 for forward,
+    4 for backward). Attention counts as in appendix B of the PaLM paper."""
     _, (known, _) = models("llama")
     width, inner, layers, vocabulary, kept = 64, 96, 3, 300, 32
     in_products = layers * (2 * width**2 + 2 * width * kept + 3 * width * inner) + vocabulary * width
@@ -188,7 +192,8 @@ def test_masked_positions_are_as_many_in_each_sequence_and_the_same_each_time(mo
 
 
 def test_attention_sees_what_transformers_own_attention_sees(models):
-    """This includes a sliding window that is shorter than the sequence. The attention mask must not depend on the data."""
+    """The attention mask of shardlab equals the mask of transformers, also for a sliding window that is shorter than the
+    sequence. The mask must not depend on the data."""
     import torch
 
     for name in ("mistral", "gpt_neox", "bert"):
@@ -208,7 +213,7 @@ def task_of(known, **options):
 
 
 def cell_of(known, **keys):
-    """Returns a cell of one process."""
+    """Returns a cell that trains this workload in one process, except for the given keys."""
     whole = {"strategy": "single", "gpus": 1, "dp": 1, "seq_len": known.seq_len, "workload_code": known.code} | keys
     return msgspec.structs.replace(CELL, workload=known.name, **whole)
 

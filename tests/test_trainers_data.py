@@ -1,4 +1,4 @@
-"""Data files are checked before training, are created once even if many processes need them, and are read in one fixed
+"""Data files are checked before training. A file that many processes need is created once. Items are read in one fixed
 order."""
 
 import hashlib

@@ -1,4 +1,5 @@
-"""Rank 0 draws the weights for all ranks: every rank gets the weights, buffers and tied weights that one process would have."""
+"""Rank 0 draws the weights for all ranks. Every rank gets the same weights, buffers and tied weights as a model that one
+process builds."""
 
 import gc
 import weakref
@@ -14,24 +15,26 @@ pytest_plugins = ["support_trainers"]
     [
         ("fsdp1-full-shard", 2, {"activation_checkpointing": "full", "accumulation": 2}),  # gpt2-tiny has tied weights
         ("fsdp1-full-shard", 2, {"options": {"wrap": "none"}}),
-        # its position frequencies are buffers that are not persistent
+        # The position frequencies of this model are buffers that are not part of its state dict.
         ("fsdp1-shard-grad-op", 2, {"workload": "llm-1.3b-tiny", "seq_len": 64}),
-        ("fsdp1-no-shard", 3, {"workload": "resnet50-tiny", "global_batch_size": 6}),  # its statistics include integers
+        # The statistics of BatchNorm include integers.
+        ("fsdp1-no-shard", 3, {"workload": "resnet50-tiny", "global_batch_size": 6}),
         ("fsdp1-hybrid-shard", 4, {"workload": "vit-tiny", "activation_checkpointing": "segments-2"}),
         ("fsdp1-hybrid-shard-zero2", 4, {"workload": "llm-1.3b-tiny", "seq_len": 64, "precision": "bf16"}),
         ("fsdp2", 2, {"workload": "resnet50-tiny", "global_batch_size": 4}),
-        ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),  # the tied weight is on the first and on the last stage
+        ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),  # the tied weight is on the first stage and on the last stage
         ("tp-fsdp2", 4, {"tp": 2, "workload": "llm-1.3b-tiny", "seq_len": 64, "activation_checkpointing": "full"}),
     ],
 )
 def test_the_model_is_that_of_one_process(bench, strategy, gpus, keys):
-    """The same-work proof compares weights by name, before and after its steps, with a process that drew its own weights."""
+    """The same-work proof compares the weights of the ranks with those of a process that drew its own weights, by name, before
+    and after the steps of the proof."""
     result = bench.complete(strategy=strategy, gpus=gpus, steps=1, prove="auto", **keys).read_result()
     assert result.same_work.verdict == "proven", result.same_work.why
 
 
 class Toy:
-    """A task whose model has one weight of its own and one weight that two modules share."""
+    """A task whose model has a module with its own weights (`block`) and two modules that share one weight."""
 
     def model(self):
         from torch import nn
@@ -43,7 +46,7 @@ class Toy:
 
 @pytest.fixture
 def alone():
-    """Makes this process the only rank."""
+    """Makes a process group in which this process is the only rank."""
     import torch
     import torch.distributed as dist
 
@@ -64,7 +67,7 @@ def test_what_is_cut_does_not_stay_whole_and_a_tied_weight_stays_one(alone):
     assert model["block"].weight.dtype == torch.bfloat16
     assert model["head"].weight.is_meta
     whole = weakref.ref(model["block"].weight)
-    model["block"].weight = nn.Parameter(torch.zeros(1, 4))  # like code that shards a module
+    model["block"].weight = nn.Parameter(torch.zeros(1, 4))  # replaces the weight, as code does that shards a module
     gc.collect()
     assert whole() is None
     deferred.fill_own(model["embedding"], keep=False)

@@ -1,4 +1,4 @@
-"""However a run ends, it ends at once, says why, and leaves no process behind."""
+"""However a run ends, its processes end at once, the run says why it ended, and no process is left behind."""
 
 import signal
 from pathlib import Path
@@ -10,11 +10,11 @@ from support_line import until
 from trainers.out_of_memory import is_out_of_memory
 
 pytest_plugins = ["support_trainers"]
-HUGE = 2**40  # a table of 256 x 2**40 weights has 2**50 bytes, more than this processor can address
+HUGE = 2**40  # an embedding of 256 x 2**40 weights has 2**50 bytes, more than this processor can address
 
 
 def ranks_of(run_dir):
-    """Returns the running processes that write the rank logs of this run."""
+    """Returns the running ranks of a run: the processes whose output is a rank log of the run."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -26,13 +26,13 @@ def ranks_of(run_dir):
 
 
 def event(run_dir, name):
-    """Returns the reason in the first event of this name."""
+    """Returns the reason in the first event that has this name."""
     return next(e.data["why"] for e in run_dir.events() if e.event == name)
 
 
 @pytest.fixture
 def long_run(bench):
-    """A run of two ranks in the middle of its steps, and the client process that started the run."""
+    """Yields (the folder of a run of two ranks that makes steps, the client process that started the run)."""
     run_dir = bench.run_dir(strategy="ddp", gpus=2, steps=1_000_000)
     client = bench.start(run_dir)
     until(lambda: len(run_dir.steps(1).records) > 3, "rank 1 makes steps")
@@ -48,13 +48,13 @@ def test_out_of_memory_is_an_event_of_its_own_and_eats_none(bench):
     assert {e.event for e in run_dir.events()} == {"met", "oom"}
     assert f"can't allocate memory: you tried to allocate {HUGE * 256 * 4} bytes" in event(run_dir, "oom")
     assert event(run_dir, "oom").endswith(" (while building)")
-    # one sentence for each rank, unless a rank was ended before it printed its sentence
+    # Each of the two ranks prints one line with RuntimeError, unless the rank was ended before it printed anything.
     assert errors.count("RuntimeError") in (1, 2)
     assert "Traceback" in "".join(log.read_text() for log in run_dir.log.glob("*"))
     assert not run_dir.result.exists()
 
 
-# Messages of torch 2.13 and the libraries below it when a GPU or the host has no memory left.
+# Messages of torch 2.13, and of the libraries that it uses, for a GPU or a host that has no memory left.
 OUT_OF_MEMORY = [
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
@@ -75,7 +75,8 @@ def test_only_what_says_that_memory_ran_out_is_out_of_memory():
     assert [said for said in OUT_OF_MEMORY + NOT_OUT_OF_MEMORY if is_out_of_memory(RuntimeError(said))] == OUT_OF_MEMORY
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
     assert is_out_of_memory(MemoryError())
-    assert not is_out_of_memory(ValueError(OUT_OF_MEMORY[0]))  # torch and its libraries raise RuntimeError
+    # The same text in a ValueError is no proof, because torch and its libraries raise RuntimeError.
+    assert not is_out_of_memory(ValueError(OUT_OF_MEMORY[0]))
 
 
 @pytest.mark.parametrize(
@@ -114,8 +115,9 @@ def test_the_launcher_has_to_start_as_many_ranks_as_the_run_says(bench):
 
 
 def test_a_rank_without_a_gpu_ends_before_python_ends_the_interpreter(bench, tmp_path):
-    """When the interpreter ends, a thread of gloo that waits for the interpreter may abort a process that has finished
-    training."""
+    """When Python shuts down the interpreter of a process that has finished training, a waiting thread of gloo may abort the
+    process. So a rank ends before the interpreter shuts down. In this test, an exit handler, which Python calls at the
+    shutdown, would abort the process."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text("import atexit, os; atexit.register(lambda: os.abort())")
     code, errors = bench.finish(bench.run_dir(), "trainers", "run", PYTHONPATH=str(tmp_path / "site"))
@@ -158,7 +160,8 @@ def test_a_killed_rank_ends_the_others(long_run):
     run_dir, client = long_run
     ranks = ranks_of(run_dir)
     assert len(ranks) == 2
-    ranks[0].send_signal(signal.SIGSTOP)  # a stopped rank cannot notice that the other rank is gone
+    # A stopped rank cannot notice that the other rank is gone.
+    ranks[0].send_signal(signal.SIGSTOP)
     ranks[1].send_signal(signal.SIGKILL)
     _, errors = client.communicate(timeout=120)
     assert client.returncode == 128 + signal.SIGKILL, errors

@@ -1,4 +1,5 @@
-"""The trainers' code for CUDA on fake GPUs (tests/fake_cuda): the same work, memory as promised, no unnecessary waiting."""
+"""The trainers' code for CUDA on fake GPUs (tests/fake_cuda): it does the same work, takes as much memory as predicted, and
+never waits without need."""
 
 import re
 import shutil
@@ -89,7 +90,8 @@ def test_categories_of_memory_add_up_to_what_the_gpu_has(gpus):
 
 
 def test_the_allocators_snapshot_is_kept(gpus):
-    """The fake GPU invents the content. The test checks that our code requests the snapshot and writes it to a file."""
+    """The snapshot of the memory allocator is invented by the fake GPU. The test checks that our code requests the snapshot and
+    writes it to a file."""
     run_dir = gpus.complete(strategy="single", steps=4, prove="off", instruments=Instruments(memory="snapshot"))
     assert "memory" in run_dir.read_result().instruments
     assert list(run_dir.path.glob("**/*snapshot*"))
@@ -97,7 +99,7 @@ def test_the_allocators_snapshot_is_kept(gpus):
 
 @pytest.mark.parametrize("strategy", ["fsdp2", *only_long("ddp", "fsdp1-full-shard", "zero2", "zero3")])
 def test_a_run_goes_on_from_its_checkpoint(gpus, strategy):
-    """Tensors in the memory of a GPU are saved and are loaded back to the GPU."""
+    """The tensors of a checkpoint are saved from the memory of the GPU and loaded back into it."""
     keys = {"strategy": strategy, "gpus": 2, "precision": "bf16", "prove": "off", "optimizer": ADAMW, "steps": 4}
     keys |= {
         "instruments": Instruments(
@@ -124,8 +126,9 @@ def test_a_run_whose_second_gpu_runs_out_of_memory_is_out_of_memory_and_says_in_
     assert not run_dir.result.exists()
 
 
-# (cell, how often the host waits for the GPU in a step). fp16 reads whether gradients overflowed. FSDP1 gathers at most two
-# blocks ahead and waits for an earlier block. DeepSpeed synchronizes and reads the norm of the gradients.
+# (keys of the cell, how often the host may wait for the GPU in a step). With fp16, the host reads whether gradients overflowed.
+# FSDP1 gathers at most two blocks ahead, and waits for an earlier block before it gathers another one. DeepSpeed synchronizes,
+# and reads the norm of the gradients.
 WAITS = {
     "single": ({"strategy": "single", "precision": "bf16"}, 0),
     "single in fp16": ({"strategy": "single", "precision": "fp16"}, 1),
@@ -149,13 +152,14 @@ ALWAYS = ("single in fp16", "clipping", "ddp", "fsdp1", "fsdp2", "pp-1f1b", "zer
 def test_the_host_waits_for_nothing_that_the_algorithm_does_not_need(gpus, name):
     keys, allowed = WAITS[name]
     found = gpus.check("waits", cell={"steps": 6, "warmup_steps": 2, "optimizer": ADAMW, **keys})
-    # Once a step, the clock waits for the end of the previous step, so the host is at most one step ahead.
+    # In each step, the clock waits for the end of the previous step, so the host is never more than one step ahead of the GPU.
+    # This is the additional wait in each of the 6 steps.
     assert sum(found.values()) == 6 * (1 + allowed), found
     assert sum(count for line, count in found.items() if "instruments/timing.py" in line) == 6
 
 
-# (strategy, options, memory that one of 8 ranks holds after building, extra memory that the library needs while building). Both
-# numbers are fractions of all weights in fp32.
+# (strategy, options, the memory that one of 8 ranks holds after building the model, the additional memory that the library
+# needs while building). Both amounts of memory are fractions of the size of all weights in fp32.
 HELD = [
     ("fsdp1-full-shard", {}, 1 / 8, 0.125),  # FSDP1 copies a block into a flat tensor
     ("fsdp2", {}, 1 / 8, 0.0),
@@ -163,7 +167,7 @@ HELD = [
     ("zero3", {"reduce_bucket_size": 1_000}, (0.5 + 1 + 1) / 8, 0.0),  # weights in bf16 and fp32, gradients in fp32
     *only_long(
         ("fsdp2-hsdp", {"replicas": 2}, 2 / 8, 0.0),
-        # all weights in bf16, the rank's part of the weights in fp32, all gradients in fp32
+        # A rank holds all weights in bf16, its part of the weights in fp32, and all gradients in fp32.
         ("zero1", {}, 0.5 + 1 / 8 + 1.0, 0.0),
     ),
 ]
@@ -180,20 +184,23 @@ def test_building_takes_no_more_than_what_a_rank_holds_and_a_block(gpus, strateg
 
 
 LAYERS, WIDTH = 8, 256
-# The elements of a GPT-2 block that tensor parallelism shards: all but two biases and two layer norms.
+# How many elements of a GPT-2 block tensor parallelism shards: all except two biases and two layer norms.
 SHARDED = 12 * WIDTH**2 + 7 * WIDTH
-# GPT-2 stores its linear layers transposed. While tensor parallelism shards a layer, a rank holds a copy of its weight.
+# GPT-2 stores the weights of its linear layers transposed. While tensor parallelism shards a layer, a rank holds a copy of the
+# layer's weight, in bytes.
 COPIED = 4 * 4 * WIDTH**2
 
 
 @pytest.mark.parametrize(("strategy", "copied"), [("tp", COPIED), ("pp-1f1b", 0)])
 def test_building_a_part_of_a_model_takes_no_more_than_the_part_and_a_block(gpus, strategy, copied):
-    """Rank 0 of 8 holds an eighth of each block (tp), or one block of eight (pp), and the embeddings, which are not sharded."""
+    """Rank 0 of 8 holds an eighth of each block (tp) or one of eight blocks (pp). It also holds the embeddings, which are not
+    sharded."""
     model = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": 8}
     cell = {"strategy": strategy, "gpus": 8, "precision": "bf16", "optimizer": ADAMW, "options": model}
     cell |= {"tp": 8} if strategy == "tp" else {"pp": 8, "accumulation": 8}
     found = gpus.check("one_rank_of" if strategy == "tp" else "one_stage_of", world=8, cell=cell)
-    # the last stage also has a layer norm
+    # The bytes of the model that only other ranks hold. With pipeline parallelism, these include a layer norm on the last
+    # stage.
     elsewhere = 4 * 7 * SHARDED if strategy == "tp" else 7 * found["block"] + 4 * 2 * WIDTH
     held = found["weights"] - elsewhere
     assert held <= found["built"] <= 1.05 * held
@@ -205,7 +212,7 @@ def test_building_a_part_of_a_model_takes_no_more_than_the_part_and_a_block(gpus
     [
         ("fsdp2", {}, 1 / 64),
         ("tp-fsdp2", {"tp": 4}, 1 / 48),  # tensor parallelism shards neither the embeddings nor the head
-        # 2.5 / 64, plus the padding that DeepSpeed adds to each parameter
+        # With ZeRO-3, the part of a rank is 2.5 / 64 of all weights, plus the padding that DeepSpeed adds to each parameter.
         ("zero3", {"options": {"reduce_bucket_size": 1_000}}, 3 / 64),
         *only_long(("fsdp1-full-shard", {}, 1 / 64), ("fsdp2-hsdp", {"options": {"replicas": 8}}, 8 / 64)),
     ],

@@ -1,4 +1,5 @@
-"""The fork server serves only its own user and its own code, and serves all runs alike."""
+"""The fork server serves only its own user and only its own version of the code. The runs that it serves do not affect each
+other."""
 
 import json
 import os
@@ -150,7 +151,7 @@ def test_a_client_starts_the_warm_parent_itself_also_after_one_that_was_killed(b
     with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:
         for _ in range(2):
             runs = [bench.run_dir(steps=1) for _ in range(2)]
-            with ThreadPoolExecutor() as pool:  # two clients at the same time must start only one fork server
+            with ThreadPoolExecutor() as pool:  # two clients that start at the same time must start only one fork server
                 ended = list(pool.map(lambda run: bench.finish(run, XDG_RUNTIME_DIR=runtime), runs))
             assert [code for code, _ in ended] == [0, 0], ended
             (warm,) = [process for process in psutil.process_iter() if runtime in " ".join(_arguments(process))]

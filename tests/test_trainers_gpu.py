@@ -1,4 +1,5 @@
-"""Features that need a GPU: without a GPU they are refused with a reason, with a GPU they run here."""
+"""Features that need a GPU. On a machine without a GPU, the tests check that the features are refused with a reason; with a
+GPU, the features are executed."""
 
 import subprocess
 import sys
@@ -58,7 +59,8 @@ def test_every_precision_is_proven_on_a_gpu(bench, strategy, precision):
 
 
 def by_nvidia_smi(*fields):
-    """Returns the fields of each GPU, as text, from nvidia-smi, NVIDIA's own tool."""
+    """Asks nvidia-smi, NVIDIA's own tool. Returns one dict for each GPU, which maps the name of each field to its value as
+    text."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [dict(zip(fields, line.split(", "), strict=True)) for line in said.splitlines()]
@@ -66,8 +68,8 @@ def by_nvidia_smi(*fields):
 
 @GPU
 def test_the_sampler_reads_what_nvidia_smi_reads():
-    """Values are in the units of the records. All values change over time, so the tolerance is wide, but a wrong unit would
-    show."""
+    """The sampler and nvidia-smi report the same values in the units of a Sample. The values change between two readings, so
+    the tolerance is wide, but narrow enough to show a wrong unit."""
     fields = ("uuid", "memory.used", "power.draw", "temperature.gpu", "clocks.sm")
     source, sample = GpuSource(), Sample(schema=1, t_s=0, wall_s=0, host="h", boot_id="b")
     before = by_nvidia_smi(*fields)

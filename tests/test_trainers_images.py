@@ -1,5 +1,4 @@
-"""Readers of image sets: the official formats as published, damaged files are refused, and the same pixels are read each
-time."""
+"""Readers of image sets: they read the official formats, refuse damaged files, and give the same pixels each time."""
 
 import gzip
 import io
@@ -207,7 +206,7 @@ def test_imagenet_labels_come_from_all_folders_of_train(imagenet_path):
     assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     validation = opened(imagenet_path, "imagenet", "validation")
     assert validation.read(ALL)[1].tolist() == [0, 1, 2]
-    # Images of one colour show the normalisation. JPEG itself changes values by a level or two.
+    # Images of one colour show how pixels are normalised. JPEG itself changes a value by up to two of 255 levels.
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     assert np.allclose(images[4, :, 16, 16] * std + mean, np.array([80, 100, 50]) / 255, atol=3 / 255)
 
@@ -261,17 +260,18 @@ def test_scaling_the_square_is_scaling_all_and_cutting(tmp_path, width, height, 
     ("mode", "colour", "red_green_blue"),
     [
         ("L", 90, (90, 90, 90)),
-        # Each ink (0 to 255) absorbs light independently: red is 255 (1 - cyan / 255) (1 - black / 255), and so on.
+        # In CMYK, each ink (0 to 255) absorbs light independently of the others: red is 255 (1 - cyan / 255) (1 - black / 255);
+        # green and blue follow from magenta and yellow in the same way.
         ("CMYK", (200, 100, 0, 50), (255 * 55 / 255 * 205 / 255, 255 * 155 / 255 * 205 / 255, 205)),
     ],
 )
 def test_other_colours_become_red_green_and_blue(tmp_path, mode, colour, red_green_blue):
     image = np.full((3, 8, 8), np.nan, np.float32)
     imagenet.decode(jpeg(colour=colour, mode=mode), tmp_path, 8, image)
-    # ImageNet's mean and standard deviation of the three colours, with which torchvision's models are trained
+    # The mean and the standard deviation of ImageNet's three colours, with which torchvision normalises images.
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     seen = 255 * (image * std.reshape(3, 1, 1) + mean.reshape(3, 1, 1))
-    assert np.abs(seen - np.array(red_green_blue).reshape(3, 1, 1)).max() < 3  # JPEG itself changes values by a level or two
+    assert np.abs(seen - np.array(red_green_blue).reshape(3, 1, 1)).max() < 3  # JPEG itself changes a value by up to two levels
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Instruments measure what is really there, do not add to the time of a step, and say what they cannot measure."""
+"""Instruments (telemetry, profiler, memory) measure what really happens, do not add to the time of a step, and say what they
+cannot measure."""
 
 import gzip
 import json
@@ -18,16 +19,18 @@ from trainers.instruments.memory_timeline import POINTS, timeline
 pytest_plugins = ["support_trainers"]
 ADAM = Optimizer(name="adamw", lr=1e-3)
 CATEGORIES = Instruments(memory="categories")
-CUT = {"param_persistence_threshold": 0, "max_reuse_distance": 0}  # settings for ZeRO-3 as textbooks describe it
+# With these options, DeepSpeed's ZeRO-3 shards every parameter and frees it after use, as textbooks describe it.
+CUT = {"param_persistence_threshold": 0, "max_reuse_distance": 0}
 
 
 def categories(run_dir, rank=0):
     return json.loads(run_dir.memory_file(rank).read_text())
 
 
-# (strategy, ranks, options, over how many ranks its authors shard parameters, gradients and optimizer state, over how many
-# ranks the gradients that a rank really holds are sharded). DeepSpeed's stage 1 reduces each gradient to its owner during
-# backward. Its stage 3 keeps its part and gives the optimizer a copy.
+# (strategy, number of ranks, options, three numbers, one number). The three numbers say over how many ranks the strategy is
+# said to shard parameters, gradients and optimizer state. The last number says over how many ranks the gradients are sharded
+# that a rank really holds: DeepSpeed's stage 1 reduces each gradient to the rank that owns it during backward; its stage 3
+# keeps its part of the gradients and also gives the optimizer a copy.
 STRATEGIES = (
     ("single", 1, {}, (1, 1, 1), 1), ("ddp", 2, {}, (1, 1, 1), 1), ("fsdp2", 2, {}, (2, 2, 2), 2),
     ("fsdp1-full-shard", 2, {}, (2, 2, 2), 2), ("zero0", 2, {}, (1, 1, 1), 1), ("zero1", 2, {}, (1, 1, 2), 2),
@@ -37,8 +40,8 @@ STRATEGIES = (
 
 @pytest.mark.parametrize(("strategy", "gpus", "options", "cuts", "gradients"), STRATEGIES)
 def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, cuts, gradients):
-    """P parameters in fp32 take 4 P bytes, gradients 4 P, the two moments of Adam 8 P. Each is divided by the number of
-    ranks over which the strategy shards it. The estimate rounds up to whole bytes."""
+    """With P parameters in fp32, the parameters take 4 P bytes, the gradients 4 P, and the two moments of Adam 8 P. Each of
+    these is divided by the number of ranks over which the strategy shards it, and the estimate rounds up to whole bytes."""
     keys = {"strategy": strategy, "gpus": gpus, "options": options, "optimizer": ADAM, "instruments": CATEGORIES}
     run_dir = bench.complete(**keys, steps=2, warmup_steps=1)
     result = run_dir.read_result()
@@ -51,7 +54,7 @@ def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, cuts, 
     assert start["optimizer_state"] == pytest.approx(expected["optimizer_state"], rel=0.02)
     assert most["gradient"] == pytest.approx(psi / gradients, rel=0.02)
     if strategy == "ddp":
-        # the gradients are views of DDP's buckets, which exist from the start
+        # The gradients are views of DDP's buckets, which exist before the first step.
         assert start["gradient"] == pytest.approx(psi, rel=0.02)
 
 
@@ -69,22 +72,23 @@ def test_a_curve_is_what_its_parts_say(bench):
         assert max(map(sum, zip(*columns, strict=True))) == sum(found["peak"].values())
         assert found["peak"]["activation"] > found["peak"]["parameter"]
         assert found["end"]["activation"] == found["end"]["temporary"] == 0
-        # DDP keeps its buckets after the step
+        # DDP keeps its buckets, and so the gradients in them, after the step.
         assert found["end"]["gradient"] == pytest.approx(4 * result.parameters, rel=0.02)
         assert {"forward", "backward", "outside"} == set(found["phase"])
     peak = result.instruments["memory"]["peak_bytes"]
     assert result.peak_memory_bytes == {"rss": result.peak_memory_bytes["rss"], **peak}
     assert [record.watched for record in run_dir.steps(1).records] == [False, True, False]
-    assert result.step_time_ms.n == 2  # the step whose memory is recorded is not timed
+    assert result.step_time_ms.n == 2  # the step in which the memory is recorded does not count as timed
 
 
-# fsdp2: a gathered block stays in memory until the other rank is done with it, and the two figures come from different steps.
+# The tolerance of fsdp2 is larger: a gathered block stays in memory until the other rank has used it, and the two figures that
+# are compared come from different steps.
 @pytest.mark.parametrize(("strategy", "gpus", "keys", "within"), [
     ("single", 1, {"activation_checkpointing": "full"}, 0.01), ("fsdp2", 2, {}, 0.05), ("ddp", 2, {"warmup_steps": 1}, 0.01),
 ])  # fmt: skip
 def test_the_sum_of_categories_is_what_torch_allocates(bench, strategy, gpus, keys, within):
-    """Compared with torch's profiler in the next step: the peak of what a step allocates in addition to the memory at its
-    start."""
+    """Compares two figures for the peak of what a step allocates in addition to the memory at its start: the sum of the
+    categories, and the figure of torch's profiler for the next step."""
     look = Instruments(memory="categories", profile=Profile(first_step=3, steps=1, memory=True))
     run_dir = bench.complete(strategy=strategy, gpus=gpus, optimizer=ADAM, steps=3, instruments=look, **keys)
     found = categories(run_dir)
@@ -150,8 +154,8 @@ def test_what_a_run_cannot_have_is_refused_before_it_trains(bench, look, keys, w
 
 
 def test_the_estimate_is_that_of_the_study():
-    """The study calls the model GPT-2 Large in FP16. Its figures are those of GPT-2 (124,439,808) with 4 bytes per
-    parameter."""
+    """The study says that the model is GPT-2 Large in FP16, but its figures are those of GPT-2 (124,439,808 parameters) with 4
+    bytes per parameter."""
     found = estimate(124_439_808, "fp32", ADAM)
     assert [round(nbytes / 2**20, 2) for nbytes in found.values()] == [474.70, 474.70, 949.40]
     assert round(sum(found.values()) / 2**20, 2) == 1898.80
@@ -166,8 +170,9 @@ def test_the_estimate_follows_rule_precision_and_cut():
 
 
 def test_a_timeline_by_hand():
-    """Storage 0 exists from the start; 1 is allocated at 1 s and freed at 3 s; 2 is allocated at 2 s. The peak at 2 s is 10
-    + 5 + 7 bytes."""
+    """Storage 0 is a parameter of 10 bytes and exists from the start. Storage 1 is an activation of 5 bytes that is allocated
+    at 1 s and freed at 3 s. Storage 2 is a gradient of 7 bytes that is allocated at 2 s. So the peak is 10 + 5 + 7 bytes at 2
+    s."""
     changes = [(0.0, "outside", 0, 10), (1.0, "forward", 1, 5), (2.0, "backward", 2, 7), (3.0, "backward", 1, -5)]
     found = timeline(changes, lambda number: ("parameter", "activation", "gradient")[number])
     assert (found.peak_t_ms, found.peak_phase, sum(found.peak.values())) == (2000.0, "backward", 22)
@@ -189,7 +194,8 @@ def test_parameter_servers_workers_are_looked_into_as_well(bench):
     run_dir = bench.complete(strategy="ps-sync", gpus=2, servers=1, steps=2, instruments=CATEGORIES)
     found, result = categories(run_dir, 1), run_dir.read_result()
     assert found["start"]["parameter"] == 4 * result.parameters
-    # the estimate exists only for models that are sharded over data-parallel ranks
+    # The estimate exists only for strategies that shard a model over data-parallel ranks. Parameter servers do not shard a
+    # model in this way.
     assert "estimate_bytes" not in result.instruments["memory"]
 
 
@@ -199,7 +205,7 @@ def test_the_environment_says_where_sockets_really_are(bench, profiled):
     assert sum(found["interfaces"]["sockets"].values()) > 0
     assert not [name for name in found["interfaces"]["sockets"] if name.startswith("unknown")]
     assert found["variables"]["OMP_NUM_THREADS"] == "1"
-    # `collect` reads the lines that NCCL then logs
+    # With NCCL_DEBUG=INFO, NCCL logs lines that `collect` reads.
     assert found["variables"]["NCCL_DEBUG"] == os.environ.get("NCCL_DEBUG", "INFO")
     assert found["numa_nodes"][0]["cpus"]
     assert {nic["name"]: nic["mtu"] for nic in found["nics"]}["lo"] > 0

@@ -1,4 +1,5 @@
-"""DDP that also trains the rest of an epoch: a last step in which some ranks have no data does the work of one process."""
+"""Tests of DDP with the option to train the rest of an epoch too: in the last step some ranks have no data, and the ranks still
+do the work of one process."""
 
 import msgspec
 import numpy as np
@@ -8,8 +9,9 @@ from collect.sources import steps as of_steps
 from trainers import menu
 
 pytest_plugins = ["support_trainers"]
-ROUNDING = 1e-5  # the largest difference that a different order of sums may cause
-# three steps of 6 items, then one step of 4 items on two ranks; one item is left, which fills no rank's share
+ROUNDING = 1e-5  # how much losses may differ because sums are computed in a different order
+# An epoch of 23 items has three steps of 6 items, then one step of 4 items on two of the three ranks. One item is left out,
+# because each rank needs two.
 ITEMS, BATCH, RANKS = 23, 6, 3
 JOINING = {
     "workload": "vit-tiny", "strategy": "ddp", "gpus": RANKS, "global_batch_size": BATCH, "steps": None, "epochs": 1,

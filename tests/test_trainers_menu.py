@@ -1,4 +1,4 @@
-"""The menus, which are printed without torch, agree with the models that torch builds."""
+"""The menus of strategies and workloads, which are printed without importing torch, agree with the models that torch builds."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def test_the_menus_are_complete():
 
 @pytest.fixture(params=["gpt2-tiny", "vit-tiny"])
 def built(request, bench):
-    """Returns (workload, task, model) of a workload with its default options."""
+    """Returns (the workload, its task, the model of the task), with the default options of the workload."""
     workload = menu.workload(request.param)
     run = bench.run_dir(workload=request.param).read_run()
     task = workload.build(run.cell, bench.data)

@@ -1,4 +1,5 @@
-"""Model options change how a step is computed and not its result. A run records which options took effect."""
+"""Model options (such as activation checkpointing and clipping) are applied correctly under each strategy, and a run records
+which options took effect."""
 
 import shutil
 from functools import cache
@@ -18,7 +19,7 @@ def difference(one, other):
 
 @cache
 def plain(bench, strategy, gpus):
-    """Trains a run without any model option."""
+    """Trains a run without any model option, once for each strategy and number of GPUs."""
     return bench.complete(strategy=strategy, gpus=gpus)
 
 
@@ -52,7 +53,7 @@ def test_more_segments_than_blocks_are_refused(bench):
 def test_the_gradient_of_all_ranks_is_clipped_and_not_each_ranks_own(bench, strategy, gpus):
     reference = bench.reference(max_grad_norm=0.1)
     assert difference(bench.losses(strategy=strategy, gpus=gpus, max_grad_norm=0.1), reference) < ROUNDING
-    # without clipping the losses are different, so clipping has an effect
+    # Without clipping the losses are different, which shows that clipping has an effect.
     assert difference(bench.reference(), reference) > 1e-2
 
 
@@ -63,8 +64,9 @@ def test_a_norm_above_the_gradients_changes_nothing(bench):
 @pytest.mark.parametrize(("precision", "allowed"), [("fp32", ROUNDING), *only_long(("bf16", 1e-2))])
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++, which is not installed")
 def test_compiled_blocks_compute_the_same(bench, precision, allowed):
-    """A compiled run has the same losses as a run without compilation, and its same-work proof holds."""
-    # Compiling a block takes half a minute of CPU time. A compiled block rounds to bf16 less often.
+    """A run with compiled blocks has the same losses as a run without compilation, and its same-work proof succeeds."""
+    # Compiling a block takes half a minute of CPU time, so the model has one block. The tolerance is larger in bf16, because a
+    # compiled block rounds to bf16 less often.
     one_block = {"options": {"n_layer": 1}, "steps": 2, "precision": precision}
     run_dir = bench.complete(strategy="single", compile=True, prove="auto", **one_block)
     result = run_dir.read_result()

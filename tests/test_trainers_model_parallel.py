@@ -1,4 +1,5 @@
-"""Tensor parallelism, pipeline parallelism and their meshes do the work of one process and send the bytes that theory says."""
+"""Tensor parallelism, pipeline parallelism and their combinations in a mesh do the work of one process, and send the bytes that
+theory says."""
 
 import msgspec
 import pytest
@@ -7,7 +8,8 @@ from support_long import only_long
 from trainers import menu
 
 pytest_plugins = ["support_trainers"]
-# a different order of sums; the largest difference seen was 2e-6, and 7e-5 when layer norms ignored some positions
+# How much losses may differ because sums are computed in a different order. The largest difference seen was 2e-6; it was 7e-5
+# with an error in which layer norms ignored some positions.
 ROUNDING = 2e-5
 SLICES = {"sequence_parallel": True}
 TORCHRUN = (
@@ -20,13 +22,14 @@ TORCHRUN = (
 
 
 def difference(one, other):
-    """Returns the largest difference between the losses of two runs at any step."""
+    """Returns the largest difference between the losses of two runs at the same step."""
     assert len(one) == len(other) > 0
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def losses_of(run_dir):
-    """Returns the loss of the batch at each timed step: the mean over all ranks, each of which has the loss of its pipeline."""
+    """Returns the loss of each timed step: the mean over all ranks, where each rank has recorded the loss of the pipeline to
+    which it belongs."""
     ranks = run_dir.read_run().world.world_size
     columns = [[r.loss for r in run_dir.steps(rank).records if not r.warmup] for rank in range(ranks)]
     return [sum(row) / ranks for row in zip(*columns, strict=True)]
@@ -35,10 +38,11 @@ def losses_of(run_dir):
 @pytest.mark.parametrize(
     ("strategy", "gpus", "keys"),
     [
-        # tests/test_trainers_same_work.py proves every strategy with its default options.
+        # Here options and combinations are tested; tests/test_trainers_same_work.py tests every strategy with its default
+        # options.
         ("tp", 2, {"options": SLICES}),
         ("tp", 4, {"options": SLICES, "accumulation": 2, "activation_checkpointing": "every-2"}),
-        ("pp-1f1b", 3, {"accumulation": 4}),  # 4 blocks on 3 stages: one stage has two blocks
+        ("pp-1f1b", 3, {"accumulation": 4}),  # the model has 4 blocks, so one of the three stages has two blocks
         ("pp-1f1b", 2, {"accumulation": 2, "workload": "vit-tiny", "activation_checkpointing": "full"}),
         ("pp-interleaved", 2, {"accumulation": 4}),
         ("tp-fsdp2", 4, {"tp": 2, "options": SLICES}),
@@ -48,7 +52,7 @@ def losses_of(run_dir):
             ("pp-gpipe", 3, {"accumulation": 2, "workload": "vit-tiny"}),
             ("pp-interleaved", 2, {"accumulation": 2, "workload": "vit-tiny"}),
             ("tp-fsdp2", 4, {"tp": 2, "workload": "vit-tiny", "activation_checkpointing": "full"}),
-            ("pp-1f1b", 1, {}),  # both uses of the tied weight are on one rank
+            ("pp-1f1b", 1, {}),  # the two layers that share the tied weight are on one rank
             ("tp", 4, {"accumulation": 2}),
             ("tp", 2, {"workload": "vit-tiny", "accumulation": 2}),
             ("pp-1f1b", 4, {"accumulation": 4}),
@@ -60,8 +64,8 @@ def losses_of(run_dir):
     ],
 )
 def test_the_work_of_one_process_and_the_bytes_of_theory(bench, strategy, gpus, keys):
-    """The losses of 10 steps are compared here. The proof compares weights by name, before and after, gradient norms, and
-    bytes of a step."""
+    """This test compares the losses of 10 steps with those of one process. The same-work proof of the run compares the weights
+    by name, before and after its steps, the gradient norms, and the bytes of a step."""
     degrees = menu.strategy(strategy).degrees
     keys = {**({degrees[0]: gpus} if len(degrees) == 1 else {}), **keys}
     run_dir = bench.complete(strategy=strategy, gpus=gpus, prove="auto", **keys)
@@ -88,9 +92,8 @@ def test_the_work_of_one_process_and_the_bytes_of_theory(bench, strategy, gpus, 
     ],
 )
 def test_bf16_rounds_and_does_no_other_work(bench, strategy, gpus, keys):
-    """The tolerance is explained in test_trainers_same_work.py: two roundings of bf16 are at most 2**-8 of a number, which
-    is 0.022 of the largest loss; the largest difference seen was 0.0051. Where numbers are sent in bf16, 2 bytes are counted
-    for each."""
+    """test_trainers_same_work.py explains the tolerance: two roundings of bf16 change a number by at most 2**-8 of it, which is
+    0.022 for the largest loss. The largest difference seen was 0.0051. Numbers that are sent in bf16 count as 2 bytes each."""
     run_dir = bench.complete(strategy=strategy, gpus=gpus, precision="bf16", prove="auto", **keys)
     workload = keys.get("workload", "gpt2-tiny")
     assert (
@@ -113,8 +116,8 @@ def test_bf16_rounds_and_does_no_other_work(bench, strategy, gpus, keys):
     ],
 )
 def test_clipping_by_the_whole_models_norm(bench, strategy, gpus, keys):
-    """The gradients of the first steps are longer than 0.5. A norm over only one rank's part, or a norm that counts the tied
-    weight twice, would scale them differently."""
+    """The norm of the gradients is above 0.5 in the first steps, so they are scaled. A norm over the part of one rank, or a
+    norm that counts the tied weight twice, would scale them differently."""
     ours = bench.losses(strategy=strategy, gpus=gpus, max_grad_norm=0.5, **keys)
     clipped = bench.reference(workload="gpt2-tiny", max_grad_norm=0.5)
     assert difference(ours, clipped) < ROUNDING

@@ -1,5 +1,5 @@
-"""`data: {stage: node}`: which process lists the files of a data set, and which progress it reports while a network disk is
-slow."""
+"""Tests of the key `data: {stage: node}`: which process lists the files of a data set, and the progress that it reports while a
+network disk is slow."""
 
 import gc
 import shutil
@@ -20,7 +20,7 @@ OPTIONS = {"data": "imagenet", "subset": None, "subset_seed": 0}
 
 @pytest.fixture
 def staged(tmp_path, monkeypatch):
-    """Returns (a run that reads a small ImageNet, its folder, the data path)."""
+    """Returns (a run that reads a small ImageNet and copies it to the node, the folder of the run, the folder of the data)."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
     for name in ("node", "run"):
         (tmp_path / name).mkdir()
@@ -31,7 +31,7 @@ def staged(tmp_path, monkeypatch):
 
 
 def paths_in_memory(folder: Path) -> int:
-    """Returns how many dicts in this process have a path below the folder as a value."""
+    """Returns how many dicts in this process contain a path inside the folder as a value."""
     values = [list(table.values()) for table in gc.get_objects() if type(table) is dict]
     return sum(any(type(value) is type(folder) and value.is_relative_to(folder) for value in row) for row in values)
 
@@ -46,7 +46,7 @@ def test_only_the_rank_that_copies_lists_the_files_and_no_rank_keeps_them(staged
         with node_copy.opened(run, run_dir) as second:
             assert second == copy
     (event,) = [event for event in run_dir.events() if event.event == "data_copied"]
-    assert event.data["files"] == len(train) + 1  # plus the file with the list
+    assert event.data["files"] == len(train) + 1  # the list of the files is a file of the copy too
 
 
 def test_progress_is_reported_while_the_sizes_are_asked_for(staged, monkeypatch):

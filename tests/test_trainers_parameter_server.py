@@ -1,5 +1,5 @@
-"""Parameter servers: the synchronous one does the work of one process; the others respect their bounds and survive a lost
-worker."""
+"""Parameter servers: the synchronous parameter server does the work of one process. Asynchronous parameter servers keep their
+bounds on staleness, and continue if a worker is lost."""
 
 import contextlib
 import json
@@ -21,11 +21,12 @@ from trainers.rank import Rank
 from trainers.ranks import devices
 
 pytest_plugins = ["support_trainers"]
-ROUNDING = 1e-4  # a different order of sums; the largest difference seen was 1e-6
-# a small learning rate, because each gradient is an update of its own and not averaged with others
+# How much losses may differ because sums are computed in a different order. The largest difference seen was 1e-6.
+ROUNDING = 1e-4
+# The learning rate is small, because each gradient is applied as an update of its own and is not averaged with others.
 CALM = Optimizer(name="sgd", lr=0.02, momentum=0.9)
 FOREVER = 1_000_000
-MANY = 400  # steps: also on a fast machine, enough seconds remain to stop or kill a worker
+MANY = 400  # number of steps that takes long enough, even on a fast machine, to stop or kill a worker in the middle
 TORCHRUN = (
     "torch.distributed.run", "--nnodes=1", "--nproc-per-node=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0",
     "--local-addr=127.0.0.1", "-m", "trainers", "run",
@@ -33,7 +34,7 @@ TORCHRUN = (
 
 
 def of_workers(run_dir):
-    """Returns the loss of each timed step, as the mean over the workers."""
+    """Returns the loss of each timed step of a run, as the mean over its workers."""
     columns = [[r.loss for r in run_dir.steps(rank).records] for rank in range(run_dir.read_run().cell.gpus)]
     return [sum(row) / len(row) for row in zip(*columns, strict=True)]
 
@@ -43,8 +44,8 @@ def effective(run_dir):
 
 
 def process(run_dir, rank):
-    """Returns the process of a rank. Its standard output is the log of the rank, which exists shortly before the process
-    does."""
+    """Returns the process of a rank, whose standard output is the log of the rank. The log exists a moment before the process,
+    so the function waits for the process."""
 
     def find():
         for output in Path("/proc").glob("[0-9]*/fd/1"):
@@ -57,8 +58,8 @@ def process(run_dir, rank):
 
 
 def nothing_moves(processes):
-    """Returns whether all these processes wait for another process: they sleep and use no CPU time during ten checks. A
-    process that waits for a processor, as on a busy machine, is not asleep."""
+    """Returns whether all these processes wait for other processes: during ten checks, each process sleeps and uses no CPU
+    time. On a busy machine, a process that waits for a processor is not asleep, so it does not count."""
     before = [one.cpu_times()[:2] for one in processes]
     for _ in range(10):
         if any(one.status() != psutil.STATUS_SLEEPING for one in processes):
@@ -69,13 +70,14 @@ def nothing_moves(processes):
 
 @pytest.fixture(scope="module")
 def reference(bench):
-    """The losses of one process, by workload."""
+    """Maps each of two workloads to the losses of a run in one process."""
     return {workload: of_workers(bench.complete(workload=workload)) for workload in ("gpt2-tiny", "vit-tiny")}
 
 
 @pytest.fixture
 def started(bench):
-    """Returns a function that starts a run and waits until all its workers make steps. All runs are killed after the test."""
+    """Returns a function that starts a run and waits until all its workers make steps. The clients of all started runs are
+    killed after the test."""
     clients = []
 
     def start(*, at_steps=True, **keys):
@@ -106,13 +108,13 @@ def test_synchronous_servers_do_the_work_of_one_process(bench, reference, worklo
     assert max(found["server_elements"]) - min(found["server_elements"]) <= 1
     assert (found["updates"], found["staleness_counts"], found["largest_lead_steps"]) == (10, {"0": 20}, 0)
     assert (found["optimizer"], found["momentum"], found["last_lr"]) == ("SGD", 0.9, 0.1)
-    assert not run.steps_file(2).exists()  # a server records no steps
+    assert not run.steps_file(2).exists()  # rank 2 is the server, which records no steps
     assert run.timed_steps(2) == 10
 
 
 def test_the_comparison_can_fail_and_bf16_rounds_and_does_no_other_work(bench, reference):
-    """The bound of bf16 is explained in test_trainers_same_work.py: two roundings are at most 2**-8 of the largest loss
-    (5.4)."""
+    """The comparison of losses can fail: an asynchronous server gives other losses. A run in bf16 differs only by rounding;
+    test_trainers_same_work.py explains the bound: two roundings change the largest loss (5.4) by at most 2**-8 of it."""
     rounded = of_workers(bench.complete(strategy="ps-sync", gpus=2, servers=1, precision="bf16"))
     assert 1e-5 < max(abs(a - b) for a, b in zip(rounded, reference["gpt2-tiny"], strict=True)) < 0.022
     alone = of_workers(bench.complete(strategy="ps-async", gpus=2, servers=1))
@@ -120,7 +122,8 @@ def test_the_comparison_can_fail_and_bf16_rounds_and_does_no_other_work(bench, r
 
 
 def test_switches_and_a_lone_worker(bench, reference):
-    """With only one worker, gradients are never stale, so also asynchronous servers do the work of one process."""
+    """If there is only one worker, its gradients are never stale. So asynchronous servers also do the work of one process
+    then."""
     for strategy in ("ps-async", "ps-ssp"):
         run = bench.complete(strategy=strategy, gpus=1, servers=2, activation_checkpointing="every-2")
         assert max(abs(a - b) for a, b in zip(of_workers(run), reference["gpt2-tiny"], strict=True)) < ROUNDING
@@ -141,7 +144,7 @@ def test_asynchronous_servers_learn_and_count_every_push(bench, strategy, option
     assert max(map(int, found["staleness_counts"])) <= found["largest_staleness"]
     assert found["pulls"] == 2 * (33 // options.get("pull_interval", 1))
     assert found["largest_lead_steps"] <= (found["staleness_bound"] if strategy == "ps-ssp" else 33)
-    if options:  # between two pulls, a worker's own pushes make its gradients stale, even without the other worker
+    if options:  # between two pulls, a worker's own pushes make its next gradients stale, even if the other worker does nothing
         assert found["largest_staleness"] >= 2
     assert found["workers_lost"] == []
     assert run.read_result().state == "completed"
@@ -162,7 +165,8 @@ def test_a_stopped_worker_holds_the_others_up_at_the_bound_and_nowhere_else(star
     else:
         until(lambda: ahead() >= bound, "a worker is at the bound")
         until(lambda: nothing_moves([process(run_dir, rank) for rank in (0, 2)]), "the worker and the server wait")
-        # One step more if the stopped worker has pushed a step and not yet recorded it.
+        # The lead is one step larger if the stopped worker has pushed the gradients of a step and has not recorded the step
+        # yet.
         assert bound <= ahead() <= bound + 1
     slow.send_signal(signal.SIGCONT)
     _, errors = client.communicate(timeout=HANG_S)
@@ -192,7 +196,8 @@ def test_a_killed_worker_ends_nothing_and_is_on_record(started, strategy, server
     assert found["workers_lost"] == [1]
     assert found["pushes_by_worker"][1] in (done[1], done[1] + 1)
     assert sum(found["staleness_counts"].values()) == sum(found["pushes_by_worker"])
-    # Two of three workers finished. Their units count, but the run is not the run that was requested.
+    # Two of three workers finished. The units of both count in the throughput, but the run has failed, because it is not the
+    # run that was requested.
     slowest = sum(max(pair) for pair in zip(*([r.step_ms for r in run_dir.steps(rank).records] for rank in (0, 2))))
     assert result.throughput_per_s == pytest.approx(MANY * 8 * 64 / (slowest / 1000))
     assert result.state == "failed"
@@ -211,7 +216,7 @@ def test_a_worker_that_is_lost_in_the_warm_up_does_not_hold_up_the_timed_steps(s
 
 
 def test_a_worker_that_is_lost_before_it_has_set_up_ends_the_run(started):
-    """The other ranks wait for this worker during their own set-up."""
+    """The worker is killed while the other ranks wait for it during their own set-up."""
     run_dir, client = started(at_steps=False, strategy="ps-async", options={"n_layer": 48})
     until(run_dir.rank_log(1).exists, "rank 1 begins")
     worker = process(run_dir, 1)
@@ -224,7 +229,8 @@ def test_a_worker_that_is_lost_before_it_has_set_up_ends_the_run(started):
 
 @pytest.mark.parametrize(("strategy", "victim"), [("ps-async", 0), ("ps-async", 2), ("ps-sync", 1)])
 def test_a_rank_that_is_needed_ends_the_run(started, strategy, victim):
-    """Rank 0 writes the result, a server holds parameters, and a synchronous update needs every worker."""
+    """These ranks cannot be lost: rank 0 writes the result, a server holds parameters, and a synchronous update needs every
+    worker."""
     run_dir, client = started(strategy=strategy, steps=FOREVER)
     process(run_dir, victim).send_signal(signal.SIGKILL)
     client.communicate(timeout=HANG_S)
@@ -395,7 +401,7 @@ def test_a_ledger_tells_age_lead_and_weight():
         assert ledger.push(worker, version) == weight
         ledger.updates += 1
     assert ledger.staleness == {0: 1, 1: 2, 3: 1}
-    # workers 0 and 1 are two steps ahead of worker 2
+    # Workers 0 and 1 must wait, because each is two steps ahead of worker 2.
     assert [ledger.may_begin(worker) for worker in range(3)] == [False, False, True]
     ledger.leave(2, lost=True)
     assert ledger.may_begin(0)

@@ -1,5 +1,5 @@
-"""16-bit precisions: which dtype each part computes in, that the work is that of one process, and that an overflow skips a
-step."""
+"""16-bit precisions: in which dtype each part computes, that the work is that of one process, and that a step whose gradients
+overflow is skipped."""
 
 import msgspec
 import pytest
@@ -34,7 +34,8 @@ FAMILIES = (
     ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
     ("ps-sync", 2, {"servers": 1}),
 )
-# For precisions other than fp16: the cells of FAMILIES, and others, in which the precision has code of its own.
+# WHOLE and SHARDED contain the cells for precisions other than fp16. Some of these cells are also in FAMILIES. In each of these
+# cells, the precision has its own code.
 WHOLE = (
     ("single", 1, {"accumulation": 2}),
     ("ddp", 2, {"accumulation": 2, "activation_checkpointing": "full"}),
@@ -43,13 +44,13 @@ WHOLE = (
     ("ps-sync", 2, {"servers": 1}),
 )
 SHARDED = (("fsdp1-full-shard", 2, {}), ("fsdp2", 2, {"workload": "vit-tiny"}))
-SELDOM = (  # tested only by `make test-long`
+SELDOM = (  # strategies that only `make test-long` tests
     "fsdp1-no-shard", "fsdp1-hybrid-shard-zero2", "fsdp2-hsdp", "pp-interleaved", "pp-fsdp2", "tp-pp",
 )  # fmt: skip
 PURE_ONLY = (("zero1", 2, {}), ("zero2", 2, {"accumulation": 2}), ("zero3", 2, {}), ("fsdp1-no-shard", 2, {"accumulation": 2}))
-# Forks ranks that make three steps: one with a scale that overflows everywhere, one with a gradient that overflows on rank 1
-# only, and a normal one. After each step, prints for each rank the scale, the number of skipped steps, and whether the weights
-# changed.
+# A program that forks ranks, which make three steps. In the first step, the loss scale makes all gradients overflow; in the
+# second, a gradient overflows on rank 1 only; the third is normal. After each step it prints, for each rank, the loss scale,
+# the number of skipped steps, and whether the weights changed.
 STEPS = """
 import json, math, os, sys, tempfile
 import msgspec, torch
@@ -181,8 +182,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_and_halves_the_scale(benc
 
 @pytest.mark.parametrize(("strategy", "gpus", "keys"), [("fsdp1-full-shard", 2, {}), ("tp", 2, {"tp": 2}), ("ddp", 2, {})])
 def test_clipping_works_on_gradients_of_their_true_size(bench, strategy, gpus, keys):
-    """0.022 is what two roundings of bf16, which is coarser than fp16, may change in the largest loss. Only five steps: in
-    the sixth, the gradients of fsdp1 overflow, and fsdp1 correctly skips that step."""
+    """Gradients must be divided by the loss scale before they are clipped. The losses may differ by 0.022 from those in fp32:
+    two roundings of bf16, which is coarser than fp16, change the largest loss by no more. The runs have five steps, because in
+    the sixth step the gradients of fsdp1 overflow and fsdp1 correctly skips it."""
     ours = bench.losses(strategy=strategy, gpus=gpus, precision="fp16", max_grad_norm=0.1, steps=5, **keys)
     assert difference(ours, bench.losses(max_grad_norm=0.1, steps=5)) < 0.022
     assert difference(ours, bench.losses(steps=5)) > 0.1
@@ -198,8 +200,9 @@ def test_wrong_work_is_called_different(bench, broken, precision):
 @pytest.mark.parametrize(
     ("precision", "broken"),
     [
-        ("fp16", "proof.LOSS_SCALE = 2.0**60"),  # every step overflows, both in one process and on two ranks
-        ("bf16-pure", "proof.SGD = msgspec.structs.replace(proof.SGD, lr=1e-30)"),  # rounding removes every update
+        ("fp16", "proof.LOSS_SCALE = 2.0**60"),  # every step overflows, in one process and on two ranks
+        # The updates are so small that rounding removes them.
+        ("bf16-pure", "proof.SGD = msgspec.structs.replace(proof.SGD, lr=1e-30)"),
     ],
 )
 def test_two_ways_that_both_do_nothing_are_no_proof(bench, precision, broken):
@@ -210,7 +213,8 @@ def test_two_ways_that_both_do_nothing_are_no_proof(bench, precision, broken):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("workload", ["gpt2-tiny", "vit-tiny"])
 def test_one_process_computes_what_fully_shard_computes_on_one_rank(bench, workload, precision):
-    """On one rank there is nothing to shard: fully_shard only casts the weights. Autocast computes something else."""
+    """On one rank, fully_shard has nothing to shard and only casts the weights. A single process must cast in the same way;
+    autocast would compute something else."""
     keys = {"workload": workload, "steps": 4}
     ours, sharded = (bench.losses(strategy=name, precision=precision, **keys) for name in ("single", "fsdp2"))
     assert ours == sharded
@@ -219,7 +223,8 @@ def test_one_process_computes_what_fully_shard_computes_on_one_rank(bench, workl
 
 @pytest.mark.parametrize("strategy", ["fsdp1-full-shard", "fsdp2"])
 def test_the_weights_of_batch_norm_are_rounded_under_every_strategy(bench, strategy):
-    """By default FSDP1 keeps these weights in fp32, which would be a different computation."""
+    """By default, FSDP1 keeps the weights of BatchNorm in fp32. shardlab changes this, because it would be another
+    computation."""
     keys = {"workload": "resnet50-tiny", "seq_len": None, "precision": "fp16", "prove": "auto", "steps": 1}
     work = bench.complete(strategy=strategy, **keys).read_result().same_work
     assert (work.verdict, work.loss_difference) == ("proven", 0.0), work.why

@@ -1,4 +1,4 @@
-"""The same-work proof accepts correct code, detects wrong code, and counts the bytes that theory predicts."""
+"""The same-work proof accepts correct code, detects wrong code, and counts the bytes of a step, which agree with theory."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from shardlab.record import SameWork
 from trainers import menu, proof
 
 pytest_plugins = ["support_trainers"]
-# Forks two ranks from a process in which one place of the code is broken, runs the proof, and prints the verdict of rank 0.
+# A program that breaks one place of the code, forks two ranks, runs the proof on them, and prints the verdict of rank 0.
 TWO_RANKS = """
 import os, sys, tempfile
 import msgspec, torch
@@ -76,7 +76,7 @@ ReplicatedEngine.gradient_norm = lambda self: whole(self) / self.data_ranks
 """,
 }
 AVERAGED = "parameters are averaged every 8 steps"
-# DDP without its all-reduce: instead, ranks average their parameters after every 8th step.
+# Replaces the all-reduce of DDP: after every 8th step, ranks average their parameters instead.
 AVERAGING = """
 import torch.distributed as dist
 from trainers.communication import Term, bytes_of
@@ -99,13 +99,14 @@ menu.strategy = lambda name: msgspec.structs.replace(
 """
 
 
-# One process that computes the global batch in one pass, as people do who train on one GPU.
+# Makes the proof compare with one process that computes the global batch in one pass, as people do who train on one GPU.
 ONE_PASS = """
 single = proof._reference
 proof._reference = lambda cell, task, ranks, steps: single(
     msgspec.structs.replace(cell, micro_batch_size=cell.global_batch_size, gradient_accumulation_steps=1), task, ranks, steps)
 """
-# The twin is small and names no smaller model. Here it gets the proof options of the original, and too little memory.
+# The workload is already small and names no smaller model for the proof. This code gives it the smaller model of the full
+# workload, and makes the proof believe that the memory is too small for anything larger.
 NO_MEMORY = """
 real = menu.workload
 menu.workload = lambda name: msgspec.structs.replace(real(name), proof_options={"n_layer": 2})
@@ -130,12 +131,12 @@ def test_wrong_work_is_called_different(bench, broken):
     assert found.verdict == "different", found.why
 
 
-PSI = 220_544 * 4  # bytes of the parameters of gpt2-tiny
+PSI = 220_544 * 4  # bytes of the parameters of gpt2-tiny, psi
 
 
 def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_whole_period(bench):
-    """With two ranks, an all-reduce of psi bytes sends 2 (n-1)/n psi = psi per rank. The average every 8 steps sends 2 psi:
-    psi / 4 per step."""
+    """An all-reduce of psi bytes over n ranks sends 2 (n-1)/n psi per rank, so two ranks together send 2 psi. Here the ranks
+    average once in 8 steps, which is psi / 4 per step."""
     found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", repr(AVERAGED)))
     assert (found.verdict, found.why) == ("other work", AVERAGED)
     assert found.communication_bytes == {"theory": PSI / 4, "counted": PSI / 4, "wire": PSI / 4, "textbook": 4 * PSI}
@@ -145,7 +146,8 @@ def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_wh
 def test_the_same_work_in_a_strategy_that_does_not_say_so_is_called_different(bench):
     found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", "None"))
     assert found.verdict == "different", found.why
-    assert "compared to one process, 10 steps" in found.why  # two steps of the proof, and a whole period of 8
+    # The 10 steps are the two steps that every proof makes, and a whole period of 8 steps.
+    assert "compared to one process, 10 steps" in found.why
     assert found.communication_bytes["counted"] == PSI / 4
 
 
@@ -218,7 +220,7 @@ def test_bf16_is_held_against_bf16(bench):
     found = prove(bench, cell_of(bench, strategy="fsdp2", precision="bf16"))
     assert found.verdict == "proven", found.why
     assert "bf16" in found.why
-    # compared with fp32, the difference is 0.02; here the reference casts as fully_shard does
+    # The reference casts weights as fully_shard does. If it computed in fp32, the difference would be 0.02.
     assert found.parameter_difference < 1e-3
 
 
@@ -253,11 +255,12 @@ def test_a_model_that_one_process_cannot_hold_is_proven_at_reduced_depth(bench, 
     found = prove(bench, cell, NO_MEMORY)
     assert found.verdict == "proven", found.why
     assert "at reduced depth (n_layer: 2)" in found.why
-    assert found.communication_bytes is None  # the bytes of a smaller model would not be those of the cell
+    assert found.communication_bytes is None  # the proof ran a smaller model, whose bytes would not be those of the cell
 
 
 def test_activation_checkpointing_does_not_change_the_work(bench):
-    """tests/test_trainers_model_options.py proves the same for torch.compile, because it has compiled blocks anyway."""
+    """The same test for torch.compile is in tests/test_trainers_model_options.py, because compiled blocks exist there
+    already."""
     found = prove(bench, cell_of(bench, strategy="fsdp2", activation_checkpointing="every-2"))
     assert found.verdict == "proven", found.why
 

@@ -1,4 +1,4 @@
-"""The number of threads of a rank: on a node with GPUs, the rank's share of the processors of the node."""
+"""The number of threads of a rank. On a node with GPUs, it is the rank's share of the processors of the node."""
 
 import os
 
@@ -15,8 +15,8 @@ from trainers.ranks import threads
     [
         (8, 64, {}, 8),
         (8, 64, {"OMP_NUM_THREADS": "1"}, 8),
-        (8, 64, {"SLURM_CPUS_ON_NODE": "64"}, 8),  # one task starts all ranks
-        (8, 8, {"SLURM_CPUS_ON_NODE": "64"}, 8),  # Slurm starts each rank as a task of its own and binds it to 8 processors
+        (8, 64, {"SLURM_CPUS_ON_NODE": "64"}, 8),  # one task of Slurm starts all ranks and may use all processors
+        (8, 8, {"SLURM_CPUS_ON_NODE": "64"}, 8),  # Slurm starts a task for each rank and binds each task to 8 processors
         (8, 1, {"SLURM_CPUS_ON_NODE": "64"}, 1),
         (8, 4, {}, 1),
     ],

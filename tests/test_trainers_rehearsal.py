@@ -1,4 +1,5 @@
-"""Rehearsals: their memory and collectives against those of real steps, and the command."""
+"""A rehearsal of a cell with fake tensors, which hold no data, predicts the memory and the collectives of a step. The tests
+compare the prediction with real steps, and test the command `python -m trainers rehearse`."""
 
 import json
 import subprocess
@@ -18,13 +19,13 @@ from trainers.instruments.memory_timeline import CATEGORIES
 from trainers.rehearsal import measured as measured_error
 
 ADAMW = Optimizer(name="adamw", lr=0.001)
-ALLOWED = 0.08  # of the measured peak
+ALLOWED = 0.08  # how much the predicted peak of memory may differ, as a share of the measured peak
 
 # (strategy, number of ranks that train, keys of the cell): every strategy on the menu at least once
 REAL_COLLECTIVES = [
     ("single", 1, {}),
     ("ddp", 2, {"accumulation": 2}),
-    ("ddp", 2, {"workload": "resnet50-tiny"}),  # its buffers are broadcast
+    ("ddp", 2, {"workload": "resnet50-tiny"}),  # the buffers of a ResNet are broadcast
     ("fsdp1-full-shard", 2, {"precision": "bf16"}),
     ("fsdp1-shard-grad-op", 2, {}),
     ("fsdp1-no-shard", 2, {}),
@@ -97,7 +98,8 @@ def rehearse():
 
 
 def _short(cases, step):
-    """All cases in the long form of the tests; else one in `step` of those with at most two ranks, from the second one."""
+    """Returns all cases in the long form of the tests. In the short form, returns every `step`-th of the cases with at most two
+    ranks, starting with the second."""
     return cases if LONG else [case for case in cases if case[1] <= 2][1::step]
 
 
@@ -129,7 +131,8 @@ def test_every_strategy_of_the_menu_is_compared_or_has_a_reason():
 
 @pytest.mark.parametrize("name", SHARDED if LONG else SHARDED[1:2])
 def test_more_ranks_never_need_more_memory_if_everything_is_sharded(cell_of, rehearse, name):
-    """The batch of a rank is the same in all worlds."""
+    """The batch of one rank is the same for every number of ranks. If everything is sharded, more ranks must not increase the
+    memory of a rank."""
     worlds = WORLDS if LONG else WORLDS[::2]
     found = [rehearse(cell_of(name, world, {"global_batch_size": 2 * world}))[0].worst.peak_bytes for world in worlds]
     assert found == sorted(found, reverse=True)
@@ -161,7 +164,8 @@ def _sums(rank):
 
 
 def test_operations_are_those_of_the_formula(cell_of, rehearse):
-    """Forward and backward of one rank of a batch of 8 sequences, by the formula of the workload's menu entry."""
+    """The rehearsal counts the operations of forward and backward for one rank. They agree with the formula in the menu entry
+    of the workload."""
     cell = cell_of("ddp", 2, {})
     answer, _ = rehearse(cell)
     per_token = menu.workload("gpt2-tiny").flops_per_unit
@@ -183,12 +187,14 @@ def test_the_command_keeps_its_answer_in_the_cache(cell_of, tmp_path):
     cell = cell_of("zero1", 4, {})
     request = msgspec.json.encode(RehearsalRequest(cell))
     first = _command("-", "--cache", tmp_path, given=request)
-    answer = rehearsed.decode(first.stdout)  # DeepSpeed's own lines are not on standard output
+    # Standard output contains only the answer; DeepSpeed prints its own lines elsewhere.
+    answer = rehearsed.decode(first.stdout)
     assert (answer.cell, answer.world_size, answer.how) == (cell.hash(), 4, "fake_tensors")
     (kept,) = tmp_path.iterdir()
     marked = msgspec.structs.replace(answer, remarks=("from the cache",))
     kept.write_bytes(msgspec.json.encode(marked))
-    another = msgspec.structs.replace(cell, seed=7, steps=99)  # does not change a step
+    # The seed and the number of steps do not change what a step does, so the answer in the cache is valid for this cell.
+    another = msgspec.structs.replace(cell, seed=7, steps=99)
     file = tmp_path / "request"
     file.write_bytes(msgspec.json.encode(RehearsalRequest(another)))
     assert rehearsed.decode(_command(file, "--cache", tmp_path).stdout) == marked
@@ -228,11 +234,12 @@ def test_a_layer_of_seven_billion_parameters_is_rehearsed_on_512_ranks(cell_of, 
     cell = cell_of("fsdp2", 512, {**keys, "activation_checkpointing": "full", "options": {"n_layer": layers}})
     answer, _ = rehearse(cell)
     gathers = {c.payload_bytes: c.times for c in answer.worst.collectives if c.op == "all_gather"}
-    # Rows are padded to a multiple of the ranks: 11,008 of the MLP to 11,264, 32,000 of the tables to 32,256. 2 bytes each.
+    # The bytes of one gather. FSDP2 pads rows to a multiple of the number of ranks: 11,008 rows of the MLP become 11,264, and
+    # 32,000 rows of the embedding tables become 32,256. A number in bf16 has 2 bytes.
     block = 4 * 4096**2 + 2 * 11_264 * 4096 + 4096 * 11_008 + 2 * 4096
     rest = 2 * 32_256 * 4096 + 4096
     assert gathers == {2 * block: 2 * layers, 2 * rest: 1}
     kept = answer.worst.kept
-    mine = 4 * (layers * block + rest) // 512  # of the fp32 weights
+    mine = 4 * (layers * block + rest) // 512  # the bytes of the fp32 weights that one of the 512 ranks holds
     assert kept.parameter == pytest.approx(mine, rel=0.01)
     assert kept.optimizer_state == pytest.approx(2 * mine, rel=0.01)

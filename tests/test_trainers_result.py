@@ -15,7 +15,8 @@ pytest_plugins = ["support_trainers"]
 
 @pytest.fixture(scope="module")
 def run(bench):
-    """A run on two ranks, with two warm-up steps and two epochs of three steps, on a data set of 2,000 images."""
+    """A run on two ranks that trains two warm-up steps and then two epochs of three steps each. The data set has 2,000
+    images."""
     return bench.complete(
         workload="vit-tiny", strategy="ddp", gpus=2, accumulation=2, global_batch_size=600, epochs=2, steps=None,
         warmup_steps=2, options={"n_layer": 1, "n_embd": 8, "n_head": 1, "bucket_cap_mb": 3},
@@ -49,7 +50,7 @@ def test_step_records_count_warm_up_apart_and_their_parts_add_up(run):
             parts = (r.data_ms, r.forward_ms, r.backward_ms, r.optimizer_ms)
             assert min(parts) > 0
             assert sum(parts) == pytest.approx(r.step_ms)
-            assert r.allocated_bytes is None  # without a GPU, no GPU memory is allocated
+            assert r.allocated_bytes is None  # without a GPU, the record has no GPU memory
     assert run.timed_steps(2) == 6
 
 
@@ -71,7 +72,8 @@ def test_knobs_are_read_from_what_was_built(run):
     assert effective["bucket_cap_mb"] == 3.0
     assert sum(effective["bucket_sizes_bytes"]) == run.read_result().parameters * 4
     assert (effective["optimizer"], effective["weight_decay"]) == ("AdamW", 0.1)
-    assert effective["last_lr"] == pytest.approx(0.01 * (1 - (7 - 3) / (8 - 3)))  # step 7 of 8, counting warm-up steps
+    # The learning rate is that of step 7 of 8, where warm-up steps count.
+    assert effective["last_lr"] == pytest.approx(0.01 * (1 - (7 - 3) / (8 - 3)))
     assert effective["tf32"] == "no effect on a CPU"
 
 
@@ -81,7 +83,7 @@ def test_fsdp2_shards_what_it_says(bench, strategy, kept, precision):
     result = bench.complete(strategy=strategy, gpus=2, steps=1, precision=precision).read_result()
     effective = result.knobs["effective"]
     assert effective["reshard_after_forward"] is kept
-    assert effective["sharded_groups"] == 5  # four blocks, and one group for all other parameters
+    assert effective["sharded_groups"] == 5  # one group for each of the four blocks, and one for all other parameters
     assert effective["shard_parameters"] == result.parameters / 2
     assert effective["parameters_gathered_as"] == ("bfloat16" if precision == "bf16" else "float32")
     assert effective["output_dtype"] == effective["parameters_gathered_as"]
@@ -115,7 +117,8 @@ def test_a_part_that_comes_often_is_summed(monkeypatch):
     assert clock.stop().parts_ms() == {"data": 1000.0, "forward": 6000.0, "backward": 8000.0, "optimizer": 0.0}
 
 
-# Trains with an engine whose `finish` sets all parameters to zero. Prints the calls of the engine in their order.
+# A program that trains with an engine whose method `finish` sets all parameters to zero. It prints the names of the engine's
+# methods in the order of their calls.
 FINISHING = """
 import json, sys
 from pathlib import Path
@@ -157,5 +160,5 @@ def test_an_engine_finishes_in_the_last_step_before_its_parameters_are_read(benc
     assert json.loads(made.stdout) == ["update", "finish", "evaluate", "effective", "close"]
     assert run_dir.read_result().knobs["effective"]["largest"] == 0.0
     records = [json.loads(line) for line in run_dir.validation_file.read_text().splitlines()]
-    # a model of zeros predicts all tokens with equal probability
+    # If all parameters are zero, the model predicts all 256 tokens with equal probability.
     assert records[-1]["loss"] == pytest.approx(math.log(256), rel=1e-3)

@@ -7,19 +7,20 @@ from trainers import menu
 pytest_plugins = ["support_trainers"]
 DISTRIBUTED = ("ddp", "fsdp2", "fsdp2-zero2")
 WORKLOADS = ("gpt2-tiny", "vit-tiny")
-ROUNDING = 1e-4  # a different order of sums; the largest difference seen was 1e-6
+# How much losses may differ because sums are computed in a different order. The largest difference seen was 1e-6.
+ROUNDING = 1e-4
 
 
 def difference(one, other):
-    """Returns the largest difference between the losses of two runs at any step."""
+    """Returns the largest difference between the losses of two runs at the same step."""
     assert len(one) == len(other) > 0
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def smallest(bench, name):
-    """Returns the keys of a small cell in which a strategy really divides its work: two ranks in each dimension of its mesh
-    (more if the strategy refuses so few, one if it refuses more), two micro-batches per step, and one parameter server if it
-    uses servers."""
+    """Returns the keys of a small cell in which the strategy really divides its work. The cell has two ranks in each dimension
+    of the strategy's mesh; if the strategy refuses this number of ranks, twice as many or else one. It has two micro-batches
+    per step, and one parameter server if the strategy uses servers."""
     strategy = menu.strategy(name)
     mesh = {degree: 2 for degree in strategy.degrees if degree != "dp"}
     keys = {"strategy": name, "accumulation": 2, "servers": int(strategy.servers), **mesh}
@@ -31,9 +32,9 @@ def smallest(bench, name):
 
 @pytest.mark.parametrize("name", menu.strategies())
 def test_a_strategy_does_the_work_of_one_process_and_sends_what_theory_says_or_declares_why_not(bench, name):
-    """Tests every strategy on the menu with its default options. The losses of 10 steps are compared here; the proof
-    compares the weights before and after, the gradient norms and the bytes of a step. Strategies that declare `unprovable`
-    or `other_work` have tests of their own."""
+    """Tests each strategy on the menu with its default options. This test compares the losses of 10 steps with those of one
+    process. The same-work proof of the run compares the weights before and after its steps, the gradient norms and the bytes of
+    a step. Other files test the strategies that declare `unprovable` or `other_work`."""
     keys, strategy = smallest(bench, name), menu.strategy(name)
     run_dir = bench.run_dir(prove="auto", **keys)
     cell = run_dir.read_run().cell
@@ -71,13 +72,13 @@ def test_one_rank_is_enough_and_three_agree(bench, strategy):
 
 @pytest.mark.parametrize("strategy", ["single", *DISTRIBUTED])
 def test_bf16_rounds_and_does_no_other_work(bench, strategy):
-    """bf16 keeps 8 bits of a number, so two roundings are at most 2**-8 of it, which is 0.022 of the largest loss here
-    (5.4). The errors of many products average out to less; the largest difference seen was 0.0027. Other data or another
-    batch would change losses by 0.5 or more."""
+    """bf16 keeps 8 bits of a number, so two roundings change a number by at most 2**-8 of it, which is 0.022 for the largest
+    loss here (5.4). The errors of many products average out to less: the largest difference seen was 0.0027. If a run trained
+    on other data or with another batch, its losses would differ by 0.5 or more."""
     ours = bench.losses(strategy=strategy, gpus=1 if strategy == "single" else 2, precision="bf16")
     assert (
         1e-5 < difference(ours, bench.reference(workload="gpt2-tiny")) < 0.022
-    )  # equal to fp32 would mean that nothing ran in bf16
+    )  # losses equal to those in fp32 would mean that nothing was computed in bf16
 
 
 @pytest.mark.parametrize("change", [{"seed": 43}, {"global_batch_size": 4}])

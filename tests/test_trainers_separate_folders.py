@@ -22,7 +22,7 @@ KEYS = {"strategy": "ddp", "gpus": 2, "steps": 12, "prove": "auto"}
 
 @pytest.fixture
 def disks(tmp_path):
-    """The disks of two nodes. Each node sees its disk under the same path."""
+    """The folders that stand for the disks of two nodes. Each node sees its own disk under the same path, `ws`."""
     (tmp_path / "ws").mkdir()
     for node in (0, 1):
         (tmp_path / f"disk{node}").mkdir()
@@ -30,7 +30,8 @@ def disks(tmp_path):
 
 
 def made(bench, disks, *resume):
-    """Makes the folder of a run on both disks. resume: ids of earlier runs. Returns both folders."""
+    """Makes the folder of a run on both disks and returns both folders. resume: ids of earlier runs from which the run may
+    resume."""
     every_4 = Instruments(checkpoints=CheckpointSettings(every_steps=4, keep=2))
     made = bench.run_dir(instruments=every_4, **KEYS)
     proofs = str(disks[0].parent / "ws/proofs")
@@ -43,7 +44,7 @@ def made(bench, disks, *resume):
 
 
 def train(bench, disks, parts, code=0):
-    """Trains with one rank on each node."""
+    """Trains the run with one rank on each node, and checks the exit code of each rank."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = str(listening.getsockname()[1])

@@ -1,4 +1,5 @@
-"""DDP's options, FSDP1, FSDP2's hybrids and DeepSpeed's ZeRO do the work of one process, and send what theory says."""
+"""The options of DDP, FSDP1, the hybrid forms of FSDP2, and DeepSpeed's ZeRO do the work of one process and send the bytes that
+theory says."""
 
 import msgspec
 import pytest
@@ -8,10 +9,11 @@ from torch.utils import cpp_extension
 from trainers import menu
 
 pytest_plugins = ["support_trainers"]
-ROUNDING = 1e-4  # a different order of sums; the largest difference seen was 2e-6
-# settings for ZeRO-3 as textbooks describe it
+# How much losses may differ because sums are computed in a different order. The largest difference seen was 2e-6.
+ROUNDING = 1e-4
+# With these options, DeepSpeed's ZeRO-3 shards every parameter and frees it after use, as textbooks describe it.
 FREED = {"param_persistence_threshold": 0, "max_reuse_distance": 0, "max_live_parameters": 0}
-# tests/test_trainers_same_work.py proves every strategy with its default options.
+# Here options are tested; tests/test_trainers_same_work.py tests every strategy with its default options.
 OPTIONS = (
     ("ddp", {"static_graph": True, "gradient_as_bucket_view": True}),
     ("fsdp1-full-shard", {"wrap": "none"}),
@@ -31,7 +33,8 @@ def difference(one, other):
 
 
 def proven(run_dir):
-    """Checks that the same-work proof of a run holds. Returns the bytes of one step: (counted, by theory)."""
+    """Checks that the same-work proof of a run succeeded. Returns (bytes of one step as counted, bytes of one step by
+    theory)."""
     found = run_dir.read_result().same_work
     assert found.verdict == "proven", found.why
     counted, theory = found.communication_bytes["counted"], found.communication_bytes["theory"]
@@ -40,7 +43,7 @@ def proven(run_dir):
 
 
 def losses(run_dir):
-    """Returns the loss of each step, as the mean over the ranks."""
+    """Returns the loss of each step of a run, as the mean over its ranks."""
     ranks = run_dir.read_run().world.world_size
     columns = [[record.loss for record in run_dir.steps(rank).records] for rank in range(ranks)]
     return [sum(row) / ranks for row in zip(*columns, strict=True)]
@@ -57,7 +60,7 @@ def test_so_it_does_with_pictures_accumulation_checkpointing_and_clipping(bench,
     clipped = {"workload": "vit-tiny", "max_grad_norm": 0.5}
     ours = bench.losses(strategy=strategy, gpus=gpus, accumulation=2, activation_checkpointing="full", **clipped)
     assert difference(ours, bench.reference(**clipped)) < ROUNDING
-    assert difference(ours, bench.reference(workload="vit-tiny")) > 10 * ROUNDING  # otherwise nothing would have been clipped
+    assert difference(ours, bench.reference(workload="vit-tiny")) > 10 * ROUNDING  # shows that clipping has an effect
 
 
 @pytest.mark.parametrize(("strategy", "options"), OPTIONS)
@@ -73,8 +76,8 @@ def test_options_change_how_and_not_what(bench, strategy, options):
      ("ddp", {"comm_hook": "bf16"}), ("fsdp2", {"prefetch": 1})],
 )  # fmt: skip
 def test_bf16_rounds_and_does_no_other_work(bench, strategy, options):
-    """Two roundings are at most 2**-8 of a number, which is 0.022 of the largest loss here (5.5). Other data would change
-    losses by 0.5 or more. Only five steps, because rounding errors accumulate from step to step."""
+    """Two roundings of bf16 change a number by at most 2**-8 of it, which is 0.022 for the largest loss here (5.5). Other data
+    would change losses by 0.5 or more. The runs have only five steps, because rounding errors grow from step to step."""
     ours = bench.losses(strategy=strategy, gpus=2, precision="bf16", options=options, steps=5)
     assert 1e-5 < difference(ours, bench.reference()[:5]) < 0.022
 
@@ -96,7 +99,7 @@ def test_powersgd_sends_little_and_says_that_it_does_other_work(bench):
     result = bench.complete(strategy="ddp-powersgd", gpus=2, prove="auto").read_result()
     assert (result.same_work.verdict, result.knobs["effective"]["comm_hook"]) == ("other work", "powerSGD_hook")
     sent = result.communication_bytes
-    assert "counted" not in sent  # its collectives are started by callbacks, where the proof cannot count them
+    assert "counted" not in sent  # callbacks start the collectives of PowerSGD, and the proof cannot count them there
     assert sent["theory"] < 0.15 * sent["textbook"]
     ours = bench.losses(strategy="ddp-powersgd", gpus=2)
     assert 1e-3 < difference(ours, bench.reference()) < 1.0  # the loss falls, but differs from the reference
@@ -112,8 +115,8 @@ def test_what_took_effect_is_read_from_deepspeed(bench):
         "optimizer": "SGD", "offload_optimizer": "none",
     }  # fmt: skip
     assert expected.items() <= found.items()
-    # The parameters of gpt2-tiny that are not sharded: the positions, the output projections of attention (64 x 64), and every
-    # vector.
+    # Parameters that DeepSpeed does not shard, because they have at most 5,000 elements: in gpt2-tiny, the table of positions,
+    # the output projections of attention (64 x 64), and every vector.
     small = 5 * 64 * 64 + 4 * (2 * 128 + 192 + 64 + 256 + 64) + 128
     assert found["uncut_parameters"] == small
 
@@ -173,7 +176,7 @@ def test_integers_of_zero_plus_plus_need_a_gpu_and_are_not_provable(bench):
 
 
 def test_the_quantiser_of_zero_plus_plus_needs_the_compiler_of_cuda(tmp_path, monkeypatch):
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # DeepSpeed reads this variable when it is imported
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # DeepSpeed reads this variable when it is imported, which is in the next line
     from trainers.deepspeed_zero import engine
 
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)

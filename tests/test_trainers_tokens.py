@@ -1,4 +1,5 @@
-"""Token sets: an item depends only on its index, the last tenth is for validation, and text is tokenized in pieces."""
+"""Data sets of tokens: an item depends only on its index, the last tenth of the tokens is for validation, and long texts are
+tokenized in pieces."""
 
 import numpy as np
 import pytest

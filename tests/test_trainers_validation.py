@@ -1,4 +1,4 @@
-"""Validation uses the same items with every strategy, shows what the model has learned, and does not disturb training."""
+"""Validation uses the same items with every strategy, measures what the model has learned, and does not change the training."""
 
 import json
 
@@ -81,7 +81,9 @@ def test_less_than_a_batch_of_items_is_refused(bench):
     assert "7 validation items do not fill a global batch of 8" in errors
 
 
-CURVE = {1: 6.24, 20: 3.8, 40: 1.7, 60: 1.2}  # step -> mean loss in nats; an untrained model has ln 512
+# Maps the number of a step to the mean loss in nats that is expected in this step. An untrained model has a loss of ln 512 =
+# 6.24.
+CURVE = {1: 6.24, 20: 3.8, 40: 1.7, 60: 1.2}
 
 
 def test_the_loss_of_the_language_twin_falls_as_it_should(bench):
@@ -90,4 +92,4 @@ def test_the_loss_of_the_language_twin_falls_as_it_should(bench):
     )
     for step, expected in CURVE.items():
         assert losses[step - 1] == pytest.approx(expected, abs=0.4), step
-    assert min(losses) > 0.9  # the entropy of the rule that generates the tokens: no model can reach a lower loss
+    assert min(losses) > 0.9  # no model can reach a loss below the entropy of the rule that generates the tokens

@@ -1,7 +1,8 @@
-"""Bytes of collectives as the kernel counts them: gloo ranks in a network namespace in which nothing else sends.
+"""The bytes of collectives, as counted by the kernel. The gloo ranks of these tests run in a network namespace in which nothing
+else sends.
 
-The kernel's counters share no code with the factors of `trainers.communication`, so a wrong factor fails here. The tolerance is
-3 % for a payload of megabytes, with the headers of the loopback interface's large packets.
+The kernel's counters share no code with the factors of `trainers.communication`, so a wrong factor is detected here. Packets on
+the loopback interface are large, so a tolerance of 3 % is enough for their headers if the payload has megabytes.
 """
 
 import json
@@ -21,8 +22,8 @@ PAYLOAD = 12_000_000  # bytes; must be a multiple of RANKS and of four
 TIMES = 3
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
-# Prints, for each collective, the bytes that all ranks together sent in one call. The ranks are forked from one process and
-# communicate over the loopback interface. Each rank reads the counter of the interface between two barriers.
+# A program that forks ranks, which communicate over the loopback interface. Each rank reads the counter of the interface
+# between two barriers. For each collective, the program prints the bytes that all ranks together sent in one call.
 PROGRAM = f"""
 import json, os, re, sys, time
 from pathlib import Path
@@ -63,7 +64,7 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def measured():
-    """The bytes that all ranks together sent for one collective, by the name of the collective."""
+    """Maps the name of each collective to the bytes that all ranks together sent for one call of it."""
     argv = [*apart(), sys.executable, "-c", PROGRAM, *COLLECTIVES]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     found = dict(json.loads(line.removeprefix("SENT ")) for line in done.stdout.splitlines() if line.startswith("SENT "))
@@ -78,15 +79,16 @@ def test_ranks_send_on_the_wire_what_the_factor_says(measured, op):
 
 
 class Alone(Bench):
-    """Runs each command in a network namespace of its own."""
+    """A workspace for tests whose commands each run in their own network namespace."""
 
     def command(self, *words):
         return [*apart(), *super().command(*words)]
 
 
 def difference(bench, strategy):
-    """Returns the metric wire_difference_pct. Repeats with longer runs until there are enough samples: samples are at least
-    25 ms apart, and the speed of steps differs between machines."""
+    """Returns the metric wire_difference_pct of a run. The metric needs enough samples of the network counter, which are at
+    least 25 ms apart. So the function repeats with more steps until the metric has a value; how many steps this takes depends
+    on the machine."""
     for steps in (250, 1000, 4000):
         matrix = Path(bench.matrix(f"axes: {{strategy: [{strategy}], gpus: [2]}}", steps=steps))
         matrix.write_text(matrix.read_text().replace("defaults:", "defaults:\n  instruments: {telemetry_hz: 40}"))
@@ -101,9 +103,10 @@ def difference(bench, strategy):
 @pytest.mark.line
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_runs_send_on_the_wire_what_their_collectives_should(tmp_path, monkeypatch, strategy):
-    """The metric compares the kernel's counters with the collectives. Its definition allows a difference of 6 %."""
-    # The fork server of other tests is in another network namespace, so this test needs its own. The path of a socket has at
-    # most 107 bytes.
+    """The metric wire_difference_pct compares the kernel's counters with the bytes of the collectives. A difference of up to 6
+    % is normal."""
+    # This test needs its own fork server, because those of other tests are in another network namespace. The path of a server's
+    # socket may have at most 107 bytes, so the folder is directly in /tmp.
     with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         assert difference(Alone(tmp_path), strategy) == pytest.approx(0, abs=6)

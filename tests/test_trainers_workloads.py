@@ -1,4 +1,4 @@
-"""Every workload on the menu is the model that it claims to be, and each tiny twin trains like the full model."""
+"""Every workload on the menu builds the model that it names, and each tiny workload trains like the full model."""
 
 import itertools
 import threading
@@ -20,7 +20,7 @@ TINY = [name for name in WORKLOADS if name.endswith("-tiny")]
 
 @pytest.fixture(scope="module")
 def task_of(tmp_path_factory):
-    """Returns a function that builds the task of a workload with changed options. No rank is started."""
+    """Returns a function that builds the task of a workload with the given options, without starting a rank."""
     from support_trainers import Bench
 
     vision_library.load()
@@ -34,7 +34,7 @@ def task_of(tmp_path_factory):
 
 
 def on_meta(task):
-    """Builds the model on the meta device, without memory for its parameters."""
+    """Builds the model of a task on the meta device, where parameters take no memory."""
     import torch
 
     with torch.device("meta"):
@@ -65,11 +65,13 @@ def test_parameters_and_operations_stand_on_the_menu_as_they_are_in_the_model(na
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_operations_are_those_that_torch_counts(name, task_of):
-    """Torch counts the matrix products and convolutions of a model without memory; models with blocks get two blocks.
+    """The number of operations of a workload agrees with what torch counts. Torch counts the matrix products and convolutions
+    of a model that takes no memory. Models with blocks are built with two blocks.
 
-    PaLM's 6N also counts weights that are in no product (biases, norms, the table of positions), so its excess must be exactly
-    six times their number. In backward, torch ignores the groups of convolutions. So a model with groups is compared with three
-    times its forward pass, minus the gradient of the images, which is never needed.
+    The formula 6N of PaLM also counts weights that are in no product (biases, norms, the table of positions), so the difference
+    must be exactly six times the number of these weights. In backward, torch does not take the groups of convolutions into
+    account. So for a model with grouped convolutions, the expected number is three times that of its forward pass, minus the
+    gradient of the images, which is never needed.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -78,12 +80,13 @@ def test_the_operations_are_those_that_torch_counts(name, task_of):
     workload = menu.workload(name)
     task = task_of(name, **({workload.blocks: 2} if workload.blocks else {}))
     batch = task.fetch(np.arange(2), torch.device("cpu"))
-    # The libraries cannot build language models on the meta device, and build other models much more slowly with fake tensors.
+    # Language models are built with fake tensors, because their library cannot build them on the meta device. Other models are
+    # built on the meta device, because fake tensors are much slower for them.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake if workload.unit == "tokens" else torch.device("meta"), FlopCounterMode(display=False) as counter:
         model = task.model()
         if hasattr(model, "set_attn_implementation"):
-            model.set_attn_implementation("eager")  # torch does not count fused attention on a CPU
+            model.set_attn_implementation("eager")  # on a CPU, torch does not count fused attention
         inputs, targets = (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (batch.inputs, batch.targets))
         outputs = task.outputs(model, Batch(inputs=inputs, targets=targets))
         forward = counter.get_total_flops()
@@ -101,7 +104,7 @@ def test_the_operations_are_those_that_torch_counts(name, task_of):
 
 @pytest.mark.parametrize("name", TINY)
 def test_every_parameter_of_a_tiny_workload_gets_a_gradient_from_one_item(name, task_of):
-    """The micro-batch has one image, so this also tests that BatchNorm gets more than one number per channel."""
+    """The micro-batch has a single image. So this also tests that BatchNorm gets more than one number per channel."""
     import torch
 
     task = task_of(name)
@@ -126,7 +129,7 @@ def test_a_tiny_workload_has_something_to_learn(name, bench, task_of):
     batch = task.fetch(np.array([0]), torch.device("cpu"))
     outputs = task.counted_classes or task.outputs(task.model(), batch).shape[-1]
     assert losses[0] == pytest.approx(np.log(outputs), rel=0.25)
-    # a median, because the mean depends on single steps that differ between processors
+    # The median is compared, because the mean depends on single steps that differ between processors.
     assert np.median(losses[-10:]) < 0.85 * losses[0]
     result = run.read_result()
     assert result.parameters == menu.workload(name).parameters
@@ -233,7 +236,7 @@ IMAGES = [(1, 1), (31, 1), (32, 1), (32, 2), (33, 1), (63, 1), (64, 1)]  # (imag
 
 
 def grid(name):
-    """Yields cells of a workload with sizes inside and outside of the allowed bounds."""
+    """Yields cells of a workload. Some of their sizes are allowed and others must be refused."""
     options = {option.name for option in menu.workload(name).options}
     for shape in SMALL_SHAPES if "n_embd" in options else [{}]:
         for size, items in IMAGES if "image_size" in options and not shape else [(None, 1)]:
@@ -245,7 +248,8 @@ def grid(name):
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_what_is_not_refused_can_be_built_and_takes_a_micro_batch(name, tmp_path):
-    """A cell that passes `jobs plan` never fails because of its sizes. Models without n_embd are built on the meta device."""
+    """A cell that `jobs plan` accepts never fails later because of its sizes: its model can be built and can process one
+    micro-batch. Models without the option n_embd are large, so they are built on the meta device."""
     import torch
 
     vision_library.load()
@@ -283,7 +287,8 @@ def test_a_thread_fetches_what_the_training_thread_would(task_of):
 
 @pytest.mark.parametrize("name", ["vgg16-tiny", "convnext-large-tiny", "vit-b-32-tiny", "gpt2-large-tiny"])
 def test_sharded_and_recomputed_twins_do_the_work_of_one_process(name, bench):
-    """Only twins without BatchNorm, because each rank has its own BatchNorm statistics."""
+    """These tiny workloads have no BatchNorm. With BatchNorm, each rank would have its own statistics, so the work would not
+    equal that of one process."""
     run = bench.complete(workload=name, strategy="fsdp2", gpus=2, steps=2, prove="auto", activation_checkpointing="full")
     proof = run.read_result().same_work
     assert proof.verdict == "proven", proof.why
@@ -291,7 +296,8 @@ def test_sharded_and_recomputed_twins_do_the_work_of_one_process(name, bench):
 
 @pytest.mark.parametrize("name", ["resnet101-tiny", "densenet121-tiny", "efficientnet-v2-l-tiny"])
 def test_twins_with_batch_norm_do_the_same_work_sharded_as_replicated(name, bench):
-    """Sharded or replicated, each of the two ranks has its own BatchNorm statistics."""
+    """Each of the two ranks has its own BatchNorm statistics, whether the model is sharded or replicated. So sharded and
+    replicated training must give the same losses."""
     keys = {"workload": name, "gpus": 2, "steps": 4}
     replicated = bench.losses(strategy="ddp", **keys)
     sharded = bench.losses(strategy="fsdp2", activation_checkpointing="full", **keys)
@@ -302,7 +308,8 @@ def test_twins_with_batch_norm_do_the_same_work_sharded_as_replicated(name, benc
     ("name", "strategy"), [("resnet50-tiny", "fsdp2"), ("efficientnet-v2-l-tiny", "zero1"), ("densenet121-tiny", "zero3")]
 )
 def test_batch_norm_bears_weights_in_bf16(name, strategy, bench):
-    """The statistics stay in fp32; torch itself refuses this mixture. Rounding to bf16 changes a number by at most 2**-9."""
+    """BatchNorm computes with weights in bf16 and statistics in fp32, a mixture that torch's own BatchNorm refuses. Rounding to
+    bf16 changes a number by at most 2**-9 of it."""
     keys = {"workload": name, "gpus": 2, "steps": 2}
     rounded, whole = bench.losses(strategy=strategy, precision="bf16", **keys), bench.losses(strategy="ddp", **keys)
     assert 1e-6 < abs(rounded[0] - whole[0]) < 0.01 * whole[0]

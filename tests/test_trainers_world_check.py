@@ -1,5 +1,5 @@
-"""When ranks have connected, they record their world (hosts, backend, interface). If it differs from run.json, they do not
-train."""
+"""When the ranks of a run have connected, they record their world (hosts, backend, network interface). If it differs from
+run.json, they do not train."""
 
 import os
 import shutil
@@ -15,8 +15,8 @@ from shardlab import files
 from shardlab.run import World
 
 pytest_plugins = ["support_trainers"]
-# Simulates two machines whose only connection is a loopback interface: two host names, in one new network in which every port
-# is free. Prints the exit codes of the ranks.
+# A shell script that simulates two machines which are connected only by a loopback interface: it runs a rank under each of two
+# host names in one new network namespace, in which every port is free. It prints the exit codes of the ranks.
 TWO_HOSTS = """
 ip link set lo up
 for rank in 0 1; do
@@ -29,13 +29,13 @@ NETWORK = ["unshare", "--map-root-user", "--net", "sh", "-c", TWO_HOSTS, "sh"]
 
 
 def on_nodes(run_dir, nnodes):
-    """Makes run.json say that the ranks of the run are on this number of nodes."""
+    """Changes run.json so that the two ranks of the run belong to this number of nodes."""
     run = run_dir.read_run()
     files.write_json(run_dir.run_json, msgspec.structs.replace(run, world=World(nnodes, 2 // nnodes, 2)))
 
 
 def met(run_dir):
-    """Returns what the ranks recorded about their world, and the reasons of all ranks that failed."""
+    """Returns (what the ranks recorded about their world, the reasons of all ranks that failed)."""
     events = run_dir.events()
     return [e.data for e in events if e.event == "met"], [e.data["why"] for e in events if e.event == "failed"]
 
@@ -58,7 +58,7 @@ def test_ranks_on_fewer_machines_than_the_run_says_are_refused(bench):
 
 
 def two_hosts(*command, **options):
-    """Runs a command on two simulated hosts and returns the printed exit codes."""
+    """Runs a command on each of two simulated hosts and returns the exit codes, one per line."""
     done = subprocess.run([*NETWORK, *command], stdout=subprocess.PIPE, text=True, timeout=HANG_S, check=False, **options)
     return done.stdout
 
@@ -94,10 +94,11 @@ for limit_s in map(float, sys.argv[1:]):
 
 
 def test_no_group_gives_up_before_the_supervisor_does():
-    """Groups must wait longer than the supervisor, because the supervisor can say which rank hangs.
+    """The time limit of a process group must be longer than the supervisor's limit for steps, because only the supervisor can
+    say which rank hangs.
 
-    A rank may wait for another rank that finishes its step just before the limit. Then the supervisor starts to count again; it
-    checks at most half a minute after the limit, and ends the run.
+    The supervisor may end a run later than its limit: if the last rank finishes a step just before the limit, the supervisor
+    counts the time from this step again, and it checks at most half a minute after the limit.
     """
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", TIMEOUTS, *map(str, LIMITS_S)]

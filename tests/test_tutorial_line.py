@@ -1,4 +1,5 @@
-"""Follows docs/tutorial-laptop.md as a reader would: its matrix and its commands in an empty folder, and the report."""
+"""Follows docs/tutorial-laptop.md as a reader would: writes the matrix of the page into an empty folder, runs the commands of
+the page, and checks the report."""
 
 import json
 import re
@@ -17,7 +18,8 @@ OURS = ("provision", "jobs", "collect")
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """A workspace after the commands of the page. The short form of the test runs each cell once, the page three times."""
+    """The workspace after all commands of the page have run. The page runs each cell three times; the short form of this test
+    runs each cell once."""
     for bench in benches(tmp_path_factory.mktemp("tutorial")):
         for name, text in re.findall(r"^```yaml title=\"(.*?)\"\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
             (bench.path / name).write_text(text if LONG else text.replace("repeats: 3", "repeats: 1"))
@@ -41,7 +43,8 @@ def test_the_tutorial_ends_with_a_report_of_equal_work(followed):
 
 @pytest.mark.parametrize("name", [name for name in NAMED if name.endswith((".json", ".jsonl"))])
 def test_the_files_have_the_keys_that_are_described(followed, name):
-    """docs/reference/json-files.md describes them; the tutorial makes all of them but two that a cell has to ask for."""
+    """docs/reference/json-files.md describes the keys of each file. The tutorial writes all described files except two, which
+    exist only if a cell asks for them."""
     pattern = re.sub(r"RUN_ID|WRITER|RRRRR|HOST", "*", name)
     paths = sorted(followed.path.glob(pattern))
     assert bool(paths) == (name not in ("runs/RUN_ID/validation.jsonl", "runs/RUN_ID/memory/rank-RRRRR.json"))

@@ -1,4 +1,5 @@
-"""A sampler that is killed during a run is started again. The run continues, and its report says which telemetry is missing."""
+"""If a sampler is killed during a run, the supervisor starts it again. The run continues, and the report says for which time
+telemetry is missing."""
 
 import contextlib
 import re
@@ -24,7 +25,7 @@ def lines_of_samples(folder):
 
 
 def sampler_of(folder):
-    """Returns the sampler process of this run, or None."""
+    """Returns the process of the sampler of this run; None if no such process runs."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess):
             words = process.cmdline()
@@ -34,7 +35,7 @@ def sampler_of(folder):
 
 
 def kill_sampler(folder):
-    """Kills the sampler of this run, and waits until the supervisor of the run has recorded the end of the sampler."""
+    """Kills the sampler of this run, and waits until the run's supervisor has recorded that the sampler ended."""
     sampler = until(lambda: sampler_of(folder), "the run has a sampler", HANG_S)
     ends = ended(folder)
     sampler.kill()
@@ -53,9 +54,9 @@ def test_a_run_whose_sampler_is_killed_goes_on_and_its_report_says_so(bench):
     kill_sampler(at_once)
     (midway,) = (folder for folder in folders if folder is not at_once)
     until(lambda: any(not record.warmup for record in midway.steps(0).records), "the other run is timed", HANG_S)
-    enough = lines_of_samples(midway) + 3  # enough for some samples in the timed window, also on a busy machine
+    enough = lines_of_samples(midway) + 3  # enough for some samples in the timed steps, also on a busy machine
     until(lambda: lines_of_samples(midway) >= enough, "the sampler gets to the timed window", HANG_S)
-    for _ in range(SAMPLER_STARTS):  # after the last kill, the sampler is not started again
+    for _ in range(SAMPLER_STARTS):  # after so many starts, the supervisor does not start the sampler again
         kill_sampler(midway)
     until(lambda: set(bench.states().values()) == {"completed"}, "both runs complete", HANG_S)
     summary = bench.json("collect", "summarize")

@@ -24,7 +24,7 @@ def browser():
 
 @contextlib.contextmanager
 def shown(browser, url, width=support_browser.WIDTH, **options):
-    """Yields (the page after its first data arrived, all addresses that the page requested, all warnings and errors of the
+    """Yields (the page after it has shown its first data, the addresses that the page requested, the warnings and errors of the
     page)."""
     context = browser.new_context(viewport={"width": width, "height": support_browser.HEIGHT}, **options)
     page, requests, complaints = context.new_page(), [], []

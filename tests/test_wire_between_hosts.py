@@ -1,8 +1,9 @@
-"""An all-reduce of known size between two hosts, as the samplers of both hosts see it on the wire.
+"""Two ranks on two hosts make an all-reduce of known size, and the samplers of both hosts see its bytes on the wire.
 
-Each host is a network namespace with one end of a veth pair, and has its own sampler and its own gloo rank. The samplers read
-the kernel's counters, which share no code with the factors of `trainers.communication`. The tolerance is 3 % for the payload,
-and 6 % with headers: Ethernet, IP and TCP headers of full packets are 66 of 1514 bytes, and acknowledgements come on top.
+Each host is a network namespace with one end of a veth pair, its own sampler and its own gloo rank. The samplers read the
+kernel's counters, which share no code with the factors of `trainers.communication`. The tolerance is 3 % if packets are large.
+It is 6 % for packets of at most 1514 bytes, of which the headers of Ethernet, IP and TCP take 66 bytes; acknowledgements are
+sent in addition.
 """
 
 import os
@@ -18,14 +19,15 @@ from shardlab.record import Sample, read_lines
 from trainers.communication import Call
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
-PAYLOAD = 24_000_000  # bytes of the tensor
+PAYLOAD = 24_000_000  # bytes of the tensor that is all-reduced
 TIMES = 3
 HOSTS = ("10.97.0.1", "10.97.0.2")
-HEADERS = {"large packets": 0.03, "packets of a network card": 0.06}  # how packets are counted -> tolerance
+HEADERS = {"large packets": 0.03, "packets of a network card": 0.06}  # maps the kind of packets to the tolerance
 
-# Runs in a new network namespace: makes a second namespace that is connected to it, with the process that stays in it.
+# A shell script that runs in a new network namespace (the first host). It makes a second network namespace (the second host),
+# in which a process stays until the test writes a line, and connects the two.
 # $1: `on` if the kernel may hand packets of 64 KiB to the interface, as it does between virtual interfaces; `off` if each
-# packet has at most 1500 bytes, as on a cable. The test writes a line to end the second namespace.
+# packet may have at most 1500 bytes, as on a cable.
 MADE = f"""
 set -e
 unshare --net sleep 3600 & other=$!
@@ -57,12 +59,13 @@ os._exit(0)
 
 @pytest.fixture(params=HEADERS)
 def hosts(request):
-    """The words that run a command on each of the two hosts, and the tolerance."""
+    """Yields (one prefix for each of the two hosts, the tolerance). A command is run on a host if the prefix of the host is put
+    before the words of the command."""
     words = ["unshare", "--net", "sh", "-c", MADE, "sh", "on" if request.param == "large packets" else "off"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as made:
         pids = made.stdout.readline().split()
         assert len(pids) == len(HOSTS)
-        # /sys shows the interfaces of the network namespace in which it was mounted.
+        # /sys shows the network interfaces of the namespace in which it was mounted, so each host mounts its own /sys.
         inside = 'mount -t sysfs none /sys && exec "$@"'
         at = [["nsenter", "--target", pid, "--net", "unshare", "--mount", "sh", "-c", inside, "sh"] for pid in pids]
         yield at, HEADERS[request.param]
@@ -70,7 +73,7 @@ def hosts(request):
 
 
 def seen(path):
-    """The samples in a file so far."""
+    """Returns the samples that the sampler has written to a file so far."""
     return read_lines(path, Sample).records if path.exists() else []
 
 
@@ -93,7 +96,8 @@ def test_an_all_reduce_is_seen_on_the_wire(hosts, tmp_path):
             subprocess.Popen([*words, sys.executable, "-c", RANK, str(rank)], env=environment) for rank, words in enumerate(at)
         ]
         assert [rank.wait(300) for rank in ranks] == [0, 0]
-        counts = [len(seen(file)) for file in files]  # the sample that is being taken now may be of an earlier moment
+        # The sample that a sampler is taking now may be older than the end of the ranks, so the test waits for later samples.
+        counts = [len(seen(file)) for file in files]
         until(lambda: all(len(seen(file)) > count + 1 for file, count in zip(files, counts, strict=True)), "later samples")
     finally:
         for sampler in samplers:

@@ -1,4 +1,4 @@
-"""A workspace is one folder, whichever spelling of its path a person uses."""
+"""A workspace is one folder, and shardlab treats all spellings of the path of this folder alike."""
 
 import json
 import os
@@ -33,7 +33,8 @@ SPELLINGS = {
     "absolute": "{parent}/ws", "by the parent": "../ws", "a dot": ".", "a slash at the end": "../ws/",
     "a symlink": "{parent}/link", "through a symlink and back": "{parent}/link/../ws", "twice": "../ws/../ws",
 }  # fmt: skip
-# A fake ssh that answers like a controller when files are uploaded, and logs the workspace folder of each command.
+# A fake `ssh` that answers the upload of files as a controller does. It logs the path of the workspace on the controller for
+# each command.
 SSH = f"""\
 #!{sys.executable}
 import base64, re, shlex, sys
@@ -76,7 +77,8 @@ def test_runs_are_sent_to_one_folder_of_the_cluster_by_every_spelling(ws, tmp_pa
     (tmp_path / "bin/ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     for how in SPELLINGS:
-        (ws / ".shardlab/away.json").unlink(missing_ok=True)  # so that each spelling is the first
+        # Without away.json, shardlab must compute the path of the workspace on the controller again for each spelling.
+        (ws / ".shardlab/away.json").unlink(missing_ok=True)
         assert main(["submit", "--matrix", "quickstart", "--workspace", spelled(tmp_path, how)]) == 0
     folders = log.read_text().splitlines()
     assert len(folders) == 2 * len(SPELLINGS)
@@ -92,7 +94,8 @@ def test_a_workspace_that_was_recorded_by_another_spelling_keeps_its_folder(ws, 
 
 
 def recorded_away(ws, path, shared="/mydata"):
-    """Writes the record that an older release would have written for this spelling, and returns the record."""
+    """Writes the record that an older version of shardlab would have written for this spelling of the path. Returns the
+    record."""
     there = remote_workspace.of(Workspace(ws), cluster.load(ws / "cluster.yaml"))
     fields = {name: getattr(there, name) for name in there.__struct_fields__}
     old = remote_workspace.RemoteWorkspace(

@@ -1,4 +1,4 @@
-"""shardlab reports a workspace that other users can change."""
+"""shardlab reports a workspace if other users can change its files."""
 
 import os
 from pathlib import Path
@@ -21,8 +21,8 @@ def workspace(tmp_path):
 
 def test_one_that_only_its_owner_can_write_is_not_reported(workspace):
     assert workspace.exposed() == []
-    workspace.runs.chmod(0o775)  # the members of a group may work together
-    workspace.own.chmod(0o1777)  # the sticky bit: as in /tmp, each user can change only own files
+    workspace.runs.chmod(0o775)  # a group of users may share a workspace
+    workspace.own.chmod(0o1777)  # with the sticky bit, as in /tmp, each user can change only the user's own files
     assert workspace.exposed() == []
     assert Workspace(workspace.path / "not there").exposed() == []
 

@@ -1,4 +1,4 @@
-"""Code in a workspace that came from elsewhere is not executed unless the user says --trust."""
+"""Code in a workspace that was made elsewhere is executed only if the user says --trust."""
 
 import shutil
 import tarfile
@@ -34,15 +34,15 @@ axes: {seed: [1]}
 
 
 def call(workspace, words):
-    """Runs a command in a workspace and returns its exit code."""
+    """Runs a command, given as a text, in a workspace and returns its exit code."""
     program, *others = words.split()
     return MAIN[program]([*others, "--workspace", str(workspace.path)])
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
-    """Returns (a tar file of a workspace with a failed run of a workload of its own, the file that the workload's code
-    writes)."""
+    """Returns (a tar file of a workspace, a path). The workspace contains a hostile workload and a failed run of it. The
+    hostile code writes a file at the path when it is executed."""
     folder = tmp_path_factory.mktemp("theirs")
     marker = folder / "marker"
     theirs = Workspace(folder / "w")
@@ -61,7 +61,8 @@ def archive(tmp_path_factory):
 
 @pytest.fixture
 def opened(archive, tmp_path):
-    """Returns (the unpacked workspace, the file that the workload's code writes if it is executed)."""
+    """Returns (the workspace that was unpacked from the tar file, the path of the file that exists only if the hostile code was
+    executed)."""
     tar, marker = archive
     marker.unlink(missing_ok=True)
     with tarfile.open(tar) as open_tar:

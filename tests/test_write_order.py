@@ -1,4 +1,5 @@
-"""The order of writes, syncs and renames: a kill or a power loss at any moment loses nothing that was already saved."""
+"""Files are written, synced and renamed in an order in which a kill or a power loss at any moment loses nothing that was
+already saved."""
 
 import json
 import os
@@ -11,9 +12,9 @@ import pytest
 from shardlab import checkpoint, files
 
 KEPT_STEP, NEW_STEP = 4, 8
-# In a new folder each time, saves a checkpoint of step 4, then one of step 8 in a forked child. Child N is killed before the
-# Nth change of the file system in its commit. After each child, prints which checkpoints are listed as complete and which of
-# them are damaged.
+# A program that saves a checkpoint of step 4 in a new folder, and then a checkpoint of step 8 in a forked child. It repeats
+# this: child N is killed before the Nth change that its commit makes to the file system. After each child, the program prints
+# which checkpoints are listed as complete and which of them are damaged.
 KILLED_AT_EACH_CALL = f"""
 import json, os, shutil, signal, sys
 from pathlib import Path
@@ -63,7 +64,8 @@ def test_a_checkpoint_whose_commit_is_killed_at_any_call_is_whole_or_not_listed(
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     ends = [json.loads(line) for line in done.stdout.splitlines()]
     assert [ended for ended, _, _ in ends] == [-9] * (len(ends) - 1) + [0]
-    assert len(ends) > 5  # the manifest is opened, written, synced and renamed, then the folder is renamed
+    # There are at least five changes: the manifest is opened, written, synced and renamed, and the folder is renamed.
+    assert len(ends) > 5
     listed = [steps for _, steps, _ in ends]
     first_with_both = listed.index([NEW_STEP, KEPT_STEP])
     assert listed == [[KEPT_STEP]] * first_with_both + [[NEW_STEP, KEPT_STEP]] * (len(ends) - first_with_both)
@@ -72,7 +74,7 @@ def test_a_checkpoint_whose_commit_is_killed_at_any_call_is_whole_or_not_listed(
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The syncs and renames, in their order, with the names of the files."""
+    """Yields the list of the calls of fsync and rename, in their order, with the names of their files."""
     made = []
     real_fsync, real_rename = os.fsync, os.rename
 
@@ -96,8 +98,8 @@ def write_in_pieces(path, content):
 
 @pytest.mark.parametrize("write", [files.write_atomic, write_in_pieces])
 def test_a_file_is_synced_before_its_rename_and_its_folder_after_it(tmp_path, calls, write):
-    """After a power loss, the old file or the new file exists, never an empty one. After the call has returned, it is the
-    new file."""
+    """After a power loss during the write, the file has the old content or the new content and is never empty. After the call
+    has returned, it has the new content."""
     write(tmp_path / "a.json", b"{}")
     (_, temporary), *_ = calls
     assert temporary not in ("a.json", tmp_path.name)

@@ -17,7 +17,8 @@ LEAST_PCT = 85.0
 
 
 def main() -> int:
-    """Returns 0 if enough mutants are killed and the page gives a reason for every surviving mutant, else 1."""
+    """Judges the mutants and prints the result. Returns 0 if enough mutants are killed and docs/design/mutants.md gives a
+    reason for every surviving mutant, else 1."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=14, help="which mutants are drawn (default: %(default)s)")
     parser.add_argument("--number", type=int, default=200, help="how many are drawn (default: %(default)s)")
@@ -43,7 +44,7 @@ def _report(judged: list[tuple[Mutant, Result]], number: int) -> int:
         print("no mutant was judged")
         return 1
     killed = sum(result.is_killed for _, result in judged)
-    share = 100 * killed / number  # a mutant that is not judged yet is not killed
+    share = 100 * killed / number  # a mutant that is not judged yet counts as not killed
     outcomes = Counter(result.outcome for _, result in judged)
     least = "at least " if len(judged) < number else ""
     print(f"{least}{killed} of {number} mutants are killed: {least}{share:.1f} % (asked: {LEAST_PCT:g} %)")
@@ -65,7 +66,7 @@ def _report(judged: list[tuple[Mutant, Result]], number: int) -> int:
 
 
 def _row(mutant: Mutant, result: Result, reason: str) -> str:
-    """The row of a surviving mutant in the table of the page."""
+    """The row for a surviving mutant in the table of docs/design/mutants.md."""
     before, after = (text.replace("|", "\\|") for text in mutant.change())
     tests = "none" if result.outcome == UNCOVERED else str(result.judges)
     tests += f" (+ {result.left_out} not run)" if result.left_out else ""
@@ -73,7 +74,7 @@ def _row(mutant: Mutant, result: Result, reason: str) -> str:
 
 
 def _reasons() -> dict[str, str]:
-    """The reasons in the page, by the name of the mutant."""
+    """Maps the name of each mutant in docs/design/mutants.md to the reason that the page gives for its survival."""
     if not PAGE.exists():
         return {}
     lines = (line for line in PAGE.read_text().splitlines() if line.startswith("| "))

@@ -1,4 +1,4 @@
-"""Chooses the tests that judge a mutant, and their order."""
+"""Chooses the tests that judge a mutant, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from copies import ROOT, WORK, product_digest, sources
 from drawing import Mutant
 from recording import place, test_files
 
-# Tests are chosen, the fastest first, until the sum of their recorded times is this. The report says how many were left out.
+# The limit of time for one mutant: tests are chosen, the fastest first, until the sum of their recorded times reaches this
+# limit. The report says how many tests were left out.
 BUDGET_S = 180.0
-# The time to start pytest; it is added to the time of the tests of a file when the files are sorted.
+# The time that pytest needs to start. It is added to the time of the tests of a file when files are sorted by their mean time
+# per test.
 START_S = 2.0
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tests of one file, the fastest first, with the recorded time of each test in seconds."""
+    """The chosen tests of one test file with their recorded times in seconds, the fastest test first."""
 
     file: str
     tests: dict[str, float]
@@ -32,10 +34,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Choice:
-    """The tests that judge a mutant.
+    """The tests that are chosen to judge a mutant.
 
     batches:  the tests by file, in the order in which they run
-    left_out: number of tests that run the line but are not chosen, because the budget of time was used up
+    left_out: number of tests that run the line but are not chosen, because the limit of time was used up
     how:      "line" if the tests run the line, "import" if the line runs when its file is imported
     """
 
@@ -45,7 +47,7 @@ class Choice:
 
 
 class Recordings:
-    """The recordings of all test files together. A test that fails or is skipped without a mutant is never chosen.
+    """The recordings of all test files together. A test that failed or was skipped when it was recorded is never chosen.
 
     confirmed:  tests that killed a mutant and then passed without a mutant
     unreliable: tests that killed a mutant but also failed without a mutant
@@ -60,7 +62,8 @@ class Recordings:
         self.confirmed, self.unreliable = set(killers["confirmed"]), set(killers["unreliable"])
         self._seconds: dict[str, float] = {}
         self._lines: dict[str, dict[int, set[str]]] = {}
-        self._imported: set[tuple[str, int]] = set()  # lines that run when a file is imported, before any test
+        # (file, line) of lines that run when the file is imported, before any test
+        self._imported: set[tuple[str, int]] = set()
         for test_file in test_files():
             kept = place(test_file)
             if not kept.exists():
@@ -94,10 +97,10 @@ class Recordings:
         self._kept.write_text(json.dumps({"confirmed": sorted(self.confirmed), "unreliable": sorted(self.unreliable)}))
 
     def choose(self, mutant: Mutant) -> Choice:
-        """Choose the tests for a mutant: the tests that run its line.
+        """Chooses the tests that judge a mutant: the tests that run its line.
 
-        A line that runs when its file is imported runs for every test. For such a line, the tests are chosen that run another
-        line of the file, then the tests that run a line of a file that imports it.
+        A line that runs when its file is imported runs before every test. For such a line, the tests that run any other line of
+        the file are chosen first, then the tests that run a line of a file that imports it.
         """
         lines = self._lines.get(mutant.file, {})
         span = range(mutant.line, mutant.end + 1)
@@ -130,7 +133,7 @@ class Recordings:
 
 
 def _importers(file: str) -> list[str]:
-    """The files of the four packages that import this file by its module name."""
+    """The files of the product (its four packages) that import this file by its module name."""
     module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
     return [other for other in sources() if other != file and module in _imports(other)]
 

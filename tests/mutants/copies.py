@@ -1,4 +1,5 @@
-"""Makes copies of the repository, each with a virtual environment. Mutants are put into copies, never into the working tree."""
+"""Makes copies of the repository, each with a virtual environment. Mutants (small changes of the code) are put only into these
+copies, never into the working tree."""
 
 from __future__ import annotations
 
@@ -32,14 +33,15 @@ if "COVERAGE_PROCESS_START" in os.environ:
 
 @cache
 def tracked() -> list[str]:
-    """The names of all files of the repository that git does not ignore, at the start of this process."""
+    """The names of all files of the repository that git does not ignore. They are read once, at the first call in this
+    process."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     return sorted(name for name in names if name and (ROOT / name).is_file())
 
 
 def digest(names: Iterable[str]) -> str:
-    """A digest of 12 characters that changes if one of these files changes."""
+    """A digest of 12 characters of these files. It changes if the name or the content of a file changes."""
     found = hashlib.sha256()
     for name in names:
         found.update(f"{name}\n".encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())
@@ -53,13 +55,13 @@ def sources() -> list[str]:
 
 @cache
 def product_digest() -> str:
-    """The digest of the product. Results of mutants are valid only for the same digest."""
+    """The digest of the product's files. The result of a mutant is valid only as long as this digest does not change."""
     return digest(name for name in tracked() if name.split("/")[0] in PRODUCT)
 
 
 @cache
 def tests_digest() -> str:
-    """The digest of the tests. That a mutant survived is valid only for the same digest."""
+    """The digest of the tests. The result "survived" of a mutant is valid only as long as this digest does not change."""
     return digest(name for name in tracked() if name.startswith("tests/") and not name.startswith("tests/mutants/"))
 
 
@@ -75,7 +77,8 @@ class Copy:
 
     @staticmethod
     def make(name: str) -> Copy:
-        """Copies the repository. A copy of an earlier run is deleted, because it may contain a mutant."""
+        """Makes a copy of the repository. If a copy of this name is left from an earlier run, it is deleted first, because it
+        may contain a mutant."""
         path = WORK / name
         shutil.rmtree(path, ignore_errors=True)
         for file in tracked():
@@ -83,7 +86,8 @@ class Copy:
             there.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, there)
         _environment(path)
-        # The path must be short, because the path of a socket inside it may have at most 107 characters.
+        # The path of the scratch folder must be short, because tests make sockets in it and the path of a socket may have at
+        # most 107 characters.
         return Copy(path, Path(tempfile.mkdtemp(prefix="mutants-")))
 
     def command(self, plugin: str, *test_files: str) -> list[str]:
@@ -124,7 +128,7 @@ class Copy:
                     continue
 
     def clean(self) -> None:
-        """Removes the files that tests wrote."""
+        """Removes the files that tests wrote into the scratch folder."""
         for name in ("tests", "hypothesis"):
             shutil.rmtree(self.scratch / name, ignore_errors=True)
 
@@ -135,10 +139,10 @@ class Copy:
 
 
 def _environment(path: Path) -> None:
-    """Makes a virtual environment without packages in a copy.
+    """Makes a virtual environment without packages of its own in a copy of the repository.
 
-    Its import path contains the copy, then the packages of the environment that runs this file. Python does not read the `.pth`
-    files of these packages, so it never imports the product from the working tree.
+    The import path of the environment contains the copy, and after it the packages of the environment that runs this file.
+    Python does not read the `.pth` files of these packages, so it never imports the product from the working tree.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", path / ".venv"], check=True)
     (packages,) = (path / ".venv" / "lib").glob("python3*/site-packages")

@@ -1,7 +1,7 @@
-"""Draws mutants (small changes of the code) at random, by a seed.
+"""Draws mutants (small changes of the product's code) at random; the same seed draws the same mutants.
 
-A mutant is identified by the file, definition, text of the line and operator of its change, not by a line number. So if some
-code changes, the same seed still draws the same mutants from the code that did not change.
+A mutant is identified by the file, the definition, the text of the line and the operator of its change, and not by a line
+number. So if some code changes, the same seed still draws the same mutants from the code that did not change.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes
 from cosmic_ray.mutating import mutate_code
 
-# Operators of Cosmic Ray that are not used because they need arguments. Replacing `==` by `is` is not used either, because
-# `3 is 3` is true, so such a mutant says nothing about the tests.
+# Operators of Cosmic Ray (kinds of changes) that are not used, because they need arguments. Operators that replace `==` by `is`
+# are not used either: `3 is 3` is true, so a test that does not detect such a mutant is not at fault.
 WITH_ARGUMENTS = {"VariableReplacer", "VariableInserter"}
-# In these nodes a bare `*` separates parameters; Cosmic Ray would treat it as a multiplication.
+# Parso's names of the nodes in which a bare `*` separates parameters. Cosmic Ray would treat this `*` as a multiplication.
 SIGNATURES = {"parameters", "lambdef"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one file.
+    """One change of one file of the product.
 
     file:       path of the file, relative to the root of the repository
     definition: qualified name of the function or class that contains the change; empty at module level
     text:       the line before the change, without its indentation
-    operator:   the name of the operator in Cosmic Ray
+    operator:   the name of the kind of change in Cosmic Ray, such as the replacement of `<` by `<=`
     repeat:     index of the change among the changes by this operator with the same definition and text, starting at 0
-    at:         number of the changed line, in this tree
-    line, end:  first and last line of the statement (for a compound statement: of its head), in this tree
-    occurrence: the number that Cosmic Ray gives the change in this file, in this tree
+    at:         number of the changed line, in the present version of the file
+    line, end:  first and last line of the changed statement (for a compound statement: of its head), in the present version
+    occurrence: the number that Cosmic Ray gives the change, in the present version of the file
     """
 
     file: str
@@ -54,17 +54,18 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """A name of 12 characters. It is the same in every tree in which the changed code is the same."""
+        """A name of 12 characters for the mutant. It is the same in every version of the repository in which the changed code
+        is the same."""
         return _digest(self.file, self.definition, self.text, self.operator, self.repeat)
 
     def changed(self) -> str:
-        """The text of the file with the change."""
+        """The content of the mutant's file after the change."""
         text = mutate_code((ROOT / self.file).read_text(), plugins.get_operator(self.operator)(), self.occurrence)
         assert text is not None, self
         return str(text)
 
     def change(self) -> tuple[str, str]:
-        """(the lines that the change removes, the lines that it adds), each joined to one line."""
+        """(the lines that the mutant removes, the lines that it adds). The lines of each are joined to one line."""
         before, after = (ROOT / self.file).read_text().splitlines(), self.changed().splitlines()
         while before and after and before[0] == after[0]:
             del before[0], after[0]
@@ -74,10 +75,10 @@ class Mutant:
 
 
 def draw(seed: int, number: int) -> list[Mutant]:
-    """Draws places in the code, and at each place one of the changes that the operators offer.
+    """Draws places in the code at random. At each place, chooses one of the changes that the operators offer there.
 
-    number: how many places are drawn. Each place has the same probability, whatever the number of operators that fit it: the
-    places are sorted by a digest of the seed and their content, and the first ones are taken.
+    number: how many places are drawn. All places have the same probability, however many operators fit a place: the places are
+    sorted by a digest of the seed and of their content, and the first places are taken.
     """
     kept = WORK / product_digest() / f"drawn-{seed}-{number}.json"
     if kept.exists():
@@ -118,7 +119,8 @@ def _of_identity(name: str) -> bool:
 
 
 def _places(file: str) -> dict[tuple[tuple[int, int], tuple[int, int]], list[Mutant]]:
-    """All mutants of a file, by the place that they change: ((line, column) of its start, (line, column) of its end)."""
+    """All mutants of a file, grouped by the place that they change. A place is ((line, column) of its start, (line, column) of
+    its end)."""
     code = (ROOT / file).read_text()
     lines, outline = code.splitlines(), _Outline(code)
     nodes = list(ast_nodes(parso.parse(code)))
@@ -143,7 +145,7 @@ def _places(file: str) -> dict[tuple[tuple[int, int], tuple[int, int]], list[Mut
 
 
 class _Outline:
-    """The places of the definitions and statements in a file, and of the text that never runs, such as annotations."""
+    """Where the definitions and the statements of a file are, and which parts of its text never run, such as annotations."""
 
     def __init__(self, code: str) -> None:
         tree = ast.parse(code)
@@ -176,7 +178,8 @@ class _Outline:
             self._dead.append(((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)))
 
     def runs(self, start: tuple[int, int], end: tuple[int, int]) -> bool:
-        """Whether this text runs: it is not in an annotation, `__all__`, a type alias or code that only type checkers read."""
+        """Whether the text between two positions runs, that is, is not in an annotation, `__all__`, a type alias or code that
+        only type checkers read."""
         return not any(first <= start and end <= last for first, last in self._dead)
 
     def definition(self, line: int) -> str:
@@ -189,8 +192,8 @@ class _Outline:
 
 
 def _is_for_type_checkers(node: ast.AST) -> TypeGuard[ast.stmt]:
-    """Whether a statement is only for type checkers: `if TYPE_CHECKING:`, `__all__`, or a union of types with a name such as
-    `RunState`, as types are written."""
+    """Whether only type checkers need a statement: `if TYPE_CHECKING:`, an assignment to `__all__`, or the definition of a type
+    alias such as `RunState = A | B`."""
     if isinstance(node, ast.If):
         return "TYPE_CHECKING" in ast.dump(node.test)
     if not isinstance(node, ast.Assign):

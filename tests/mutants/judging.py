@@ -1,6 +1,7 @@
-"""Judges each mutant with the light tests that run its line.
+"""Judges each mutant: runs the tests that run the changed line (except tests with the marker `line`), and records whether a
+test fails.
 
-Each result is written to its own file, so that a run that was interrupted can continue where it stopped.
+Each result is written to its own file, so that an interrupted `make mutants` can continue where it stopped.
 """
 
 from __future__ import annotations
@@ -20,23 +21,25 @@ from copies import WORK, Copy, end_group, now, product_digest, tests_digest
 from drawing import Mutant
 
 KILLED, TIMEOUT, SURVIVED, UNCOVERED = "killed", "timeout", "survived", "uncovered"
-# A test counts as hanging after this time plus ten times its recorded time. If the machine is busy with other work, this limit
-# is multiplied by the load per processor.
+# A test hangs if it takes longer than this time plus ten times its recorded time. If the machine is busy with other work, this
+# limit is multiplied by the load per processor.
 HANGS_S = 60.0
-# The tests of the first files run in one process, because most mutants do not survive them. All other files share a second one.
+# The tests of this number of files run in a first process, which kills most mutants. The tests of all other files run in a
+# second process.
 FIRST_FILES = 2
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a mutant ended.
+    """The result of judging a mutant.
 
-    outcome:    killed, timeout (killed because a test did not end), survived, or uncovered (no light test runs the line)
+    outcome:    killed, timeout (killed because a test did not end), survived, or uncovered (no test without the marker `line`
+                runs the changed line)
     killer:     the test that failed or did not end
-    judges:     number of tests that were chosen
-    left_out:   number of tests that run the line but were not chosen, because the budget of time was used up
+    judges:     number of tests that were chosen to judge the mutant
+    left_out:   number of tests that run the line but were not chosen, because the limit of time was used up
     how:        "line", or "import" if the line runs when its file is imported
-    tests:      digest of the tests (copies.tests_digest) at the time of judging
+    tests:      digest of the tests (copies.tests_digest) when the mutant was judged
     seconds:    the time that the tests took
     """
 
@@ -59,9 +62,10 @@ def place(mutant: Mutant) -> Path:
 
 
 def known(mutant: Mutant) -> Result | None:
-    """The stored result of a mutant if it is still valid, else None.
+    """The stored result of a mutant if the result is still valid, else None.
 
-    A kill is valid as long as the product does not change; a survival is valid as long as the tests do not change either.
+    A mutant that was killed counts as killed as long as the product does not change. A mutant that survived counts as such only
+    as long as the tests do not change either.
     """
     try:
         result = Result(**json.loads(place(mutant).read_text()))
@@ -71,7 +75,8 @@ def known(mutant: Mutant) -> Result | None:
 
 
 def judge(mutants: list[Mutant], recordings: Recordings, workers: int, tests: str) -> None:
-    """Judges the mutants that have no valid result. workers: how many are judged at once. tests: the digest of the tests."""
+    """Judges all mutants that have no valid result. workers: how many mutants are judged at the same time. tests: the digest of
+    the tests."""
     due = [mutant for mutant in mutants if known(mutant) is None]
     print(f"{now()} judges {len(due)} of {len(mutants)} mutants", file=sys.stderr)
     copies: Queue[Copy] = Queue()
@@ -113,10 +118,11 @@ def _judge(copy: Copy, mutant: Mutant, recordings: Recordings, number: int, test
 
 
 def confirm(mutants: list[Mutant], recordings: Recordings) -> bool:
-    """Runs the tests that killed mutants again, without a mutant.
+    """Runs the tests that killed mutants once more, on the code without a mutant.
 
-    If a test fails now too (such as because the machine is busy), its failure does not prove that it detects the mutant: its
-    kills are deleted, and the test is not used any more. Returns whether some mutants must be judged again.
+    If a test fails here too (for example because the machine is busy), its failures do not prove that it detects mutants. Then
+    the results of the mutants that it killed are deleted, and the test is not used any more. Returns whether some mutants must
+    be judged again.
     """
     kills: dict[str, list[Mutant]] = {}
     for mutant in mutants:
@@ -129,7 +135,7 @@ def confirm(mutants: list[Mutant], recordings: Recordings) -> bool:
     print(f"{now()} runs the {len(kills)} tests that killed without a mutant", file=sys.stderr)
     copy = Copy.make("judge-0")
     for file, killers in files.items():
-        named = dict.fromkeys(killers, 0.0)  # if a killer is a file whose import failed, running it only imports the file
+        named = dict.fromkeys(killers, 0.0)  # a killer may be a file whose import failed; then this run only imports the file
         while named and (ended := _run(copy, [Batch(file, named)]))[0] != SURVIVED:
             if "::" not in ended[1]:
                 raise RuntimeError(f"{file} cannot be run without a mutant: {ended[1]}")
@@ -144,10 +150,10 @@ def confirm(mutants: list[Mutant], recordings: Recordings) -> bool:
 
 
 class _InPlace:
-    """Puts a mutant into a copy, and restores the file afterwards.
+    """A context in which a file of a copy contains a mutant. At its end, the original file is restored.
 
-    Each mutant gets a different modification time (mtime), because Python uses cached bytecode if the mtime and the size of the
-    source are the same.
+    Each mutant gives the file another modification time (mtime), because Python uses cached bytecode if the mtime and the size
+    of a source file are unchanged.
     """
 
     def __init__(self, copy: Copy, mutant: Mutant, number: int) -> None:
@@ -166,7 +172,7 @@ class _InPlace:
 
 
 def _run(copy: Copy, batches: list[Batch]) -> tuple[str, str]:
-    """Runs tests until the first failure. Returns the outcome and the test that failed, or the file whose import failed."""
+    """Runs tests until a test fails. Returns (outcome, the test that failed or the test file whose import failed)."""
     seconds = {name: took for batch in batches for name, took in batch.tests.items()}
     chosen, running = copy.scratch / "chosen.json", copy.scratch / "running"
     failed = running.with_suffix(".failed")
@@ -192,5 +198,6 @@ def _run(copy: Copy, batches: list[Batch]) -> tuple[str, str]:
     copy.clean()
     if hangs:
         return TIMEOUT, test or batches[0].file
-    # Exit code 5 of pytest means that no test ran, because the mutant changed the names of the parametrized tests.
+    # Exit code 5 of pytest means that no test ran. This happens if the mutant changes the names of parametrized tests, so that
+    # the chosen tests are not found.
     return (SURVIVED, "") if process.returncode in (0, 5) else (KILLED, killer or batches[0].file)

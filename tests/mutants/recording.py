@@ -1,4 +1,5 @@
-"""Records once which light tests run which lines and how long each test takes. Each test file runs in a process of its own."""
+"""Records once which tests run which lines of the product, and how long each test takes. Each test file runs in its own
+process. Tests with the marker `line`, which take long, are left out."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ disable_warnings = no-data-collected, module-not-imported, module-not-measured, 
 
 
 def test_files() -> list[str]:
-    """All test files. The tests of the trainers are last, because each of these files imports torch."""
+    """The names of all test files. Those of the trainers are last, because each of them imports torch."""
     found = [name for name in tracked() if name.startswith("tests/test_") and name.endswith(".py")]
     return sorted(found, key=lambda name: (name.startswith("tests/test_trainers"), name))
 
@@ -49,7 +50,7 @@ def place(test_file: str) -> Path:
 
 
 def record(workers: int) -> None:
-    """Records the test files that have no valid recording. workers: how many are recorded at the same time."""
+    """Records all test files that have no valid recording. workers: how many files are recorded at the same time."""
     due = [name for name in test_files() if not place(name).exists()]
     if not due:
         return
@@ -103,10 +104,11 @@ def _record(copy: Copy, test_file: str) -> None:
 
 
 def _read(copy: Copy, data: Path) -> dict[str, object]:
-    """Reads the files that coverage and the plugin wrote.
+    """Reads the files that coverage and the plugin record_contexts wrote for a test file. Returns a dict with two keys:
 
-    tests: for each test its time and its outcome
-    lines: for each file and each line the numbers of the tests that run the line; -1 if it runs when the file is imported
+    tests: maps each test to its time and its outcome
+    lines: maps each file and line to the numbers of the tests that run the line; -1 means that the line runs when the file is
+    imported
     """
     if not (data / "tests.json").exists():
         return {"tests": {}, "lines": {}}
@@ -122,7 +124,7 @@ def _read(copy: Copy, data: Path) -> dict[str, object]:
             piece.read()
             both.update(piece)
         except coverage.CoverageException:
-            continue  # the file is incomplete, because its process was killed while it wrote
+            continue  # the process that wrote this file was killed while it wrote
     lines: dict[str, dict[int, list[int]]] = {}
     for file in both.measured_files():
         found: dict[int, list[int]] = {}

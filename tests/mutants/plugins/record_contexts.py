@@ -1,6 +1,7 @@
-"""A pytest plugin: tells coverage which test is running, also in the processes that a test starts.
+"""A pytest plugin that tells coverage which test runs now, also in the processes that the test starts.
 
-A fixture that several tests share has its own context: the lines that it runs count for every test that uses the fixture.
+The set-up of a fixture that several tests share is recorded separately: the lines that it runs count for every test that uses
+the fixture.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""A pytest plugin: runs the chosen tests in the given order and writes to files which test runs and which test failed."""
+"""A pytest plugin that runs only the chosen tests, in the given order. It writes to files which test runs now and which test
+failed."""
 
 import json
 import os
