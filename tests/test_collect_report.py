@@ -1,4 +1,4 @@
-"""From run folders to the report: its content, what it must not contain, and what is left after a kill."""
+"""`collect summarize` writes the report: the content of the page, what it must not contain, and the files after a kill."""
 
 import ctypes
 import json
@@ -135,7 +135,7 @@ def test_losses_are_compared_through_launchers_and_strategies(loaded):
     assert found[("launcher", "ddp", True)].max_difference == pytest.approx(1e-6)
     assert found[("launcher", "ddp", True)].steps == 30
     assert found[("strategy", "ddp", False)].max_difference < 1e-12
-    assert found[("strategy", "fsdp2", False)].steps == 20  # two repeats with ten steps each
+    assert found[("strategy", "fsdp2", False)].steps == 20  # two repeats have ten timed steps each
     assert len(found) == 3
 
 
@@ -153,7 +153,7 @@ def test_a_run_whose_sampler_died_is_named(tmp_path):
         run_id(support.cell("fsdp2", 2), 3),
     )
     samples = workspace.run(died).samples_file(support.HOST)
-    samples.write_bytes(b"".join(samples.read_bytes().splitlines(keepends=True)[:30]))  # 1.5 s of 3.5 s of telemetry
+    samples.write_bytes(b"".join(samples.read_bytes().splitlines(keepends=True)[:30]))  # 1.5 s of 3.5 s of telemetry remain
     for run in (never_ran, failed):
         workspace.run(run).samples_file(support.HOST).unlink()
     found = summary.summarize(load.load(workspace, None), "single")
@@ -164,7 +164,7 @@ def test_a_run_whose_sampler_died_is_named(tmp_path):
     (remark,) = [remark for remark in found.remarks if remark.startswith("telemetry covers only a part of the timed window")]
     assert f"{died} on node0 ({said[died]})" in remark
     assert f"{never_ran} on node0 (no samples)" in remark
-    assert failed not in remark  # a failed run is not part of any mean
+    assert failed not in remark  # the remark is about runs that count in means, and this run failed
     assert main(["summarize", "--workspace", str(tmp_path)]) == 0
     text = (workspace.report / "index.html").read_text()
     assert remark in text
@@ -270,7 +270,7 @@ def test_the_axes_of_the_throughput_figure_hold_every_cell_and_interval(tmp_path
     drawn = throughput.draw(group)
     widest = max(row.metrics["throughput_per_s"].high for row in summarized.rows)
     assert widest < drawn.layout["xaxis"]["range"][1] < 1.2 * widest
-    # The axis has the three cells at 0, 1 and 2, and room for the marks of the first and the last cell.
+    # The y axis has the three cells at 0, 1 and 2, and space for the marks of the first and the last cell.
     assert drawn.layout["yaxis"]["range"] == pytest.approx([-0.6, 2.6])
 
 
@@ -283,7 +283,8 @@ def test_beside_a_throughput_stands_half_of_its_interval(tmp_path):
     estimate = row.metrics["throughput_per_s"]
     (column,) = [one for one in columns.table([row]).columns if one.name == "throughput_per_s"]
     half = float(column.cells[0].spread.replace(",", ""))
-    assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # the printed number has two digits
+    # The table prints half the width of the interval with two digits, so this number is rounded.
+    assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)
 
 
 def test_units_that_differ_stand_beside_each_number(tmp_path):
@@ -313,7 +314,10 @@ def test_a_baseline_of_several_units_gives_no_ideal(tmp_path):
 
 
 class Tags(HTMLParser):
-    """All tags with their attributes, and the text of every script and style element."""
+    """The tags of a page.
+
+    found: pairs (tag, its attributes). texts: the text of every script and style element.
+    """
 
     def __init__(self, text):
         super().__init__()
@@ -333,10 +337,10 @@ class Tags(HTMLParser):
 
 
 def test_the_page_asks_no_host_for_anything(loaded, summarized, workspace):
-    """Our own markup contains no address.
+    """The page without plotly's script contains no address of another host.
 
-    plotly's script has addresses in its text (of map tiles). But the page's Content-Security-Policy, which the browser enforces
-    for all scripts, allows no request at all.
+    plotly's script contains addresses of map tiles. But the page's Content-Security-Policy, which the browser enforces for all
+    scripts, allows no request.
     """
     text = page.draw(loaded, summarized, workspace.report, workspace.runs)
     tags = Tags(text)
@@ -369,7 +373,7 @@ def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
 
 
 def test_one_environment_is_shown_once_though_failed_runs_name_other_packages(tmp_path):
-    """A failed run has no result, so only its run.json names its packages. A result does not name the version of Python."""
+    """Only the run.json of a failed run names its packages: it has no result. No result names the version of Python."""
     workspace = Workspace(tmp_path)
     cells = [support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)]
     support.keep(workspace, cells, repeats=1)
@@ -397,7 +401,7 @@ def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(w
     assert said in told
     assert told.count("failed: fsdp2-gpt2-tiny") == 2
     assert "oom" not in told
-    # both shown cells use torchrun; only a hidden cell uses another launcher
+    # The first line names no launcher: both cells that are shown use torchrun, and only a hidden cell uses another launcher.
     assert "launcher torchrun" not in told.splitlines()[0]
     text = (tmp_path / "report" / "index.html").read_text()
     assert said in text
@@ -437,7 +441,7 @@ def test_hostile_names_are_text(tmp_path):
     tags = Tags(text)
     assert {tag for tag, _ in tags.found} & {"img"} == set()
     figures = sum(tag == "figure" for tag, _ in tags.found)
-    # one script for each figure, plotly's script, and our script
+    # The page has one script for each figure, plotly's script, and our script.
     assert sum(tag == "script" for tag, _ in tags.found) == figures + 2
     assert not [attrs for _, attrs in tags.found if any(name.startswith("on") for name in attrs)]
     assert "49<img" not in text
@@ -493,7 +497,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def reported_twice(tmp_path_factory):
-    """A workspace with a report. The next report will have another title."""
+    """A workspace that has a report with the title "the old title". The next report gets the title "the new title"."""
     workspace = support.matrix(tmp_path_factory.mktemp("killed"), title="the old title")
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     expansion = msgspec.structs.replace(workspace.expansion(None), title="the new title")
@@ -575,7 +579,7 @@ def test_a_matrix_of_which_nothing_ran_is_told(tmp_path, capsys):
     assert "planned" in capsys.readouterr().out
     text = (workspace.report / "index.html").read_text()
     assert "No run has telemetry." in text
-    assert len(text) < 50_000  # a page without figures does not include plotly
+    assert len(text) < 50_000  # short, because a page without figures does not contain plotly's script
 
 
 def test_a_workspace_without_a_matrix_is_wrong_input(tmp_path, capsys):
