@@ -1,4 +1,4 @@
-"""`collect timeline`: records of several hosts on one clock, the rank that the others wait for, and the file for Perfetto."""
+"""`collect timeline`: records of several hosts on one clock, the rank for which others wait, and the file for Perfetto."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ from shardlab.record import CLOCK, SCHEMA, Event, LineWriter, NicSample, Sample,
 from shardlab.workspace import Workspace
 
 START_S = 1_760_000_000.0
-# seconds by which a host's clock is ahead of the clock of rank 0's host, at the start and after 100 s
+# Maps each host to (seconds by which its clock is ahead of the clock of rank 0's host at the start, the same after 100 s).
 AHEAD_S = {"node0": (0.0, 0.0), "node1": (5.0, 5.2)}
 
 
@@ -31,7 +31,7 @@ def compared(host, rank, at_s, offset_s, data=None):
 
 
 def clocks():
-    """The events of clock comparisons, for two hosts with two ranks each."""
+    """The events in which two hosts recorded by how much their clocks differ, at the start and after 100 s."""
     first = {"node0": 0, "node1": 2}
     ends = [(START_S, 0), (START_S + 100, 1)]
     return [compared(host, first[host], at_s, AHEAD_S[host][end]) for host in first for at_s, end in ends]
@@ -39,7 +39,7 @@ def clocks():
 
 @pytest.fixture
 def run(tmp_path):
-    """Four ranks on two hosts whose clocks differ. All ranks end each step at the same moment."""
+    """A run of four ranks on two hosts whose clocks differ. In true time, all ranks end each step at the same moment."""
     cell = support.cell("ddp", 4, nnodes=2, dp=4, micro_batch_size=2)
     folder = support.prepare(Workspace(tmp_path), cell)
     for event in clocks():
@@ -61,7 +61,7 @@ def run(tmp_path):
 
 
 def by(host, true_s):
-    """The time that the clock of a host shows at the true time `true_s`. The offset grows linearly."""
+    """The time that the clock of a host shows at the true time `true_s`. The error of the clock grows linearly."""
     start, end = AHEAD_S[host]
     return true_s + start + (end - start) * (true_s - START_S) / 100
 
@@ -101,7 +101,7 @@ def test_ranks_are_on_the_host_whose_first_rank_is_nearest_below():
 
 
 def timed(*ranks):
-    """A frame of five timed steps. ranks: for each rank the times (data, forward, backward, optimizer) in ms."""
+    """A data frame of five timed steps. ranks: for each rank, the times (data, forward, backward, optimizer) in ms."""
     records = {
         rank: [
             StepRecord(
@@ -118,7 +118,7 @@ def timed(*ranks):
 @pytest.mark.parametrize(
     ("ranks", "rank", "phase"),
     [
-        ([(1, 30, 60, 9), (1, 45, 45, 9), (1, 30, 60, 9)], 1, "forward"),  # the other ranks wait in backward
+        ([(1, 30, 60, 9), (1, 45, 45, 9), (1, 30, 60, 9)], 1, "forward"),  # others wait in backward
         ([(1, 30, 60, 9), (1, 30, 60, 9), (16, 30, 45, 9)], 2, "data"),
         ([(1, 30, 60, 24), (1, 30, 60, 9), (1, 30, 60, 9)], 0, "optimizer"),
     ],
@@ -168,7 +168,7 @@ def test_perfettos_file_has_every_rank_and_host(run, tmp_path, name, capsys):
     assert len(spans) == 40
     assert all(event["ts"] >= 0 for event in events if "ts" in event)
     ends = {round((event["ts"] + event["dur"]) / 1e6, 2) for event in spans if event["name"] == "step 3"}
-    assert len(ends) == 1  # all four ranks on the two hosts end at the same moment
+    assert len(ends) == 1  # all four ranks end step 3 at the same moment, as in true time
 
 
 def test_profiled_events_are_on_the_same_clock(run, tmp_path):
@@ -184,7 +184,7 @@ def test_profiled_events_are_on_the_same_clock(run, tmp_path):
     found = timeline.of_run(LoadedRun.read(run))
     perfetto.write(tmp_path / "t.json", found, [spans])
     (written,) = [event for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["name"] == "gemm"]
-    assert written["dur"] == pytest.approx(1000, abs=3)  # in us; the clock of node1 runs 0.2 % too fast
+    assert written["dur"] == pytest.approx(1000, abs=3)  # in µs, corrected for node1's clock, which is 0.2 % too fast
 
 
 def test_a_run_without_records_is_refused(tmp_path, capsys):
@@ -194,9 +194,9 @@ def test_a_run_without_records_is_refused(tmp_path, capsys):
 
 
 def drawn(tmp_path, *ranks):
-    """The figure of a cell with 30 steps.
+    """The timeline figure of a cell with 30 steps of 100 ms.
 
-    ranks: for each rank the times (data, forward, backward, optimizer) in ms.
+    ranks: for each rank, the times (data, forward, backward, optimizer) of every step in ms.
     """
     workspace, cell = Workspace(tmp_path), support.cell("ddp", len(ranks), steps=30, warmup_steps=0)
     support.keep(workspace, [cell], repeats=1)
@@ -224,7 +224,7 @@ def test_the_figure_has_the_middle_steps_of_each_rank_and_names_the_straggler(tm
     assert forward["x"] == [30.0] * 10 + [50.0] * 10
     assert forward["base"][:2] == [pytest.approx(1.0), pytest.approx(101.0)]
     assert backward["base"][10] == pytest.approx(51.0)
-    assert other["x"] == [pytest.approx(1.0)] * 10  # the phases of rank 1 take 99 ms of a step of 100 ms
+    assert other["x"] == [pytest.approx(1.0)] * 10  # rank 1: 100 ms per step, minus 99 ms of phases
 
 
 def test_there_is_no_figure_of_a_single_rank(tmp_path):
