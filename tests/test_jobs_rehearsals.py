@@ -1,4 +1,4 @@
-"""Predictions of memory and traffic use a rehearsal of the cell (a run without GPUs), if there is one, and formulas otherwise."""
+"""Predictions of memory and traffic use a rehearsal of the cell (a run without GPUs) if there is one, otherwise formulas."""
 
 import json
 
