@@ -11,7 +11,7 @@ from provision import gpu_generations
 from provision.operations import packages, rdma
 
 NAMES = {*packages.ALL, *packages.COMPILER, *packages.NFS_SERVER, *packages.NFS_CLIENT, *rdma.WANTED}
-DRIVER = {  # the packages of NVIDIA's driver have these names only on Ubuntu
+DRIVER = {  # packages of NVIDIA's driver, which only Ubuntu has under these names
     name.format(gpu_generations.BRANCH)
     for name in (
         "nvidia-headless-{}-server", "nvidia-headless-{}-server-open", "nvidia-utils-{}-server",
@@ -21,7 +21,7 @@ DRIVER = {  # the packages of NVIDIA's driver have these names only on Ubuntu
 
 
 def versions(names: set[str]) -> dict[str, str]:
-    """Maps each of these package names to its newest version in apt's lists. Names that are not in the lists are left out."""
+    """Maps each package in `names` to its newest version in apt's lists. Packages that are not in the lists are left out."""
     if shutil.which("apt-cache") is None:
         return {}
     said = subprocess.run(

@@ -1,4 +1,4 @@
-"""A search for a batch size as a job of Slurm: one job runs all tries. If Slurm restarts the job, it continues the search."""
+"""A search for a batch size as a job of Slurm: one job runs all tries, and a restarted job continues the search."""
 
 import os
 import subprocess

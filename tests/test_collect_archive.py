@@ -197,7 +197,7 @@ def test_code_of_an_archive_is_executed_only_with_trust(tmp_path, capsys):
     (theirs.path / "metrics" / "twice.py").write_text(METRIC.format(witness=str(witness)))
     out = tmp_path / "a.shardlab.zip"
     assert collect("archive", "--out", str(out), workspace=theirs) == 0
-    assert not witness.exists()  # metrics are not trusted here: nothing shows that this account made the workspace
+    assert not witness.exists()  # `collect archive` executed no metric: the workspace is not trusted
     capsys.readouterr()
     assert collect("open", str(out), "--out", str(tmp_path / "one")) == 0
     assert "1 file(s) with code of the author were not executed" in capsys.readouterr().err

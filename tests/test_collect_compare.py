@@ -248,7 +248,7 @@ def test_a_name_that_is_nothing_and_a_matrix_of_a_matrix_are_wrong_input(before,
         assert said in capsys.readouterr().err
 
 
-# The tests below match the cells of A with the same cells of B.
+# The tests below check which cell of workspace A is the same cell as which cell of workspace B.
 
 
 def loaded(*cells) -> list[LoadedCell]:

@@ -93,7 +93,7 @@ def test_nothing_is_lost_and_nothing_is_double_if_connections_are_cut(nodes, tmp
         assert turns <= 10, done.stderr
         names = asked.read_text().splitlines()
         assert len(names) == len(set(names))
-        assert not whole & set(names)  # files that arrived in an earlier turn are not copied again
+        assert not whole & set(names)  # files that an earlier `collect fetch` copied are not copied again
         whole |= {f"{folder.run_id}/{name}" for folder, files in runs for name in files if (folder.path / name).exists()}
         if done.returncode == 0:
             break

@@ -1,4 +1,6 @@
-"""Every metric has the value that was computed by hand. Changes that must not matter, such as the order of records, keep it."""
+"""Every metric has the value that was computed by hand. Changes that must not matter, such as another order of records, keep
+this value.
+"""
 
 import math
 from statistics import fmean, median
@@ -473,7 +475,7 @@ def test_a_host_whose_sampler_ended_early_is_said_to_lack_samples(times, incompl
     found = {entry.host: entry for entry in telemetry.coverage("r", seen.timed, seen.samples, ["a"], {}, {}, {})}
     entry = found["a"]
     assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
-    assert found["b"].incomplete == "no samples in the last 10.0 s"  # host b has samples but is in no list
+    assert found["b"].incomplete == "no samples in the last 10.0 s"  # host b is not listed
     nothing_timed = telemetry.coverage("r", seen.timed.clear(), seen.samples, ["a"], {}, {}, {})
     assert [entry.incomplete for entry in nothing_timed] == ["", ""]
 

@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_opened_sets_its_run_aside_alone(workspace, run,
 
         return called
 
-    for function in ("open", "listdir"):  # not by chmod: root may open every folder
+    for function in ("open", "listdir"):  # not by chmod, because root may open every folder
         monkeypatch.setattr(os, function, refusing(getattr(os, function)))
     assert main(["fetch", "--workspace", str(workspace.path)]) == 1
     said = capsys.readouterr()

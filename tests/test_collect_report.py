@@ -401,7 +401,7 @@ def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(w
     assert said in told
     assert told.count("failed: fsdp2-gpt2-tiny") == 2
     assert "oom" not in told
-    # The first line names no launcher: both cells that are shown use torchrun, and only a hidden cell uses another launcher.
+    # The first line of output names no launcher: both shown cells use torchrun, and only a hidden cell uses another one.
     assert "launcher torchrun" not in told.splitlines()[0]
     text = (tmp_path / "report" / "index.html").read_text()
     assert said in text

@@ -118,7 +118,7 @@ def timed(*ranks):
 @pytest.mark.parametrize(
     ("ranks", "rank", "phase"),
     [
-        ([(1, 30, 60, 9), (1, 45, 45, 9), (1, 30, 60, 9)], 1, "forward"),  # others wait in backward
+        ([(1, 30, 60, 9), (1, 45, 45, 9), (1, 30, 60, 9)], 1, "forward"),  # ranks 0 and 2 wait in backward
         ([(1, 30, 60, 9), (1, 30, 60, 9), (16, 30, 45, 9)], 2, "data"),
         ([(1, 30, 60, 24), (1, 30, 60, 9), (1, 30, 60, 9)], 0, "optimizer"),
     ],

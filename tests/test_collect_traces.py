@@ -107,7 +107,7 @@ def sort_may_change(breakdowns):
 
 
 def check_like_hta(path, keys, said):
-    """Check that the metrics of a run agree with HTA's values, and that the report has a table of these and the exact values.
+    """Check that the metrics of a run agree with HTA's values, and that a table has both these values and the exact values.
 
     keys: arguments of the two generated traces. said: maps each rank to the values that HTA computed for its trace.
     """

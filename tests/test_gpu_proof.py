@@ -160,7 +160,7 @@ def test_what_there_was_no_time_for_is_named_and_an_earlier_call_is_kept(tmp_pat
     where = ("--where", "strategy == 'single' and precision == 'fp32'")
     assert prove(tmp_path, "--only", "A", *where)[0].returncode == 0
     done, records = prove(tmp_path, "--minutes", "0", "--only", "C")
-    assert done.returncode == 1  # stage C had no time for any check
+    assert done.returncode == 1  # exit code 1: no check of stage C was made
     assert [record["verdict"] for record in records][:2] == ["holds", "dropped"]
     assert all(record["why"] == "the time was over" for record in records[1:])
 

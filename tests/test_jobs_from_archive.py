@@ -13,7 +13,7 @@ pytestmark = pytest.mark.line
 
 @pytest.fixture(scope="module")
 def archived(tmp_path_factory):
-    """Yields (an archive; its workspace), in which a run of the workspace's own workload completed."""
+    """Yields (an archive with a completed run of a workload that its workspace defines; this workspace)."""
     for theirs in benches(tmp_path_factory.mktemp("theirs")):
         (theirs.path / "workloads").mkdir(parents=True)
         (theirs.path / "workloads" / "points.py").write_text(MODEL)

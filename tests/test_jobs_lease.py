@@ -1,4 +1,4 @@
-"""Runs on leased machines: runs that would end after the lease are held back, and runs that the end cuts off have a state."""
+"""Runs on leased machines: which runs are held back because they would end too late, and the state of cut-off runs."""
 
 import json
 import shutil
@@ -45,7 +45,9 @@ def test_after_a_run_of_unknown_time_the_ends_are_only_known_to_be_not_earlier()
 def test_a_run_may_have_to_wait_for_another_run_although_nodes_are_free():
     schedule = NodeSchedule(4)
     assert schedule.add(run("a", 1, 5), after=EstimatedEnd(30, is_least=False)) == EstimatedEnd(35, is_least=False)
-    assert schedule.add(run("b", 1, 1)) == EstimatedEnd(31, is_least=False)  # b starts after a, although nodes are free
+    assert schedule.add(run("b", 1, 1)) == EstimatedEnd(
+        31, is_least=False
+    )  # starts in order: b after a, at 30, although nodes are free
 
 
 def test_a_run_behind_a_run_of_unknown_start_has_an_unknown_start():
@@ -58,7 +60,7 @@ class Lent(Study):
 
     def __init__(self, path, runs):
         super().__init__(path, runs)
-        self.now = datetime.now(UTC)  # not a time of import: earlier tests may have taken hours
+        self.now = datetime.now(UTC)  # not set at import, because earlier tests may have taken hours
 
     def lend(self, hours, read_hours_ago=0, workers=1):
         path = inventory.path_of(self.workspace)
@@ -303,7 +305,7 @@ def test_a_node_that_is_lost_at_the_end_of_the_lease_is_lost_for_that_reason(fol
         ("node_fail", -5, {"lease": None}),
         ("node_fail", -5, {"now": END - timedelta(seconds=1)}),  # now is before the end of the lease
         ("node_fail", -3000, {}),  # the last record is long before the end of the lease
-        ("node_fail", -5, {"ended": END - timedelta(seconds=2)}),  # the supervisor recorded this end
+        ("node_fail", -5, {"ended": END - timedelta(seconds=2)}),  # the supervisor recorded an end before the lease ended
         ("running", -5, {}),  # the scheduler answers, so the lease was extended
         ("running", 5, {"unanswered": True}),  # records after the end: the lease was extended
         ("completed", -5, {"unanswered": True}),
@@ -330,7 +332,7 @@ def test_runs_of_which_nobody_answers_any_more_ended_with_the_lease(folder, stat
 def test_the_status_of_fetched_runs_after_the_lease(study, queue, capsys):
     study.lend(7)
     assert study.jobs("submit") == 0
-    study.lend((datetime.now(UTC) - study.now) / timedelta(hours=1))  # the lease ends now
+    study.lend((datetime.now(UTC) - study.now) / timedelta(hours=1))  # the lease ends now, after all records
     queue.rule(away=True)
     capsys.readouterr()
     assert study.jobs("status", "--json") in (0, 1)

@@ -33,7 +33,7 @@ def bench(tmp_path):
 
 
 def running(bench):
-    """Wait until a run of the bench is running and its rank 0 recorded a step. Returns the run folder."""
+    """Wait until a run of the test's workspace is running and its rank 0 has recorded a step. Returns the run folder."""
     return until(
         lambda: next((f for f in bench.folders() if f.judge().state == "running" and f.steps(0).records), None),
         "a run makes steps",
@@ -73,7 +73,7 @@ def test_a_closed_terminal_ends_no_run(bench):
     words = shlex.join(bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=150)))
     child, terminal = pty.fork()
     if child == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # in case nohup started the tests, which ignores SIGHUP
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may have started the tests, ignores SIGHUP
         os.execvp("bash", ["bash", "-c", f"{words}; sleep 1000"])
     until(lambda: bench.folders(), "rendered")
     running(bench)

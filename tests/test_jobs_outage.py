@@ -1,6 +1,6 @@
-"""While Slurm's controller is down, the ended job step of a run waits for it (since Slurm 26.05).
+"""While Slurm's controller is down, a job step that ended waits for the controller (since Slurm 26.05).
 
-The supervisor then does not record that the run hangs or exceeded its time limit.
+Meanwhile the supervisor of the run does not record that the run hangs or exceeded its time limit.
 """
 
 import os

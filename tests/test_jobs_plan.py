@@ -84,7 +84,7 @@ def test_every_key_in_which_cells_differ_is_shown(tmp_path, axis, shown):
     ],
 )
 def test_limits_and_expected_ends_are_shown_too(tmp_path, axis, shown):
-    # The cells also differ in their seed, because two cells that differ only in this key would be the same cell.
+    # The two cells also differ in their seed, because cells that differ only in limits or expected ends are the same cell.
     found = cell_differences.of(cells(tmp_path, f"zip: [{{seed: [1, 2], {axis}}}]\n"))
     assert found == [f"seed=1, {shown[0]}", f"seed=2, {shown[1]}"]
 

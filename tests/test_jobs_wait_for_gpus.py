@@ -106,4 +106,4 @@ def test_a_task_of_a_slurm_job_looks_at_its_own_node(folder, nvml, other):  # no
     assert f"GPU GPU-a1 is used by process {other.pid}" in first.stderr
     (failed,) = [event for event in folder.events() if event.event == "failed"]
     assert failed.data["why"] in first.stderr.replace("\n", " ")
-    assert second.returncode == 0  # only the first task of a node checks the node's GPUs
+    assert second.returncode == 0  # only the first task on a node checks the GPUs of the node
