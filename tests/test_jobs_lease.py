@@ -45,9 +45,8 @@ def test_after_a_run_of_unknown_time_the_ends_are_only_known_to_be_not_earlier()
 def test_a_run_may_have_to_wait_for_another_run_although_nodes_are_free():
     schedule = NodeSchedule(4)
     assert schedule.add(run("a", 1, 5), after=EstimatedEnd(30, is_least=False)) == EstimatedEnd(35, is_least=False)
-    assert schedule.add(run("b", 1, 1)) == EstimatedEnd(
-        31, is_least=False
-    )  # starts in order: b after a, at 30, although nodes are free
+    # Runs start in their order: b starts after a, at 30, although nodes are free.
+    assert schedule.add(run("b", 1, 1)) == EstimatedEnd(31, is_least=False)
 
 
 def test_a_run_behind_a_run_of_unknown_start_has_an_unknown_start():
