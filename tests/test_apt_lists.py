@@ -11,7 +11,7 @@ from provision import gpu_generations
 from provision.operations import packages, rdma
 
 NAMES = {*packages.ALL, *packages.COMPILER, *packages.NFS_SERVER, *packages.NFS_CLIENT, *rdma.WANTED}
-DRIVER = {  # only on Ubuntu
+DRIVER = {  # packages of NVIDIA's driver, which only Ubuntu has under these names
     name.format(gpu_generations.BRANCH)
     for name in (
         "nvidia-headless-{}-server", "nvidia-headless-{}-server-open", "nvidia-utils-{}-server",
@@ -21,7 +21,7 @@ DRIVER = {  # only on Ubuntu
 
 
 def versions(names: set[str]) -> dict[str, str]:
-    """The newest version of each package in the lists, by name. Packages that are not in the lists are left out."""
+    """Maps each package in `names` to its newest version in apt's lists. Packages that are not in the lists are left out."""
     if shutil.which("apt-cache") is None:
         return {}
     said = subprocess.run(
@@ -39,7 +39,7 @@ def test_each_package_is_in_the_lists_and_is_new_enough():
     wanted = NAMES | DRIVER if is_ubuntu() else NAMES
     listed = versions(wanted)
     assert wanted - listed.keys() == set()
-    # 22.05 is the first version with the plugin cgroup/v2
+    # Slurm 22.05 is the first version with the plugin cgroup/v2, which shardlab needs
     assert tuple(map(int, listed["slurmctld"].split(".")[:2])) >= (22, 5)
     python = re.match(r"(\d+)\.(\d+)", listed["python3-venv"])
     assert python is not None

@@ -1,4 +1,4 @@
-"""Which batch size a search tries next, compared with what a person would find by trying every size."""
+"""The order in which a search tries batch sizes, and its answer, compared with the answer of trying every size."""
 
 import math
 import random
@@ -13,7 +13,10 @@ def search(goal="largest_that_fits", start=16, smallest=1, largest=1024, unit=1)
 
 
 def path(asked, outcome):
-    """The sizes that are tried, in order, and the answer. outcome: how a try of a size ends."""
+    """Run a search. Returns (the batch sizes that it tries, in order; the size that it finds best).
+
+    outcome: a function that takes a size and returns how the try of this size ends.
+    """
     tried: dict[int, TryOutcome] = {}
     while (size := next_size(asked, tried)) is not None:
         assert size not in tried

@@ -1,4 +1,4 @@
-"""A search in a matrix file: what the file may say beside it, and where each search starts."""
+"""A search for a batch size in a matrix file: which other keys the file may have, and at which size each search starts."""
 
 import json
 from pathlib import Path
@@ -114,7 +114,7 @@ def test_the_gpu_hours_of_a_search_are_those_of_its_most_tries(tmp_path):
     name = found.name_of(batch_search.try_cell(cell, 5))
     assert name == cell.name()
     (hours,) = plan.hours(found, {name: 2})
-    assert hours.hours == 2 * search.most_tries * 1.0 * 2  # two runs, an hour each at most, on both GPUs of the node
+    assert hours.hours == 2 * search.most_tries * 1.0 * 2  # 2 repeats x tries x 1 hour x 2 GPUs
 
 
 def test_a_batch_that_the_workload_refuses_is_never_tried(tmp_path):

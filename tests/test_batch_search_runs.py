@@ -1,4 +1,4 @@
-"""A search in a workspace: its tries are runs of one process, and a search that was interrupted goes on where it was."""
+"""A search for a batch size: one process runs all tries, and an interrupted search continues with the next try."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_all_tries_are_runs_of_one_process_and_submit_continues_them(tmp_path):
     assert [(one["size"], one["state"]) for one in found["tries"]] == list(zip(path, states, strict=True))
     assert "its search has ended: the largest that fits is 5" in searched.jobs("submit")
     assert searched.sizes() == path
-    shutil.rmtree(folders[-1].path)  # as if the process had been killed before the last try
+    shutil.rmtree(folders[-1].path)  # now the workspace is as if the process of the search had been killed before its last try
     goes_on = "its search goes on after 1 completed, 2 completed, 4 completed, 8 oom, 6 oom, next 5"
     assert goes_on in searched.jobs("submit", "--wait")
     assert list(searched.states().values()) == states

@@ -1,4 +1,4 @@
-"""A search as a job of Slurm: one job for all tries, and a restart of the job goes on with the try at which it was."""
+"""A search for a batch size as a job of Slurm: one job runs all tries, and a restarted job continues the search."""
 
 import os
 import subprocess

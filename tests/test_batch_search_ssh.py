@@ -1,4 +1,4 @@
-"""A search on nodes without Slurm: all tries run on the nodes that the first try was given, which stay locked for them."""
+"""A search for a batch size on nodes without Slurm: all tries run on the nodes of the first try; no other run gets them."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_all_tries_run_on_the_nodes_of_the_first(nodes, tmp_path):
     at_work = searched.when_started(4)
     both = nodes.run(7, 2, "true")
     nodes.submit(both)
-    wait_for(both, "queued")  # one of the two nodes is held by the search
+    wait_for(both, "queued")  # this run needs both nodes, and the search still uses one of them
     held.unlink()
     wait_for(both, "exited")
     tries = [folder for folder in searched.folders() if folder.read_run().search is not None]

@@ -1,4 +1,4 @@
-"""Each benchmark runs to its end and prints figures. The tests do not check the values, which are for people to read."""
+"""Each program in benchmarks/ runs to its end and prints its numbers. The tests do not check the values of the numbers."""
 
 import os
 import re
@@ -66,9 +66,10 @@ def test_a_benchmark_comes_to_its_end_and_prints_its_figures(words, figures, tmp
 
 
 def test_a_sweep_is_sent_as_arrays_and_asked_for_once(tmp_path):
-    """Cells with two different numbers of GPUs make two requests.
+    """benchmarks/sweep.py submits cells with two different numbers of GPUs, so `jobs submit` has two requests for Slurm.
 
-    Each request is tested and then submitted as one array, and each round of `jobs status` asks Slurm once.
+    `jobs submit` tests each request by `sbatch --test-only` and then submits it as one job array. Each `jobs status` calls
+    squeue once.
     """
     done = subprocess.run(
         [sys.executable, FOLDER / "sweep.py", "--runs", "400", "--sent", "200", "--rounds", "2"],

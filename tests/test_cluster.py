@@ -1,4 +1,4 @@
-"""cluster.yaml: every problem of a file is reported at once, each with its place and the allowed values."""
+"""cluster.yaml is validated: all problems of the file are reported together, each with its line and the allowed values."""
 
 from pathlib import Path
 

@@ -63,7 +63,7 @@ def test_an_opened_archive_has_the_same_runs_and_the_same_report(workspace, file
 
 
 def test_a_changed_record_makes_another_report(file, tmp_path, capsys):
-    """`same_report` is false if the report of the archive was not made from its records."""
+    """`collect open` prints `same_report: false` if the report in an archive was not made from the records in the archive."""
     changed = rewritten(file, tmp_path, {"workspace/report/summary.json": b'{"rows": [], "created_s": 1}'})
     assert collect("open", str(changed), "--out", str(tmp_path / "ours"), "--json") == 0
     assert document(capsys)["same_report"] is False
@@ -165,7 +165,7 @@ def test_no_name_is_in_an_anonymous_archive(tmp_path, monkeypatch, capsys):
 
 
 def named_after(run: Path, host: str) -> None:
-    """Rename the host of the records of a run."""
+    """Replace the name of the host in the records of a run, and in the names of their files. run: the run folder."""
     for path in sorted(run.rglob("*")):
         if path.is_file() and path.suffix in (".json", ".jsonl"):
             path.write_text(path.read_text().replace(f'"{support.HOST}"', f'"{host}"'))
@@ -187,7 +187,7 @@ def test_pseudonyms_are_the_same_everywhere_and_respect_the_borders_of_words():
     assert named.replaced(text) == (
         b'"host1", host1-ib0, host1, node12, root, -I/path1/x, /home/adam, user1, adapter, "canada"'
     )
-    assert named.left(b"node12 canada") == {"node1"}  # `ada` has fewer than five letters
+    assert named.left(b"node12 canada") == {"node1"}  # `ada` in `canada` is not reported: it has fewer than five letters
     assert named.counts == {"host": 1, "path": 1, "user": 1}
 
 
@@ -197,7 +197,7 @@ def test_code_of_an_archive_is_executed_only_with_trust(tmp_path, capsys):
     (theirs.path / "metrics" / "twice.py").write_text(METRIC.format(witness=str(witness)))
     out = tmp_path / "a.shardlab.zip"
     assert collect("archive", "--out", str(out), workspace=theirs) == 0
-    assert not witness.exists()  # nothing shows that the workspace began on this account
+    assert not witness.exists()  # `collect archive` executed no metric: the workspace is not trusted
     capsys.readouterr()
     assert collect("open", str(out), "--out", str(tmp_path / "one")) == 0
     assert "1 file(s) with code of the author were not executed" in capsys.readouterr().err
@@ -207,7 +207,11 @@ def test_code_of_an_archive_is_executed_only_with_trust(tmp_path, capsys):
 
 
 def rewritten(file: Path, folder: Path, changes: dict[str, bytes], *, honest: bool = True, **index: object) -> Path:
-    """A copy of an archive with changed or added members. honest: the index states the new sizes and checksums."""
+    """Copy an archive with changed or added members.
+
+    changes: maps the name of a member to its new content. honest: archive.json has the new sizes and checksums of the members.
+    index: values that replace keys of archive.json.
+    """
     out = folder / "changed.shardlab.zip"
     with zipfile.ZipFile(file) as old, zipfile.ZipFile(out, "w") as new:
         members = {name: old.read(name) for name in old.namelist()} | changes
@@ -272,7 +276,7 @@ def test_damaged_and_changed_archives_are_refused(file, tmp_path, capsys):
 
 
 def test_reading_ends_at_the_stated_size(file, tmp_path):
-    """A member that unzips to much more than archive.json states is not written to the disk."""
+    """If a member of an archive unzips to more bytes than archive.json states, the rest is not written to the disk."""
     index = archive.read_index(file)
     name = next(name for name in index.files if name.endswith("result.json"))
     bomb = tmp_path / "bomb.shardlab.zip"

@@ -1,4 +1,4 @@
-"""Replacing a folder atomically: files that another program puts into its place meanwhile are kept."""
+"""Replaces a folder atomically. Files that another program writes to the same path during the replacement are kept."""
 
 import pytest
 
@@ -9,9 +9,9 @@ OURS = frozenset({"index.html"})
 
 
 def replace(folder, meanwhile):
-    """Replace a folder by a new one with an index.html.
+    """Replace a folder by a new folder that contains index.html.
 
-    meanwhile: called when the new folder is filled, before it replaces the old folder.
+    meanwhile: a function that is called when the new folder is complete, before it replaces the old folder.
     """
     with atomic_folder.replacing(folder, OURS) as fresh:
         (fresh / "index.html").write_text("new")

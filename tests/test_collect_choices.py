@@ -1,4 +1,4 @@
-"""Recommends a strategy: a winner if the data allow one, a tie if they do not. Cells that did different work are not ranked."""
+"""The report recommends a strategy: the best one, or several if the data show no difference. Different work is never ranked."""
 
 import copy
 import random
@@ -29,11 +29,11 @@ OOM = "CUDA out of memory: tried to allocate 2.00 GiB"
 
 
 def prepare(path, runs, *, failures=(), proofs=None, found=None, rehearsal=False):
-    """Make a workspace.
+    """Make a workspace with completed and failed runs.
 
-    runs: pairs (cell, its repeats that completed).
-    failures: tuples (cell, error message, fields of its last event).
-    proofs: the proof of equal work, by strategy. found: further fields of the result, by strategy.
+    runs: pairs (cell, numbers of its repeats that completed).
+    failures: tuples (cell, error message of its only run, fields of the last event of this run).
+    proofs: maps a strategy to its same-work proof. found: maps a strategy to further fields of its results.
     """
     workspace = Workspace(path)
     support.keep(workspace, [entry[0] for entry in (*runs, *failures)], repeats=0)
@@ -51,9 +51,9 @@ def summarized(*arguments, **more):
 
 
 def only(found):
-    """The contests of the only family, by (ranks, batch).
+    """The contests (comparisons of strategies on equal ranks and batch) of a summary with a single family of equal work.
 
-    Each entry has {name of a cell: its outcome} and {criterion: (word, names of the best cells)}.
+    Maps (ranks, batch) to a pair: {strategy: outcome} and {criterion: (word for the result, best strategies)}.
     """
     (family,) = found.choices
     told = {}
@@ -90,7 +90,7 @@ def test_what_lies_within_the_noise_has_no_winner(tmp_path):
 
 @pytest.mark.parametrize(("late", "word"), [((4, 5, 6), "not told apart"), ((5, 6, 7), "best")])
 def test_a_choice_agrees_with_the_verdict_on_the_same_pair(tmp_path, late, word):
-    """The confidence intervals of the pair overlap, so random draws decide. A claim about the same pair uses the same draws."""
+    """The confidence intervals of two cells overlap, so random draws decide. A claim about these cells uses the same draws."""
     workspace = prepare(tmp_path, [(ZERO1, THRICE), (ZERO2, late)])
     claim = {"id": "c", "says": "So.", "where": "here", "test": f"{SPEED}(strategy='zero1') > {SPEED}(strategy='zero2')"}
     support.keep(workspace, [ZERO1, ZERO2], repeats=0, claims=[claim])
@@ -196,7 +196,7 @@ def test_other_work_by_design_is_not_ranked_and_its_reason_stands_wherever_it_is
     assert standings[SPEED] == ("best", ["zero1"])
     assert all("fsdp2" not in best for _, best in standings.values())
     (family,) = found.choices
-    assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # fsdp2 trains on two ranks, so it fits
+    assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # a strategy that does other work is not ranked, but it fits
     (line,) = choice_text.lines(family, [SPEED])
     assert [(said, [link.text for link in who]) for said, who in line.out] == [(f"other work by design ({why})", ["fsdp2"])]
     rows = {row.cell["strategy"]: row for row in found.rows}
@@ -254,7 +254,7 @@ def test_of_a_cell_with_and_without_instruments_the_plainer_one_is_ranked(tmp_pa
     plain = [one for one in found.choices[0].contests[1].contenders if one.outcome == "measured"]
     assert all(rows[one.cell].cell["instruments"]["profile"] is None for one in plain)
     assert set(ranked[SPEED][1]) <= measured
-    for row in found.rows:  # each row is compared with the baseline that has the same instruments
+    for row in found.rows:  # the baseline of each cell has the same instruments as the cell
         assert rows[row.baseline].cell["instruments"] == row.cell["instruments"]
 
 
@@ -282,11 +282,12 @@ def test_bytes_that_were_counted_alike_are_equal(tmp_path):
     (line,) = choice_text.lines(told.choices[0], [SENT])
     assert (str(line.said[0]), line.said[0].margin) == ("ddp, zero1 97.7 KiB (equal)", "33\u00a0% less than fsdp2")
     (question,) = [one for one in told.choices[0].questions if one.criterion == SENT]
-    assert [answer.contests for answer in question.answers] == [[1]]  # a single rank sends nothing
+    # One rank sends no bytes, so the contest on one rank has no answer.
+    assert [answer.contests for answer in question.answers] == [[1]]
 
 
 def test_accuracy_is_no_reason_to_choose_among_cells_proven_to_do_the_same(tmp_path):
-    """Such cells start from the same weights and see the same batches, so a difference in every repeat is only rounding."""
+    """Cells with a same-work proof have equal weights at the start and equal batches. Accuracies differ only by rounding."""
     found = {"ddp": {"final_accuracy": 0.515}, "fsdp2": {"final_accuracy": 0.5}, "ps-async": {"final_accuracy": 0.4}}
     told = summarized(tmp_path / "a", [(DDP, THRICE), (FSDP, THRICE)], found=found)
     assert only(told)[2, 8][1][ACCURACY] == ("same work", ["ddp", "fsdp2"])
@@ -323,7 +324,7 @@ def test_variants_of_a_strategy_are_named_by_what_differs(tmp_path):
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """Cells of several strategies on two and four ranks and with two batch sizes. One cell is out of memory."""
+    """A loaded workspace with several strategies on two and four ranks and with two batch sizes. One cell ran out of memory."""
     cells = [support.cell(name, ranks) for name in ("ddp", "fsdp2", "zero1") for ranks in (2, 4)]
     cells += [support.cell(), *(support.cell(name, 2, global_batch_size=16, micro_batch_size=8) for name in ("ddp", "zero1"))]
     failures = [(support.cell("fsdp2", 2, global_batch_size=16, micro_batch_size=8), OOM, {})]
@@ -379,9 +380,9 @@ def test_what_is_missing_is_not_ranked_and_the_rest_stays(several, rows, data):
 
 
 def test_equal_cells_are_rarely_told_apart(several, rows):
-    """The repeats of both cells come from one distribution.
+    """The repeats of two cells are drawn from the same distribution, so neither cell is faster.
 
-    One of the two cells may be called the best only as often as a 95 % interval is wrong.
+    A 95 % interval is wrong in 5 % of cases, so at most about 5 % of the rounds may call one of the two cells the best.
     """
     chance = random.Random(5)
     pair = [row for row in copy.deepcopy(rows) if (row.cell["gpus"], row.cell["strategy"]) in ((4, "ddp"), (4, "zero1"))]
@@ -440,7 +441,7 @@ def test_the_page_and_the_terminal_say_what_to_choose_and_lead_to_its_runs(tmp_p
     section = text.partition('<section id="choices">')[2].partition("</section>")[0]
     for said in ("Fastest", "% faster than fsdp2", "out of memory", "Decision tree", "Which is the fastest?"):
         assert said in section
-    assert "Head to head" in text.partition('<section id="choices">')[0]  # the figure is at the start of the report
+    assert "Head to head" in text.partition('<section id="choices">')[0]  # this figure comes before the section on choices
     assert '<a class="quiet sure" href="#runs-0">ddp</a>' in section
 
 
@@ -450,7 +451,7 @@ def test_of_very_many_choices_the_first_are_shown_and_the_others_counted(several
     assert choice_text.hidden(found) == ""
     found.choices = [family] * (choice_text.MOST_SHOWN + 2)
     assert len(choice_text.opened(found)) == choice_text.MOST_SHOWN
-    # two hidden families with three contests each: two ranks, four ranks, a second batch size
+    # The page hides two families with three contests each: on two ranks, on four ranks, and with a second batch size.
     assert choice_text.hidden(found) == "6 more comparisons are in summary.json"
 
 

@@ -1,4 +1,4 @@
-"""The command `collect`: help, the list of metrics, and a fetch on this machine, which notices changed and damaged files."""
+"""The command `collect`: its help, its list of metrics, and `collect fetch` on this machine, which finds changed files."""
 
 import json
 import subprocess

@@ -1,6 +1,6 @@
-"""Compares two sides: which differences are told apart, and which cells are not compared.
+"""`collect compare` of two workspaces or matrices A and B: which differences count, and which cells are not compared.
 
-Swapping the sides inverts the answer.
+If A and B are swapped, the answer is inverted.
 """
 
 import json
@@ -222,7 +222,7 @@ def test_what_the_machines_and_versions_differ_in_is_listed(before, after, capsy
     written = json.loads(run.run_json.read_text())
     files.write_json(run.run_json, written | {"git_commit": "0" * 40})
     found = {one["what"]: one for one in compared(capsys, before, before.path, after.path)["environment"]}
-    assert found.keys() == {"processor", "git commit"}  # side A does not record a GPU driver, so the driver is not listed
+    assert found.keys() == {"processor", "git commit"}  # the GPU driver is not listed, because workspace A did not record it
     assert (found["processor"]["a"], found["processor"]["b"]) == (["AMD EPYC 7B13"], ["AMD EPYC 7B13", "Another"])
 
 
@@ -248,7 +248,7 @@ def test_a_name_that_is_nothing_and_a_matrix_of_a_matrix_are_wrong_input(before,
         assert said in capsys.readouterr().err
 
 
-# Which cells are the same
+# The tests below check which cell of workspace A is the same cell as which cell of workspace B.
 
 
 def loaded(*cells) -> list[LoadedCell]:
@@ -295,10 +295,10 @@ def test_a_key_that_differs_in_some_cells_only_pairs_none():
 
 
 def test_cells_that_would_be_the_same_are_not_guessed_at():
-    """If several cells of B match the same cell of A, none is paired.
+    """If two cells of B match the same cell of A, no cell is matched.
 
-    The cells of A use the launcher fork, the cells of B torchrun. If the launcher and the number
-    of nodes are ignored, the two cells of B are equal.
+    The cell of A uses the launcher fork, and the two cells of B use torchrun. If the launcher and the number of nodes are
+    ignored, both cells of B match the cell of A.
     """
     a = support.cell("ddp", 2, "fork")
     b = support.cell("ddp", 2, nnodes=2), support.cell("ddp", 2, nnodes=2, time_limit_s=60)
@@ -315,7 +315,7 @@ def test_every_cell_is_in_one_place_whatever_the_order(cells, cut_a, cut_b):
     assert {cell.name() for cell in a} & {cell.name() for cell in b} <= {one for one, _ in paired(there)}
 
 
-# What a ratio is worth
+# The tests below check the ratio of two means and its confidence interval.
 
 MEANS = st.builds(
     Mean, st.floats(1e-3, 1e9), st.one_of(st.just(0.0), st.floats(1e-6, 1e3), st.none()), st.integers(1, 40)
@@ -347,7 +347,7 @@ def test_the_interval_is_that_of_welch_by_hand():
     a, b = [100.0, 102.0, 104.0], [110.0, 111.0, 112.0]
     means = [Mean(statistics.fmean(x), statistics.stdev(x) / 3**0.5, 2) for x in (a, b)]
     parts = [(mean.error / mean.value) ** 2 for mean in means]
-    # Welch's degrees of freedom, rounded down to 2; the quantile of Student's t is 4.303
+    # Welch's formula gives 2.80 degrees of freedom, which are rounded down to 2. Student's t then has the quantile 4.303.
     assert sum(parts) ** 2 / sum(part**2 / 2 for part in parts) == pytest.approx(2.80, abs=0.01)
     value, low, high = ratio.ratio(*means)
     assert value == pytest.approx(111 / 102)
@@ -363,7 +363,7 @@ def test_exact_numbers_are_equal_or_told_apart():
     assert ratio.ratio(zero, seven) == (None, None, None)
     assert ratio.verdict(zero, seven, "bytes") == "higher"
     assert ratio.verdict(zero, zero, "bytes") == "equal"
-    assert ratio.ratio(Mean(1, 2, 5), seven) == (7, None, None)  # the denominator may be 0
+    assert ratio.ratio(Mean(1, 2, 5), seven) == (7, None, None)  # no interval: the denominator may be 0
     assert ratio.verdict(Mean(1, 2, 5), seven, "x") == "higher"
     assert ratio.verdict(Mean(-1, 0.1, 5), Mean(1, 0.1, 5), "x") == "higher"
 

@@ -1,4 +1,4 @@
-"""Exports for papers and programs: their content is complete, and hostile names appear in them unchanged."""
+"""The formats of `collect export`: each file is complete, and names with special characters appear in it unchanged."""
 
 import json
 import re
@@ -126,11 +126,11 @@ def test_an_export_that_fails_midway_leaves_the_one_before(hostile, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-# Markdown
+# Tests of the Markdown export
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The text of each cell of each table, as a Markdown reader shows it."""
+    """The tables of a Markdown text: for each row, the texts of its fields as a Markdown reader shows them."""
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     rows: list[list[str]] = []
     for token, content in zip(tokens, [*tokens[1:], None]):
@@ -146,7 +146,7 @@ def flat(text: str) -> str:
     return re.sub(r" +", " ", text).strip()
 
 
-# Invisible characters are exported as "?" (see tests/test_printable.py), and line breaks as spaces.
+# Texts of visible characters and spaces only: exports replace invisible characters by "?" (see tests/test_printable.py).
 SEEN = st.text(alphabet=st.characters(exclude_categories=("C", "Z"), include_characters=" "))
 
 
@@ -172,20 +172,20 @@ def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile,
         assert len({len(row) for row in (table.headings, *table.rows)}) == 1
 
 
-# LaTeX
+# Tests of the LaTeX export
 
-# Which character each command prints, and which characters are special in TeX; from "The Comprehensive LaTeX Symbol List" and
-# the LaTeX Companion.
+# _COMMANDS maps each LaTeX command to the character that it prints; _MEANT_FOR_TEX has the characters that are special in TeX.
+# From "The Comprehensive LaTeX Symbol List" and "The LaTeX Companion".
 _COMMANDS = {
     "textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<", "textgreater": ">", "textbar": "|",
     "textasciigrave": "`", "pm": "±", "times": "×", "mu": "µ",
 }  # fmt: skip
-_MEANT_FOR_TEX = set('\\{}$&#_%~^"<>|`')  # <, > and | print as other characters in TeX's default font
+_MEANT_FOR_TEX = set('\\{}$&#_%~^"<>|`')  # TeX's default font prints <, > and | as other characters
 _LIGATURES = ("--", ",,", "''", "``", "!`", "?`")
 
 
 def set_by_tex(text: str) -> str:
-    """The characters that TeX prints for a text without mathematics.
+    """The characters that TeX prints for this LaTeX text, which has no mathematics.
 
     Fails if the text has a character that is special in TeX, or two characters that TeX would join into a ligature and that no
     brace separates.
@@ -200,7 +200,7 @@ def set_by_tex(text: str) -> str:
             elif escaped := re.match(r"\\ensuremath\{(?:\\([a-z]+)|\^(2))\}", text[place:]):
                 found.append(_COMMANDS[escaped[1]] if escaped[1] else "²")
             else:
-                # without the braces, TeX would ignore a space after the command
+                # A command must end with {}: without the braces, TeX ignores a space after the command.
                 escaped = re.match(r"\\([A-Za-z]+)\{\}", text[place:])
                 assert escaped, text[place:]
                 found.append(_COMMANDS[escaped[1]])
@@ -254,7 +254,7 @@ def test_latex_tables_balance_and_say_what_was_run(hostile, tmp_path):
 def test_what_pdflatex_sets_is_the_text(tmp_path):
     marks = [char for char in map(chr, range(0x21, 0x7F)) if not char.isalnum()] + list("±×²µ")
     texts = [*(char * 3 for char in marks), *(f"{char}a" for char in marks), HOSTILE.replace("©", "")]
-    # the encoding T1 has straight quotes
+    # The font encoding T1 is needed, because it has straight quotes.
     head = r"\documentclass{article}\usepackage[T1]{fontenc}\pagestyle{empty}\begin{document}"
     rows = "\n\n".join(latex.escape(text) for text in texts)
     (tmp_path / "a.tex").write_text(f"{head}\n\\hyphenchar\\font=-1\n{rows}\n\\end{{document}}\n")
@@ -262,7 +262,7 @@ def test_what_pdflatex_sets_is_the_text(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     read = subprocess.run(["pdftotext", "-raw", "a.pdf", "-"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    # pdftotext reads a superscript 2 as 2
+    # pdftotext returns a superscript 2 as a plain 2.
     assert re.sub(r"\s", "", read) == re.sub(r"\s", "", "".join(texts)).replace("²", "2")
 
 

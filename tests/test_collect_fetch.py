@@ -1,4 +1,4 @@
-"""`collect fetch` copies runs from a cluster: the copy is identical, whatever files the cluster and this machine have."""
+"""`collect fetch` copies runs from a cluster to this machine: each copy is identical, whatever files already exist."""
 
 import fcntl
 import json
@@ -31,7 +31,7 @@ def cluster(tmp_path, monkeypatch):
     (tmp_path / "desk/victim/manifest.json").write_text("mine")
     (tmp_path / "desk/victim/file").write_text("mine")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
-    # no progress remarks, because their number depends on how busy this machine is
+    # Progress messages are switched off, because their number depends on how busy this machine is.
     monkeypatch.setattr(progress, "QUIET_S", 3600.0)
     return made
 
@@ -56,7 +56,7 @@ def here(cluster, there):
 
 @pytest.fixture
 def fetch(cluster, capsys):
-    """A function that runs the command and returns its messages and its JSON document (None if it printed none)."""
+    """A function that runs `collect fetch`. It returns (its messages, its JSON document, or None if it printed no document)."""
 
     def run(code=0):
         cluster.no_fault()
@@ -72,7 +72,10 @@ def connections(cluster):
 
 
 def before(cluster, connection, script):
-    """Make the cluster run a script before the connection with this number, or before every connection (0)."""
+    """Make the cluster run a shell script before a connection.
+
+    connection: the number of the connection; 0 means every connection.
+    """
     path = cluster.folder / "before"
     path.write_text(f'#!/bin/sh\nif test "$1" = {connection} || test {connection} = 0; then {script}; fi\n')
     path.chmod(0o755)
@@ -89,7 +92,7 @@ def test_a_run_that_is_here_is_not_transferred_again(cluster, fetch, there, here
 
 
 def test_a_list_of_names_of_more_than_a_page_arrives(fetch, there, here):
-    """rsync reads the list of names in parts of 4096 bytes. The last name here crosses the end of the first part."""
+    """rsync reads a list of file names in parts of 4096 bytes. In this test the last name crosses the end of the first part."""
     (there / "log").mkdir()
     for rank in range(65):
         (there / f"log/rank-{rank:05d}.log").write_text("x")
@@ -103,7 +106,7 @@ def test_a_list_of_names_of_more_than_a_page_arrives(fetch, there, here):
 
 @pytest.mark.parametrize("left", ["log/old.log", ".old", "log/.rsync-partial/old"])
 def test_what_an_earlier_transfer_left_beside_a_new_run_does_not_get_into_it(cluster, fetch, there, here, left):
-    """The folder of files that arrived becomes the run folder only if it has exactly the files of the manifest."""
+    """Files arrive in a folder in `.incoming`, which becomes the run folder only if its files equal those of the manifest."""
     path = cluster.here.runs / ".incoming/files" / there.name / left
     path.parent.mkdir(parents=True)
     path.write_text("old")
@@ -148,7 +151,10 @@ def test_a_run_that_was_started_again_and_ended_again_is_fetched_again(fetch, th
 
 @pytest.mark.parametrize("left", ["nothing of a file", "an older state of a file"])
 def test_a_run_that_an_older_release_left_cut_is_fetched_again(cluster, fetch, there, here, left):
-    """That release transferred the manifest before the files, so a cut run could have a manifest without its files."""
+    """An older version of shardlab transferred a run's manifest before the run's files.
+
+    If its transfer was cut, a run folder can have a manifest and not the files that the manifest lists.
+    """
     fetch()
     steps = here / "steps/rank-00000.jsonl"
     if left == "nothing of a file":

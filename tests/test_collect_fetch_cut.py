@@ -1,4 +1,4 @@
-"""Fetches runs from three nodes with separate folders while connections are cut: no file is lost, none is fetched twice."""
+"""Fetches runs from three nodes with separate folders while connections are cut: each file is fetched exactly once."""
 
 import hashlib
 import json
@@ -20,7 +20,8 @@ from shardlab import placement
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 RUNS = 200 if LONG else 20
 NODES = ("gpu1", "gpu2", "gpu3")
-# This `ssh` cuts connections of rsync after a number of bytes. Each line of the file CUTS cuts one connection.
+# A stand-in for `ssh` that cuts connections of rsync. Each line of the file CUTS is the number of bytes after which one
+# connection is cut.
 SSH = """\
 #!/bin/sh
 for word; do test "$word" != -G || exec /usr/bin/ssh "$@"; done
@@ -29,7 +30,7 @@ cut=$(flock CUTS sh -c 'head -n 1 CUTS; sed -i 1d CUTS')
 test -n "$cut" || exec REAL "$@"
 REAL "$@" | { dd bs=4K count="$cut" iflag=count_bytes status=none; kill -9 $$; }
 """
-# This `rsync` writes each name that it is asked for to the file ASKED.
+# A stand-in for `rsync` that writes the name of each requested file to the file ASKED.
 RSYNC = """\
 #!/bin/sh
 tr '\\0' '\\n' > ASKED.$$
@@ -48,7 +49,7 @@ def nodes(tmp_path_factory, monkeypatch):
 def ended(nodes, repeat, chance):
     """Make a run that ended, with files of random size on each node.
 
-    Returns the run's folder, and the content of each file by name.
+    Returns (the run folder, a dict that maps the name of each file to its content).
     """
     folder = nodes.run(repeat, 3, "")
     (folder.path / "claim").mkdir()
@@ -92,7 +93,7 @@ def test_nothing_is_lost_and_nothing_is_double_if_connections_are_cut(nodes, tmp
         assert turns <= 10, done.stderr
         names = asked.read_text().splitlines()
         assert len(names) == len(set(names))
-        assert not whole & set(names)  # files that arrived in an earlier turn are not copied again
+        assert not whole & set(names)  # files that an earlier `collect fetch` copied are not copied again
         whole |= {f"{folder.run_id}/{name}" for folder, files in runs for name in files if (folder.path / name).exists()}
         if done.returncode == 0:
             break

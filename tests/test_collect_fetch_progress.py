@@ -1,4 +1,4 @@
-"""The progress of transfers (bytes, rate, time left), as remarks or as one line on a terminal."""
+"""The progress of transfers (bytes, rate, time left), printed as messages or as one updated line on a terminal."""
 
 import io
 
@@ -29,7 +29,7 @@ def test_remarks_name_bytes_rate_and_time_left_of_all_transfers_together():
     assert len(said) == 1
     clock.now += 1
     second(50 * MIB)
-    # The rate is measured over the last ten seconds: 70 MiB arrived since the second report.
+    # The rate counts the last ten seconds, in which 70 MiB arrived: 7 MiB/s.
     assert said[1:] == ["110.0 of 200.0 MiB, 7.0 MiB/s, 13 s left"]
 
 
@@ -59,7 +59,7 @@ def test_a_terminal_has_a_line_instead_of_remarks():
     output, stream = Output(), io.StringIO()
     output.remarks = CleanConsole(file=stream, force_terminal=True, width=80, soft_wrap=True)
     with shown(output) as progress:
-        assert stream.getvalue() == ""  # nothing is shown before the first transfer, because a login may ask for a code
+        assert stream.getvalue() == ""  # no progress line before the first transfer: the login may still ask for a code
         report = progress.begin(10 * MIB)
         report(5 * MIB)
     assert "5.0 of 10.0 MiB" in stream.getvalue()

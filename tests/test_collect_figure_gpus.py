@@ -1,4 +1,4 @@
-"""The figure with one line for each GPU. GPUs of several hosts are identified by host and UUID, and each has its own values."""
+"""The figure with one line for each GPU. A GPU is identified by its host and its UUID."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ HOSTS = ("node0", "node<1>")
 
 
 def sampled(folder, host, of):
-    """Write 20 samples per second, from -0.5 s to 4 s after the first step.
+    """Write the telemetry of a host with 8 GPUs: 20 samples per second, from 0.5 s before the first step to 4 s after it.
 
     of: a function of (index of the GPU, time in seconds) that returns the sample of this GPU.
     """
@@ -32,9 +32,10 @@ def sampled(folder, host, of):
 
 
 def drawn(path, of):
-    """Draw a cell on two hosts with eight GPUs each.
+    """Draw the telemetry of a cell on two hosts with eight GPUs each.
 
-    Returns the figure with one line per GPU, and the figure of all GPUs together.
+    Returns (the figure with one line per GPU, the telemetry figure, which shows all GPUs of the cell together).
+    of: a function of (UUID of a GPU, its number from 0 to 15, time in seconds) that returns the sample of this GPU.
     """
     workspace = Workspace(path)
     what = support.cell("ddp", 2)
@@ -123,5 +124,5 @@ def test_without_gpus_there_is_no_such_figure(tmp_path):
 def test_more_gpus_than_anybody_can_follow_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "MOST_LINES", 10)
     found, all_of_them = drawn(tmp_path, lambda uuid, number, t: GpuSample(uuid=uuid, utilization_pct=1.0))
-    assert found is None  # the figure shows either all GPUs of a cell or none
+    assert found is None  # no figure with a line per GPU: the cell has more GPUs than MOST_LINES
     assert panel(all_of_them, "GPUs busy")

@@ -1,4 +1,4 @@
-"""Figures over time, over batch sizes and over ranks: their values are the values of the records and of the metrics."""
+"""Figures over time, over batch sizes and over ranks show the same values as the records and the metrics."""
 
 import json
 import math
@@ -30,7 +30,10 @@ def nic(t, sent, host="a", name="eth0", kind="physical"):
 
 
 def curve_of(readings, how):
-    """Points (middle of a time interval in seconds, value) of one run whose first timed step ended at 0 s."""
+    """The curve of these readings of one run, as points (middle of a time interval in seconds, value).
+
+    The first timed step ends at 0 s. how: how the curves of several hosts become one curve, such as "sum".
+    """
     found = curves.together(readings, how)
     return [(found["run"].first_s + place * found["run"].width_s, value) for place, value in enumerate(found["run"].values)]
 
@@ -49,7 +52,7 @@ def test_a_finger_that_is_dragged_over_a_figure_scrolls_the_page():
 
 def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     sent = [(t / 2, 1000 * (t + 10 * math.sin(t))) for t in range(2000)]
-    # a counter never decreases
+    # Each value is replaced by the largest value so far, because a counter of bytes never decreases.
     sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]
     seen = frames(*(nic(t, value) for t, value in sent))
     found = curves.together(curves.rates(of_a_run(seen.nics), "tx_bytes"), "sum")["run"]
@@ -69,7 +72,7 @@ def test_hosts_that_sample_at_other_moments_are_added_up():
     points = curve_of(curves.rates(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum")
     both = [value for moment, value in points if 1 < moment < 58]
     assert both == pytest.approx([300] * len(both))
-    # after host b ends there is no value, because half the hosts cannot give a value for all
+    # After 60 s only host a has samples. One of two hosts does not give the sum of both, so the curve has no value.
     assert [value for moment, value in points if moment > 61] == []
 
 
@@ -142,7 +145,10 @@ def group_of(workspace, baseline="single"):
 
 
 def watched(folder, ended, **fields):
-    """Write telemetry of a machine with two GPUs and several network interfaces, without samples from 0.5 s to 0.8 s."""
+    """Write telemetry of a machine with two GPUs and several network interfaces, with a gap from 0.5 s to 0.8 s.
+
+    ended: the end of the run, in seconds after its start. fields: further fields of the samples.
+    """
     with LineWriter(folder.samples_file(support.HOST)) as lines:
         for tick in range(int((ended + 1) * 50)):
             t = tick / 50 - 0.5
@@ -169,7 +175,7 @@ def titles(drawn):
 
 
 def panel(drawn, title):
-    """The lines of the panel with this title, by label."""
+    """Maps the label of each line in one panel of a figure to the line. title: the start of the panel's title."""
     number = next(place for place, text in enumerate(titles(drawn), 1) if text.startswith(title))
     return {line["name"]: line for line in drawn.data if line["yaxis"] == ("y" if number == 1 else f"y{number}")}
 
@@ -180,7 +186,7 @@ def known(line):
 
 @pytest.fixture(scope="module")
 def on_gpus(tmp_path_factory):
-    """A workspace with a completed cell on GPUs with several interfaces, and a cell that failed."""
+    """A workspace with a completed cell on a machine with GPUs and several network interfaces, and with a failed cell."""
     workspace = Workspace(tmp_path_factory.mktemp("gpus"))
     ran, failed = support.cell(), support.cell("ddp", 2)
     support.keep(workspace, [ran, failed], repeats=1)

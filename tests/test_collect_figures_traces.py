@@ -1,4 +1,4 @@
-"""Figures of traces, memory by category and pipelines: they show the values of the metrics, and are absent without data."""
+"""Figures of traces, of memory by category and of pipelines show the values of the metrics. Without data there is no figure."""
 
 import json
 
@@ -46,7 +46,7 @@ def drawn(workspace, draw, baseline="single"):
 def profiled(workspace, cell, events, *, repeats=2, ranks=1):
     """Make a completed cell whose repeats have traces.
 
-    events: a function of (events of a rank, repeat) that returns the events of the trace.
+    events: a function of (generated events of a rank, number of the repeat) that returns the events to write to the trace.
     """
     for repeat in range(1, repeats + 1):
         folder = support.completed(workspace, cell, repeat)
@@ -82,7 +82,7 @@ def gpu(tmp_path_factory):
 
 
 def part(found, name, axis="x"):
-    """The values of one part of the stacked bars on an axis."""
+    """The values of one part of a figure's stacked bars. name: the part. axis: the x axis of the bars."""
     (values,) = [trace["x"] for trace in found.data if trace.get("name") == name and trace.get("xaxis") == axis]
     return values
 
@@ -108,7 +108,7 @@ def test_the_parts_are_the_truth_about_a_trace(tmp_path):
     rank = traces.Rank(0, seed=1)
     truth = traces.truth(rank.events)
     found, _ = drawn(workspace, breakdown.draw)
-    steps_ms = 4e6  # four steps, and 1e6 ns per ms
+    steps_ms = 4e6  # converts ns of a trace to ms per step: 4 steps x 1e6 ns/ms
     exposed = truth["communication_ns"] - truth["overlap_ns"]
     assert part(found, "compute") == pytest.approx([truth["compute_ns"] / steps_ms])
     assert part(found, "exposed communication") == pytest.approx([exposed / steps_ms])
@@ -213,7 +213,7 @@ def test_memory_is_what_the_instrument_found_at_the_peak(tmp_path):
     looked_into(Workspace(tmp_path))
     found, group = drawn(Workspace(tmp_path), memory_categories.draw)
     assert part(found, "parameter") == [40, 20]
-    assert part(found, "temporary") == [15, 15]  # the mean of the two repeats, 10 and 20 MiB
+    assert part(found, "temporary") == [15, 15]  # the two repeats have 10 and 20 MiB, so the mean is 15 MiB
     assert [entry["name"] for entry in found.data if entry.get("name") == "buffer"] == []
     assert part(found, "estimate") == [160, 80]
     assert part(found, "estimate")[0] == group.marks[0].row.metrics["estimated_memory_bytes"].value / MIB
@@ -237,10 +237,9 @@ def test_every_category_has_its_colour_in_both_figures_of_memory():
 
 
 def piped(workspace, micro_batches=(4, 16)):
-    """Make pipelines of two ranks.
+    """Make a workspace with completed runs of a pipeline on two ranks, one run for each number of micro-batches.
 
-    Forward and backward take 100 ms in all on each rank. Forward takes 40 ms on the first rank and 60 ms on the last; backward
-    takes 60 ms and 40 ms.
+    On the first rank, forward takes 40 ms and backward 60 ms. On the last rank, forward takes 60 ms and backward 40 ms.
     """
     cells = [
         support.cell("pp-gpipe", 2, pp=2, dp=1, gradient_accumulation_steps=count, micro_batch_size=1, global_batch_size=count)
@@ -297,7 +296,7 @@ def test_a_trace_without_steps_is_in_no_figure(module, tmp_path):
 
 
 def many(group, count):
-    """A copy of the group that also has `count` renamed copies of each of its cells."""
+    """A copy of a group of cells (one figure draws a group) with `count` further, renamed copies of each cell."""
     marks = [msgspec.structs.replace(mark, label=f"{mark.label} {number}") for number in range(count) for mark in group.marks]
     return msgspec.structs.replace(group, marks=[*group.marks, *marks])
 

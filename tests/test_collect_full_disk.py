@@ -1,4 +1,4 @@
-"""Exports to a disk that is really full: each export fails with one sentence, and the previous export stays unchanged."""
+"""Exports to a disk that is full: each export fails with a message of one sentence, and the previous export stays unchanged."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def workspace(tmp_path_factory) -> Workspace:
 
 @pytest.fixture
 def disk(tmp_path):
-    """A small file system of its own, mounted at a folder."""
+    """The folder of a small file system that is mounted for this test. Skips the test if mounting is not possible."""
     folder = tmp_path / "disk"
     folder.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)], capture_output=True, text=True)
@@ -48,13 +48,13 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def taken(folder: Path) -> int:
-    """The bytes that the files of a folder take on the disk."""
+    """The number of bytes that the files of a folder occupy on the disk."""
     return sum(512 * path.stat().st_blocks for path in folder.rglob("*"))
 
 
 @contextlib.contextmanager
 def only(free: int, disk: Path):
-    """Fill the disk during the block, so that at most this many bytes (whole pages) are free."""
+    """Fill the disk while the `with` block runs, so that at most `free` bytes (whole pages) are free."""
     filled = disk / "filled"
     with filled.open("wb", buffering=0) as handle:
         room = os.statvfs(disk).f_bavail * PAGE
@@ -67,7 +67,7 @@ def only(free: int, disk: Path):
 CASES = [(name, part) for name in sorted(export.exports().keys() - PICTURES) for part in (0, 0.9)]
 DRAWN = [
     pytest.param(name, part, marks=support_browser.needed) for name, part in (("png", 0), ("svg", 0.5))
-]  # only two cases, because a browser is slow
+]  # exports of pictures are tested in two cases only, because they start a browser, which is slow
 
 
 @pytest.mark.parametrize(("name", "part"), [*CASES, *DRAWN])

@@ -1,4 +1,4 @@
-"""A run whose GPUs were shared or throttled during timed steps is marked. Its cell is neither ranked nor compared."""
+"""A run whose GPUs were throttled or shared during timed steps is marked, and its cell is not ranked and not compared."""
 
 import msgspec
 import pytest
@@ -17,11 +17,10 @@ DDP, FSDP2, ZERO2 = (support.cell(name, 2) for name in ("ddp", "fsdp2", "zero2")
 
 
 def summarized(path, gpu, uuids):
-    """The summary of three cells with equal work.
+    """The summary of a workspace with three cells that did equal work.
 
     gpu: fields of the samples of GPU-0 in the second cell. In the other cells GPU-0 has one process and reaches only its power
-    limit.
-    uuids: the GPUs that each result names.
+    limit. uuids: the UUIDs of the GPUs that each result names.
     """
     workspace = Workspace(path)
     support.keep(workspace, [DDP, FSDP2, ZERO2], repeats=0)
@@ -73,12 +72,12 @@ def test_a_run_on_a_shared_gpu_has_no_ratio_in_a_comparison(tmp_path):
     ("gpu", "uuids"),
     [
         (ALONE, OWN),
-        ({"throttled": ["hardware slowdown"], "every": 40}, OWN),  # throttled in 2.5 % of the samples
-        ({"processes": 2}, ["GPU-0"]),  # both processes are ranks of the run
-        ({"processes": 2}, ["GPU-5", "GPU-6"]),  # the shared GPU is not a GPU of the run
-        ({"processes": 2}, []),  # the ranks run on the CPU
-        ({"processes": 2}, None),  # an older result, which does not name its GPUs
-        (True, OWN),  # older telemetry, which does not name other processes
+        ({"throttled": ["hardware slowdown"], "every": 40}, OWN),  # throttled in only 2.5 % of the samples
+        ({"processes": 2}, ["GPU-0"]),  # one GPU for two ranks: both processes belong to the run
+        ({"processes": 2}, ["GPU-5", "GPU-6"]),  # the run uses other GPUs than the shared GPU-0
+        ({"processes": 2}, []),  # the ranks run on the CPU, so they use no GPU
+        ({"processes": 2}, None),  # results of older versions of shardlab do not name their GPUs
+        (True, OWN),  # telemetry of older versions of shardlab does not count processes
     ],
 )
 def test_a_gpu_of_its_own_at_its_power_limit_is_no_trouble(tmp_path, gpu, uuids):

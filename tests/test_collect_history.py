@@ -1,4 +1,4 @@
-"""`collect history`: equal cells of several workspaces in the order of time, and what changed between them."""
+"""`collect history`: equal cells of several workspaces in the order of time, and the changes from one to the next."""
 
 import json
 import shutil
@@ -11,7 +11,10 @@ from shardlab.workspace import Workspace
 
 
 def study(folder, created, *, factor=1.0, torch="2.13.0", seeds=(1,)):
-    """A workspace with three repeats of one cell. factor: stretches its steps. created: the times of its runs."""
+    """Make a workspace with one completed repeat of a cell for each time in `created`.
+
+    created: when each run was created. factor: multiplies the time of each step. torch: the version that the runs record.
+    """
     workspace = Workspace(folder)
     cell = support.cell()
     support.keep(workspace, [cell])
@@ -69,7 +72,7 @@ def test_a_property_that_one_run_does_not_record_starts_no_period(places, capsys
 
 
 def step_ms(repeat):
-    """The mean of the timed steps of a run, computed from the rule of its steps."""
+    """The mean time of the timed steps of a run in ms, computed by the function from which the test records are written."""
     return sum(support.step_ms(support.cell(), 0, step, repeat) for step in range(2, 12)) / 10
 
 

@@ -1,4 +1,4 @@
-"""The findings and the cost of instruments appear in every report."""
+"""Every report shows what the instruments of a run (such as the profiler) found, and how much time they cost."""
 
 import json
 
@@ -19,7 +19,7 @@ from shardlab.workspace import Workspace
 
 
 def test_what_looking_cost_is_said(tmp_path, capsys):
-    """The observed steps take three times as long as the others. No other figure includes the observed steps."""
+    """The steps that the profiler observed take three times as long as the others. Step times exclude observed steps."""
     workspace = Workspace(tmp_path)
     plain, looked = support.cell(), support.cell("ddp", 2)
     support.keep(workspace, [plain, looked], repeats=1)
@@ -50,7 +50,7 @@ def test_what_looking_cost_is_said(tmp_path, capsys):
 
 
 def test_cells_that_were_looked_into_are_named_whatever_the_cells_before_them_are(tmp_path):
-    """In the first family all cells have the same instruments; in the second family they differ."""
+    """In the first family (cells of equal work) no cell is profiled. In the second family one of two cells is profiled."""
     workspace = Workspace(tmp_path)
     families = [
         [support.cell(), support.cell("ddp", 2)],
@@ -70,7 +70,7 @@ def test_cells_that_were_looked_into_are_named_whatever_the_cells_before_them_ar
 
 
 def test_metrics_that_hold_all_steps_say_so():
-    """All other metrics of time exclude the steps that an instrument slowed down."""
+    """The metrics in this list cover all steps. All other metrics of time exclude steps that an instrument slowed down."""
     whole = {
         "train_time_s", "epoch_time_s", "epoch_time_median_s", "time_to_accuracy_s", "cpu_pct", "gpu_pct", "energy_j",
         "energy_per_unit_j", "rank_cpu_pct", "rank_read_bytes", "rank_written_bytes",
@@ -92,7 +92,7 @@ def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):
     (drawn,) = [memory_timeline.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
     assert [trace["name"] for trace in drawn.data] == ["parameter", "activation"]
     assert max(drawn.data[0]["y"]) == 4.0
-    assert max(drawn.data[1]["y"]) == 99.0  # the line is thinned, but the peak is kept
+    assert max(drawn.data[1]["y"]) == 99.0  # the drawn line has fewer points than the data, and still has the peak
     assert len(drawn.data[1]["y"]) == memory_timeline.MOST_POINTS
 
 

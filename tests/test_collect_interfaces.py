@@ -1,4 +1,4 @@
-"""Byte counters of real network interfaces that are renamed, or removed and made again, while a run is going on."""
+"""Byte counters of real network interfaces that are renamed, or removed and created again, during a run."""
 
 import subprocess
 import sys
@@ -10,9 +10,9 @@ import support_collect as support
 from collect.metrics import network
 from shardlab.record import Sample, StepRecord
 
-# Runs in its own network namespace, where /sys shows only the namespace. Two interfaces are the ends of one cable. The script
-# sends frames through the first interface, and prints the sampler's samples at 9, 15 and 21 s after the epoch. Its argument is
-# the code to run after 9 s.
+# A Python script that runs in its own network namespace, where /sys shows only the interfaces of the namespace. Two virtual
+# interfaces are the ends of one cable. The script sends frames through the first interface, and prints the sampler's samples
+# of 9 s, 15 s and 21 s. The argument of the script is Python code, which it runs after the sample of 9 s.
 IN_A_NAMESPACE = """
 import socket, subprocess, sys
 from pathlib import Path
@@ -64,9 +64,9 @@ name = "v0"
 
 
 def looked(happens):
-    """The sampler's samples of the interfaces at the three moments.
+    """The three samples that the script IN_A_NAMESPACE prints. Skips the test if a network namespace is not allowed here.
 
-    happens: Python code that runs after the first moment.
+    happens: Python code that the script runs after the first sample.
     """
     namespace = ["unshare", "--map-root-user", "--net", "--mount"]
     if subprocess.run([*namespace, "mount", "-t", "sysfs", "none", "/sys"], capture_output=True, check=False).returncode:
@@ -78,7 +78,7 @@ def looked(happens):
 
 
 def network_bytes(seen):
-    """The bytes that were sent between 10 s and 20 s, computed from these samples."""
+    """The metric of the bytes that were sent from 10 s to 20 s, computed from these samples. None if they do not show it."""
     ranks = {0: [StepRecord(schema=1, step=n, t_s=at, wall_s=at, units=1, step_ms=1) for n, at in ((1, 10.0), (2, 20.0))]}
     return network.network(support.loaded(support.cell(), step_records=ranks, sample_records={"h": seen}))
 
@@ -86,14 +86,14 @@ def network_bytes(seen):
 def test_an_interface_that_is_renamed_keeps_its_count():
     seen = looked(RENAMED)
     assert ["v0" in [nic.name for nic in sample.nics] for sample in seen] == [True, False, False]
-    # 6000 bytes in the 6 s from 9 s to 15 s, 5 s of which count; and 12,000 bytes in the 6 s from 15 s to 21 s, 5 s of which
-    # count
+    # The interface sent 6000 bytes from 9 s to 15 s and 12,000 bytes from 15 s to 21 s. The metric counts 5 of each 6 seconds:
+    # those from 10 s to 20 s.
     assert network_bytes(seen).value == pytest.approx(6000 * 5 / 6 + 12000 * 5 / 6)
 
 
 def test_an_interface_that_is_made_again_gives_no_number():
     seen = looked(MADE_AGAIN)
     counts = [next((nic.tx_bytes for nic in sample.nics if nic.name == "v0"), None) for sample in seen]
-    # The counter of the first interface is gone. The numbers only grow, so they do not show that this is another interface.
+    # The new interface has the same name and a larger count, so the counts alone do not show that the interface was replaced.
     assert counts == [5000, None, 18000]
     assert network_bytes(seen) is None

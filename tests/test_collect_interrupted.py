@@ -1,8 +1,8 @@
 """Interrupts `collect fetch` at random points: the connection breaks, the disk is full, or the command is killed.
 
-The test checks the workspace after each interruption, and again after the same command is repeated: nothing is lost, nothing
-outside of the workspace is touched, and each run that counts as fetched is identical to the run on the cluster, byte by byte.
-SHARDLAB_TESTS=long interrupts 200 times instead of 20.
+The test checks the workspace after each interruption, and again after the same command is repeated: no file is lost, no file
+outside of the workspace changes, and each run that counts as fetched is identical to the run on the cluster, byte by byte.
+With SHARDLAB_TESTS=long there are 200 interruptions instead of 20.
 """
 
 import os
@@ -18,10 +18,11 @@ from support_long import LONG
 
 TURNS = {"cut": 67, "full": 66, "killed": 67} if LONG else {"cut": 7, "full": 6, "killed": 7}
 DISK_MIB = 48
-# 1: the question which runs there are; 2: the manifests, and the notes on matrices; 3: the files
+# The number of the connection to interrupt is drawn from this tuple. Connection 1 of a fetch lists the runs, connection 2
+# transfers manifests and notes on matrices, and connection 3 transfers the files of runs.
 CONNECTIONS = (1, 2, 2, 3, 3, 3, 3, 3)
-SMALL = 3000  # roughly the bytes over a connection that carries no files of runs
-TOUCHES = 150  # roughly how many times a fetch of one or two runs touches a file
+SMALL = 3000  # roughly the bytes that connection 1 or 2 transfers, in which there are no files of runs
+TOUCHES = 150  # roughly how many file operations a fetch of one or two runs executes
 
 
 def names(folder):
@@ -64,9 +65,9 @@ class Study:
         return size
 
     def check(self):
-        """Check that all copies here agree with the cluster, as far as they are fetched.
+        """Check that all fetched runs on this machine equal the runs on the cluster.
 
-        Files outside of the workspace and files that were fetched before must be unchanged.
+        Files outside of the workspace and files that were fetched earlier must be unchanged.
         """
         assert tree(self.desk / "beside") == self.beside
         assert names(self.desk) == {"beside", "ws"}
@@ -82,7 +83,7 @@ class Study:
             assert (self.runs / path.relative_to(here)).read_bytes().startswith(now)
 
     def check_all(self):
-        """Check that every run of the cluster is here, with our file modes, and that there is nothing else."""
+        """Check that this machine has a copy of every run of the cluster and nothing else. Files have mode 644, folders 755."""
         self.check()
         here = self.cluster.here.runs
         assert names(here) == names(self.runs)
@@ -94,7 +95,7 @@ class Study:
         self.going = {path: path.read_bytes() for path in (here / self.steps.parent.parent.name / "steps").iterdir()}
 
     def forget(self):
-        """Delete the copies here, so that the next fetch copies every run again."""
+        """Delete the copies on this machine, so that the next fetch copies every run again."""
         shutil.rmtree(self.cluster.here.runs)
         self.whole, self.going = set(), {}
 
@@ -116,10 +117,10 @@ def small_disk(desk):
 
 
 def interrupted(study, turns, interrupt):
-    """Interrupt `collect fetch` this many times, and check the copies each time.
+    """Interrupt `collect fetch` as often as `turns` says, and check the copies each time.
 
-    interrupt: runs the command with a fault. Its argument is the number of bytes to fetch; it returns whether the fault
-    happened.
+    interrupt: a function that runs `collect fetch` with a fault. Its argument is the number of bytes to fetch; it returns
+    whether the fault happened.
     """
     done = turn = 0
     while done < turns:
@@ -178,7 +179,7 @@ def test_when_the_command_is_killed(tmp_path, desk):
 
     def interrupt(size):
         touch = rng.randrange(1, TOUCHES)
-        if rng.random() < 0.4:  # kill the command during a transfer, which continues without the command
+        if rng.random() < 0.4:  # kill `collect fetch` during a transfer: rsync continues without it
             connection, touch = rng.choice(CONNECTIONS), 0
             study.cluster.fault(connection, rng.randrange(size if connection == 3 else SMALL), "kill")
         return study.cluster.fetch(kill_at=touch).returncode == -9

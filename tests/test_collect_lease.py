@@ -1,4 +1,4 @@
-"""A report on runs of leased machines: a run that ended because the lease ended is not called running."""
+"""The report on runs of leased machines: if a run was cut off when the lease ended, the report does not call it running."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ from shardlab.workspace import Workspace
 
 @pytest.fixture
 def workspace(tmp_path):
-    """A workspace with a completed run, a run whose records end at its third step, and a pending run."""
+    """A workspace with a completed run, a started run whose records end at step 3, and a run that was only submitted."""
     made = Workspace(tmp_path)
     cells = [support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)]
     support.completed(made, cells[0], 1)
@@ -60,8 +60,8 @@ def test_runs_that_the_end_of_the_lease_cut_off_are_node_fail_in_the_report(work
     ("ends", "state"),
     [
         (datetime(2131, 1, 1, tzinfo=UTC), "running"),  # the lease has not ended
-        (after_start(0), "running"),  # there are records after the end, so the lease was extended
-        (after_start(3600), "unknown"),  # the records end long before the end of the lease
+        (after_start(0), "running"),  # the run has records after this end, so the lease was extended
+        (after_start(3600), "unknown"),  # the records of the run end long before the lease
     ],
 )
 def test_a_run_is_not_called_cut_off_without_evidence(ends, state, workspace):

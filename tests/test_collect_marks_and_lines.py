@@ -1,4 +1,4 @@
-"""Details of figures, tables and sources: how lines are thinned, which rows are shown, what a counter means."""
+"""Details of figures and tables: how points of long lines are left out, which rows are shown, how processor time is counted."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from shardlab.workspace import Workspace
 
 
 def test_a_thinned_line_with_gaps_has_as_many_points_as_are_allowed():
-    """Three points of each interval are kept: the smallest value, the largest value and a gap."""
+    """`figure.thin` keeps three points of each interval of a line: its smallest value, its largest value and a gap."""
     y = [None if place % 10 == 5 else float(place * 7919 % 3000) for place in range(3000)]
     x, _ = figure.thin(range(3000), y, 100)
     assert 97 <= len(x) <= 102
@@ -43,7 +43,7 @@ def test_a_mark_of_the_bubble_stands_under_its_own_strategy_alone(tmp_path):
 
 
 def test_kernels_are_listed_by_their_time_and_not_by_their_number(tmp_path, capsys):
-    """The kernel with the largest total time comes first. The kernels that do not fit on a screen are counted."""
+    """The table lists the kernel with the largest total time first, and says how many kernels it does not show."""
     rank = support_traces.Rank(0, steps=0)
     at = begin = support_traces.NEW
     for number in range(30):
@@ -58,7 +58,7 @@ def test_kernels_are_listed_by_their_time_and_not_by_their_number(tmp_path, caps
     shown = [line.split() for line in lines[lines.index(heading) + 2 :] if line.startswith("kernel")]
     totals = [float(words[2].replace(",", "")) for words in shown]
     assert totals == sorted(totals, reverse=True)
-    assert shown[0][0] == "kernel15"  # 15 calls of 1.6 ms
+    assert shown[0][0] == "kernel15"  # its 15 calls of 1.6 ms have the largest total time
     assert f"; {30 - len(shown)} more in --json" in heading
 
 
@@ -84,9 +84,9 @@ def test_what_differs_between_traces_beyond_a_screen_is_counted(tmp_path, capsys
 
 
 def test_time_that_a_hypervisor_took_is_busy_time():
-    """The columns are user, nice, system, idle, iowait, irq, softirq, steal and guest, see proc(5).
+    """The columns of /proc/stat are user, nice, system, idle, iowait, irq, softirq, steal and guest, see proc(5).
 
-    steal is the time that a hypervisor took.
+    The column steal is the time that a hypervisor took.
     """
     assert host.processor_ticks(b"cpu  10 1 5 70 4 2 3 5 9 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n") == [(26, 100), (6, 8)]
 

@@ -1,4 +1,6 @@
-"""Every metric gives the value that was computed by hand, and does not change under changes that must not matter."""
+"""Every metric has the value that was computed by hand. Changes that must not matter, such as another order of records, keep
+this value.
+"""
 
 import math
 from statistics import fmean, median
@@ -75,7 +77,7 @@ TWO_RANKS = {
 
 
 def test_throughput_is_all_units_over_the_slowest_ranks_time():
-    found = throughput.throughput(measured(TWO_RANKS))  # 8 + 24 + 8 + 8 units in 200 + 300 ms; the warm-up step does not count
+    found = throughput.throughput(measured(TWO_RANKS))  # 48 units in 500 ms, without the warm-up step
     assert (found.value, found.unit) == (pytest.approx(96.0), "tokens/s")
 
 
@@ -87,7 +89,7 @@ def host_with(*names):
 
 
 def test_mfu_is_the_share_of_the_gpus_peak_that_the_model_needs():
-    # 96 tokens/s at 1 TFLOP each, on two A100 with 312 TFLOP/s each
+    # 96 tokens/s of 1 TFLOP each, on two A100 with a peak of 312 TFLOP/s each.
     counted = msgspec.structs.replace(RESULT, flops_per_unit=1e12)
     a100 = host_with("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB")
     found = mfu.mfu(measured(TWO_RANKS, result=counted, hosts_of=[a100], precision="bf16"))
@@ -99,7 +101,7 @@ def test_mfu_is_the_share_of_the_gpus_peak_that_the_model_needs():
 def test_mfu_is_blank_where_the_peak_is_not_known(names):
     counted = msgspec.structs.replace(RESULT, flops_per_unit=1e12)
     assert mfu.mfu(measured(TWO_RANKS, result=counted, hosts_of=[host_with(*names)])) is None
-    assert mfu.mfu(measured(TWO_RANKS, hosts_of=[host_with("NVIDIA H200")])) is None  # the FLOPs per unit are unknown
+    assert mfu.mfu(measured(TWO_RANKS, hosts_of=[host_with("NVIDIA H200")])) is None  # RESULT has no FLOPs per unit
 
 
 def test_a_watched_step_counts_for_its_loss_and_for_no_time():
@@ -122,7 +124,7 @@ def found_in(**result):
 def test_time_to_an_accuracy_is_that_of_the_first_validation_that_has_it():
     seen = [ValidationRecord(schema=1, step=n, t_s=0, wall_s=0, loss=1, accuracy=a, items=8) for n, a in ((2, 0.9), (1, 0.5))]
     found = {pct: time_to_accuracy(measured(TWO_RANKS, validation=seen), pct) for pct in (50, 50.1, 90, 90.1)}
-    assert found[50] == Quantity(0.2, "s")  # the slowest rank took 200 ms for step 1 and 300 ms for step 2
+    assert found[50] == Quantity(0.2, "s")  # step 1 took 200 ms on its slowest rank, step 2 300 ms
     assert found[50.1].value == found[90].value == pytest.approx(0.5)
     assert found[90.1] is None
     assert time_to_accuracy(measured(TWO_RANKS), 0) is None
@@ -171,18 +173,18 @@ def power(wall_s, *watts):
 
 def test_energy_is_the_trapezoids_between_power_samples():
     seen = [power(5, 0.0), power(10, 100.0), power(15, 200.0), power(25, 400.0)]
-    found = energy.energy(measured(WINDOW, seen))  # 10 s to 15 s: 750 J; 15 s to 20 s: from 200 W to 300 W, so 1250 J
+    found = energy.energy(measured(WINDOW, seen))  # 750 J from 10 s to 15 s, and 1250 J from 15 s to 20 s
     assert (found.value, found.unit) == (pytest.approx(2000), "J")
     two = [power(t, 100.0, 50.0) for t in (9, 12, 15, 18, 21)]
     assert energy.energy(measured(WINDOW, two)).value == pytest.approx(1500)
-    each = energy.energy_per_unit(measured(WINDOW, two))  # 8 tokens: the window holds only step 2
+    each = energy.energy_per_unit(measured(WINDOW, two))  # step 2, the only timed step, has 8 tokens
     assert (each.value, each.unit) == (pytest.approx(1500 / 8), "J/token")
 
 
 def counter(wall_s, *joules, watts=5.0):
-    """A sample of GPUs with an energy counter.
+    """A telemetry sample of GPUs with an energy counter.
 
-    joules: the counter of each GPU. watts: the power of each GPU.
+    joules: the value of the energy counter of each GPU. watts: the power of every GPU.
     """
     gpus = [GpuSample(uuid=str(number), energy_j=one, power_w=watts) for number, one in enumerate(joules)]
     return sample(wall_s, gpus=gpus)
@@ -190,7 +192,7 @@ def counter(wall_s, *joules, watts=5.0):
 
 def test_energy_is_what_the_counters_grew_by():
     seen = [counter(9, 1000.0, 0.0), counter(12, 1300.0, 3.0), counter(18, 2500.0, 9.0), counter(21, 2800.0, 12.0)]
-    found = energy.energy(measured(WINDOW, seen))  # GPU 0: 1100 J at 10 s and 2700 J at 20 s; GPU 1: 1 J and 11 J
+    found = energy.energy(measured(WINDOW, seen))  # GPU 0 used 2700 - 1100 J, GPU 1 used 11 - 1 J
     assert (found.value, found.kind) == (pytest.approx(1610), "counter")
 
 
@@ -231,7 +233,7 @@ def test_staleness_is_of_all_pushes():
 
 
 def piped(first, last, **more):
-    """A run of one step on a pipeline of two stages. first, last: (forward_ms, backward_ms) of each stage."""
+    """A run of one step on a pipeline of two stages. first, last: (forward_ms, backward_ms) of the first and the last stage."""
     ranks = {
         rank: [step(1, sum(passes), forward_ms=passes[0], backward_ms=passes[1])] for rank, passes in enumerate((first, last))
     }
@@ -239,12 +241,12 @@ def piped(first, last, **more):
 
 
 def test_a_bubble_is_what_passes_take_beyond_what_the_stages_compute():
-    # With 4 micro-batches, forward 10 ms and backward 20 ms per stage, the passes take 5 x 30 ms, and each stage computes for
-    # 120 ms.
+    # With 4 micro-batches, 10 ms for forward and 20 ms for backward on each of 2 stages, a step takes (4 + 1) x 30 ms, of which
+    # each stage computes 120 ms. The bubble is the rest: 20 %.
     found = piped((40.0, 110.0), (50.0, 100.0))
     assert bubble.seen(piped((40.0, 110.0), (70.0, 80.0))).value == pytest.approx(20)
     assert bubble.theory(found) == Quantity(20, "%")
-    assert bubble.seen(piped((40.0, 110.0), (0.0, 150.0))) is None  # the stages are too different
+    assert bubble.seen(piped((40.0, 110.0), (0.0, 150.0))) is None  # None: the stages differ too much
     assert bubble.seen(piped((40.0, 110.0), (70.0, 80.0), options={"stages_per_rank": 2})) is None
     assert bubble.theory(piped((1.0, 1.0), (1.0, 1.0), options={"stages_per_rank": 2})).value == pytest.approx(100 / 9)
     assert bubble.theory(measured(TWO_RANKS)) is bubble.seen(measured(TWO_RANKS)) is None
@@ -330,7 +332,7 @@ def test_gpus_are_averaged_and_absent_without_one():
 def test_bytes_are_counted_between_the_first_and_the_last_timed_step():
     seen = [sample(t, nics=[nic(1000 + 100 * t), nic(7 * t, "lo", "loopback")]) for t in (0, 9, 11, 13, 15, 17, 19, 21, 40)]
     found = measured(WINDOW, seen)
-    # 100 bytes per second from 10 s to 20 s; the values at both ends are interpolated
+    # The counter grows by 100 bytes per second. Its values at 10 s and at 20 s are interpolated between samples.
     assert network.network(found).value == pytest.approx(1000)
     assert network.loopback(found).value == pytest.approx(70)
 
@@ -338,7 +340,8 @@ def test_bytes_are_counted_between_the_first_and_the_last_timed_step():
 def gloo(*steps_ended_s, sent, seen, backend="gloo", **result):
     """A run with the backend gloo.
 
-    steps_ended_s: the end of each step. sent: the bytes that each step should put on the wire.
+    steps_ended_s: the end of each step in seconds. sent: the bytes that the strategy puts on the wire in each step, in theory.
+    seen: the telemetry samples.
     """
     counts = msgspec.structs.replace(RESULT, communication_bytes={"theory": sent / 2, "wire": sent}, **result)
     found = measured({0: [step(n, 1.0, wall_s=at) for n, at in enumerate(steps_ended_s, 1)]}, seen, result=counts)
@@ -351,7 +354,7 @@ def test_counters_are_compared_with_what_the_collectives_send_over_gloo():
     both = [sample(t, nics=[nic(round(100 * t)), nic(round(7 * t), "lo", "loopback")]) for t in moments]
     alone = [sample(t, nics=[nic(round(107 * t), "lo", "loopback")]) for t in moments]
     for seen in (both, alone):
-        assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 1,070 bytes in two steps
+        assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 7 % above 2 x 500
         assert wire.difference(gloo(10, 15, 20, sent=535, seen=seen)).value == pytest.approx(0)
     assert wire.difference(gloo(10, 15, 20, sent=500, seen=both, backend="nccl")) is None
     assert wire.difference(gloo(10, 15, 20, sent=0, seen=both)) is None
@@ -359,7 +362,7 @@ def test_counters_are_compared_with_what_the_collectives_send_over_gloo():
     unknown = [sample(t, nics=[nic(round(100 * t))]) for t in moments]
     assert wire.difference(gloo(10, 15, 20, sent=500, seen=unknown)) is None
     rare = both[::100]
-    # between two samples, the time of an end is too uncertain
+    # The samples are 5 s apart, so the counter's values at the ends of the steps are too uncertain.
     assert wire.difference(gloo(10, 15, 20, sent=500, seen=rare)) is None
 
 
@@ -394,21 +397,21 @@ NO_DEVICE = {"kind": "virtual", "mac": "02:00:00:00:00:03"}
 @pytest.mark.parametrize(
     ("moments", "sent"),
     [
-        # udev renames a card: its counter continues under the new name
+        # udev renames a network card: the counter of the card continues under the new name.
         ([[nic(0, "eth0", **CARD)], [nic(600, "ens5", **CARD)], [nic(1200, "ens5", **CARD)]], 1000),
-        # bonding gives a port the MAC address of another port
+        # Bonding gives a port the MAC address of another port: the port's device shows that its counter continues.
         ([[nic(0, **CARD)], [nic(600, **SAME_PORT)], [nic(1200, **SAME_PORT)]], 1000),
-        # a virtual interface has no device, so its MAC address identifies it
+        # A virtual interface that is renamed has no device, so it is identified by its MAC address.
         ([[nic(0, "veth1", **NO_DEVICE)], [nic(600, "pod0", **NO_DEVICE)], [nic(1200, "pod0", **NO_DEVICE)]], 1000),
-        # two cards swap their names: one card sent 600 bytes in the 12 seconds, the other 1200
+        # Two cards swap their names: one card sent 600 bytes from 9 s to 21 s, the other 1200.
         (
             [[nic(0, "a", **CARD), nic(5000, "b", **OTHER_CARD)], [nic(5600, "a", **OTHER_CARD), nic(300, "b", **CARD)],
              [nic(6200, "a", **OTHER_CARD), nic(600, "b", **CARD)]],
             1500,
         ),
-        # two ports of a bond have the same MAC address and card, but both are present at each moment
+        # Two ports of a bond have the same MAC address and device. Both are in every sample, so their counters are added.
         ([[nic(at, "a", **CARD), nic(at, "b", **CARD)] for at in (0, 600, 1200)], 2000),
-        # another card replaces the first card and gets its name: the bytes that were sent in between are unknown
+        # Another card replaces the first card and gets its name: the bytes sent between these samples are unknown.
         ([[nic(0, **CARD)], [nic(600, **OTHER_CARD)], [nic(1200, **OTHER_CARD)]], None),
         ([[nic(0, "v", "virtual", CARD["mac"])], [nic(600, "v", **NO_DEVICE)], [nic(1200, "v", **NO_DEVICE)]], None),
     ],
@@ -418,7 +421,7 @@ def test_an_interface_is_one_by_its_card_and_address_whatever_its_name(moments, 
     seen = [sample(at, nics=nics) for at, nics in zip((9, 15, 21), moments, strict=True)]
     found = network.network(measured(WINDOW, seen))
     assert (found and found.value) == (None if sent is None else pytest.approx(sent))
-    alike = [sample(at, host="b", nics=[nic(100 * at)]) for at in (9, 21)]  # interfaces of another host are counted separately
+    alike = [sample(at, host="b", nics=[nic(100 * at)]) for at in (9, 21)]  # an interface of another host with the same name
     found = network.network(measured(WINDOW, seen + alike))
     assert (found and found.value) == (None if sent is None else pytest.approx(sent + 1000))
 
@@ -436,7 +439,7 @@ def test_scaling_is_strong_with_the_global_batch_and_weak_with_the_batch_per_ran
 
 
 def test_the_interval_is_students():
-    found = statistics.estimate([10.0, 12.0, 14.0], "ms")  # s = 2, t(2) = 4.303: 4.303 x 2 / sqrt(3) = 4.969
+    found = statistics.estimate([10.0, 12.0, 14.0], "ms")  # half width: t(2) x s / sqrt(3) = 4.303 x 2 / sqrt(3) = 4.969
     assert (found.value, found.median, found.n) == (12.0, 12.0, 3)
     assert (found.low, found.high) == (pytest.approx(12 - 4.969, abs=1e-3), pytest.approx(12 + 4.969, abs=1e-3))
     alone = statistics.estimate([5.0], "ms")
@@ -459,7 +462,7 @@ def test_no_degree_of_freedom_has_no_quantile():
     ("times", "incomplete", "coverage_pct"),
     [
         ((9, 12, 15, 18, 21), "", 100),
-        ((10, 13, 16, 19), "", 90),  # the next sample would come after the last step
+        ((10, 13, 16, 19), "", 90),  # complete: with this period, the next sample would be at 22 s
         ((9, 10, 11, 12, 13), "no samples in the last 7.0 s", 30),
         ((1, 2, 3), "no samples in the last 17.0 s", 0),
         ((18, 19, 20, 21), "no samples in the first 8.0 s", 20),
@@ -472,7 +475,7 @@ def test_a_host_whose_sampler_ended_early_is_said_to_lack_samples(times, incompl
     found = {entry.host: entry for entry in telemetry.coverage("r", seen.timed, seen.samples, ["a"], {}, {}, {})}
     entry = found["a"]
     assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
-    assert found["b"].incomplete == "no samples in the last 10.0 s"  # this host is in no list of hosts, but it has samples
+    assert found["b"].incomplete == "no samples in the last 10.0 s"  # host b is not listed
     nothing_timed = telemetry.coverage("r", seen.timed.clear(), seen.samples, ["a"], {}, {}, {})
     assert [entry.incomplete for entry in nothing_timed] == ["", ""]
 
@@ -494,7 +497,7 @@ def ranks_of(times, scale=1.0):
     return {r: [step(n, ms[r] * scale, loss=ms[r]) for n, ms in enumerate(times, 1)] for r in range(world)}
 
 
-@settings(deadline=None, max_examples=100 if LONG else 20)  # each example computes every metric twice
+@settings(deadline=None, max_examples=100 if LONG else 20)  # few examples, because each one computes every metric twice
 @given(RANKS, st.randoms())
 def test_the_order_of_records_changes_nothing(times, random):
     ranks = ranks_of(times)
@@ -525,15 +528,15 @@ def test_energy_scales_with_power_and_lies_between_its_extremes(watts, scale):
     assert 10 * min(watts) - 1e-6 <= one <= 10 * max(watts) + 1e-6
 
 
-PERIOD_S = 12 / 29  # the time between two of 30 samples from 9 s to 21 s; WINDOW is from 10 s to 20 s
+PERIOD_S = 12 / 29  # the period of 30 samples from 9 s to 21 s; the timed steps (WINDOW) are from 10 s to 20 s
 
 
 @settings(deadline=None)
 @given(st.integers(1, 28), st.integers(0, 12))
 def test_energy_of_a_constant_draw_is_exact_or_absent_if_samples_are_missing(first, missing):
-    """`missing` consecutive samples are left out.
+    """Some consecutive samples of a constant power are left out: `missing` samples, starting with sample `first`.
 
-    One missing sample is not a gap. If a gap leaves less than 8 of the 10 s, there is no number.
+    One missing sample is not a gap. If a gap leaves less than 8 of the 10 s with samples, the metric has no value.
     """
     there = [place for place in range(30) if not first <= place < min(first + missing, 29)]
     end_s = 9 + PERIOD_S * min(first + missing, 29)
@@ -605,9 +608,9 @@ def test_a_frame_of_no_records_has_its_columns():
 
 
 def test_ranks_that_share_a_model_count_their_units_once():
-    """Four ranks, two for each copy of the model.
+    """Four ranks train two copies of the model, so each copy is on two ranks.
 
-    Every rank records the 64 units of its data slice, so the step trained on 128 units.
+    Every rank records the 64 units of its copy's part of the batch, so the step trained on 128 units, not on 256.
     """
     records = {
         rank: [StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=1.0, units=64, step_ms=500.0)] for rank in range(4)

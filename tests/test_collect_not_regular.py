@@ -1,6 +1,6 @@
-"""In a run's folder only regular files and folders are read.
+"""In a run folder only regular files and folders are read. Symlinks, FIFOs and sockets are named in a message and skipped.
 
-A link could lead anywhere, and reading a FIFO would block forever.
+A symlink may lead outside of the run folder, and reading a FIFO would block forever.
 """
 
 import errno
@@ -36,7 +36,7 @@ def run(workspace):
 def put(kind, path, outside):
     """Replace the file `path` by a symlink, a FIFO or a socket.
 
-    outside: gets the old content of the file; a symlink leads there.
+    kind: which of the three. outside: the path to which the old file is moved, and to which the symlink leads.
     """
     if path.exists():
         path.rename(outside)
@@ -54,7 +54,7 @@ def put(kind, path, outside):
 @pytest.mark.parametrize("kind", ["a symlink", "a FIFO", "a socket"])
 @pytest.mark.parametrize("place", PLACES)
 def test_what_stands_in_the_place_of_a_record_file_is_named_and_not_read(run, tmp_path, monkeypatch, kind, place):
-    monkeypatch.chdir(tmp_path)  # a relative path, because the path of a socket has at most 108 bytes
+    monkeypatch.chdir(tmp_path)  # for a socket, whose path may have at most 108 bytes: paths are relative
     put(kind, run.path / place, tmp_path / "outside")
     found = LoadedRun.read(run)
     if place in ("run.json", "result.json"):
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_opened_sets_its_run_aside_alone(workspace, run,
 
         return called
 
-    for function in ("open", "listdir"):  # replaced functions, because the tests may run as root, who may open every folder
+    for function in ("open", "listdir"):  # not by chmod, because root may open every folder
         monkeypatch.setattr(os, function, refusing(getattr(os, function)))
     assert main(["fetch", "--workspace", str(workspace.path)]) == 1
     said = capsys.readouterr()
@@ -117,7 +117,7 @@ def test_traces_and_memory_curves_behind_a_link_are_not_read(workspace, run, tmp
 
 
 def test_a_run_that_waits_for_another_start_is_not_complete(workspace):
-    """The records say that the run ended at its time limit. When Slurm starts the run again, its files change."""
+    """A run that Slurm requeued after its time limit is not complete, because its files change when Slurm starts it again."""
     again = support.prepare(workspace, support.cell(), repeat=3)
     support.event(again, "started", 0)
     support.event(again, "exited", 5, code=1, reason="timeout")
@@ -133,9 +133,9 @@ def test_a_run_that_waits_for_another_start_is_not_complete(workspace):
 
 
 def test_a_file_whose_name_is_no_utf_8_is_named_and_not_in_the_manifest(workspace, run, capsys):
-    """The manifest cannot contain this name.
+    """A manifest cannot contain a file name that is not valid UTF-8.
 
-    If it contained a changed name instead, each later fetch would report a missing file.
+    If the manifest contained a changed name instead, each later fetch would report that this file is missing.
     """
     (run.path / os.fsdecode(b"x\xff")).write_text("x")
     for _ in range(2):

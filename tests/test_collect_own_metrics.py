@@ -1,4 +1,4 @@
-"""Metrics that a workspace defines itself: their values in the report, their faults, and that foreign code is not executed."""
+"""Metrics that a workspace defines: their values in the report, their errors, and no execution of code that is not trusted."""
 
 import json
 
@@ -25,7 +25,7 @@ METRICS = (
 
 @pytest.fixture
 def made(tmp_path):
-    """(a workspace with runs and its own metric, a file that exists only if the code of the metric was executed)."""
+    """Returns (a workspace with runs and a metric of its own, a path that exists only after the metric's code was executed)."""
     workspace, marker = support.matrix(tmp_path / "w"), tmp_path / "marker"
     metrics = workspace.path / "metrics"
     metrics.mkdir()
@@ -35,7 +35,7 @@ def made(tmp_path):
 
 
 def summarized(workspace, capsys, *more, code=0):
-    """The summary that `collect summarize` prints, as a document."""
+    """The summary that `collect summarize --json` prints. code: the expected exit code."""
     assert main(["summarize", "--workspace", str(workspace.path), "--json", *more]) == code
     return json.loads(capsys.readouterr().out)
 

@@ -1,4 +1,4 @@
-"""Workloads that a workspace defines itself, in `collect`: compared by their code, named by claims, shown in the report."""
+"""Workloads that a workspace defines, in `collect`: compared by the digest of their code, named in claims, and reported."""
 
 import itertools
 import json
@@ -21,9 +21,9 @@ CLAIM = {
 
 
 def workspace(path, code):
-    """A workspace whose workload `rings` has this digest of its code.
+    """A workspace that defines the workload `rings`. code: the digest of the workload's code.
 
-    Its cells single and ddp are completed, and the study has a claim about them.
+    The runs of its cells `single` and `ddp` are completed, and its matrix has a claim about these cells.
     """
     made = Workspace(path)
     ours = {"workload": "rings", "workload_code": code, "seq_len": None}
@@ -38,7 +38,7 @@ def workspace(path, code):
 
 
 def collect(capsys, *words):
-    """The JSON document that a command prints."""
+    """The JSON document that a command of `collect` prints. words: the command line."""
     assert main([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 

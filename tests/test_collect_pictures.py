@@ -1,4 +1,4 @@
-"""Figures as image files, drawn by a real browser, and the message if there is no browser."""
+"""Figures are exported as image files, which a real browser draws. Without a browser there is a message."""
 
 import struct
 import sys
@@ -86,4 +86,4 @@ def test_a_picture_has_its_title_where_there_is_room():
         figure.picture(one, one.title, False) for one in (told, figure.Figure("a", "A <b>", "", 100, [], figure.layout({}, {})))
     )
     assert with_legend["legend"]["title"]["text"] == alone["title"]["text"] == "A &lt;b&gt;"
-    assert with_legend["height"] == alone["height"] + 2 * figure.LINE_PX  # the legend has four names, three per line
+    assert with_legend["height"] == alone["height"] + 2 * figure.LINE_PX  # the four names of the legend take two lines

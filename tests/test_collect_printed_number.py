@@ -1,4 +1,4 @@
-"""Numbers as studies print them, unusual ones too: they are read without doubt, or refused with a message."""
+"""Numbers in the notations that studies use: each text has exactly one meaning, or it is refused with a message."""
 
 import contextlib
 

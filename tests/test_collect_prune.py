@@ -21,7 +21,7 @@ TRACE = "trace/rank-00000.json.gz"
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """A cluster with one completed run that has a trace."""
+    """A cluster with one completed run, which has a profiler trace."""
     made = Cluster(tmp_path, tmp_path / "desk/ws")
     support.completed(made.there, support.cell())
     (run,) = made.there.all_runs()
@@ -78,7 +78,7 @@ def test_files_that_are_verified_here_are_removed_on_the_cluster(cluster, fetch,
 
 @pytest.mark.parametrize("where", ["on the cluster", "here"])
 def test_a_copy_with_another_checksum_keeps_the_files_on_the_cluster(cluster, fetch, there, here, where):
-    """A disk fault changed the content of a file, but not its size and time, so no fetch notices the change."""
+    """A disk fault changed a trace, but not its size and time. A fetch does not notice the fault, but `--prune` does."""
     fetch(cluster.here)
     path = (there if where == "on the cluster" else here) / TRACE
     status = path.stat()

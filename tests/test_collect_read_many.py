@@ -1,4 +1,4 @@
-"""Runs that are read by several processes are the same as runs that are read by one process, even if another process fails."""
+"""Several processes that read runs give the same runs as one process, even if one of the processes fails."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def workspace(tmp_path):
 
 @pytest.fixture
 def answers(monkeypatch):
-    """A list of the batches that other processes sent. Two processes read, two runs at a time."""
+    """A list to which each batch of runs from a reading process is appended. Two processes read, two runs at a time."""
     received = []
 
     def unpacked(packed):
@@ -85,12 +85,13 @@ def test_a_number_that_no_message_holds_is_read_here(workspace, answers, monkeyp
     assert any(run.result and run.result.parameters == 2**70 for run in found)
 
 
-HOSTS = {"node-b": ("b", 3), "node-c": ("a", 4), "node-d": ("b", 2)}  # file of samples -> host in the samples, their number
+# Maps the name of a file of samples to (host of the samples, number of samples).
+HOSTS = {"node-b": ("b", 3), "node-c": ("a", 4), "node-d": ("b", 2)}
 
 
 def test_samples_that_become_frames_file_by_file_are_the_same_as_all_at_once(tmp_path, monkeypatch):
-    """The hosts in the files are b, a and b, so the frames of the files have to be sorted. An interface of host b is renamed
-    between its two files."""
+    """Three files have samples of the hosts b, a and b, so the frames of the files must be sorted. A network interface has
+    another name in the second file of host b than in the first."""
     folder = support.completed(Workspace(tmp_path), support.cell())
     for number, (file, (name, count)) in enumerate(HOSTS.items()):
         with LineWriter(folder.samples_file(file)) as lines:

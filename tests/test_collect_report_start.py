@@ -1,6 +1,6 @@
-"""The start of a report: one line per claim, one figure, and the recommended strategy.
+"""The first part of a report: one line per claim of the study, one figure, and the recommended strategy.
 
-The start comes before any table and needs no script.
+This part comes before any table and is readable without JavaScript.
 """
 
 import re
@@ -71,7 +71,7 @@ def line(summarized, name):
 
 
 def test_a_ratio_stands_with_its_interval_beside_what_the_test_asks_for(summarized):
-    """101 / 50.5 s = 2. By Student's t with 2 degrees of freedom, the interval is about 0.08 wide on each side."""
+    """The ratio is 101 s / 50.5 s = 2. By Student's t with 2 degrees of freedom, the interval is about 2 ± 0.08."""
     found = line(summarized, "twice")
     assert (found.mark, found.measured, found.asked, found.against) == ("✓", "2.00 ×", "1.9 to 2.1 ×", "")
     low, high = (float(number) for number in found.interval.split(" to "))
@@ -148,9 +148,9 @@ def test_the_choice_is_that_of_the_contest_of_most_cells(summarized):
 
 
 class Text(HTMLParser):
-    """The text of a page as a browser without JavaScript shows it, and the position of each id in this text.
+    """The text of a page as a browser without JavaScript shows it, without scripts and styles.
 
-    Scripts and styles are left out.
+    ids: maps the id of an HTML element to its position in the text.
     """
 
     def __init__(self, page_text):

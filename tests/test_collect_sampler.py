@@ -1,4 +1,4 @@
-"""The real sampler on this machine, and its parsers with the texts of different kernels."""
+"""The telemetry sampler runs on this machine, and its parsers read files of /proc as different kernels write them."""
 
 import json
 import signal
@@ -54,13 +54,13 @@ def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
     assert any(nic.kind == "loopback" for nic in last.nics)
     assert all(0 <= share <= 100 for share in last.cores_pct)
     before = {nic.name: nic.tx_bytes for nic in first.nics}
-    for nic in last.nics:  # interfaces may appear and disappear during the test
+    for nic in last.nics:  # an interface may be new in the last sample
         assert nic.tx_bytes >= before.get(nic.name, 0)
 
 
 def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypatch):
     now = [1000.0]
-    # how many seconds each sample takes; the third takes longer than two ticks
+    # How many seconds each sample takes. The sampler has a tick every 0.1 s, so the third sample takes longer than two ticks.
     takes = iter([0.03, 0.09, 0.25, 0.03, 0.04, 0.03])
 
     class Slow(Source):
@@ -75,7 +75,7 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
     monkeypatch.setattr(loop.signal, "sigtimedwait", wait)
     tally = loop.run(tmp_path / "node.jsonl", 10, None, [Slow()])
     times = [sample.t_s for sample in read_lines(tmp_path / "node.jsonl", Sample).records]
-    assert times == pytest.approx([1000.0, 1000.1, 1000.2, 1000.5, 1000.6, 1000.7])  # one more sample after the signal
+    assert times == pytest.approx([1000.0, 1000.1, 1000.2, 1000.5, 1000.6, 1000.7])  # the last one is after SIGTERM
     assert (tally.samples, tally.missed) == (6, 2)
 
 
@@ -84,7 +84,7 @@ def test_it_ends_with_its_parent(tmp_path, reaped):
     parent = subprocess.Popen(["sleep", "60"])
     process = start(tmp_path / "node.jsonl", "--hz", "10", "--parent", str(parent.pid))
     try:
-        # After each sample the sampler checks that its parent is alive. So a second sample shows that it checked and continued.
+        # After each sample the sampler checks that its parent is alive, so a second sample shows that a check passed.
         until(lambda: len(read_lines(tmp_path / "node.jsonl", Sample).records) > 1, "it goes on while its parent lives")
         assert process.poll() is None
         parent.kill()
@@ -144,7 +144,7 @@ def test_processors_are_busy_since_the_sample_before(tmp_path):
     assert (first.cores_pct, second.cores_pct) == (None, [25.0])
     assert second.disk_read_bytes is None
     (tmp_path / "stat").write_bytes(b"cpu  130 10 50 880 40 0 0 0 7 0\ncpu0 2 2 3 13 2 1 1 0 0 0\ncpu1 9 9 9 9 9 9 9 9\n")
-    source.fill(third)  # a processor was added: its earlier ticks are unknown
+    source.fill(third)  # a processor was added, so percentages cannot be computed
     assert (third.cpu_pct, third.cores_pct) == (None, None)
     assert source.failures == {}
 
@@ -163,7 +163,7 @@ device 10.0.0.2:/data mounted on /data with fstype nfs statvers=1.1
 
 
 def test_nfs_is_what_servers_sent_and_were_sent(tmp_path):
-    """The test machines have no NFS server, so the text follows the format of the kernel's nfs_show_stats."""
+    """The bytes of NFS mounts are read from a file, which the test writes in the format of the kernel's nfs_show_stats."""
     assert host.nfs_bytes(MOUNTS) == (1500, 600)
     assert host.nfs_bytes(MOUNTS[:44]) == (None, None)
     (tmp_path / "self").mkdir()

@@ -1,4 +1,4 @@
-"""GPUs as the sampler records them: the real binding loads a stub library that has NVML's own symbols."""
+"""How the sampler records GPUs: its real NVML binding loads a stub library, which has the symbols of NVML."""
 
 import pytest
 from support_sampler import ended, records, sampled, start
@@ -46,7 +46,7 @@ def test_eight_gpus_say_everything(tmp_path, nvml):
     assert (gpu.utilization_pct, gpu.memory_used_bytes, gpu.power_w, gpu.energy_j) == (93, 60 << 30, 612.5, 1234.5)
     assert (gpu.temperature_c, gpu.sm_clock_mhz, gpu.memory_clock_mhz) == (61, 1980, 2619)
     assert (gpu.pcie_tx_bytes, gpu.pcie_rx_bytes) == (5 << 33, 6 << 33)
-    assert (gpu.nvlink_tx_bytes, gpu.nvlink_rx_bytes) == (7 << 43, 8 << 43)  # NVML counts in KiB
+    assert (gpu.nvlink_tx_bytes, gpu.nvlink_rx_bytes) == (7 << 43, 8 << 43)  # NVML reports KiB, and the record has bytes
     assert (gpu.ecc_corrected, gpu.ecc_uncorrected) == (3, 1)
     assert gpu.throttled == ["power cap", "hardware thermal slowdown"]
     assert (gpu.lost, gpu.xids, gpu.mig_of) == (False, None, None)
@@ -54,7 +54,7 @@ def test_eight_gpus_say_everything(tmp_path, nvml):
 
 
 def test_a_question_that_a_gpu_does_not_support_is_asked_once_and_gives_no_number(tmp_path, nvml):
-    """Only GPU-1 reports its utilization. No GPU reports anything else than power, energy, throttling and processes."""
+    """The stub supports few queries: power, energy, throttling and processes on both GPUs, and utilization on GPU-1 only."""
     calls = tmp_path / "calls.txt"
     nvml.say(EIGHT[:2], power_w=250.5, of={1: {"utilization": 0}})
     process = start(tmp_path / "node.jsonl", "--hz", "50", "--json", STUB_NVML_CALLS=str(calls), **nvml.environment)

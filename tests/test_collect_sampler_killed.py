@@ -1,4 +1,4 @@
-"""kill -9 at random moments: the sampler loses at most the sample that it is writing.
+"""The sampler is killed by kill -9 at random moments: at most the sample that it is writing is lost.
 
 The next sampler appends to the same file.
 """
@@ -32,13 +32,13 @@ def test_a_sampler_that_is_killed_loses_at_most_the_last_second(tmp_path, nvml, 
         process.kill()
         process.communicate()
         lines = read_lines(out, Sample)
-        assert len(lines.records) >= before > kept  # nothing that was in the file is lost
+        assert len(lines.records) >= before > kept  # every earlier record is still in the file
         last, kept = lines.records[-1], len(lines.records)
         lag = max((two.t_s - one.t_s for one, two in itertools.pairwise(lines.records[before - 3 :])), default=0.0)
-        assert ends[-1] - last.t_s < 1 + lag  # `lag` is the delay of a busy machine that gives the sampler no processor time
+        assert ends[-1] - last.t_s < 1 + lag  # `lag`: the longest time without a sample on a busy machine
     lines = read_lines(out, Sample)
     assert sum(sample.started_hz is not None for sample in lines.records) == KILLS
-    assert lines.corrupt <= KILLS  # each kill damages at most the last line, and a damaged line destroys no other line
+    assert lines.corrupt <= KILLS  # each kill damages at most one line
     times = [sample.t_s for sample in lines.records]
     assert times == sorted(times)
     assert all(len(sample.gpus) == 8 for sample in lines.records)

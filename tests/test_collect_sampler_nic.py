@@ -1,4 +1,4 @@
-"""Counters of network drivers (read by the kernel's ioctl) and of RDMA devices (read from folders like the kernel's)."""
+"""Counters of network drivers, which the sampler reads by ioctl, and of RDMA devices, which it reads from files of /sys."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ from collect.sampler.ethtool import COUNTERS, chosen
 from collect.sampler.nic import NicSource, RdmaSource
 from shardlab.record import NicSample, Sample
 
-# Runs in its own network namespace. Each end of a veth reports the index of the other end by the ethtool ioctl. A driver
-# reports no other counter that we know.
+# A Python script that runs in its own network namespace and makes a veth, which is a pair of virtual interfaces. By the ethtool
+# ioctl, each interface of the pair reports the index of the other. The test checks this counter, because its value is known.
 VETH = """
 import subprocess
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_the_counters_of_a_driver_are_found_by_its_names():
         "wire_rx_bytes": [3], "wire_tx_bytes": [2], "rdma_rx_bytes": [5], "rdma_tx_bytes": [6],
         "rx_pauses": [10], "rx_discards": [9], "rx_priority_pauses": [7, 11],
     }  # fmt: skip
-    assert chosen(["rx_total_discard_pkts", "rx_pause_frames", "tx_pause_frames"]) == {  # bnxt_en
+    assert chosen(["rx_total_discard_pkts", "rx_pause_frames", "tx_pause_frames"]) == {  # counters of the driver bnxt_en
         "rx_pauses": [1], "tx_pauses": [2], "rx_discards": [0],
     }  # fmt: skip
     assert chosen(["\x1b[2J", "", "rx_bytes"]) == {}
@@ -88,7 +88,7 @@ def test_rdma_counters_are_in_bytes_and_one_that_stopped_is_unknown(tmp_path):
     (counters.parent / "link_layer").write_text("Ethernet\n")
     for name, value in (("port_xmit_data", 1000), ("port_rcv_data", 0xFFFFFFFF), ("port_xmit_wait", 7), ("link_downed", 0)):
         (counters / name).write_text(f"{value}\n")
-    (tmp_path / "mlx5_1" / "ports" / "1").mkdir(parents=True)  # a port without counters, as in some containers
+    (tmp_path / "mlx5_1" / "ports" / "1").mkdir(parents=True)  # a second device, whose port has no counters
     source = RdmaSource(tmp_path)
     (port,) = filled(source).rdma
     assert (port.device, port.port, port.link_layer, port.pci) == ("mlx5_0", 1, "Ethernet", None)

@@ -1,4 +1,4 @@
-"""GPUs by nvidia-smi, on machines without NVML: a stand-in of the program prints normal and hostile lines."""
+"""On a machine without NVML the sampler reads GPUs by nvidia-smi. A stand-in for nvidia-smi prints normal and hostile lines."""
 
 import os
 import stat
@@ -17,9 +17,9 @@ LOST = "GPU-c, [GPU is lost]" + ", [GPU is lost]" * 8
 
 
 def stand_in(folder, lines, then="exec sleep 60"):
-    """Write a program nvidia-smi that prints these lines once; returns a PATH with this program.
+    """Write a stand-in for nvidia-smi that prints these lines once. Returns a value of PATH that finds the stand-in.
 
-    then: the shell command that follows.
+    then: the shell command that the stand-in runs after it printed the lines.
     """
     (folder / "lines").write_bytes(lines.encode(errors="surrogateescape"))
     program = folder / "nvidia-smi"
@@ -29,7 +29,7 @@ def stand_in(folder, lines, then="exec sleep 60"):
 
 
 def filled(source, wanted):
-    """Fill samples until `wanted` is true for a sample, and return this sample."""
+    """Let a source fill new samples until the function `wanted` returns true for a sample. Returns this sample."""
     found = []
 
     def look():
@@ -44,7 +44,7 @@ def filled(source, wanted):
 
 @pytest.fixture
 def said(tmp_path, monkeypatch):
-    """A function that makes a source. The nvidia-smi of the source prints the given lines."""
+    """A function that makes a source of the sampler, whose nvidia-smi is a stand-in that prints the given lines."""
     sources = []
 
     def source(lines, then="exec sleep 60"):
@@ -66,7 +66,7 @@ def test_the_sampler_asks_nvidia_smi_where_nvml_is_absent(tmp_path):
     sampled(process, out, 2)
     ended(process)
     seen = [sample.gpus for sample in records(out) if sample.gpus]
-    assert len(seen) == 1  # without a new line there is no value, and the old value is not repeated
+    assert len(seen) == 1  # nvidia-smi printed one line, so one sample has values
     ((gpu,),) = seen
     assert (gpu.uuid, gpu.utilization_pct, gpu.memory_used_bytes, gpu.power_w) == ("GPU-a", 97, 2**30, 301.55)
     assert (gpu.temperature_c, gpu.sm_clock_mhz, gpu.memory_clock_mhz) == (61, 1980, 2619)
@@ -74,7 +74,7 @@ def test_the_sampler_asks_nvidia_smi_where_nvml_is_absent(tmp_path):
     assert gpu.throttled == ["power cap", "hardware thermal slowdown"]
     assert "--loop-ms=50" in (tmp_path / "arguments").read_text()
     number = int((tmp_path / "pid").read_text())
-    with pytest.raises(ProcessLookupError):  # nvidia-smi ended with the sampler
+    with pytest.raises(ProcessLookupError):  # the sampler ended its nvidia-smi
         os.kill(number, 0)
 
 

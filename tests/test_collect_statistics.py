@@ -1,4 +1,4 @@
-"""Statistics of repeats: intervals, pooled noise, outliers, and how rarely two equal cells are told apart."""
+"""Statistics of repeats: confidence intervals, pooled noise, outliers, and how rarely equal cells are found to be different."""
 
 import ast
 import random
@@ -13,7 +13,7 @@ from shardlab.expression import Expression, ExpressionError
 
 
 def test_noise_is_pooled_over_the_cells_that_were_repeated():
-    found = statistics.noise([[10.0, 12.0, 14.0], [100.0], [50.0, 50.0]])  # (2 (2/12)² + 0) / 3
+    found = statistics.noise([[10.0, 12.0, 14.0], [100.0], [50.0, 50.0]])  # relative variance: (2 (2/12)² + 0) / 3
     assert (found.degrees, found.cells) == (3, 2)
     assert found.relative == pytest.approx((2 * (2 / 12) ** 2 / 3) ** 0.5)
     assert statistics.noise([[1.0], [2.0]]) is None
@@ -22,8 +22,8 @@ def test_noise_is_pooled_over_the_cells_that_were_repeated():
     assert statistics.standard_error([100.0], None) is None
     assert statistics.standard_error([0.0], found) is None
     assert statistics.standard_error([1.0, 3.0], None) == (pytest.approx(1.0), 1)
-    # Two repeats give a standard deviation with only one degree of freedom, which is very uncertain. So the pooled noise is
-    # used.
+    # The standard deviation of two repeats has only one degree of freedom, so it is very uncertain. The pooled noise of all
+    # cells is used instead.
     assert statistics.standard_error([1.0, 3.0], found) == (pytest.approx(2 * found.relative / 2**0.5), 3)
 
 
@@ -42,9 +42,9 @@ def test_outliers_are_named_and_kept():
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
-    """An A/A test: of 400 pairs of equal cells, at most 5 % plus three standard deviations may be told apart.
+    """An A/A test: of 400 pairs of equal cells, at most 5 % plus three standard deviations may be found to be different.
 
-    The percentile bootstrap tells far more of them apart (benchmarks/verdicts.py).
+    With the percentile bootstrap, far more of the pairs would be found to be different (see benchmarks/verdicts.py).
     """
     luck, wrong = random.Random(7), 0
     test = Expression("a() < b()").tree
@@ -55,15 +55,15 @@ def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
             error, degrees = statistics.standard_error(drawn, statistics.noise([drawn]))
             values[name] = draws.draws(sum(drawn) / n, error, degrees, f"{name} {trial}")
         wrong += not 0.025 < draws.share(test, values) < 0.975
-    assert wrong <= 400 * 0.05 + 13  # 5 % of the pairs plus three standard deviations
+    assert wrong <= 400 * 0.05 + 13  # 5 % of 400 pairs, plus three standard deviations of this count
 
 
 @pytest.mark.parametrize(("n", "least"), [(2, 100), (3, 360), (5, 400)])
 def test_two_cells_that_differ_by_ten_standard_deviations_are_told_apart(n, least):
-    """The counterpart of the test above, which a judge that calls every pair equal would pass.
+    """Of 400 pairs of cells whose means differ by ten standard deviations, at least `least` are found to be different.
 
-    The test has 400 pairs of cells. With two repeats, Student's t has one degree of freedom. Its tails are so heavy that most
-    pairs stay undecided.
+    n: the repeats of each cell. With two repeats, Student's t has one degree of freedom, and its heavy tails leave most pairs
+    undecided. Code that calls every pair equal would pass the test above, but not this test.
     """
     luck, right = random.Random(7), 0
     test = Expression("a() < b()").tree

@@ -1,4 +1,4 @@
-"""Colours, symbols and dashes: each strategy looks different, the same in all figures, and visible to all readers."""
+"""Colours, symbols and dashes of strategies differ, are the same in all figures, and are visible to colour-blind readers."""
 
 import itertools
 
@@ -18,9 +18,9 @@ from shardlab.run import run_id
 from shardlab.workspace import Workspace
 
 SERIES = [f"series-{number}" for number in range(1, strategy_style.COLOURS + 1)]
-# Transforms linear RGB into the colours that a person without working L cones (protanopia) or M cones (deuteranopia) sees. From
-# Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009, table 1,
-# severity 1.0.
+# Matrices that transform linear RGB into the colours that people without working L cones (protanopia) or M cones
+# (deuteranopia) see. From Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision
+# Deficiency", 2009, table 1, severity 1.0.
 VISION = {
     "all cones": np.eye(3),
     "protanopia": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
@@ -28,12 +28,12 @@ VISION = {
         [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
     ),
 }
-# Transforms linear RGB to OKLab (Ottosson, 2020). Equal distances in OKLab look about equally large.
+# Matrices that transform linear RGB to the colour space OKLab (Ottosson, 2020), in which equal distances look equally large.
 CONES = np.array([[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566]])
 CONES = np.vstack([CONES, [0.0883024619, 0.2817188376, 0.6299787005]])
 LAB = np.array([[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099]])
 LAB = np.vstack([LAB, [0.0259040371, 0.7827717662, -0.8086757660]])
-APART = 0.08  # the least distance in OKLab, where black and white differ by 1 in lightness
+APART = 0.08  # the least distance of two colours in OKLab. The distance of black and white is 1.
 
 
 def linear(colour):
@@ -42,7 +42,7 @@ def linear(colour):
 
 
 def contrast(one, other):
-    """The contrast of two colours as WCAG 2.2 defines it, from 1 to 21."""
+    """The contrast ratio of two colours from 1 to 21, as the standard WCAG 2.2 defines it."""
     dark, light = sorted(float(linear(colour) @ (0.2126, 0.7152, 0.0722)) for colour in (one, other))
     return (light + 0.05) / (dark + 0.05)
 
@@ -66,9 +66,9 @@ def test_series_colours_are_told_apart_also_without_red_or_green(colours, vision
 
 
 def test_red_and_green_of_equal_lightness_would_be_found():
-    """The control of the test above.
+    """The check of colours can fail: it finds that this red and this green look almost equal to people with deuteranopia.
 
-    These two colours look different to most people, and almost equal to people with deuteranopia.
+    To most people the two colours look different.
     """
     red, green = "#c04040", "#6b7a1e"
     assert np.linalg.norm(seen(red, "all cones") - seen(green, "all cones")) > 2 * APART
@@ -101,7 +101,7 @@ def test_plotly_knows_every_symbol_and_every_dash():
 
 
 def drawn(path, cells, completed):
-    """The groups and figures of these cells. Only the cells in `completed` have a completed run."""
+    """The (groups of cells, figures) of a workspace with these cells. Only the cells in `completed` have a completed run."""
     workspace = Workspace(path)
     workspace.keep_expansion(
         msgspec.convert(
@@ -137,9 +137,9 @@ def test_every_cell_of_a_shipped_matrix_has_a_look_of_its_own(name, tmp_path):
 
 
 def test_a_strategy_looks_the_same_in_every_figure(tmp_path):
-    """Ten strategies (more than there are colours), on two and four ranks.
+    """Cells of ten strategies, which are more than the available colours, on two and four ranks.
 
-    Every mark of a strategy has the strategy's colour.
+    In all figures, every mark of a strategy has the strategy's colour.
     """
     names = ["single", "ddp", "fsdp2", "fsdp2-zero2", "zero0", "zero1", "zero2", "zero3", "fsdp1-full-shard", "tp"]
     cells = [support.cell(name, ranks) for name in names for ranks in ((1,) if name == "single" else (2, 4))]
@@ -165,7 +165,10 @@ def test_a_strategy_looks_the_same_in_every_figure(tmp_path):
 
 
 def test_the_labels_of_a_y_axis_of_numbers_do_not_set_the_margin_beside_a_legend():
-    """plotly stopped with a warning on such a figure, because its ticks, its legend and its margin kept changing each other."""
+    """A figure with numbers on its y axis and a legend has a fixed left margin.
+
+    With an automatic margin, plotly gave up with a warning, because ticks, legend and margin kept changing each other.
+    """
     numbers, names = figure.axis("seconds"), figure.axis("", type="category")
     beside = figure.layout(figure.axis("epoch"), numbers, showlegend=True, yaxis2=numbers)
     assert [beside[name]["automargin"] for name in ("yaxis", "yaxis2")] == [False, False]

@@ -1,4 +1,4 @@
-"""The reported numbers of a study, in tables like the tables of the study."""
+"""The numbers that a study printed, shown in tables like the tables of the study."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def study(name):
 
 
 def drawn(entries, where):
-    """One table as text: (keys, headings, rows). A field contains the number that the study printed."""
+    """One table as text: (keys, headings, rows). A field contains the number that the study printed. where: names the table."""
     (table,) = [table for table in redraw(entries).tables if table.where == where]
     heads = [(head.over, head.text) if head.over else head.text for head in table.heads]
     fields = [[*row.names, *("" if place is None else entries[place].printed for place in row.fields)] for row in table.rows]

@@ -1,4 +1,4 @@
-"""A run that was suspended: which of its values still count, and the remark about it in the report."""
+"""A run that was suspended for some time: which of its values are still used, and the remark about the run in the report."""
 
 import msgspec
 import pytest
@@ -29,9 +29,9 @@ def workspace(tmp_path):
 
 
 def paused(workspace, at):
-    """Suspend the second run for 0.25 s, ending in the middle of this timed step.
+    """Record that the second run was suspended for 0.25 s, and that it resumed in the middle of a timed step.
 
-    Returns the numbers of the timed steps that still count.
+    at: which timed step, from 1. Returns the numbers of the timed steps that are still used.
     """
     folder = load(workspace, None).cells[0].runs[1].folder
     end_s = folder.steps(0).records[CELL.warmup_steps + at - 1].wall_s - 0.05
@@ -85,7 +85,7 @@ def test_a_pause_between_two_steps_leaves_the_steps(workspace):
 
 def test_a_pause_before_the_first_step_takes_nothing_away(workspace):
     folder = load(workspace, None).cells[0].runs[1].folder
-    support.event(folder, "stood_still", -1.0, seconds=0.25)  # while the run was starting
+    support.event(folder, "stood_still", -1.0, seconds=0.25)  # the pause was before the first step
     summary = summarize(load(workspace, None), "single")
     assert "train_time_s" in summary.rows[0].runs[1].metrics
     assert not any("suspended or stopped" in remark for remark in summary.remarks)

@@ -1,4 +1,4 @@
-"""The quality of telemetry: restarted samplers, changed clocks, lost GPUs, missed rates; and which values are then refused."""
+"""Faults of telemetry: restarted samplers, changed clocks, lost GPUs, missed rates. Some metrics then have no value."""
 
 import msgspec
 import pytest
@@ -20,14 +20,14 @@ def covered(run, ends=None, clocks=None):
 
 
 def test_the_rate_that_was_kept_is_of_the_rate_that_was_asked_for():
-    # every fourth sample is missing
+    # The requested rate is 2 samples per second, and every fourth sample is missing, so 75 % of the rate was kept.
     seen = [sample(9 + tick / 2, started_hz=2 if tick == 0 else None) for tick in range(26) if tick % 4]
     assert covered(measured(WINDOW, [sample(8.9, started_hz=2.0), *seen])).rate_kept_pct == pytest.approx(75, abs=5)
-    assert covered(measured(WINDOW, seen)).rate_kept_pct is None  # an older record does not name the requested rate
+    assert covered(measured(WINDOW, seen)).rate_kept_pct is None  # no sample names the requested rate
 
 
 def restepped(at, by):
-    """Samples whose wall clock is changed by `by` seconds when the monotonic clock is at `at` seconds."""
+    """Telemetry samples of a host whose wall clock is set forward by `by` seconds at time `at` of the monotonic clock."""
     return [
         msgspec.structs.replace(
             sample(t, nics=[nic(100 * t)], gpus=[GpuSample(uuid="0", energy_j=10.0 * t)]), wall_s=t + (by if t >= at else 0)
@@ -59,7 +59,7 @@ def test_a_counter_that_was_reset_or_wrapped_gives_no_number():
 
 
 def test_traffic_is_refused_where_the_samples_have_a_gap():
-    """The counters grow, but no sample shows whether they were reset during the gap."""
+    """The samples have a gap of 8.5 s, so they do not show whether the counter of the interface was reset in the gap."""
     seen = [sample(at, nics=[nic(int(100 * at))]) for at in (9, 9.5, 10, 10.5, 11, 19.5, 20, 20.5, 21)]
     assert network.network(measured(WINDOW, seen)) is None
 
@@ -189,7 +189,7 @@ def test_the_events_of_ranks_say_the_clocks_and_a_damaged_one_says_nothing(tmp_p
 
 def test_the_processor_time_of_ranks_is_theirs_and_not_the_hosts():
     ranks = {rank: [step(n, 1.0, wall_s=10.0 * n, cpu_s=5.0 + n * (4 + 4 * rank)) for n in (1, 2, 3)] for rank in (0, 1)}
-    found = utilization.rank_cpu(measured(ranks))  # 4 s and 8 s of processor time in 10 s
+    found = utilization.rank_cpu(measured(ranks))  # the ranks used 4 s and 8 s of processor time per 10 s
     assert (found.value, found.unit) == (pytest.approx(60), "%")
     ranks[1] = [msgspec.structs.replace(record, cpu_s=None) for record in ranks[1]]
     assert utilization.rank_cpu(measured(ranks)) is None

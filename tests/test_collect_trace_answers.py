@@ -1,4 +1,4 @@
-"""Figures, metrics and tables that explain the duration of a step, from generated traces whose figures are known."""
+"""Figures, metrics and tables that explain the duration of a step, made from generated traces whose true values are known."""
 
 import json
 
@@ -19,7 +19,7 @@ from shardlab.workspace import Workspace
 def profile(workspace, cell, size, seeds):
     """Make a completed cell whose repeats have traces of all ranks.
 
-    size: number of ranks. seeds: of the traces, one for each repeat.
+    size: the number of ranks. seeds: one seed for each repeat, from which its traces are generated.
     """
     for repeat, seed in enumerate(seeds, 1):
         folder = support_collect.completed(workspace, cell, repeat).path / "trace"
@@ -53,9 +53,9 @@ def part(found, name):
 
 
 def values(run):
-    """The values of all metrics of a run.
+    """Maps the name of each metric to its value for a run.
 
-    Metrics with an argument are computed for their example and for all_reduce.
+    Metrics with the argument `of` are computed for all_reduce.
     """
     found = {metric.name: metric.of_run(run) for metric in menu() if metric.of_run}
     return found | {
@@ -72,12 +72,12 @@ def test_metrics_are_those_of_the_construction(results):
     assert calls
     time = sum(call[3] - call[2] - call[5] for call in calls)
     assert found["algorithm_bandwidth_gb_per_s"].value == pytest.approx(sum(call[4] for call in calls) / time)
-    # the factor 2 (n - 1) / n is 1 for two ranks
+    # Bus bandwidth is algorithm bandwidth times 2 (n - 1) / n. For n = 2 ranks both are equal.
     assert found["bus_bandwidth_gb_per_s"].value == pytest.approx(sum(call[4] for call in calls) / time)
     waits = [call[5] for rank in ranks for call in rank.calls if call[0] != "broadcast"]
     pairs = [max(pair) for pair in zip(waits[: len(waits) // 2], waits[len(waits) // 2 :], strict=True)]
     assert found["collective_skew_us"].value == pytest.approx(sum(pairs) / len(pairs) / 1000)
-    steps = 4e6  # two ranks with two steps each, and 1e6 ns per ms
+    steps = 4e6  # converts the ns of 2 ranks x 2 steps to ms per rank and step
     assert found["waiting_ms"].value == pytest.approx(sum(one.lost_ns for one in run.traces.answers.waits.ranks) / steps)
     idle = [one.idle for one in run.traces.analyses]
     for name in ("host", "communication", "other"):
@@ -109,11 +109,11 @@ def test_the_figures_show_the_metrics(results):
     matched = [run.ranks[place].calls[call].duration_ns for run in runs for place, call in run.waits.waited]
     assert sum(part(slow, name)[0] for name in slow_ranks.PARTS) == pytest.approx(sum(matched) / 8e6)
     assert part(slow, "waiting, lost")[0] == pytest.approx(metrics["ddp ×2"]["waiting_ms"].value)
-    assert phases.draw(group) is None  # these traces have only kernels
+    assert phases.draw(group) is None  # no figure of phases: these traces have only kernels
     of = [use for use in told.groups if use.bus_gb_per_s is not None]
     marks = [x for trace in bandwidth.draw(group).data if trace["name"] != "link" for x in trace["x"]]
     assert sorted(marks) == sorted(use.bus_gb_per_s for use in of)
-    assert part(bandwidth.draw(group), "link") == [450]  # a single rank sends nothing
+    assert part(bandwidth.draw(group), "link") == [450]  # one bar only: the cell with one rank sends nothing
 
 
 def test_the_parts_of_the_difference_sum_to_it(results):
@@ -169,4 +169,4 @@ def test_the_command_gives_the_answers_as_json(workspace, tmp_path, capsys):
     assert "parts sum to the difference" in shown
     support_traces.Rank(0).write(tmp_path)
     assert main(["trace", f"{tmp_path}/", "--like-hta", "--json", "--workspace", str(workspace.path)]) == 0
-    assert "stragglers" not in json.loads(capsys.readouterr().out)  # these answers are always exact, also with --like-hta
+    assert "stragglers" not in json.loads(capsys.readouterr().out)  # --like-hta does not compute stragglers

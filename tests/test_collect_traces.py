@@ -1,4 +1,4 @@
-"""Traces from run folders to the report: exact figures or HolisticTraceAnalysis's, kernels by name and class, two cells."""
+"""Traces of runs in the report: exact values or values like HolisticTraceAnalysis (HTA), kernels by name, two cells."""
 
 import json
 
@@ -31,9 +31,9 @@ SHOWN = ("idle_pct", "overlap_pct", "exposed_communication_ms")
 
 
 def profiled(path, ranks_of, *, traces="like-hta", proofs=None, **study):
-    """Make a workspace of run folders.
+    """Make a workspace with completed runs that have traces.
 
-    ranks_of: maps a strategy to the traces of its ranks, for each repeat.
+    ranks_of: maps a strategy to a list with one item per repeat: the traces of the ranks.
     """
     workspace = Workspace(path)
     repeats = max(map(len, ranks_of.values()))
@@ -53,9 +53,9 @@ def summarized(workspace):
 
 
 class Steps(support_traces.Rank):
-    """A trace of a rank that a test builds by hand.
+    """The trace of a rank with the kernels that a test states.
 
-    kernels: pairs (name, duration in us), which every step launches one after the other.
+    kernels: pairs (name, duration in µs). Every step launches these kernels one after the other.
     """
 
     def __init__(self, rank, kernels, steps=3, category="kernel"):
@@ -74,9 +74,9 @@ class Steps(support_traces.Rank):
 
 
 def by_truth(ranks, steps):
-    """The true figures as means over ranks: (idle %, overlap %, exposed communication in ms per step).
+    """The true means over the ranks: (idle %, overlap %, exposed communication in ms per step).
 
-    They are computed from the events, with a resolution of 1 ns.
+    They are computed from the generated events, with a resolution of 1 ns.
     """
     truths = [support_traces.truth(rank.events) for rank in ranks]
     idle = [100 * one["idle_ns"] / one["span_ns"] for one in truths]
@@ -86,16 +86,16 @@ def by_truth(ranks, steps):
 
 
 def by_hta(ranks):
-    """The figures of HTA as means over ranks: (idle %, overlap %)."""
+    """The means over the ranks of the values that HTA computed: (idle %, overlap %)."""
     idle = [100 * one["idle_us"] / one["span_us"] for one in ranks.values()]
     overlap = [one["overlap_pct"] for one in ranks.values()]
     return [sum(each) / len(each) for each in (idle, overlap)]
 
 
 def sort_may_change(breakdowns):
-    """The largest possible difference between HTA's means over ranks and ours, because HTA's sort is unstable.
+    """How far HTA's means over the ranks may differ from the means of `collect`, because HTA's sort is not stable.
 
-    Returns (idle %, overlap %, span in ms).
+    Returns the largest difference of (idle %, overlap %, span in ms).
     """
     idle = overlap = span = 0.0
     for one in breakdowns:
@@ -107,9 +107,9 @@ def sort_may_change(breakdowns):
 
 
 def check_like_hta(path, keys, said):
-    """Check that the metrics of a run with these traces agree with HTA's figures.
+    """Check that the metrics of a run agree with HTA's values, and that a table has both these values and the exact values.
 
-    The table of differences must have the figures like HTA and the exact figures.
+    keys: arguments of the two generated traces. said: maps each rank to the values that HTA computed for its trace.
     """
     ranks = [support_traces.Rank(rank, **keys) for rank in range(2)]
     found = summarized(profiled(path, {"ddp": [ranks]}))
@@ -117,11 +117,11 @@ def check_like_hta(path, keys, said):
     hta = by_hta(said)
     (run,) = load.load(Workspace(path), None).runs
     of_idle, of_overlap, of_span = sort_may_change(run.traces.like_hta)
-    assert of_idle < 1  # the bounds are narrow enough to be a useful check
+    assert of_idle < 1  # the allowed difference is small enough for a useful check
     assert row.metrics["idle_pct"].value == pytest.approx(hta[0], abs=of_idle + 1e-12)
-    # HTA rounds this figure to two decimals
+    # HTA rounds the overlap to two decimals, which adds up to 0.005 to the difference.
     assert row.metrics["overlap_pct"].value == pytest.approx(hta[1], abs=of_overlap + 0.005)
-    step_ms = sum(one["span_us"] for one in said.values()) / 2 / 1000 / 3  # 3 of 4 steps, because HTA leaves the last step out
+    step_ms = sum(one["span_us"] for one in said.values()) / 2 / 1000 / 3  # mean of 2 ranks, 3 steps: HTA ignores step 4
     assert row.metrics["kernel_ms"].value == pytest.approx(step_ms, abs=of_span + 1e-12)
     assert row.metrics["idle_pct"].kind == "gpu, like HTA"
     table = {one.metric: one for one in found.rounding}
@@ -168,7 +168,7 @@ def test_where_hta_finds_no_kernels_figures_are_exact_and_that_is_said(tmp_path)
     found = summarized(profiled(tmp_path / "b", {"single": [on_cpu()], "ddp": gpu}))
     (said,) = [remark for remark in found.remarks if "HolisticTraceAnalysis" in remark]
     assert found.rows[0].runs[0].run_id in said
-    # one cell has kernels, the other has operators, so they are not compared
+    # The trace of one cell has GPU kernels, and the trace of the other cell has CPU operators, so the cells are not compared.
     assert "additional_idle_ms" not in found.rows[1].metrics
 
 
@@ -185,7 +185,7 @@ def test_a_damaged_rank_is_left_out_of_both(tmp_path):
     assert ([one.rank for one in run.traces.exact], [one.rank for one in run.traces.like_hta]) == ([0], [0])
 
 
-# Kernels and operators by name
+# The tests below look up kernels and operators by name.
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_classes_of_a_cpu_are_operators():
 
 
 def told(rank, tallies, *, steps=2, source="gpu"):
-    """A breakdown with these kernels; all other fields do not matter.
+    """The breakdown of a rank's trace, with these kernels. Fields that the tests do not use have arbitrary values.
 
     tallies: maps the name of a kernel to (number of calls, time in ns).
     """
@@ -248,7 +248,7 @@ def test_a_named_kernel_is_counted_and_timed_a_step_and_rank():
 def test_what_cannot_be_known_of_a_name_is_no_number():
     mm = told(0, {"aten::mm": (4, 8)}, source="gloo")
     assert operators.calls(seen(mm), "aten::mm").value == 2
-    # a name of a kernel cannot be looked up among operators
+    # This trace of a CPU has operators only, so the name of a kernel has no number of calls.
     assert operators.calls(seen(mm), "ncclDevKernel_AllGather_RING_LL") is None
     assert operators.time(seen(mm), "vectorized kernels") is None
     assert operators.time(seen(told(0, {"a": (1, 1)}, steps=0)), "a") is None
@@ -275,7 +275,7 @@ def test_the_order_of_ranks_and_kernels_changes_nothing_and_time_scales(ranks, s
     assert operators.time(seen(*one_less, *before), "GEMM") == operators.time(seen(*before), "GEMM")
 
 
-# Two cells
+# The tests below compare the traces of two cells.
 
 OF_CELLS = [metric for metric in menu() if metric.of_cells]
 POSITIVE = st.floats(1e-3, 1e6)
@@ -311,9 +311,9 @@ def test_what_is_printed_as_gain_saving_and_loss_is_so_by_hand():
 
 
 def gemms(*us, other=0):
-    """Runs of one rank each.
+    """The traces of several runs of one rank each.
 
-    us: the duration of the GEMM of each run, in us. other: the duration of a further kernel in us; 0: there is none.
+    us: the duration of the GEMM kernel of each run in µs. other: the duration of a second kernel in µs; 0: no second kernel.
     """
     kernels = ((support_traces.ALL_REDUCE, other),) if other else ()
     return [[Steps(0, [(support_traces.GEMM, one), *kernels])] for one in us]
@@ -330,9 +330,9 @@ def test_the_errors_of_both_cells_stand_in_the_interval_of_what_is_compared(tmp_
     (number,) = verdict.numbers
     assert (verdict.verdict, number.against, len(number.runs)) == ("reproduced", SINGLE.name(), 6)
     assert number.value == pytest.approx(0.05)
-    alone = 4.303 * 0.002 / 3**0.5  # half of the interval of each cell alone, by Student's t
+    alone = 4.303 * 0.002 / 3**0.5  # half the interval of each cell alone, in ms, by Student's t
     half = (number.high - number.low) / 2
-    assert 1.2 * alone < half < 1.8 * alone  # larger than the half interval of each cell, smaller than their sum
+    assert 1.2 * alone < half < 1.8 * alone  # half the interval of the difference
     assert number.low < 0.05 < number.high
 
 
@@ -390,7 +390,7 @@ def test_a_printed_number_names_its_kernel_and_the_cell_that_it_is_against(tmp_p
     assert none.why == "gpus 9: no such cell in this matrix"
 
 
-# The report
+# The tests below check the report.
 
 
 def test_the_summary_has_what_else_is_called_and_the_page_the_most_different(tmp_path, capsys):
@@ -415,7 +415,7 @@ def test_the_summary_has_what_else_is_called_and_the_page_the_most_different(tmp
     page = (workspace.report / "index.html").read_text()
     assert "Operators compared with the baseline" in page
     assert "7 more names are in summary.json." in page
-    assert "gone_kernel" not in page  # the difference of this kernel is among the smallest
+    assert "gone_kernel" not in page  # the page shows the largest differences only
     assert 'id="rounding"' not in page
     assert "gone_kernel" in (workspace.report / "summary.json").read_text()
 

@@ -1,4 +1,4 @@
-"""`collect track` follows a run while its records are written. The trackers' own libraries then read what it logged."""
+"""`collect track` logs a run to a tracker while the run writes its records. The tracker's own library reads the logged data."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def workspace(tmp_path):
 
 @pytest.fixture
 def whole(tmp_path):
-    """A complete run in another workspace. A test replays its records."""
+    """A completed run in another workspace. The tests copy its records step by step, as if the run was running."""
     folder = support.completed(Workspace(tmp_path / "played"), DDP, gpu=GPU)
     with LineWriter(folder.validation_file) as lines:
         lines.write(ValidationRecord(schema=1, step=10, t_s=0.0, wall_s=0.0, loss=1.5, accuracy=0.25, items=8))
@@ -38,7 +38,7 @@ def whole(tmp_path):
 
 
 class Played:
-    """A copy of the run in the test's workspace. The copy has the records that were replayed so far."""
+    """A run in the test's workspace that gets the records of the completed run `whole` step by step."""
 
     def __init__(self, workspace, whole):
         self.whole, self.folder = whole, support.prepare(workspace, DDP)
@@ -46,7 +46,7 @@ class Played:
         support.environment(self.folder)
 
     def play(self, share):
-        """Copy the records up to this share of their bytes. The last line may be cut in the middle."""
+        """Copy the records of `whole` up to this share (0 to 1) of their bytes. The last line may be cut in the middle."""
         for path in (*self.whole.path.glob("steps/*"), *self.whole.path.glob("samples/*")):
             here = self.folder.path / path.relative_to(self.whole.path)
             here.parent.mkdir(exist_ok=True)
@@ -114,9 +114,9 @@ def test_all_trackers_hold_the_run_as_its_export_does(workspace, whole, monkeypa
 
 
 def test_a_run_whose_records_are_replaced_is_logged_anew(workspace, whole):
-    """Records are replaced when a run resumes from a checkpoint.
+    """A run that resumes from a checkpoint replaces its records of the steps after the checkpoint.
 
-    The steps after the checkpoint are recorded again, and the tracker must have each of them only once.
+    The tracker must have each of these steps only once.
     """
     played = Played(workspace, whole)
     played.play(0.9)

@@ -1,4 +1,4 @@
-"""Runs exported to Weights & Biases, MLflow and TensorBoard, read back by their own libraries. No data leave the machine."""
+"""Runs exported to Weights & Biases, MLflow and TensorBoard are read by their own libraries. No data leaves this machine."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SINGLE, DDP = support.cell(), support.cell("ddp", 2)
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Workspace:
-    """Two cells. The second cell has an earlier attempt that ran out of memory, and a run that recorded no steps."""
+    """A workspace of two cells. The second cell has an attempt that ran out of memory, and a run that recorded no steps."""
     made = Workspace(tmp_path_factory.mktemp("trackers"))
     support.keep(made, [SINGLE, DDP], repeats=2)
     folder = support.completed(made, SINGLE, 1)
@@ -43,9 +43,9 @@ def runs(workspace):
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Block the network.
+    """Block the network, and fail the test if a request to another machine was tried.
 
-    In this process, no socket connects to another machine. Child processes use a proxy on this machine, which counts the
+    In this process, no socket connects to another machine. Child processes use a proxy on this machine, which counts their
     requests.
     """
     connect, asked = socket.socket.connect, []
@@ -105,9 +105,9 @@ def test_a_run_is_tracked_as_it_was_recorded(runs):
 
 
 def wandb_records(path):
-    """The records of a .wandb file.
+    """The records in a .wandb file of Weights & Biases.
 
-    Such a file has a header and then LevelDB's log format (blocks of 32 KiB; CRC, length, type, data).
+    After a header, a .wandb file has LevelDB's log format: blocks of 32 KiB, whose parts have a CRC, length, type and data.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -120,7 +120,7 @@ def wandb_records(path):
         _, size, kind = struct.unpack_from("<IHB", raw, place)
         data += raw[place + 7 : place + 7 + size]
         place += 7 + size
-        if kind in (1, 4):  # a whole record, or the last part of a record
+        if kind in (1, 4):  # type 1 is a whole record, type 4 the last part of a record
             yield Record.FromString(data)
             data = b""
 
@@ -128,18 +128,18 @@ def wandb_records(path):
 def test_wandb_holds_every_run_offline(workspace, runs, tmp_path, capfd, no_network):
     out = exported(workspace, "wandb", tmp_path / "out")
     assert capfd.readouterr().err == ""
-    exported(workspace, "wandb", out)  # the second export replaces the runs and adds none
+    exported(workspace, "wandb", out)  # a second export replaces the runs of the first
     files = wandb_is(out / "wandb", runs)
     assert sorted(path for path in out.rglob("*") if not path.is_dir()) == sorted(files)
 
 
 def wandb_is(folder, runs):
-    """Check that the folder has these runs and no others; returns their files."""
+    """Check that a folder of Weights & Biases has these runs and no others. Returns the .wandb files of the runs."""
     files = {path.stem.removeprefix("run-"): path for path in folder.glob("offline-run-*/*.wandb")}
     assert set(files) == set(runs)
     for name, path in files.items():
         wanted, records = runs[name], list(wandb_records(path))
-        # the last record counts, because the tags may change at the end
+        # The last record with a run counts, because the tags of a run may change at its end.
         run = [record.run for record in records if record.HasField("run")][-1]
         assert (run.run_id, run.display_name, run.run_group, list(run.tags)) == (name, name, wanted.group, wanted.tags)
         assert run.host == (wanted.hosts or "unknown")
@@ -181,7 +181,7 @@ def test_mlflow_holds_every_run_in_a_file_store(workspace, runs, tmp_path, capfd
 
 
 def mlflow_is(folder, runs):
-    """Check that the store has these runs and no others; returns its client and the experiment."""
+    """Check that MLflow's store has these runs and no others. Returns (MLflow's client, the experiment)."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(folder.as_uri())
@@ -209,7 +209,7 @@ def test_tensorboard_holds_every_run_as_events(workspace, runs, tmp_path, capfd,
 
 
 def tensorboard_is(folder, runs):
-    """Check that the folder has these runs and no others."""
+    """Check that a folder of TensorBoard has these runs and no others."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -220,7 +220,7 @@ def tensorboard_is(folder, runs):
         for key in ("loss", "step_ms", "throughput_per_s"):
             points = read.Scalars(key) if wanted.points else []
             assert [(one.step, one.wall_time) for one in points] == [(point.step, point.wall_s) for point in wanted.points]
-            # TensorBoard stores values in float32
+            # Values are compared approximately, because TensorBoard stores them in float32.
             assert [one.value for one in points] == pytest.approx([point.values[key] for point in wanted.points])
         ended = {key: read.Scalars(f"metrics/{key}")[0].value for key in wanted.metrics}
         assert ended == pytest.approx(wanted.metrics)
@@ -250,7 +250,7 @@ def test_no_tracker_brings_torch_along_or_speaks(workspace, tmp_path, no_network
         "assert not {'torch', 'tensorflow'} & set(sys.modules)"
     )
     command = [sys.executable, "-W", "error", "-c", code, str(workspace.path), *PACKAGES]
-    # with these variables MLflow sends no telemetry, so the test removes them
+    # MLflow sends no telemetry if one of these variables is set. The test removes them, so that MLflow behaves as for users.
     tests = ("CI", "PYTEST_CURRENT_TEST", "PYTEST_VERSION")
     environment = {name: value for name, value in os.environ.items() if name not in tests}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""Which network interface a run used, and whether it used RDMA: from counters, and from NCCL's own lines in logs."""
+"""Which network interface a run used, and whether it used RDMA, as counters of interfaces and lines of NCCL in logs show."""
 
 import os
 
@@ -10,7 +10,7 @@ from collect.loading import load
 from collect.sources import nccl_log
 from shardlab.workspace import Workspace
 
-# Lines in the format of NCCL's source files net.cc, p2p.cc, shm.cc and net_ib.cc.
+# Lines of a log, in the formats that NCCL's source files net.cc, p2p.cc, shm.cc and net_ib.cc print.
 RDMA = b"""gpu0:41:52 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_2:1/IB [RO]; OOB eno1:10.0.0.1<0>
 gpu0:41:52 [0] NCCL INFO Using network IB
 gpu0:41:61 [0] NCCL INFO Channel 00/0 : 3[3] -> 4[0] [send] via NET/IB/0/GDRDMA
@@ -44,7 +44,7 @@ def test_nccls_lines_say_the_transports():
     assert told(INSIDE).rdma is False
     assert told(PLUGIN).rdma is None
     assert told(b"").rdma is None
-    assert told(RDMA.splitlines()[1]).rdma is None  # a line with "Using network" does not show a connection
+    assert told(RDMA.splitlines()[1]).rdma is None  # a line "Using network IB" shows no connection
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_run_says_its_interface_and_its_rdma(tmp_path):
     (entry,) = found.traffic
     assert (entry.rdma, entry.why) == (True, "NCCL's log: NET/IB (2 connections), P2P (2 connections)")
     (host,) = entry.hosts
-    assert (host.host, host.interface, host.kind) == (support.HOST, "lo", "loopback")  # 8 MiB/s, compared with 1 MiB/s on eth0
+    assert (host.host, host.interface, host.kind) == (support.HOST, "lo", "loopback")  # lo: 8 MiB/s; eth0: 1 MiB/s
     assert host.share_pct == pytest.approx(100 * 8 / 9, rel=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on claims: an example of each verdict, numbers compared with a study's numbers, and a study as a golden file."""
+"""Verdicts on claims of studies: an example of each verdict, and measured numbers compared with the numbers of a study."""
 
 import json
 
@@ -31,9 +31,10 @@ CELLS = {
 
 
 def study(path, times, *, claims=(), proofs=None, rehearsal=False, repeats=3, states=None, gpus=None, versions=None, **more):
-    """Make a workspace of run folders.
+    """Make a workspace with completed and failed runs.
 
-    times: the training time of each repeat in seconds, by cell. states: the error messages of cells that failed, by cell.
+    times: maps the name of a cell to the training times of its repeats in seconds. states: maps the name of a cell that failed
+    to its error messages.
     """
     workspace = Workspace(path)
     cells = [CELLS[name] for name in CELLS if name in {**times, **(states or {})}]
@@ -54,7 +55,7 @@ def study(path, times, *, claims=(), proofs=None, rehearsal=False, repeats=3, st
 
 
 def judged(tmp_path, times, claim, **more):
-    """The verdict on one claim about cells with these training times."""
+    """The verdict on a claim about cells with these training times. times: as in `study`."""
     workspace = study(tmp_path, times, claims=[claim], **more)
     return summary.summarize(load.load(workspace, None), "single").verdicts[0]
 
@@ -102,9 +103,9 @@ def test_the_verdict_on_a_claim(tmp_path, times, test, verdict, why):
     assert (found.verdict, why in found.why) == (verdict, True), (found.verdict, found.why)
 
 
-# Student's t with 2 degrees of freedom is above 4.849 in 2 % of cases (see any table of quantiles). The mean of 100, 101 and
-# 102 s is 101 s, with a standard error of 1 / sqrt(3) s. So the true mean is above this limit in 2 % of cases. A claim with one
-# part is contradicted below 2.5 %, and a claim with two parts below 1.25 %.
+# A training time that the true mean of the cell SINGLE exceeds with a probability of 2 %. The times of SINGLE in CLOSE are 100,
+# 101 and 102 s, so their mean is 101 s, with a standard error of 1 / sqrt(3) s. Student's t with 2 degrees of freedom is above
+# 4.849 in 2 % of cases. A claim with one part is contradicted below 2.5 %, and a claim with two parts below 1.25 %.
 LIMIT = round(101 + 4.849 / 3**0.5, 4)
 
 

@@ -1,4 +1,4 @@
-"""`collect watch`: what it reads again, what it shows about runs, and which requests it answers."""
+"""`collect watch`: which records it reads, what its page shows about runs, and which requests its server answers."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def workspace(tmp_path):
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory):
-    """A workspace with runs in every state, one of which is running, and the address of its page."""
+    """Yields (a workspace with runs in several states, one of which is running; the address of its page)."""
     workspace = support.matrix(tmp_path_factory.mktemp("matrix"))
     running(workspace, steps=50)
     with served(workspace) as url:
@@ -52,7 +52,7 @@ def test_only_what_was_appended_is_read(workspace):
     assert [record.step for record in followed.new()] == [1, 2, 1, 2, 3]
     assert followed.new() == []
     size = path.stat().st_size
-    with path.open("r+b") as handle:  # overwrite what was already read: it must not be read again
+    with path.open("r+b") as handle:  # overwrite the bytes that were already read
         handle.write(b"x" * (size - 1))
     step(folder, 4, 1.0, rank=0)
     assert [record.step for record in followed.new()] == [4]
@@ -106,7 +106,7 @@ def test_loss_and_step_time_are_those_of_the_report(workspace):
 
 
 def test_a_long_run_is_read_in_parts_and_whole(workspace, monkeypatch):
-    """A part has fewer steps than the ranks may be apart. So no step is given up while the ranks are read in turn."""
+    """The records of a rank are read in parts, and the ranks in turn. No step is dropped while other ranks are not yet read."""
     monkeypatch.setattr(followed_records, "MOST_BYTES", 2000)
     monkeypatch.setattr(world_steps, "MOST_WAITING", 50)
     found = series(running(workspace, steps=400, done=200))
@@ -130,7 +130,7 @@ def test_a_step_counts_when_all_ranks_have_recorded_it(workspace):
 
 
 def test_a_run_whose_records_were_replaced_begins_again(workspace):
-    """Records are replaced when a run resumes from a checkpoint: the steps after the checkpoint are recorded again."""
+    """A run that resumes from a checkpoint replaces the records of later steps. They are then read from the start."""
     folder = running(workspace, done=9)
     found = series(folder)
     found.read_new()
@@ -390,6 +390,6 @@ def test_it_listens_on_this_machine_alone(matrix):
     port = int(url.split(":")[2].split("/")[0])
     name = socket.gethostbyname(socket.gethostname())
     if name.startswith("127."):
-        name = "127.0.0.2"  # another address of this machine; a server on 0.0.0.0 would answer there
+        name = "127.0.0.2"  # another address of this machine: a server on 0.0.0.0 would answer
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((name, port), timeout=10).close()

@@ -1,4 +1,4 @@
-"""The bounds that samples give for the growth of a counter, and when they show that bytes are missing on the wire."""
+"""Samples of a counter give bounds for its growth. The bounds can show that fewer bytes were sent than the strategy counts."""
 
 import msgspec
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from collect.metrics import network, wire
 from shardlab.record import ClockOffset, NicSample, Result, Sample, StepRecord
 
-TENTHS = st.integers(0, 300)  # moments as integers, so that equal moments occur
+TENTHS = st.integers(0, 300)  # moments in tenths of a second: as integers, so that equal moments occur
 
 
 @given(
@@ -19,7 +19,10 @@ TENTHS = st.integers(0, 300)  # moments as integers, so that equal moments occur
     edges=st.tuples(TENTHS, TENTHS).map(sorted),
 )
 def test_what_was_really_sent_is_within_the_bounds(sent, begun, delays, edges):
-    """Every change of the counter is known. The sampler reads the counter late, at most when its next sample begins."""
+    """The true number of bytes is within the bounds.
+
+    The sampler reads the counter some time after a sample began, and before its next sample begins.
+    """
 
     def counter(moment):
         return sum(size for at, size in sent if at <= moment)
@@ -37,8 +40,8 @@ def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
     seen = [(float(at), 100 * at, "boot") for at in range(20)]
     # At 3.5 s the counter was between its values at 2 s and 4 s, and at 13.5 s between its values at 12 s and 14 s.
     assert network.growth_bounds(seen, (3.5, 13.5)) == (1200 - 400, 1400 - 200)
-    # The host's clock may be 1 s early or late. So the values lie between those at 1 s and 5 s, and between those at 11 s and
-    # 15 s.
+    # The host's clock may be 1 s early or late. So the counter was between its values at 1 s and 5 s at the first end, and
+    # between its values at 11 s and 15 s at the second end.
     assert network.growth_bounds(seen, (3.5, 13.5), apart_s=1.0) == (1100 - 500, 1500 - 100)
 
 
@@ -59,7 +62,7 @@ def test_a_counter_that_does_not_say_it_has_no_bounds(seen):
 def loaded(period_s, *, sent_per_s=1000.0, nnodes=1, **records):
     """A run of 11 timed steps, one per second, whose collectives send 1000 bytes per step.
 
-    period_s: the time between two samples. sent_per_s: the bytes per second that the counters show.
+    period_s: the time between two telemetry samples. sent_per_s: the bytes per second that the counters of interfaces show.
     """
     what = support.cell("ddp", gpus=2, nnodes=nnodes)
     steps = [StepRecord(schema=1, step=n, t_s=9.0 + n, wall_s=9.0 + n, units=1, step_ms=1000) for n in range(1, 12)]
@@ -87,7 +90,7 @@ def test_bytes_are_compared_if_samples_decide():
 
 
 def test_nothing_is_said_where_samples_leave_too_much_open():
-    """Three samples around each end, 0.5 s apart, leave up to 30 % of the 10 s uncertain."""
+    """With a sample every 0.5 s, up to 3 s of the 10 s between the two ends are uncertain, so no difference is reported."""
     assert wire.difference(loaded(0.5)) is None
 
 

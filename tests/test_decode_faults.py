@@ -1,4 +1,4 @@
-"""A damaged file that cannot be decoded is reported in one sentence or counts as absent, wherever a file is read."""
+"""A damaged file that cannot be decoded: every reader of files reports it in one sentence, or treats it as absent."""
 
 import pytest
 
@@ -19,7 +19,7 @@ CONTENTS = {
 
 @pytest.fixture(params=CONTENTS.values(), ids=CONTENTS)
 def damaged(request, tmp_path):
-    """A function that writes the damaged file with the given name."""
+    """A function that takes a file name and writes a damaged file with this name."""
 
     def write(name):
         path = tmp_path / name

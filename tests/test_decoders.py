@@ -1,6 +1,6 @@
-"""Threads read the same kind of file for the first time, at the same moment.
+"""Several threads read files of the same type at the same moment, before any thread built the decoder of this type.
 
-A msgspec decoder that several threads build at once crashes the interpreter.
+If several threads build the same msgspec decoder at once, the Python interpreter crashes.
 """
 
 import subprocess
@@ -10,7 +10,8 @@ import support_collect as support
 
 from shardlab.workspace import Workspace
 
-# The interpreter switches threads as often as possible, and no thread begins before all threads are ready.
+# A Python script in which threads read run folders at once. The interpreter switches threads as often as possible, and no
+# thread begins before all threads are ready.
 AT_ONCE = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ def read(_):
 with ThreadPoolExecutor(4) as pool:
     list(pool.map(read, range(4)))
 """
-TIMES = 8  # if each thread builds its own decoder, about two of three attempts crash
+TIMES = 8  # repeated, because only about two of three attempts crash without the protection
 
 
 def test_threads_that_read_runs_at_the_same_time_do_not_crash(tmp_path):

@@ -1,4 +1,7 @@
-"""Each plug-in has a row in a table of docs/. The row is written by hand, or generated from the menus on docs/menus.md."""
+"""Each strategy, launcher, data set, export format, workload and metric has a row in a table of a page in docs/.
+
+The rows of workloads and metrics on docs/menus.md are generated; all other rows are written by hand.
+"""
 
 import re
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The documentation: the site builds, its links have targets, it loads nothing from the web, and its commands exist."""
+"""The documentation: the site is built without errors, its links have targets, it loads no file from the web, and its
+commands exist.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ PARSERS = {
 
 
 class Addresses(HTMLParser):
-    """What a page loads, the targets of its links, and its anchors."""
+    """The addresses in an HTML page: the files that it loads, the targets of its links, and its anchors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ class Addresses(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The pages of the built site: maps the path of a page to its addresses."""
+    """Builds the site of the documentation. Maps the path of each page to the addresses in the page."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(DOCS, folder / "docs")
     shutil.copy(ROOT / "mkdocs.yml", folder)
@@ -136,7 +138,7 @@ def test_each_picture_is_on_a_page():
 
 
 def commands(page: Path) -> list[str]:
-    """The command lines of a page that start one of our programs, without comments."""
+    """The command lines in a page that start a program of shardlab (such as `jobs`), without their comments."""
     text = page.read_text()
     blocks = re.findall(r"^```(?:sh|console|bash)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -163,7 +165,7 @@ def test_the_pages_have_commands():
 
 
 def test_lines_wrap_at_120_columns():
-    """Tables, output and generated pages may have longer lines."""
+    """Lines of documentation have at most 120 columns. Only tables, output and generated pages may have longer lines."""
     long = []
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]:
         if page.name == "menus.md" or page.parent.name == "reference":

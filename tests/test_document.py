@@ -1,4 +1,4 @@
-"""YAML is read strictly: what another parser would change silently is refused, with its place in the file."""
+"""YAML files are read strictly: a value that other YAML parsers change silently is refused, with its place in the file."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The pages about JSON documents: they are current, and real documents have the keys that are described."""
+"""The pages in docs/ that describe JSON documents are up to date, and documents of commands have exactly the described keys."""
 
 import ast
 import json
@@ -18,7 +18,8 @@ from shardlab.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 MAINS = {"jobs": jobs.cli.main, "collect": collect.cli.main, "provision": provision.cli.main}
-# Maps the name of a description to the command whose document is compared, and its exit code. `{run}`: a run with traces.
+# Maps the name of a description to (the command whose JSON document is compared with it, the exit code of the command).
+# `{run}` stands for the name of a run with traces, `{other}` for another such run, and `{folder}` for the workspace.
 PRINTED = {
     "provision init": ("provision init", 0),
     "provision hardware": ("provision hardware", 0),
@@ -45,7 +46,7 @@ PRINTED = {
     "collect trace": ("collect trace {run} --against {other}", 0),
     "collect timeline": ("collect timeline {run} --perfetto {folder}/timeline.json", 0),
 }
-# Documents of which the tests here make none: their keys are compared where a test makes them.
+# Maps the name of each document that this file does not test to the test file that compares its keys.
 ELSEWHERE = {
     "provision": "test_provision_pretend.py",
     "jobs submit, jobs retry, jobs trace": "test_tutorial_line.py",
@@ -56,7 +57,7 @@ ELSEWHERE = {
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    """A workspace of completed runs, of which those on two ranks have traces."""
+    """A workspace of completed runs on two ranks, each of which has a trace per rank."""
     made = Workspace(tmp_path_factory.mktemp("documents"))
     cells = [support_collect.cell("ddp", 2), support_collect.cell("fsdp2", 2)]
     support_collect.keep(made, cells, 2)
@@ -70,7 +71,7 @@ def workspace(tmp_path_factory):
 
 
 def document(workspace, capsys, line, code):
-    """The document that a command prints with --json."""
+    """The document that a command prints with --json. line: the command line. code: its expected exit code."""
     run, *_, other = workspace.run_ids()
     line = line.replace("{run}", run).replace("{other}", other).replace("{folder}", str(workspace.path))
     program, *words = line.split(" ")
@@ -97,7 +98,7 @@ def test_every_described_output_is_compared():
 
 
 def test_every_verb_has_a_description():
-    """`jobs logs` prints logs and has no document; `provision plan` and others print the document of `provision`."""
+    """Each subcommand has a description of its JSON document, except `jobs logs`, which prints logs and no document."""
     verbs = {tuple(path.stem.split("-", 1)) for path in (ROOT / "tests/golden/help").glob("*-*.txt")}
     described = " ".join(NAMED)
     lacking = {" ".join(verb) for verb in verbs if verb[0] != "shardlab" and " ".join(verb) not in described}

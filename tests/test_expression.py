@@ -1,4 +1,4 @@
-"""Expressions of the grammar have the expected values, and all other Python code is refused."""
+"""Expressions that claims and filters may use have the expected values, and all other Python code is refused."""
 
 import contextlib
 

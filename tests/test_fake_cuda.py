@@ -1,4 +1,4 @@
-"""The fake GPUs themselves: what they count, which tensors share memory, and which errors they raise."""
+"""The fake GPUs of these tests: what they count, which tensors share memory on them, and which errors they raise."""
 
 import pytest
 from fake_cuda import build

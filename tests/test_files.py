@@ -1,6 +1,6 @@
-"""A file that was written is safe on the disk.
+"""A file that was written survives a power failure.
 
-Its content is synced before the file gets its name, and its name is synced before the command continues.
+The content is synced (fsync) before the file gets its name, and the folder is synced before the command continues.
 """
 
 import os
@@ -13,9 +13,9 @@ from shardlab import files
 
 @pytest.fixture
 def order(monkeypatch):
-    """The calls of fsync and rename in their order, with the names of files and folders.
+    """A list that records each call of fsync and rename as text with the names of files, in the order of the calls.
 
-    A random temporary name is called "new".
+    The random name of a temporary file is replaced by "new".
     """
     said, fsync, rename = [], os.fsync, os.rename
 

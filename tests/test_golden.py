@@ -1,10 +1,10 @@
-"""Compares generated text as a whole: the help of every command, the scripts of runs, the summary of recorded runs.
+"""Compares generated texts with golden files: the help of every command, the scripts of runs, the summary of recorded runs.
 
-To accept a change: make golden
+To accept a change, run `make golden`.
 
-golden/recorded has the result of `jobs submit --matrix ./recorded.yaml --wait` in a workspace of its own, on a machine with two
-processors that were also busy with other work. Logs, scripts and the network cards of other work were removed from it. If the
-schema of records changes, golden/recorded must be made again.
+The runs in golden/recorded were made by `jobs submit --matrix ./recorded.yaml --wait` in a workspace of their own, on a machine
+with two processors that also did other work. Logs, scripts and network cards of other work were removed. If the schema of
+records changes, make golden/recorded again.
 """
 
 import os

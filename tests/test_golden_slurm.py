@@ -1,4 +1,4 @@
-"""The scripts and arguments that sbatch receives are compared as a whole, for cells with different requests."""
+"""Compares the scripts and arguments that sbatch receives with golden files, for runs with different requests to Slurm."""
 
 import re
 import shlex
@@ -27,7 +27,8 @@ PARTITIONS = [
     Partition(name="a", gpus=Gpus(per_node=4, type="a100")),
     Partition(name="h", gpus=Gpus(per_node=8, type="h100")),
 ]
-# Maps the name of a case to (launcher, nodes, ranks per node, GPUs of the cluster, its key `slurm`, further fields of the run).
+# Maps the name of a case to (launcher, nodes, ranks per node, GPUs of the cluster, the key `slurm` of the cluster, further
+# fields of the run).
 CASES = {
     "torchrun-1-node": ("torchrun", 1, 1, A100, {}, {}),
     "torchrun-2-nodes": ("torchrun", 2, 4, A100, {}, {}),
@@ -59,7 +60,7 @@ def python(monkeypatch):
 
 
 def case(name):
-    """The run and the cluster of a case."""
+    """Returns (the run, the cluster) of a case. name: a key of CASES."""
     launcher, nnodes, ranks, gpus, asked, more = CASES[name]
     more = dict(more)
     run, world = run_of(launcher), World(nnodes, ranks, nnodes * ranks)
@@ -79,7 +80,7 @@ def test_the_script_of_a_run(name):
 
 @pytest.mark.parametrize("scheduler", ["slurm", "ssh"])
 def test_no_tool_of_a_run_on_cloudlab_caches_files_in_the_home_folder(scheduler):
-    """On CloudLab, home folders are on NFS over the control network, which is only for logins."""
+    """At CloudLab, home folders are on NFS over the control network, which is for logins only, so caches are on other disks."""
     run, where = case("torchrun-2-nodes")
     run = msgspec.structs.replace(run, scheduler=scheduler)
     where = msgspec.structs.replace(where, provider="cloudlab", storage=Storage(shared="/mydata/shared"))
@@ -122,7 +123,7 @@ def test_what_sbatch_is_given(name, how, folder, tmp_path, monkeypatch):
 
 
 def _fixed(text: str, folder: Path) -> str:
-    """The text without its random tokens and its temporary folder."""
+    """The text with fixed words in place of random tokens and of the temporary folder."""
     return re.sub(r"\b(m|run-0)\.[0-9a-f]{10}\b", r"\1.TOKEN", text.replace(str(folder), "/shared"))
 
 
@@ -151,7 +152,7 @@ def test_bash_and_sbatch_can_read_a_script(path):
     assert subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=True).stderr == ""
     head, _, _ = path.read_text().partition("\nset -")
     for line in head.split("\n"):
-        # sbatch splits such a line at spaces, and has its own rules for quotes, backslashes and #
+        # sbatch has its own rules for spaces, quotes, backslashes and # in a line #SBATCH, so no value may contain them.
         assert not line.startswith("#SBATCH") or re.fullmatch(r"#SBATCH --[a-z-]+(=[^\s'\"\\#]+)?", line), line
 
 

@@ -1,4 +1,4 @@
-"""GPU hours: how many the runs may use, the limit of `jobs submit`, and the remaining hours that sshare prints."""
+"""GPU hours: how many the runs of a submission may use, the option --max-gpu-hours, and the remaining hours of an account."""
 
 import msgspec
 import pytest
@@ -63,7 +63,7 @@ def test_submit_refuses_more_and_writes_nothing(tmp_path, monkeypatch, capsys):
     assert study.jobs("submit", "--max-gpu-hours", "nan") == 2
     assert (queue.calls("sbatch"), study.workspace.runs.exists()) == ([], False)
     assert study.jobs("submit", "--max-gpu-hours", "6") == 0
-    assert study.jobs("submit", "--max-gpu-hours", "0.1") == 0  # no run is left to be submitted
+    assert study.jobs("submit", "--max-gpu-hours", "0.1") == 0  # no run is left, so no GPU hours are needed
 
 
 ROWS = """\

@@ -1,4 +1,4 @@
-"""The data file of GPU models."""
+"""gpu_models.yaml, the file that lists the peak performance of GPU models."""
 
 import pytest
 
@@ -27,7 +27,7 @@ from shardlab import gpu_models
     ],
 )
 def test_peaks_are_those_of_the_data_sheets(gpu, precision, tera):
-    """The peaks are without sparsity, as NVIDIA's data sheets print them."""
+    """The peak FLOP/s of each GPU model equal the values of NVIDIA's data sheets without sparsity."""
     assert gpu_models.peak_flops(gpu, precision) == (None if tera is None else tera * 1e12)
 
 

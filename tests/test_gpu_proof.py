@@ -1,4 +1,4 @@
-"""`make gpu-proof` on a fake GPU: its cells, the files that it keeps, and its message on a machine without a GPU."""
+"""`make gpu-proof` on a fake GPU: the cells that it runs, the files that it keeps, and its message if there is no GPU."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ ENVIRONMENT = {
 
 
 def prove(folder, *words):
-    """Run the proof; returns (the completed process, its records)."""
+    """Run the GPU proof on a fake GPU. Returns (the completed process, the records that the proof wrote)."""
     command = [sys.executable, "-m", "fake_cuda.proof", build.library(), "--out", folder, *words]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     kept = list(folder.glob("*/proof.jsonl"))
@@ -94,7 +94,7 @@ KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 2, "dur": 5, "pid": 
 
 
 def test_what_is_wrong_with_results_is_told_without_a_gpu(tmp_path):
-    """A fake GPU makes a memory snapshot, but has no CUPTI. So this test writes the trace itself."""
+    """A fake GPU makes a memory snapshot, but no trace, because it has no CUPTI. This test writes the trace."""
     done, records = prove(tmp_path, "--only", "A", "--where", "seq_len == 32")
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = tmp_path.iterdir()
@@ -149,7 +149,7 @@ for record in prove._checks(checks, proof):
 
 
 def test_what_does_not_hold_is_told_and_the_rest_goes_on(tmp_path):
-    """A fake GPU has no NVML, so a check that needs NVML is dropped, with the reason."""
+    """A check that fails or cannot run does not stop the other checks. A fake GPU has no NVML, which the first check needs."""
     done = subprocess.run(
         [sys.executable, "-c", CHECKS, build.library(), tmp_path], env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
@@ -165,7 +165,7 @@ def test_what_there_was_no_time_for_is_named_and_an_earlier_call_is_kept(tmp_pat
     where = ("--where", "strategy == 'single' and precision == 'fp32'")
     assert prove(tmp_path, "--only", "A", *where)[0].returncode == 0
     done, records = prove(tmp_path, "--minutes", "0", "--only", "C")
-    assert done.returncode == 1  # no check was made
+    assert done.returncode == 1  # exit code 1: no check of stage C was made
     assert [record["verdict"] for record in records][:2] == ["holds", "dropped"]
     assert all(record["why"] == "the time was over" for record in records[1:])
 
@@ -186,7 +186,7 @@ for check in checks:
 
 
 def test_the_loops_whose_speed_is_compared_run(tmp_path):
-    """The test only checks that the loops end, because a speed on a fake GPU means nothing."""
+    """The training loops whose speed the proof compares run to their end. Their speed on a fake GPU means nothing."""
     log = tmp_path / "log"
     done = subprocess.run(
         [sys.executable, "-c", SPEED, build.library(), log], env=ENVIRONMENT, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Wheels that are copied to a GPU machine: unpacked only where a package is missing."""
+"""Wheels that are copied to a GPU machine: a wheel is unpacked only if its package is missing there."""
 
 import json
 import os

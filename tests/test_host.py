@@ -1,4 +1,4 @@
-"""The description of a host: a part that gives no answer is absent, and all other parts are still there."""
+"""The description of a host (processor, GPUs, interfaces): if one part cannot be read, the other parts are still described."""
 
 import re
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_machine_that_shows_no_interfaces_has_none(tmp_path):
 
 
 def test_the_processor_is_called_what_the_kernel_calls_it():
-    """Some processors, such as ARM's, have no model name in /proc/cpuinfo."""
+    """The model of the processor is the `model name` of /proc/cpuinfo. Processors of ARM have none, so their model is None."""
     named = re.findall(r"^model name\s*: (.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     assert host.observe().cpu_model == (named[0] if named else None)
 

@@ -1,4 +1,4 @@
-"""Records of a node contain control characters for terminals. No command, page, figure or export lets them through."""
+"""Records may contain control characters that steer a terminal. No command, page, figure or export prints such a character."""
 
 import json
 import re
@@ -15,7 +15,8 @@ from collect.loading import load
 from collect.report import page
 from shardlab.workspace import Workspace
 
-# The control sequences of rich: styles, and for a live table hiding and showing the cursor, moving it up, and clearing lines.
+# The control sequences that the library rich may print: styles, and those of a live table, which hide the cursor, show it, move
+# it up and clear lines.
 OF_RICH = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[1A|\x1b\[2K|\r")
 TEXTS = {"csv", "json", "latex", "markdown", "html"}
 IN_BYTES = (b"\x1b]0;", b"\x1b[2J", "\x9b31m".encode(), b"\x9b31m", "\u202e".encode(), "\u200b".encode())
@@ -98,7 +99,7 @@ def test_the_report_shows_none_in_its_text_and_in_its_figures(workspace, loaded,
 
 @pytest.mark.parametrize(
     "name", sorted(export.exports().keys() - {"png", "svg"})
-)  # these two exports draw the figures of the test above
+)  # without png and svg, which draw the same figures as the report of the test above
 def test_no_export_holds_any(workspace, tmp_path, name):
     out = tmp_path / "out"
     assert main(["export", "--to", name, "--workspace", str(workspace.path), "--out", str(out)]) == 0

@@ -1,4 +1,4 @@
-"""Rules of this project that a program can check: the files of the wheel, light imports, and the length of files."""
+"""Rules of this project: the wheel has all files, commands start without large imports, and no file is too long."""
 
 import ast
 import subprocess

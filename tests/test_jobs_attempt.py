@@ -1,4 +1,4 @@
-"""What a supervisor checks before and after its run: claim, source, limit of starts, and the kernel's out-of-memory kills."""
+"""What a supervisor checks before and after its run: claim, source, limit of starts, and kills for lack of memory."""
 
 import json
 import os
@@ -39,9 +39,9 @@ def write_run(folder, **changed):
 
 
 def supervised(folder, *command, before="", **environment):
-    """Run a supervisor of this run to its end.
+    """Run the supervisor of a run to its end.
 
-    before: Python code that its process runs first.
+    folder: the run folder. before: Python code that the supervisor's process executes first.
     """
     start = "sys.exit(attempt.console.run(lambda: attempt.main(sys.argv[1:])))"
     program = f"import sys; from jobs import attempt, node_processes; {before or 'pass'}; {start}"
@@ -123,7 +123,7 @@ def test_a_run_that_was_begun_with_other_packages_fails_and_says_so(folder):
 
 @pytest.mark.parametrize(("kills", "state"), [((4, 5), "oom"), ((4, 4), "failed")])
 def test_a_run_during_which_the_kernel_killed_for_memory_is_out_of_memory(folder, kills, state):
-    # A test cannot change the kernel's counter, so the test replaces the function that reads it.
+    # A test cannot change the kernel's counter of out-of-memory kills, so the test replaces the function that reads it.
     counter = f"kills = iter({kills}); node_processes.oom_kills = lambda: next(kills)"
     assert supervised(folder, "sh", "-c", "kill -KILL $$", before=counter).returncode == 137
     verdict = folder.judge()
@@ -133,7 +133,7 @@ def test_a_run_during_which_the_kernel_killed_for_memory_is_out_of_memory(folder
 
 @pytest.fixture
 def at_work(folder):
-    """A process that plays the supervisor of a run. The event `started` names its process id."""
+    """A process that stands in for the supervisor of a run: the test writes its process id in the event `started`."""
     with subprocess.Popen(["sleep", "1000"]) as process:
         yield process
         process.kill()
@@ -143,7 +143,7 @@ def at_work(folder):
     ("changed", "state", "words"),
     [
         ({}, "running", ""),
-        ({"created": -3600.0}, "failed", "ended without recording an end"),  # the process id now belongs to another process
+        ({"created": -3600.0}, "failed", "ended without recording an end"),  # another process has this process id now
         ({"boot_id": "of another boot"}, "node_fail", "the machine restarted while the run was running"),
     ],
 )
@@ -171,11 +171,11 @@ def sampled(folder, host_, *times):
 @pytest.mark.parametrize(
     ("last", "lost_ones"),
     [
-        ({"a": 100.0}, ["a"]),  # the only node
+        ({"a": 100.0}, ["a"]),  # a is the only node
         ({"a": 100.0, "b": 89.0}, ["b"]),
-        ({"a": 100.0, "b": 91.0}, []),  # the end of a run stops the telemetry of all nodes within seconds
+        ({"a": 100.0, "b": 91.0}, []),  # when a run ends, telemetry of all nodes ends within 10 s
         ({"a": 80.0, "b": 100.0, "c": 70.0, "d": 99.0}, ["a", "c"]),
-        ({"a": 100.0, "b": None}, []),  # a node that never wrote telemetry may be healthy
+        ({"a": 100.0, "b": None}, []),  # b never wrote telemetry, so it is not known to be lost
         ({"a": None, "b": None}, []),
     ],
 )
@@ -195,9 +195,9 @@ case $1 in requeuehold) {1};; esac
 
 @pytest.fixture
 def scontrol(tmp_path):
-    """A stand-in of Slurm's command; it appends its arguments to the file `calls`.
+    """A function that writes a stand-in for Slurm's command scontrol, and returns a value of PATH that finds the stand-in.
 
-    The fixture is a function: its argument is the shell code that runs at a requeue, and it returns a PATH with the stand-in.
+    The stand-in appends its arguments to the file `calls`. The function's argument is shell code that runs at a requeue.
     """
 
     def make(at_requeue):
@@ -228,7 +228,7 @@ def test_a_run_whose_packages_changed_holds_those_of_the_same_packages_and_is_re
     assert "`jobs retry --only held` goes on with the packages that are installed then" in folder.judge().why
     in_job(monkeypatch, "7", 1)
     assert [hold.requeues(run) for run in (folder, packed, other, later)] == [1, 1, 0, 0]
-    write_run(folder, packages=source_digest.packages(), scheduler="slurm", requeues=0)  # a release of held runs does the same
+    write_run(folder, packages=source_digest.packages(), scheduler="slurm", requeues=0)  # as `jobs retry --only held` does
     assert supervised(folder, PATH=scontrol("true"), SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1").returncode == 0
     assert folder.claim.exists()
 

@@ -1,4 +1,4 @@
-"""A damaged record sets its run aside and names it. Every command continues with the other runs and ends with exit code 1."""
+"""A run with a damaged record is skipped: every command names it, continues with the other runs, and ends with exit code 1."""
 
 import shutil
 
@@ -53,7 +53,7 @@ DAMAGES = [cut_run, lost_run, unreadable_run, garbled_events, unreadable_events]
 
 @pytest.fixture(params=DAMAGES, ids=lambda damage: damage.__name__)
 def damaged(request, tmp_path, queue, capsys):
-    """(a study of three runs that wait in Slurm, the run whose records are damaged, words of the message about it)"""
+    """Returns (a study of three runs that wait in Slurm; the run whose records are damaged; words of the message about it)."""
     queue.rule(ends=0)
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 0
@@ -242,7 +242,7 @@ def test_a_rendered_run_with_a_claim_is_left_as_it_is(tmp_path, queue, capsys, v
     shutil.rmtree(other.path)
     more = ["--matrix", str(study.matrix)] if verb == "render" else []
     assert study.jobs(verb, *more) == 1
-    assert other.path.exists()  # the runs after the damaged run are rendered
+    assert other.path.exists()  # the other run is rendered again
     assert f"{one.run_id}: set aside: {one.claim}: the run is claimed, but" in capsys.readouterr().err
     assert one.claim.exists()
     assert "submitted" not in {event.event for event in one.events()}
@@ -310,9 +310,9 @@ def test_a_command_with_the_exit_code_of_changed_packages_holds_no_other_run(tmp
 
 
 def test_the_runs_of_a_large_damaged_submission_are_named_in_lines_that_are_shown_whole(tmp_path, monkeypatch):
-    """Every line of output is cut at LONGEST_LINE characters.
+    """Output lines are cut at LONGEST_LINE characters, so the message about many damaged runs has several lines.
 
-    A command in the message must not be cut, or nobody could run it.
+    The command in the message must not be cut, because users copy it.
     """
     workspace = Workspace(tmp_path)
     runs = [f"gpt2-tiny-ddp-2gpus-batch8-seed{number}-0123456789abcdef-r1" for number in range(130)]

@@ -1,4 +1,4 @@
-"""`jobs submit --from FILE`: the matrix of an archive is submitted here, and its code is executed only with --trust."""
+"""`jobs submit --from FILE` submits the matrix of an archive. Code in the archive is executed only with --trust."""
 
 import pytest
 from support_line import benches
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.line
 
 @pytest.fixture(scope="module")
 def archived(tmp_path_factory):
-    """(an archive of a run that completed, of a workload of the workspace; the workspace)."""
+    """Yields (an archive with a completed run of a workload that its workspace defines; this workspace)."""
     for theirs in benches(tmp_path_factory.mktemp("theirs")):
         (theirs.path / "workloads").mkdir(parents=True)
         (theirs.path / "workloads" / "points.py").write_text(MODEL)

@@ -1,4 +1,4 @@
-"""The copy of our source that runs use: written once for equal sources, never partly, and removed when no run needs it."""
+"""The copy of shardlab's source that runs use: written once for equal sources, and removed when no run needs it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 RENDER = ["render", "--matrix", "quickstart", "--where", "gpus == 1"]
-# The script waits for a file, so that the source can change between the submission and the start.
+# Shell code that makes the run's script wait for the file `go`, so that the test can change the source after the submission.
 WAIT = 'until test -e "$PWD/../../go"; do sleep 0.05; done\nexec'
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with(benc
     (bench.path / "templates/launch/local.sh.j2").write_text(template)
     bench.run("jobs", "submit", "--matrix", bench.matrix("axes: {strategy: [ddp], gpus: [2]}"))
     (run,) = bench.folders()
-    # The source changes while the run's script waits. At this moment the runner, which started the script, has already read its
+    # The test changes the source while the run's script waits. The runner, which started the script, already imported its own
     # source.
     until((run.log / "script.log").exists, "its script starts")
     for package in ("jobs", "trainers", "collect"):
@@ -112,5 +112,5 @@ def test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with(benc
     (bench.path / "go").touch()
     until(lambda: run.judge().state not in ("pending", "running"), "it ends")
     assert run.judge().state == "completed", bench.logs()
-    shutil.rmtree(installed)  # the commands at the end of the test use the source of the tests again
+    shutil.rmtree(installed)  # `bench` ends with commands, which need intact source
     monkeypatch.delenv("PYTHONPATH")

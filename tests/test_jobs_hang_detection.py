@@ -1,4 +1,4 @@
-"""What counts as progress of a run, and the message about a run without progress."""
+"""Which changes of files count as progress of a run, and the message about a run that hangs, which makes no progress."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ def step(folder, rank, number, *, warmup=False):
 
 
 def looks(clock, watched, seconds):
-    """Let this many seconds pass while the supervisor is running. Returns whether the watch then reports a hang."""
+    """Let time pass while the watch checks every second. Returns whether it reports a hang after these seconds."""
     for _ in range(seconds - 1):
         clock.now += 1.0
         assert not watched.is_over()
@@ -50,7 +50,7 @@ def looks(clock, watched, seconds):
 
 def test_nothing_for_as_long_as_the_bound_is_a_hang(folder, clock):
     watched = HangWatch(folder, 10)
-    assert not looks(clock, watched, 10)  # the start counts as progress
+    assert not looks(clock, watched, 10)  # no hang: the start of the run counts as progress
     assert looks(clock, watched, 1)
 
 
@@ -81,7 +81,7 @@ def test_what_ranks_write_is_progress_and_logs_and_telemetry_are_not(folder, clo
 def test_while_the_supervisor_stood_still_itself_nobody_could_get_on(folder, clock):
     watched = HangWatch(folder, 10)
     assert not looks(clock, watched, 5)
-    clock.now += 5000.0  # the job was suspended
+    clock.now += 5000.0  # the job was suspended, so no check took place
     assert not watched.is_over()
     assert not looks(clock, watched, 3)
     assert looks(clock, watched, 1)
@@ -127,7 +127,7 @@ IN_JOB = "12:memory:/other\n0::/system.slice/n1_slurmstepd.scope/job_71/step_0/u
 
 def test_a_job_with_a_cgroup_counts_its_own_lack_of_memory(tmp_path):
     events = tmp_path / "system.slice/n1_slurmstepd.scope/job_71/memory.events"
-    # the job has no such file yet
+    # The job's cgroup has no memory.events yet, so the counter of the whole machine is used.
     assert str(node_processes.oom_counter(IN_JOB, tmp_path)) == "/proc/vmstat"
     events.parent.mkdir(parents=True)
     events.write_text("low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\noom_group_kill 0\n")

@@ -1,4 +1,4 @@
-"""A queue on this machine whose packages change while runs wait: the runs are held, with one message, and no run fails."""
+"""Packages change while runs wait in the queue of this machine: the runs are held, there is one message, and no run fails."""
 
 import os
 import subprocess
@@ -6,8 +6,8 @@ import subprocess
 import pytest
 from support_line import benches, started, until
 
-# The script waits for a file, so that packages can change between the submission and the start. Then it is supervised like any
-# run.
+# The template of a run's script. The script waits for the file `go`, so that the test can change packages after the submission.
+# Then it starts the supervisor like the script of any run.
 SCRIPT = """\
 cd {{ folder | quote }}
 until test -e ../../go; do sleep 0.05; done
@@ -29,7 +29,7 @@ def sent(bench, *words):
 
 
 def install(tmp_path):
-    """Make the folder that pip leaves when it installs a package."""
+    """Change the installed packages: make the folder dist-info that pip writes when it installs a package."""
     (tmp_path / "site/some_package-1.0.dist-info").mkdir()
 
 
@@ -51,7 +51,7 @@ def test_runs_that_wait_are_held_and_sent_again_with_what_is_installed_then(benc
     assert not any(started(folder) for folder in bench.folders())
     assert not any(folder.claim.exists() for folder in bench.folders())
     held = {folder.run_id: event.writer for folder in bench.folders() for event in folder.events() if event.event == "held"}
-    # only this run's supervisor found the change; no other run was started
+    # Only one run was started: its supervisor found the change, held this run and then the other three runs.
     (first,) = [run_id for run_id, writer in held.items() if writer == "attempt"]
     assert sorted(held.values()) == ["attempt", *[f"hold.{first}"] * 3]
     assert "0 run(s) submitted, 4 skipped" in bench.run("jobs", "submit", "--matrix", name).stdout

@@ -1,4 +1,4 @@
-"""Runs on leased machines: which runs end before the lease, which are held back, and the state of a run that is cut off."""
+"""Runs on leased machines: which runs are held back because they would end too late, and the state of cut-off runs."""
 
 import json
 import shutil
@@ -45,7 +45,8 @@ def test_after_a_run_of_unknown_time_the_ends_are_only_known_to_be_not_earlier()
 def test_a_run_may_have_to_wait_for_another_run_although_nodes_are_free():
     schedule = NodeSchedule(4)
     assert schedule.add(run("a", 1, 5), after=EstimatedEnd(30, is_least=False)) == EstimatedEnd(35, is_least=False)
-    assert schedule.add(run("b", 1, 1)) == EstimatedEnd(31, is_least=False)  # runs start in their order
+    # Runs start in their order: b starts after a, at 30, although nodes are free.
+    assert schedule.add(run("b", 1, 1)) == EstimatedEnd(31, is_least=False)
 
 
 def test_a_run_behind_a_run_of_unknown_start_has_an_unknown_start():
@@ -54,11 +55,11 @@ def test_a_run_behind_a_run_of_unknown_start_has_an_unknown_start():
 
 
 class Lent(Study):
-    """A study on a cluster whose one worker is leased. Each of its runs may take 2 hours."""
+    """A study on a cluster with a leased worker. Each run of the study may take 2 hours."""
 
     def __init__(self, path, runs):
         super().__init__(path, runs)
-        self.now = datetime.now(UTC)  # the time at the start of this test: earlier tests may have taken hours
+        self.now = datetime.now(UTC)  # not set at import, because earlier tests may have taken hours
 
     def lend(self, hours, read_hours_ago=0, workers=1):
         path = inventory.path_of(self.workspace)
@@ -121,7 +122,7 @@ def test_runs_that_would_not_end_before_the_lease_are_held_back_until_it_is_exte
     assert study.jobs("submit", "--dry-run") == 0
     assert "2 run(s) would be submitted, 1 would be held back, 0 skipped." in capsys.readouterr().out
     assert (queue.calls("sbatch"), study.workspace.runs.exists()) == ([], False)
-    assert study.jobs("submit") == 1  # not all requested runs were submitted
+    assert study.jobs("submit") == 1  # exit code 1: one requested run was held back
     said = capsys.readouterr().out
     assert "2 run(s) submitted, 1 held back, 0 skipped." in said
     assert "held back, because the lease ends " in said
@@ -132,7 +133,7 @@ def test_runs_that_would_not_end_before_the_lease_are_held_back_until_it_is_exte
     assert study.jobs("status", "--json") == 0
     told = document(capsys)["lease"]
     assert (told["runs"], told["held"], told["late"]) == (2, [held.id], [])
-    for verb in ("submit", "retry"):  # the lease is still as short as before
+    for verb in ("submit", "retry"):  # both commands hold the run back again: the lease did not change
         assert study.jobs(verb, *(["--only", "held"] if verb == "retry" else [])) == 1
         assert "0 run(s) submitted, 1 held back" in capsys.readouterr().out
     study.lend(7)
@@ -152,7 +153,10 @@ def test_a_person_may_send_them_all_the_same(study, queue, capsys):
 
 
 def backlogs(study, queue, capsys, *, pack=False, ignore_lease=False):
-    """A backlog of the three runs of the study. Slurm had no room for these runs, although they would end before the lease."""
+    """The backlog (runs to submit later) with the three runs of the study.
+
+    The runs would end before the lease, but Slurm accepted none of them, because its limit was reached.
+    """
     study.lend(7)
     queue.rule(places=0, says=["sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"])
     study.jobs("submit")
@@ -166,7 +170,7 @@ def backlogs(study, queue, capsys, *, pack=False, ignore_lease=False):
 @pytest.mark.parametrize(("pack", "workers"), [(False, 1), (True, 3)])
 def test_runs_that_are_sent_later_are_judged_against_the_lease_of_that_time(pack, workers, study, queue, capsys):
     waiting = backlogs(study, queue, capsys, pack=pack)
-    study.lend(5, workers=workers)  # the lease was shortened
+    study.lend(5, workers=workers)  # the lease now ends earlier than when the runs were planned
     while waiting:
         waiting.attend(study.statuses())
     assert (sent(queue), sorted(study.states())) == (1 if pack else 2, ["pending", "pending", "planned"])
@@ -251,9 +255,9 @@ def test_what_finished_runs_of_the_cell_took_counts_before_the_time_limit(study,
 
 
 def completed(folder, took_s):
-    """Write the records of a run that completed.
+    """Write the records of a completed run.
 
-    took_s: the time from its start to its end, in seconds.
+    took_s: the time from the start of the run to its end, in seconds.
     """
     support.event(folder, "started", 0)
     support.train(folder)
@@ -273,9 +277,10 @@ OVER = Lease(END, END - timedelta(hours=1), "portal")
 
 
 def judged(folder, state, last_s, *, unanswered=False, lease=OVER, now=END + timedelta(hours=1), ended=None):
-    """The verdict on a run.
+    """The state of a run, judged with the end of the lease.
 
-    state: what the scheduler says. last_s: the time of the run's last record, in seconds after the end of the lease.
+    state: what the scheduler reports. last_s: the time of the run's last record, in seconds after the end of the lease.
+    unanswered: whether the scheduler did not answer. ended: the end that the supervisor recorded.
     """
     support.event(folder, "started", 3600 + last_s)
     seen = ObservedRun(JudgedState(state, "as it says"), "7", state, unanswered=unanswered)
@@ -297,11 +302,11 @@ def test_a_node_that_is_lost_at_the_end_of_the_lease_is_lost_for_that_reason(fol
     ("state", "last_s", "more"),
     [
         ("node_fail", -5, {"lease": None}),
-        ("node_fail", -5, {"now": END - timedelta(seconds=1)}),  # the lease has not ended
-        ("node_fail", -3000, {}),  # long before the end of the lease
-        ("node_fail", -5, {"ended": END - timedelta(seconds=2)}),  # its supervisor recorded its end before the lease ended
+        ("node_fail", -5, {"now": END - timedelta(seconds=1)}),  # now is before the end of the lease
+        ("node_fail", -3000, {}),  # the last record is long before the end of the lease
+        ("node_fail", -5, {"ended": END - timedelta(seconds=2)}),  # the supervisor recorded an end before the lease ended
         ("running", -5, {}),  # the scheduler answers, so the lease was extended
-        ("running", 5, {"unanswered": True}),  # there are records after the end of the lease, so it was extended
+        ("running", 5, {"unanswered": True}),  # records after the end: the lease was extended
         ("completed", -5, {"unanswered": True}),
         ("failed", -5, {}),
     ],
@@ -326,7 +331,7 @@ def test_runs_of_which_nobody_answers_any_more_ended_with_the_lease(folder, stat
 def test_the_status_of_fetched_runs_after_the_lease(study, queue, capsys):
     study.lend(7)
     assert study.jobs("submit") == 0
-    study.lend((datetime.now(UTC) - study.now) / timedelta(hours=1))  # the lease ends now, after the last record
+    study.lend((datetime.now(UTC) - study.now) / timedelta(hours=1))  # the lease ends now, after all records
     queue.rule(away=True)
     capsys.readouterr()
     assert study.jobs("status", "--json") in (0, 1)

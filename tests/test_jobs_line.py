@@ -33,7 +33,7 @@ def bench(tmp_path):
 
 
 def running(bench):
-    """Wait until a run is running and its ranks make steps; returns this run."""
+    """Wait until a run of the test's workspace is running and its rank 0 has recorded a step. Returns the run folder."""
     return until(
         lambda: next((f for f in bench.folders() if f.judge().state == "running" and f.steps(0).records), None),
         "a run makes steps",
@@ -73,11 +73,11 @@ def test_a_closed_terminal_ends_no_run(bench):
     words = shlex.join(bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=150)))
     child, terminal = pty.fork()
     if child == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # SIGHUP is ignored if the tests are run by nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may have started the tests, ignores SIGHUP
         os.execvp("bash", ["bash", "-c", f"{words}; sleep 1000"])
     until(lambda: bench.folders(), "rendered")
     running(bench)
-    os.close(terminal)  # the kernel sends SIGHUP to the session
+    os.close(terminal)  # closing the terminal makes the kernel send SIGHUP to the command
     os.waitpid(child, 0)
     until(lambda: set(bench.states().values()) == {"completed"}, "the run completes")
 
@@ -166,7 +166,7 @@ def test_a_killed_rank_is_a_failure(bench, launcher):
 
 
 def rank_pid(folder, rank):
-    """The process id of a rank: the process that has the step file of the rank open."""
+    """The process id of a rank, which is the process that has the rank's step file open."""
     wanted = str(folder.steps_file(rank))
     for process in psutil.process_iter():
         try:
@@ -187,17 +187,17 @@ def test_the_time_limit_is_a_result_and_not_a_failure(bench):
 
 
 def both_make_steps(folder):
-    """Whether both ranks make steps.
+    """Whether both ranks of a run have recorded a step.
 
-    Each call also writes an event, which counts as progress, because on a slow machine the ranks may need longer than the hang
-    limit to start.
+    Each call also writes an event, which counts as progress of the run: on a slow machine, the start of the ranks may take
+    longer than the hang limit.
     """
     folder.write_event("test", "waits", sync=False)
     return folder.steps(0).records and folder.steps(1).records
 
 
 def stopped(folder, rank):
-    """Stop a rank by SIGSTOP: it stays alive and does nothing. Returns its process."""
+    """Stop the process of a rank by SIGSTOP, so that it is alive and does nothing. Returns the process."""
     pid = rank_pid(folder, rank)
     os.kill(pid, signal.SIGSTOP)
     return psutil.Process(pid)
@@ -224,7 +224,7 @@ def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher
     assert f" step {min(one.step for one in last)}, at " in verdict.why
     assert verdict.why in said
     stacks = folder.rank_log(0).read_text()
-    assert "Timeout (0:00:09)!" in stacks  # before the hang limit of 10 s
+    assert "Timeout (0:00:09)!" in stacks  # the rank printed its stacks at 9 s, before the hang limit of 10 s
     assert "in _steps" in stacks[stacks.rindex("Timeout") :]
     until(lambda: not alive(rank) and not processes_of(folder.path), "nothing of it is left")
     assert next(e.data["code"] for e in folder.events() if e.event == "exited") != 0
@@ -238,7 +238,7 @@ def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_
     all_of_it = [psutil.Process(pid) for pid in (started(folder)["pid"], rank_pid(folder, 0), rank_pid(folder, 1))]
     for process in all_of_it:
         process.suspend()
-    time.sleep(0.8 * limit_s)  # longer than the time at which the ranks would save a checkpoint
+    time.sleep(0.8 * limit_s)  # suspended until after the time for the last checkpoint
     for process in reversed(all_of_it):
         process.resume()
     until(lambda: folder.judge().state == "timeout", "its time is up")

@@ -1,4 +1,4 @@
-"""What `jobs strategies` prints, what a plan remarks, which options are refused, and which files belong to our source."""
+"""What `jobs strategies` prints, the remarks of `jobs plan`, refused options, and the files that the source digest covers."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from shardlab import source_digest
 
 @pytest.fixture
 def options(capsys):
-    """The lines of the table of options, by option name. An option with several defaults has several lines."""
+    """Maps each option that `jobs strategies` prints to its lines. An option with several defaults has several lines."""
     assert main(["strategies"]) == 0
     lines = capsys.readouterr().out.partition("\noptions\n")[2].splitlines()[1:]
     found = {}

@@ -1,4 +1,7 @@
-"""A run whose job step waits for Slurm's controller (Slurm 26.05) neither hangs nor exceeds its time limit."""
+"""While Slurm's controller is down, a job step that ended waits for the controller (since Slurm 26.05).
+
+Meanwhile the supervisor of the run does not record that the run hangs or exceeded its time limit.
+"""
 
 import os
 
@@ -12,7 +15,7 @@ from jobs.hang_detection import HangWatch
 from jobs.slurm import outage
 from shardlab.rundir import RunDir
 
-OVER, LATER = float("-inf"), float("inf")  # deadlines: already passed, and never
+OVER, LATER = float("-inf"), float("inf")  # deadlines of a run: OVER has passed, LATER never passes
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def controller(tmp_path, monkeypatch):
-    """A file with the answer of `scontrol ping`. A stand-in of the command prints this file."""
+    """The file with the answer of `scontrol ping`, which a stand-in for scontrol prints."""
     answer = tmp_path / "answer"
     answer.write_text("Slurmctld(primary) at head is UP\n")
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat {answer}\n")
@@ -51,7 +54,7 @@ def back(controller):
 
 
 def still(attempt, clock, seconds=100):
-    """The supervisor's reason to end the run within this many seconds without a change of its files; None if there is none."""
+    """Let seconds pass in which no file of the run changes. Returns the supervisor's reason to end the run, or None."""
     progress = HangWatch(attempt.folder, 10)
     for _ in range(seconds):
         clock.now += 1.0
@@ -65,14 +68,14 @@ def test_a_run_hangs_only_while_the_controller_is_there(attempt, clock, controll
     away(controller)
     assert still(attempt, clock) is None
     back(controller)
-    assert still(attempt, clock, 50) is None  # the job step may take half a minute to end after the controller is back
+    assert still(attempt, clock, 50) is None  # after an outage, the job step has time to end
     assert still(attempt, clock) == "hung"
 
 
 def test_a_run_whose_result_is_written_is_not_out_of_time_while_its_step_waits(attempt, clock, controller):
     progress = HangWatch(attempt.folder, 10)
     away(controller)
-    assert attempt._reason_to_end(OVER, progress) == "timeout"  # its ranks are still running
+    assert attempt._reason_to_end(OVER, progress) == "timeout"  # no result yet, so its ranks are still running
     attempt.folder.result.write_text("{}")
     assert attempt._reason_to_end(OVER, progress) is None
     back(controller)

@@ -1,4 +1,4 @@
-"""What `jobs plan` and `jobs submit` print before they queue anything: how cells differ, what fits, which data are missing."""
+"""What `jobs plan` and `jobs submit` print before they queue runs: differences of cells, what fits, and missing data."""
 
 import json
 import subprocess
@@ -66,8 +66,8 @@ def images(folder):
         ("precision: [fp32, bf16]", ["precision=fp32", "precision=bf16"]),
         ("seq_len: [16, 32]", ["seq_len=16", "seq_len=32"]),
         ("compile: [false, true]", ["compile=false", "compile=true"]),
-        ("steps: [2, 3]", ["", ""]),  # has a column of its own
-        # has a column of its own; options that only one strategy has are not shown
+        ("steps: [2, 3]", ["", ""]),  # not shown: the table has a column `steps`
+        # The table has a column `strategy`, and options that only one of the strategies has are not shown.
         ("strategy: [ddp, fsdp2]", ["", ""]),
     ],
 )
@@ -84,7 +84,7 @@ def test_every_key_in_which_cells_differ_is_shown(tmp_path, axis, shown):
     ],
 )
 def test_limits_and_expected_ends_are_shown_too(tmp_path, axis, shown):
-    # cells that differ only in this key would be the same run
+    # The two cells also differ in their seed, because cells that differ only in limits or expected ends are the same cell.
     found = cell_differences.of(cells(tmp_path, f"zip: [{{seed: [1, 2], {axis}}}]\n"))
     assert found == [f"seed=1, {shown[0]}", f"seed=2, {shown[1]}"]
 
@@ -237,7 +237,7 @@ def test_scale_tiny_is_named_where_it_helps(tmp_path):
     assert plan.advice(asked, every, every, Capacity(1, None), None)[0].startswith("--scale tiny rehearses every cell")
     on_gpus = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2], gpus: [8]}\n")))
     every = resolve(on_gpus)
-    assert plan.advice(on_gpus, every, every, Capacity(1, 4), None) == []  # its only cell with torchrun needs 8 GPUs
+    assert plan.advice(on_gpus, every, every, Capacity(1, 4), None) == []  # no advice: the cell needs 8 GPUs, and a node has 4
 
 
 def test_both_are_said_where_a_matrix_is_refused(tmp_path, capsys):
@@ -275,7 +275,7 @@ def test_a_token_file_that_is_missing_is_named(tmp_path, capsys):
 
 
 class Far:
-    """A cluster on another machine. Requests to its controller run as a process of this machine instead of over ssh."""
+    """A stand-in for a cluster on other machines: a request to its controller is a process on this machine, without ssh."""
 
     def __init__(self, folder, workspace, monkeypatch):
         self.folder = folder
@@ -294,7 +294,7 @@ def test_of_a_cluster_elsewhere_its_controller_is_asked_and_not_this_machine(tmp
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     far = Far(there, here, monkeypatch)
-    (here / ".shardlab/data/cifar-10-batches-bin").mkdir(parents=True)  # the nodes do not see this folder
+    (here / ".shardlab/data/cifar-10-batches-bin").mkdir(parents=True)  # data on this machine, which the cluster cannot read
     (there / "workspaces/w/.shardlab/data/mnist").mkdir(parents=True)
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no data: ")]

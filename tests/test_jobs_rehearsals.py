@@ -1,4 +1,4 @@
-"""Predictions from rehearsals: which way gives which number, and what happens if there is no rehearsal."""
+"""Predictions of memory and traffic use a rehearsal of the cell (a run without GPUs) if there is one, otherwise formulas."""
 
 import json
 
@@ -38,7 +38,7 @@ include:
 
 
 def answer(one, parameter=10 * GIB, activation=0, collectives=(), **keys):
-    """A rehearsal of a cell whose ranks are alike."""
+    """The result of a rehearsal of the cell `one`, whose ranks all need the same memory."""
     peak = MemoryByCategory(**{**NOTHING, "parameter": parameter, "activation": activation})
     rank = RehearsedRank(0, one.gpus, peak.total, peak, peak, tuple(collectives), 1e12)
     return Rehearsed(**{
@@ -63,7 +63,7 @@ def test_a_rehearsal_replaces_the_formula_for_memory_and_traffic():
     plain, found = predict.of(one, machine()), predict.of(one, machine(), answer=answer(one, collectives=calls))
     assert (plain.memory_from, plain.sent_from, found.memory_from, found.sent_from) == (*["formula"] * 2, *["rehearsal"] * 2)
     assert found.tensor_bytes.likely == 10 * GIB
-    # The measured error of 2 % to each side, and the range for the operators of a GPU.
+    # The range has the rehearsal's error of 2 % on each side, and the error for operators on a GPU (-2 %, +6 %).
     assert found.tensor_bytes.low == pytest.approx(10 * GIB * 0.98 * 0.98)
     assert found.tensor_bytes.high == pytest.approx(10 * GIB * 1.06 * 1.02)
     assert {"cuda_context", "nccl_buffers", "fragmentation"} <= found.memory_by_category.keys()
@@ -83,7 +83,7 @@ def test_a_rehearsal_on_a_cpu_has_no_terms_of_a_gpu():
 
 
 def test_the_largest_micro_batch_agrees_with_the_rehearsal():
-    """The rehearsal says that the cell needs twice what the formula says, so a smaller micro-batch fits."""
+    """By the rehearsal, the cell needs twice the memory of the formula, so the largest micro-batch that fits is smaller."""
     one = cell("gpt2-large", "ddp", 8, micro=8, precision="bf16")
     plain = predict.of(one, machine())
     twice = answer(one, parameter=0, activation=int(2 * plain.tensor_bytes.likely))
@@ -103,7 +103,7 @@ def test_a_cell_that_was_not_rehearsed_is_predicted_by_the_formula_and_says_why(
 
 
 def test_advice_follows_rehearsals():
-    """A cell that does not fit by its rehearsal is rehearsed again with the batch that fits."""
+    """If the rehearsal of a cell shows that it does not fit, the cell is rehearsed again with the largest batch that fits."""
     asked = []
 
     def answers(cells):
@@ -129,7 +129,7 @@ def test_a_stored_answer_is_used_and_a_damaged_one_is_not(tmp_path):
     files.make_folder(own)
     file.write_bytes(msgspec.json.encode(answer(one)))
     assert of(tmp_path).of([one]) == {one.name(): answer(one)}
-    assert of(tmp_path, make=True).of([one]) == {one.name(): answer(one)}  # nothing has to be made
+    assert of(tmp_path, make=True).of([one]) == {one.name(): answer(one)}  # the stored rehearsal is used, so no new one is made
     other = cell("gpt2-tiny", "ddp", 2, seed=7)
     assert list(of(tmp_path).of([one, other])) == [one.name(), other.name()]
     file.write_bytes(file.read_bytes()[:-9])
@@ -154,7 +154,7 @@ def test_full_depth_needs_rehearse(capsys):
 
 
 def test_a_plan_rehearses_what_it_can_and_keeps_the_answers(tmp_path, capsys):
-    """A strategy of the workspace, which no formula describes, is rehearsed; offloading cannot be rehearsed."""
+    """`jobs plan` rehearses a strategy of the workspace, which has no formula. A cell with offloading cannot be rehearsed."""
     (tmp_path / "strategies").mkdir()
     (tmp_path / "strategies" / "alone.py").write_text(STRATEGY)
     (tmp_path / "m.yaml").write_text(MATRIX)

@@ -1,4 +1,4 @@
-"""The runner of this machine's queue, with test scripts instead of rendered scripts."""
+"""The runner, which starts the queued runs of this machine, with scripts of this test instead of rendered scripts."""
 
 import fcntl
 import subprocess
@@ -24,7 +24,7 @@ def workspace(tmp_path):
 
 
 def submitted(workspace, repeat) -> RunDir:
-    """A run that was submitted. Its script only prints that it ran."""
+    """Make a submitted run, whose script only prints that it ran."""
     folder = RunDir(workspace.runs / run_id(CELL, repeat))
     folder.path.mkdir(parents=True)
     run = Run(

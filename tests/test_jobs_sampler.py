@@ -1,4 +1,4 @@
-"""A sampler that dies while its run continues is recorded, started again, and named in the output about the run."""
+"""If the telemetry sampler of a run dies, its end is recorded, a new sampler is started, and the run's output says so."""
 
 import sys
 
@@ -9,8 +9,8 @@ from test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `fol
 from shardlab.cell import Instruments
 from shardlab.record import SAMPLER_ENDED, Sample, read_lines
 
-# Plays a rank: kills the sampler of its run as often as its argument says, each time after a sample, then waits for one more
-# sample.
+# A Python script that takes the place of a rank. It kills the sampler of its run as often as its argument says, each time after
+# a sample, and then waits for one more sample.
 RANK = """
 import os, signal, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`jobs status`: the start, the end and the duration of a run, and what a narrow terminal shows of the table."""
+"""`jobs status`: the start, the end and the duration of a run, and the table on a narrow terminal."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from shardlab.record import SCHEMA, Event, LineWriter
 from shardlab.workspace import Workspace
 
 STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-START = "2025-10-09T08:53:20Z"  # the time support.START_S
+START = "2025-10-09T08:53:20Z"  # support.START_S as text
 
 
 def status_of(workspace, capsys):
@@ -27,12 +27,12 @@ def status_of(workspace, capsys):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run that was rendered five seconds before START and not submitted yet."""
+    """The folder of a run that was rendered and not submitted. It was rendered five seconds before START."""
     return support.prepare(Workspace(tmp_path), support.cell(), 1)
 
 
 def events(folder, *said, writer="attempt"):
-    """Write events of a run. said: tuples (name, seconds after START, data)."""
+    """Write events of a run. said: for each event, a tuple (name, seconds after START, data of the event)."""
     with LineWriter(folder.events_file(writer)) as lines:
         for name, after_s, data in said:
             at = support.START_S + after_s
@@ -47,10 +47,10 @@ STARTED, OVER = ("started", 0, {}), ("exited", 83.5, {"code": 1, "reason": "fail
     [
         ([], (None, None, None)),
         ([STARTED, OVER], (START, "2025-10-09T08:54:43.500000Z", 83.5)),
-        # after a requeue: the first start and the last end, including the wait between them
+        # A requeued run has its first start and its last end, so the duration includes the wait for the second start.
         ([STARTED, ("exited", 10, {"code": 98, "reason": "timeout"}), ("started", 40, {}), OVER],
          (START, "2025-10-09T08:54:43.500000Z", 83.5)),
-        # if the clock was set back, an end before the start is not shown, and no duration is below 0
+        # If the clock was set back, the end may be before the start. Then the end and the duration are not shown.
         ([("started", 100, {}), ("exited", 83.5, {"code": 1, "reason": "failed", "why": ""})],
          ("2025-10-09T08:55:00Z", None, None)),
     ],
@@ -64,7 +64,7 @@ def test_start_end_and_duration_of_a_run(folder, capsys, said, expected):
 @pytest.mark.parametrize("state", ["node_fail", "timeout"])
 def test_a_run_whose_supervisor_was_lost_has_a_start_and_no_end(folder, capsys, state):
     events(folder, STARTED)
-    # the queue writes this event later, when it finds out that no supervisor watches the run any more
+    # The queue writes this event long after the run ended, when it finds that the run's supervisor is gone.
     events(folder, ("exited", 5000, {"code": None, "reason": state, "why": "the machine rebooted"}), writer="queue")
     run = status_of(Workspace(folder.path.parent.parent), capsys)
     assert (run["state"], run["started"], run["ended"], run["duration_s"]) == (state, START, None, None)
@@ -178,5 +178,5 @@ def test_a_live_table_fits_the_terminal_and_says_what_it_leaves_out(tmp_path):
     said = on_terminal(["-m", "jobs", "status", "--watch", "--workspace", str(tmp_path)], 80, LINES="24", NO_COLOR="1")
     drawn, *rest = STYLES.sub("", said).partition("12 of them not shown.")
     assert any(rest)
-    assert drawn.count("failed") == 18 + 1  # the rows, and the summary
+    assert drawn.count("failed") == 18 + 1  # 18 rows, and the line that counts runs
     assert all(len(line) <= 80 for line in drawn.split("\n"))

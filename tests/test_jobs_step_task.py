@@ -1,4 +1,4 @@
-"""A task of a job step: its command line, the nodes of its job, and the address at which other nodes can reach this node."""
+"""A task of a Slurm job step: its command line, the nodes of its job, and the address at which other nodes reach this node."""
 
 import socket
 
@@ -21,7 +21,7 @@ def test_ranks_of_one_machine_meet_over_its_loopback(rendezvous, address):
 
 
 def test_the_first_node_gives_an_address_that_other_nodes_can_reach(monkeypatch):
-    """On Debian, /etc/hosts maps the host's own name to 127.0.1.1, often before its other addresses."""
+    """The address is not 127.0.1.1, to which /etc/hosts on Debian maps the host's own name."""
     own = [
         entry.address
         for name, entries in psutil.net_if_addrs().items()
@@ -52,9 +52,9 @@ def test_a_right_command_line_is_accepted(tmp_path, monkeypatch):
     ("listed", "names"), [("gpu[0-1]", ["gpu0", "gpu1"]), ("gpu7", ["gpu7"]), ("", [])], ids=["several", "one", "no job"]
 )
 def test_a_node_looks_for_its_way_to_the_nodes_of_its_job(listed, names, tmp_path, monkeypatch):
-    """The supervisor asks `scontrol`.
+    """A task gets the names of its job's nodes from the supervisor, which calls `scontrol` to expand the list of nodes.
 
-    Only this command can expand a list of nodes, and a task may be in a container without the command.
+    The task cannot call `scontrol`, because it may run in a container that does not have this command.
     """
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(SCONTROL)

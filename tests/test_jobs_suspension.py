@@ -1,4 +1,4 @@
-"""The time for which a process finds that it was suspended, with a clock that the test sets."""
+"""A process measures for how long it was suspended. The clock is a stand-in that the tests set."""
 
 import pytest
 from support_clock import Clock
@@ -25,7 +25,7 @@ def test_what_is_long_is_a_standstill_and_told_once(clock):
 
 def test_who_waits_for_a_disk_does_not_stand_still(clock):
     watched = SuspensionWatch()
-    for _ in range(100):  # the thread looks at the clock
+    for _ in range(100):  # each call of _look stands for a look of the watch's thread at the clock
         clock.now += LOOK_S
         watched._look()
     assert watched.take_s() == 0

@@ -1,4 +1,4 @@
-"""A run whose GPUs are used by other processes: it fails and names these processes, or it waits for the GPUs."""
+"""If other processes use the GPUs of a run, the run fails and names these processes, or it waits for the GPUs."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def other():
         ("2,1", 2, ["GPU-b2"]),
         ("GPU-b", 1, ["GPU-b2"]),
         ("", 2, []),
-        ("7,1", 1, []),  # CUDA sees no GPU with this value
+        ("7,1", 1, []),  # there is no GPU 7, so CUDA offers no GPU at all
         ("MIG-1", 1, []),
     ],
 )
@@ -106,4 +106,4 @@ def test_a_task_of_a_slurm_job_looks_at_its_own_node(folder, nvml, other):  # no
     assert f"GPU GPU-a1 is used by process {other.pid}" in first.stderr
     (failed,) = [event for event in folder.events() if event.event == "failed"]
     assert failed.data["why"] in first.stderr.replace("\n", " ")
-    assert second.returncode == 0  # the first task of a node checks all GPUs of the node
+    assert second.returncode == 0  # only the first task on a node checks the GPUs of the node

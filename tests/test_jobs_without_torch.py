@@ -1,4 +1,4 @@
-"""`jobs` in an installation without torch: it submits nothing to this machine, but everything to a cluster."""
+"""`jobs` in an installation without torch: it refuses to submit runs to this machine, and submits runs to a cluster."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ slurm: {}
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory):
-    """The Python interpreter of an environment that has the packages of this environment, except the packages of the extras."""
+    """The Python interpreter of a virtual environment with the packages of this environment, except torch and other extras."""
     folder = tmp_path_factory.mktemp("light")
     venv.create(folder)
     (site,) = folder.glob("lib/python*/site-packages")
