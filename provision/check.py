@@ -38,5 +38,5 @@ def each(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
 
 
 def without(site: Site) -> str:
-    """The end of a sentence about all nodes: it names the nodes that are not included; empty if all nodes are."""
+    """The text that a check appends to a sentence about all nodes: the names of the nodes left out; empty if none was."""
     return f"; without {', '.join(absent)}" if (absent := site.absent()) else ""

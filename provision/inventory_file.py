@@ -1,4 +1,4 @@
-"""The file WORKSPACE/.shardlab/inventory.json: an operation writes the nodes, and a check the compute nodes of a Slurm site."""
+"""The inventory, WORKSPACE/.shardlab/inventory.json. An operation writes the nodes, a check the node types of a Slurm site."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardlab.host import Host
 from shardlab.inventory import path_of
 from shardlab.workspace import Workspace
 
-# Left out, because they differ between boots or shells: otherwise each `provision` would find a change.
+# Facts that the inventory leaves out, because they differ between boots or shells and each `provision` would find a change.
 VOLATILE = ("boot_id", "cpus_allowed")
 
 
 def read(workspace: Workspace) -> bytes | None:
-    """Its bytes; None if there is no such file. Raises WorkspaceError."""
+    """The bytes of the inventory file; None if there is no such file. Raises WorkspaceError."""
     with files.as_workspace_error("read"):
         try:
             return path_of(workspace).read_bytes()
@@ -26,12 +26,12 @@ def read(workspace: Workspace) -> bytes | None:
 
 
 def encoded(inventory: dict[str, Any]) -> bytes:
-    """The bytes of the file: indented JSON."""
+    """The bytes of the inventory file for this inventory: indented JSON."""
     return msgspec.json.format(msgspec.json.encode(inventory), indent=2) + b"\n"
 
 
 def decoded(written: bytes | None) -> dict[str, Any]:
-    """The inventory with these bytes; empty if there is none, or if it is damaged."""
+    """Decode the bytes of an inventory file. The result is empty if there is no file or if the file is damaged."""
     try:
         return msgspec.json.decode(written or b"{}", type=dict[str, Any])
     except DECODE_FAULTS:
@@ -39,11 +39,11 @@ def decoded(written: bytes | None) -> dict[str, Any]:
 
 
 def node_types(written: bytes | None) -> list[Any] | None:
-    """The node types of an inventory; None if it has none."""
+    """The node types that the bytes of an inventory file contain; None if they contain none."""
     known = decoded(written).get("node_types")
     return known if isinstance(known, list) else None
 
 
 def facts(host: Host) -> dict[str, Any]:
-    """What the inventory says of a machine."""
+    """The facts about a machine that the inventory contains, by name."""
     return {key: value for key, value in msgspec.to_builtins(host).items() if key not in VOLATILE}

@@ -19,12 +19,12 @@ from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 
-READS_S = 1.0  # a holder writes who it is within milliseconds of taking the lock
+READS_S = 1.0  # how long to wait for the holder's name; a holder writes its name milliseconds after taking the lock
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The content of a lock file: the process that took the lock last. since: its local time, with the zone."""
+    """The content of a lock file: the process that took the lock last. since: when it did, in local time with the zone."""
 
     pid: Annotated[int, msgspec.Meta(ge=1)]
     user: Text
@@ -38,8 +38,8 @@ class Holder(msgspec.Struct, frozen=True):
 def held(locks: Sequence[tuple[Path, str]], argv: Sequence[str]) -> Iterator[None]:
     """Hold several locks during the block.
 
-    locks: each a file, and what it protects, as the subject of the sentence that says who holds it.
-    argv: the words of this command.
+    locks: pairs of a lock file and what the lock protects, such as `the cluster lab`, for the error message.
+    argv: the words of this command, which the lock file shows to other commands.
 
     Raises InputError at once if another process holds one of the locks, and WorkspaceError if a lock file cannot be opened.
     """
@@ -59,7 +59,7 @@ def _sign(descriptor: int, argv: Sequence[str]) -> None:
 
     since, created = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
     holder = Holder(os.getpid(), _user(os.geteuid()), gethostname(), since, shlex.join(argv)[:4096], created)
-    with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock holds without it
+    with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock works without the holder's name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(holder), 0)
 
@@ -81,9 +81,10 @@ def _who(descriptor: int) -> str:
 
 
 def _lives(holder: Holder) -> bool:
-    """Whether the process is there: a holder that was killed leaves its name, and the next one has not written its own yet.
+    """Whether the process that the lock file names still runs.
 
-    A process that began at another time than the holder only has its number.
+    A holder that was killed leaves its name in the file until the next holder has written its own. A process that began at
+    another time than `holder` is another process, to which the kernel gave the same PID.
     """
     import psutil
 
