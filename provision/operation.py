@@ -46,7 +46,7 @@ class Site(msgspec.Struct, frozen=True):
 
     @property
     def is_practice(self) -> bool:
-        """Whether the nodes are practice nodes: containers, with devices in place of GPUs, that share folders of this machine."""
+        """Whether the nodes are practice nodes, which share folders of this machine and have devices in place of GPUs."""
         return self.cluster.provider == "virtual"
 
     def with_role(self, role: str) -> list[Target]:

@@ -31,12 +31,12 @@ class NodeFile(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    """The paths follow as arguments: each operation names the files that it writes."""
+    """The command that describes files. The paths, which each operation lists in `files`, are appended as arguments."""
     return ["sh", "-c", PROGRAM, "files"]
 
 
 def parse(stdout: str) -> dict[str, NodeFile]:
-    """By path; a file that is not there is not in it. Raises ValueError."""
+    """The files that exist, by path. Raises ValueError."""
     files = {}
     for line in stdout.splitlines():
         path, mode, owner, written_s, sha256 = line.split("\t")

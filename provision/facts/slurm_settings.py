@@ -8,7 +8,7 @@ from provision.fact import Fact
 
 
 class SlurmSettings(msgspec.Struct, frozen=True):
-    """An empty text stands for a setting that the controller does not show."""
+    """Settings of a Slurm cluster. A setting that Slurm's controller does not show is empty."""
 
     cluster: str = ""
     version: str = ""
@@ -33,7 +33,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> SlurmSettings:
-    """Raises ValueError if the text shows none of the settings."""
+    """The settings in the output of `scontrol show config`. Raises ValueError if it contains none of them."""
     given: dict[str, str] = {}
     for line in stdout.splitlines():
         key, _, value = line.partition("=")
