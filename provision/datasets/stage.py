@@ -96,7 +96,7 @@ def stage(wanted: Wanted) -> DataSetState:
 
 
 def download_archive(wanted: Wanted) -> DataSetState:
-    """If the source is a URL, download and verify the archive, so that `stage` needs no network. Raises the errors of `stage`."""
+    """If the source is a URL, download and verify the archive, so that `stage` needs no network. Raises as `stage` does."""
     with _alone(wanted):
         state = look(wanted)
         if state.ready or not state.makes or not _is_url(wanted.source or ""):

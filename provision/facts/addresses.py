@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from provision.fact import Fact, decode
 
-# Prints only IPv4 addresses: ranks use IPv4 for their rendezvous, and temporary IPv6 addresses would often change the inventory.
+# Prints only IPv4 addresses. Ranks use IPv4 for their rendezvous; temporary IPv6 addresses would change the inventory often.
 PROGRAM = """\
 import json, psutil, socket
 found = {
