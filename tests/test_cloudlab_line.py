@@ -20,7 +20,7 @@ CONTROLLED = 0.02  # the largest part of a run's data that the control network m
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
-    # not below /tmp, because the user of the nodes has no access there
+    # the folder is not below /tmp, because the user of the nodes has no access there
     folder = Path("/srv") / f"shardlab-test-{os.getpid()}-cloudlab"
     yield from experiments(folder, tmp_path_factory.mktemp("experiment"))
 
@@ -80,7 +80,7 @@ def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experim
 def test_nothing_of_ours_is_in_the_home_folder(experiment, verified, name):
     """Home folders of CloudLab are NFS over the control network. The test before this one trained on the nodes."""
     files = experiment.practice.run(name, f"find /home/{USER} -type f -printf '%P\\n'").split()
-    skeleton = {".bashrc", ".profile", ".bash_logout"}  # of Debian
+    skeleton = {".bashrc", ".profile", ".bash_logout"}  # Debian's files in a new home folder
     assert set(files) - skeleton == {".ssh/authorized_keys"}
 
 

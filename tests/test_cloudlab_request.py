@@ -32,7 +32,7 @@ ELEMENTS = {
     f"{RSPEC}link_type": (f"{RSPEC}link", {"name"}, set()),
     f"{RSPEC}property": (f"{RSPEC}link", {"source_id", "dest_id"}, {"capacity"}),
 }
-# a parent element has at most one of each
+# A parent element has at most one element of each of these names.
 MOST_ONE = {f"{RSPEC}sliver_type", f"{RSPEC}hardware_type", f"{RSPEC}disk_image"}
 LARGE = "hardware: c220g5, site: wisc, nodes: 1000"
 

@@ -121,7 +121,7 @@ def test_verify_names_the_missing_part_as_well(lab, capsys, monkeypatch):
 def test_later_changes_wait_for_an_administrator(lab, capsys, monkeypatch):
     monkeypatch.setitem(tools.PROBES, "rsync", "false")
     text = (lab / "cluster.yaml").read_text()
-    # so that a bug in shardlab cannot download torch
+    # the folder of wheels does not exist, so that a bug in shardlab cannot download torch
     (lab / "cluster.yaml").write_text(f"{text}environment: {{wheelhouse: /nowhere}}\n")
     assert cli.main(["--json", "--workspace", str(lab), "--skip", "inventory"]) == 1
     document = json.loads(capsys.readouterr().out)

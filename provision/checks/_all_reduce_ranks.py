@@ -25,7 +25,7 @@ def meet(backend: str, nodes: str, place: str, endpoint: str, *, gpu: int | None
     """Run the rank of this node in a test with one rank per node.
 
     nodes: the number of nodes, in decimal. place: the rank of this node, in decimal. endpoint: HOST:PORT where rank 0 listens.
-    gpu: as for `work`.
+    gpu: the index of the GPU that the rank uses; None: the index is the rank.
     """
     host, port = endpoint.rsplit(":", 1)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
@@ -33,9 +33,10 @@ def meet(backend: str, nodes: str, place: str, endpoint: str, *, gpu: int | None
 
 
 def work(backend: str, rank: int, ranks: int, meeting: str, gpu: int | None = None) -> None:
-    """Run one rank. Rank 0 prints an AllReduceReport as JSON.
+    """Run one rank of the all-reduce test. Rank 0 prints an AllReduceReport as JSON.
 
-    meeting: the init_method of torch.distributed. gpu: the index of the GPU that the rank uses; None: the index is the rank.
+    ranks: the number of ranks. meeting: the init_method of torch.distributed.
+    gpu: the index of the GPU that the rank uses; None: the index is the rank.
     """
     device = torch.device("cuda", rank if gpu is None else gpu) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":

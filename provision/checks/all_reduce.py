@@ -41,13 +41,13 @@ def run(site: Site, target: Target) -> Outcome:
 def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:
     """The bus bandwidth of an all-reduce in bytes per second, which is comparable for any number of ranks.
 
-    size_bytes: of the tensor of one rank. time_s: seconds for one all-reduce.
+    size_bytes: the size of the tensor of one rank. time_s: the time of one all-reduce in seconds.
     """
     return 2 * (ranks - 1) / ranks * size_bytes / time_s
 
 
 def judge(answer: CommandOutput, *, cores: int) -> Outcome:
-    """Passed if every element of the sum is exact on every rank."""
+    """Passed if every element of the sum is exact on every rank. cores: the CPU cores of the node, for the advice."""
     what = f"{RANKS}-rank all-reduce"
     if answer.code is None:
         advice = (

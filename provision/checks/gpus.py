@@ -1,4 +1,4 @@
-"""Checks that NVML and torch see the same number of GPUs. Telemetry uses NVML; if they differ, it would be misleading."""
+"""Checks that NVML and torch see the same number of GPUs. Otherwise telemetry, which uses NVML, would show other GPUs."""
 
 from __future__ import annotations
 

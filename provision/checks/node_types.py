@@ -131,7 +131,8 @@ def _partition(cluster: Cluster, target: Target) -> str | None:
 def _types(cluster: Cluster, found: tuple[NodeType, ...], partition: str | None) -> dict[NodeType, str]:
     """The node types on which Slurm may start runs. Maps each type to the names of all nodes with other CPUs or GPUs.
 
-    Of types with the same CPUs and GPUs, only the one with the most nodes is included. partition: None: all partitions.
+    Of types with the same CPUs and GPUs, only the type with the most nodes is included.
+    found: all node types of the site. partition: the partition of the runs; None: any partition.
     """
     inside = [kind for kind in found if partition in (None, kind.partition)]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
@@ -186,7 +187,10 @@ def _look(target: Target, folder: str) -> Proofs:
 
 
 def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, others: str) -> str | None:
-    """Submit the proof job of a node type. Returns why Slurm rejects it, or None."""
+    """Submit the proof job of a node type. Returns why Slurm rejects the job; None if Slurm accepts it.
+
+    folder: the folder for the job's results. others: the names of the nodes that the job must not get.
+    """
     gpus_ = cluster.gpus.per_node if cluster.gpus is not None else 0
     count = min(2, kind.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
     excluded = ",".join([*(cluster.slurm.exclude if cluster.slurm is not None else []), *([others] if others else [])])
@@ -194,7 +198,7 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
         *requests.options(cluster, nodes=count, minutes=MINUTES, gpus=gpus_, cpus=_cpus(kind)),
-        "--no-requeue",  # a requeued job would find the files of its first start
+        "--no-requeue",  # a job that starts again would find the files of its first start
         *([f"--exclude={excluded}"] if excluded else []),  # one option: of two --exclude, sbatch reads only the last
     ]
     script = templates.render(

@@ -133,7 +133,7 @@ def _created(
 ) -> ExperimentNote:
     """Create or adopt the experiment. Returns its note; the nodes may not be ready yet.
 
-    note: the note of an earlier, interrupted command; None: there is no note.
+    note: the note of an earlier command that was interrupted; None: there is no note.
     """
     was_asked_before = note is not None
     if note is None:
@@ -174,10 +174,10 @@ def _other_profile(note: ExperimentNote, found: PortalExperiment) -> str:
 
 
 def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
-    """Adopt an experiment that no command of this workspace created. Returns its note.
+    """Adopt the experiment `found`, which no command of this workspace created. Returns the note about the experiment.
 
-    Raises InputError if the user of the token did not create the experiment, or created it from another profile than the
-    cluster file names, because its nodes then serve another purpose.
+    intent: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not
+    create the experiment, or created it from another profile than the cluster file names: its nodes then serve another purpose.
     """
     if found.creator is None or found.creator != intent.user:
         raise _taken(intent.project, intent.name, f"its creator is {found.creator or 'unknown'}")
@@ -191,7 +191,7 @@ def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace:
 
 
 def _intent(request: ProfileRequest, portal: Portal) -> ExperimentNote:
-    """The note that is written before the request is sent to the portal."""
+    """The note about the experiment that a request will create. It is written before the request is sent to the portal."""
     return ExperimentNote(
         schema=cloudlab_experiment.SCHEMA,
         name=request.name,

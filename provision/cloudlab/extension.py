@@ -12,7 +12,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
 
 MOST_HOURS = 24 * 365
-MOST_REASON = 2000  # characters
+MOST_REASON = 2000  # the most characters of the reason
 CLOCK = timedelta(minutes=1)
 
 

@@ -36,9 +36,9 @@ def read() -> bytes:
 
 
 def store(cluster: Cluster, workspace: Workspace) -> None:
-    """Store the manifest in the workspace, for the other commands, with a note that we did not create the experiment.
+    """Store this node's manifest in the workspace, for other commands. Raises InputError.
 
-    Raises InputError.
+    The note about the experiment in the workspace says that `provision` did not create the experiment.
     """
     text = read()
     experiment = cloudlab_manifest.parse([(" ".join(COMMAND), text)])

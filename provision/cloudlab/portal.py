@@ -28,11 +28,11 @@ PREFIXES = ("", "/portal/api")  # published clients use different prefixes for t
 BACKOFF_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 MOST_RETRY_AFTER_S = 120.0
 CONNECT_S = 30.0
-TIMEOUT_S = 60.0  # for each part of an answer
-MOST_S = 300.0  # for a whole answer
+TIMEOUT_S = 60.0  # the time limit for each part of an answer
+MOST_S = 300.0  # the time limit for a whole answer
 CLOCK = timedelta(minutes=5)  # allowed difference between the clocks of this machine and of the portal
 MOST_SAID = 1000  # characters of the portal's own error that are shown
-MOST_BYTES = 64 << 20  # of an answer, which may contain the manifests of several sites
+MOST_BYTES = 64 << 20  # the largest allowed answer; an answer may contain the manifests of several sites
 
 CREATION = "the creation of the experiment"
 REFUSED = (400, 401, 403, 404, 422)  # statuses of HTTP: the portal understood the request and will not carry it out
@@ -147,7 +147,7 @@ class Portal:
         """The user of the token; None if the portal does not say it."""
         try:
             return self._decoded(TokenOwner, self._asked("GET", "/tokens/this", "who the token belongs to")).user
-        except NoExperiment:  # a portal of an older version
+        except NoExperiment:  # an older portal does not know this request and answers with HTTP 404
             return None
 
     def create(self, request: Mapping[str, Any]) -> PortalExperiment:
@@ -163,11 +163,11 @@ class Portal:
             return None
 
     def manifests(self, uuid: str) -> dict[str, str]:
-        """The manifests, by URN of the aggregate. Raises PortalError."""
+        """The manifests of an experiment, by URN of the aggregate. Raises PortalError."""
         return self._decoded(dict[str, str], self._asked("GET", f"/experiments/{uuid}/manifests", "the manifests"))
 
     def extend(self, uuid: str, hours: int, reason: str) -> None:
-        """Ask for more hours; the experiment's `expires_at` says afterwards what was granted. Raises PortalError."""
+        """Ask for more hours for an experiment. Its `expires_at` says afterwards what was granted. Raises PortalError."""
         self._asked("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
 
     def terminate(self, uuid: str) -> None:
@@ -191,7 +191,7 @@ class Portal:
             try:
                 answer = self._repeated("GET", f"{prefix}/version", "its version", None)
                 decoder(PortalVersion).decode(answer.body)
-            except DECODE_FAULTS:  # the page of a web server
+            except DECODE_FAULTS:  # the answer is a page of a web server, not of the portal's API
                 continue
             except PortalError as error:
                 if error.status is None or not (error.status < 400 or error.status == 404):
@@ -204,7 +204,10 @@ class Portal:
         )
 
     def _repeated(self, method: str, path: str, what: str, content: Mapping[str, Any] | None) -> PortalAnswer:
-        """Send a request, and repeat it as the module's docstring says. Returns the successful answer. Raises PortalError."""
+        """Send a request, and repeat it where the docstring of this file allows it. Returns the successful answer.
+
+        Raises PortalError.
+        """
         for pause_s in (*BACKOFF_S, None):
             try:
                 answer = self._sent(method, path, what, content)

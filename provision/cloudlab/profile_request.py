@@ -70,7 +70,7 @@ class ProfilePlan(msgspec.Struct, frozen=True):
 def plan(cluster: Cluster) -> ProfilePlan:
     """The request for this cluster file. Raises InputError for a key that the portal or the profile cannot express."""
     keys = cluster.cloudlab
-    assert keys is not None  # provider cloudlab has it
+    assert keys is not None  # the provider cloudlab requires the key `cloudlab`
     if keys.project is None:
         raise _refused("project: null", "the project in which the experiment is created")
     if not NAME.fullmatch(cluster.name):

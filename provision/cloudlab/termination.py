@@ -22,7 +22,7 @@ from shardlab.workspace import Workspace
 
 POLL_S = 5.0
 MOST_WAIT_S = 900.0
-MOST_NAMED = 20  # runs
+MOST_NAMED = 20  # the most runs that the warning names
 
 
 class RunThere(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Ou
     Returns a sentence for the user. Raises ShardlabError.
     """
     note = cloudlab_experiment.read(workspace.own)
-    assert note is not None  # the caller asked for consent to end it
+    assert note is not None  # the caller has read the note and asked the user for a confirmation
     assert note.created_by_us
     with nothing_changed():
         found = creation.adopted(note, workspace, portal) if note.uuid is None else portal.experiment(note.uuid)
