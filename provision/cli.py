@@ -137,12 +137,12 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if arguments.pretend is not None and verb != "plan":
         raise InputError(f"--pretend needs the verb plan and cannot be combined with the verb {verb!r}.")
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    for sentence in workspace.exposed():  # who can change the workspace could replace the host keys and addresses of nodes
+    for sentence in workspace.exposed():  # a user who can change the workspace could replace host keys and addresses of nodes
         output.remark(f"warning: {sentence}", style="yellow")
     if arguments.profile and verb != "request":
         raise InputError(f"--profile belongs to the verb request and cannot be combined with the verb {verb!r}.")
     if verb == "init":
-        from provision import init  # not at the top: providers import psutil, which would make --help slower
+        from provision import init  # not imported at the top: init imports psutil, which would make --help slower
 
         if file is not None:
             raise InputError(f"init takes no cluster file, because it prints one: found {file}.")
@@ -192,7 +192,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
                 try:
                     said = provider.carry_out(verb, described, workspace, arguments.hours, arguments.reason)
                 finally:
-                    if verb == "extend":  # also after an error: the provider may have granted a part of the hours
+                    if verb == "extend":  # even after an error, because the provider may have granted a part of the hours
                         keep_lease(site)
             output.line(said)
             output.document(display.document(verb, site, [], [], [], lease_of(site)))
@@ -319,7 +319,7 @@ def _carried_out(
             steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
     if steps and not STOPPING.is_set():
         display.operations(output, steps)
-    if verb == "verify" and not site.cluster.ssh.sudo:  # plan, so that the output says what an administrator must do
+    if verb == "verify" and not site.cluster.ssh.sudo:  # only planned, to report what an administrator must do
         planned = converge(site, order, targets=targets, chosen=chosen, dry=True, parallel=parallel)
         steps = [step for step in planned if step.state == "administrator"]
         site.left.clear()

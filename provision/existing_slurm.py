@@ -84,7 +84,8 @@ def _fault(target: Target, there: SlurmHere, partition: str) -> str | None:
             f"{name}: {slurm} has this node in {found}, not in {partition}. Tell its administrator: add {name} to the "
             f"partition {partition}; or set slurm.partition"
         )
-    if UNUSABLE & set(node.state.rstrip("*").split("+")) or node.state.endswith("*"):  # *: no answer
+    # Slurm appends * to the state of a node that does not answer.
+    if UNUSABLE & set(node.state.rstrip("*").split("+")) or node.state.endswith("*"):
         reason = f"the reason is shown by: scontrol show node {name}"
         return f"{name}: {slurm} reports the state {node.state}. Tell its administrator; {reason}"
     return None

@@ -52,7 +52,8 @@ GENERATIONS = (
 )
 
 _ARM = frozenset({"Ampere", "Hopper", "Grace Hopper"})
-_COMMON = frozenset({"Turing", "Ampere", "Ada", "Hopper"})  # Ada (compute capability 8.9) runs code that is built for 8.6
+# The generations that every build of torch for x86_64 supports. Ada (compute capability 8.9) runs code that is built for 8.6.
+_COMMON = frozenset({"Turing", "Ampere", "Ada", "Hopper"})
 SERVED = {  # the generations that a build of torch supports, by processor architecture and CUDA release of the build
     ("x86_64", "12.6"): _COMMON | {"Maxwell", "Pascal", "Volta"},
     ("x86_64", "13.0"): _COMMON | {"Blackwell"},

@@ -31,7 +31,7 @@ class Holder(msgspec.Struct, frozen=True):
     host: Text
     since: Text
     command: Text
-    created: float | None = None  # when the process began, in seconds since the epoch: a pid can be used again
+    created: float | None = None  # when the process began, in seconds since the epoch; a PID alone can be reused
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def _refuse(what: str, descriptor: int) -> None:
 
 
 def _sign(descriptor: int, argv: Sequence[str]) -> None:
-    import psutil  # not at the top: `--help` and a wrong command line do without it
+    import psutil  # not imported at the top, so that `--help` and a wrong command line do not wait for this import
 
     since, created = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
     holder = Holder(os.getpid(), _user(os.geteuid()), gethostname(), since, shlex.join(argv)[:4096], created)

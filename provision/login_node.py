@@ -16,7 +16,7 @@ from provision.providers.local import LocalNode
 from shardlab import shared_connection
 from shardlab.remote import GRACE_S, SESSION, Address, CommandOutput, Unreachable, for_any_shell, in_short, putting, ssh_command
 
-LOST = 255  # the exit code of ssh itself
+LOST = 255  # the exit code with which ssh reports its own failure, such as a broken connection
 # A command over SSH has no login shell, and at many sites only the profile adds Slurm's commands to PATH.
 FIND_SLURM = """\
 command -v sbatch > /dev/null 2>&1 || {
@@ -52,7 +52,8 @@ class LoginNode:
         They get SIGTERM there, because a command without a terminal does not end when its connection ends.
         """
         ends = time.monotonic() + limit_s
-        kill = [*self._command, f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"]  # [ ]: pkill must not match its own words
+        # The brackets in the pattern prevent that pkill matches its own command line.
+        kill = [*self._command, f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"]
         null = subprocess.DEVNULL
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(kill, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
@@ -87,7 +88,7 @@ class LoginNode:
             *variables,
             *argv,
         ]
-        mark = secrets.token_hex(8)  # printed before the command: text before it comes from a shell profile of the site
+        mark = secrets.token_hex(8)  # printed before the command's output: text before the mark comes from a shell profile
         script = f"{FIND_SLURM}echo {mark}; echo {mark} >&2; {shlex.join(words)}"
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
             given.write(stdin)
@@ -118,7 +119,8 @@ class LoginNode:
             lines = texts[1].replace(f"{mark}\n", "").strip().splitlines()
             raise Unreachable(f"{self.name}: {lines[-1].strip() if lines else 'the connection broke'}.")
         stdout, stderr = (text.partition(mark + "\n")[2] for text in texts)
-        ended = code in (124, 137) and time.monotonic() - begin >= timeout_s  # a command that the site killed has 137, too
+        # `timeout` exits with 124 or 137 at the time limit. A command that the site killed also exits with 137, but earlier.
+        ended = code in (124, 137) and time.monotonic() - begin >= timeout_s
         return CommandOutput(None if ended else code, stdout, stderr)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:

@@ -46,7 +46,7 @@ class Site(msgspec.Struct, frozen=True):
 
     @property
     def is_practice(self) -> bool:
-        """Whether the nodes are practice nodes, which share folders of this machine and have devices in place of GPUs."""
+        """Whether the nodes are practice nodes, which share a folder with this machine and have devices in place of GPUs."""
         return self.cluster.provider == "virtual"
 
     def with_role(self, role: str) -> list[Target]:
@@ -120,7 +120,7 @@ class RunCommand(msgspec.Struct, frozen=True):
     stdin: bytes = b""
     root: bool = True
 
-    def __repr__(self) -> str:  # without stdin, which may be a secret
+    def __repr__(self) -> str:  # the text does not contain stdin, which may be a secret
         return f"RunCommand({self.says!r}, {self.argv!r}, {self.timeout_s!r})"
 
     @property
@@ -177,7 +177,7 @@ class Write(msgspec.Struct, frozen=True):
     mode: int = 0o644
     owner: str = "root:root"
 
-    def __repr__(self) -> str:  # without the content, which may be long
+    def __repr__(self) -> str:  # the text does not contain the content of the file, which may be long
         return f"Write({self.says!r}, {self.path!r}, {self.mode:o}, {self.owner!r})"
 
     @property
@@ -187,7 +187,7 @@ class Write(msgspec.Struct, frozen=True):
 
     @property
     def script(self) -> str:
-        if not self.owner:  # the user writes the file, without root
+        if not self.owner:  # an empty owner: the user writes the file without root
             return ""
         owner, _, group = self.owner.partition(":")
         words = ["install", "-D", "-m", f"{self.mode:o}", "-o", owner, *(["-g", group] if group else [])]
@@ -236,6 +236,6 @@ class Operation(msgspec.Struct, frozen=True):
     """Something that `provision` makes true on each node, such as a mounted folder. --only and --skip choose it by its name."""
 
     name: str
-    plan: Callable[[Site, Target], Sequence[Change] | Nothing]  # what has to change on a node
+    plan: Callable[[Site, Target], Sequence[Change] | Nothing]  # returns the changes that a node needs
     once: bool = False  # True: one plan is made for all nodes together, with the first node as its target
     files: tuple[str, ...] = ()  # the paths of the files that it writes; the fact FILES reports only files listed here

@@ -38,10 +38,10 @@ def duration_s(text: str) -> int | None:
         return None
     days, *parts = (None if part is None else int(part) for part in match.groups())
     given = [part for part in parts if part is not None]
-    if days is not None:  # D-HH, D-HH:MM, D-HH:MM:SS
+    if days is not None:  # the text is D-HH, D-HH:MM or D-HH:MM:SS
         hours, minutes, seconds = [*given, 0, 0][:3]
     elif len(given) == 3:
         hours, minutes, seconds = given
-    else:  # MM, MM:SS
+    else:  # the text is MM or MM:SS
         hours, minutes, seconds = 0, *[*given, 0][:2]
     return (days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds

@@ -15,7 +15,7 @@ from provision.node import last_line
 from provision.operation import Site, Target
 from shardlab.remote import CommandOutput
 
-FORMULA = "2(n-1)/n x bytes / time"  # as nccl-tests defines the bus bandwidth of an all-reduce
+FORMULA = "2(n-1)/n x bytes / time"  # the bus bandwidth of an all-reduce, as nccl-tests defines it
 
 
 class AllReduceReport(msgspec.Struct, frozen=True):

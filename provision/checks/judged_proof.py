@@ -53,7 +53,7 @@ def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
         judged.append(_shared(proof))
         if (
             proof.together is not None and '"clock_spread_s"' in proof.together.stdout
-        ):  # rank 0 prints the report; NCCL may print other lines
+        ):  # the report of rank 0, to whose output NCCL may add lines
             judged.append(_between(proof.together))
         elif proof.together is None or proof.together.code != 0:
             why = (

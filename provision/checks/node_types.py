@@ -136,7 +136,7 @@ def _types(cluster: Cluster, found: tuple[NodeType, ...], partition: str | None)
     """
     inside = [kind for kind in found if partition in (None, kind.partition)]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
-    plain = constraint is not None and not set(constraint) & set("|()[]*")  # sbatch itself evaluates these signs
+    plain = constraint is not None and not set(constraint) & set("|()[]*")  # signs that only sbatch evaluates
     features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and plain else []
     groups: dict[tuple[object, ...], list[NodeType]] = {}
     for kind in inside:
@@ -199,7 +199,7 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
         f"--output={folder}/prove.log",
         *requests.options(cluster, nodes=count, minutes=MINUTES, gpus=gpus_, cpus=_cpus(kind)),
         "--no-requeue",  # a job that starts again would find the files of its first start
-        *([f"--exclude={excluded}"] if excluded else []),  # one option: of two --exclude, sbatch reads only the last
+        *([f"--exclude={excluded}"] if excluded else []),  # only one option: sbatch uses the last --exclude
     ]
     script = templates.render(
         "site/prove.sh.j2",
@@ -218,7 +218,8 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
             f"{target.node.name}: sbatch did not answer within 120 s; the job may exist, which `squeue --me` shows"
         )
     lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-    return None if answer.code == 0 else "; ".join(lines)[:500] or last_line(answer)  # a submit plugin writes several lines
+    # All lines are returned, because a submit plugin of the site may explain the rejection in several lines.
+    return None if answer.code == 0 else "; ".join(lines)[:500] or last_line(answer)
 
 
 SITE_NODES = Check("node_types", run, once=True)

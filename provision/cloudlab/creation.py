@@ -43,7 +43,7 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
         output.remark(f"warning: {sentence}", style="yellow")
     try:
         texts = _manifests(cluster, portal.manifests(ready.id))
-    except InputError as error:  # InputError would mean that nothing was changed
+    except InputError as error:  # raised as ShardlabError, because InputError means that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN}") from None
     cloudlab_experiment.store_manifests(workspace.own, texts)
     keep_end(workspace, portal, ready)
@@ -159,7 +159,7 @@ def _created(
             return _keep(workspace, note, found)  # the request of the earlier command was carried out late
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
         if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
-            return _adopted_of_user(note, other, workspace, output)  # it was created after the first look-up
+            return _adopted_of_user(note, other, workspace, output)  # an experiment that was created after the first look-up
         raise
 
 

@@ -37,7 +37,7 @@ def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str
     try:
         with nothing_changed():
             portal.extend(known.id, hours, reason)
-    except OutcomeUnknown as error:  # not repeated, because a second request could add the hours twice
+    except OutcomeUnknown as error:  # the request is not repeated: that could add the hours twice
         doubt = f" {error}"
     extended = creation.refresh(workspace, portal) or known
     after = moment(extended.expires_at)

@@ -31,7 +31,7 @@ CONNECT_S = 30.0
 TIMEOUT_S = 60.0  # the time limit for each part of an answer
 MOST_S = 300.0  # the time limit for a whole answer
 CLOCK = timedelta(minutes=5)  # allowed difference between the clocks of this machine and of the portal
-MOST_SAID = 1000  # characters of the portal's own error that are shown
+MOST_SAID = 1000  # the most characters of an error of the portal that are shown
 MOST_BYTES = 64 << 20  # the largest allowed answer; an answer may contain the manifests of several sites
 
 CREATION = "the creation of the experiment"
@@ -102,15 +102,15 @@ class Portal:
         try:
             parts.hostname.encode("idna")
             _ = parts.port
-        except ValueError as error:  # includes UnicodeError
+        except ValueError as error:  # an invalid URL; UnicodeError is a ValueError, too
             raise InputError(
                 f"cloudlab.portal_url: found {self.url}, which is no address ({error}). Allowed: an address such as "
                 f"{DEFAULT_URL}."
             ) from None
-        self._prefix = "" if parts.path else None  # None: not known yet
+        self._prefix = "" if parts.path else None  # the prefix of all paths; None: not known yet
         self._token, self._say, self._sleep = token, say, sleep
         self.date: str | None = None
-        self._clocks_differ = False  # whether a difference was already reported
+        self._clocks_differ = False  # whether a difference of the clocks was already reported
         # SSL_CERT_FILE and SSL_CERT_DIR choose the trusted certificates. Redirects are not followed: they would get the token.
         try:
             self._client = httpx.Client(

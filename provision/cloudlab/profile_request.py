@@ -18,7 +18,7 @@ from shardlab.cluster import Cluster
 from shardlab.errors import InputError
 
 SMALL_LAN = "small-lan"
-NAME = re.compile(r"[a-z][a-z0-9-]{1,15}")  # Emulab names experiments with at most 16 characters
+NAME = re.compile(r"[a-z][a-z0-9-]{1,15}")  # Emulab allows at most 16 characters in the name of an experiment
 OF_KEYS = {  # maps a parameter of small-lan to the key under `cloudlab` that sets it, so `bindings` must not contain it
     "nodeCount": "nodes",
     "phystype": "hardware",

@@ -23,7 +23,7 @@ SCHEMAS = f"{RSPEC} {RSPEC}/request.xsd"
 LAN = ipaddress.IPv4Network("10.10.0.0/16")
 EACH_OCTET = 254  # how many of 256 addresses are used: addresses that end with 0 or 255 are not
 RATED_NODES = 100  # most nodes of a LAN with a rate, because a request states the rate for each ordered pair of interfaces
-UBUNTU = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # CloudLab's own images, such as UBUNTU24-64-STD
+UBUNTU = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # the names of CloudLab's own Ubuntu images, such as UBUNTU24-64-STD
 OLDEST_UBUNTU = 24  # the first Ubuntu LTS whose Python is 3.11 or newer
 BY_HAND = "To use it nevertheless, create the experiment at the portal, and name its manifest in cloudlab.manifest"
 

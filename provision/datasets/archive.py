@@ -27,9 +27,9 @@ KINDS = {
 
 
 def unpack(archive: Path, wanted: Format, folder: Path, within: str = "") -> None:
-    """Write the members of a tar file, plain or gzipped, into `folder`, which is new. Raises InputError, OSError.
+    """Write the members of a tar file, plain or gzipped, into the new folder `folder`. Raises InputError or OSError.
 
-    within: a prefix for the names of members, for an archive that contains a part of the data set.
+    within: a prefix for the names of members, for an archive that contains only a part of the data set.
     Names, types, sizes and the number of members are checked against `wanted` before a byte of a member is written.
     """
     members = written = 0

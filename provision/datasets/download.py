@@ -66,7 +66,7 @@ def digest(path: Path) -> str:
 
 def _transfer(url: str, partial: Path, most_bytes: int) -> bool:
     """Make one attempt to download the missing bytes. Returns whether the partial file is complete now."""
-    request = urllib.request.Request(url)  # noqa: S310  # the scheme is checked where cluster.yaml is read
+    request = urllib.request.Request(url)  # noqa: S310  # the scheme of the URL was checked when cluster.yaml was read
     have = partial.stat().st_size if partial.exists() else 0
     noted = _noted(partial)
     if have and noted.get("url") == url:

@@ -122,7 +122,7 @@ def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
     assert wanted.source is not None
     source = Path(wanted.source)
     unpacked = folder.parent / OWN / f"{wanted.name}.unpacking"
-    shutil.rmtree(unpacked, ignore_errors=True)  # a process that was killed left this folder: no other holds our lock
+    shutil.rmtree(unpacked, ignore_errors=True)  # a killed process may have left this folder
     if not _is_url(wanted.source) and source.is_dir():
         if wanted.sha256:
             raise InputError(f"{source}: is a folder, which has no SHA-256. Allowed: a folder without sha256, or an archive.")

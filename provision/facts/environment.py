@@ -42,4 +42,4 @@ def parse(stdout: str) -> InstalledEnvironment:
     return msgspec.convert({name: value or None for name, value in pairs.items()}, InstalledEnvironment)
 
 
-ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)  # a network folder may hold tens of thousands of files
+ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)  # counts up to tens of thousands of files over NFS

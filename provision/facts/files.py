@@ -21,7 +21,7 @@ class NodeFile(msgspec.Struct, frozen=True):
     """A file that exists on a machine."""
 
     mode: int
-    owner: str  # user:group
+    owner: str  # the owner, as USER:GROUP
     written_s: float  # the time of its last change, in seconds since the epoch
     sha256: str  # the digest of its content
 

@@ -75,7 +75,8 @@ def parse_sources(stdout: str) -> dict[str, str]:
 
 NFS_MOUNTS = Fact(
     "NFS mounts",
-    lambda python: ["sh", "-c", "findmnt --raw --noheadings --types nfs,nfs4 --output SOURCE,TARGET || true"],  # 1: no mounts
+    # Without NFS mounts, findmnt exits with 1, which is ignored.
+    lambda python: ["sh", "-c", "findmnt --raw --noheadings --types nfs,nfs4 --output SOURCE,TARGET || true"],
     parse_sources,
     timeout_s=30,
 )

@@ -21,10 +21,10 @@ class SitePartition(msgspec.Struct, frozen=True):
     max_nodes: int | None
     accounts: tuple[str, ...] | None  # accounts that may use the partition; None: all
     qos: tuple[str, ...] | None  # QOS that jobs of the partition may have; None: all
-    is_exclusive: bool  # a job always gets whole nodes
+    is_exclusive: bool  # whether a job in the partition always gets whole nodes
     denied_accounts: tuple[str, ...] = ()  # accounts that may not use it; Slurm reads them only if `accounts` is None
     denied_qos: tuple[str, ...] = ()  # QOS that its jobs may not have; Slurm reads them only if `qos` is None
-    is_root_only: bool = False  # only root may submit jobs to it
+    is_root_only: bool = False  # whether only root may submit jobs to the partition
 
 
 def command(python: str) -> list[str]:
@@ -48,7 +48,7 @@ def parse(stdout: str) -> tuple[SitePartition, ...]:
             accounts=listed(line.get("AllowAccounts", "ALL")),
             qos=listed(line.get("AllowQos", "ALL")),
             is_exclusive=line.get("OverSubscribe", "").startswith("EXCLUSIVE")
-            or line.get("Exclusive") in ("NODE", "TOPO"),  # Slurm 26.05 and newer use this key
+            or line.get("Exclusive") in ("NODE", "TOPO"),  # the key `Exclusive` of Slurm 26.05 and newer
             denied_accounts=listed(line.get("DenyAccounts", "")) or (),
             denied_qos=listed(line.get("DenyQos", "")) or (),
             is_root_only=line.get("RootOnly") == "YES",

@@ -27,8 +27,8 @@ class RdmaLink(msgspec.Struct, frozen=True):
 
     device: str
     port: int
-    state: str  # ACTIVE, DOWN, INIT, ...
-    layer: str  # Ethernet or InfiniBand
+    state: str  # the state of the link: ACTIVE, DOWN, INIT, ...
+    layer: str  # the link layer: Ethernet or InfiniBand
     nic: str | None  # the network interface of the link; None: it has none
     gids: list[str]  # the types of the link's GIDs, such as `RoCE v2`
 

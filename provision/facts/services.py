@@ -17,7 +17,7 @@ _MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 class Service(msgspec.Struct, frozen=True):
     """A service that is installed."""
 
-    state: str  # active, inactive, failed, ...
+    state: str  # the state that systemd reports: active, inactive, failed, ...
     enabled: bool  # whether the service starts at boot
     since_s: float | None  # when its process started, in seconds since the epoch; None: the service has no process
 

@@ -34,7 +34,7 @@ class System(msgspec.Struct, frozen=True):
     kernel: str
     arch: str
     hostname: str
-    virt: str  # as systemd-detect-virt reports it; `none`: a physical machine
+    virt: str  # the kind of virtualization, as systemd-detect-virt reports it; `none`: a physical machine
     boot_id: str
     cpus: int
     memory_kib: int

@@ -15,7 +15,7 @@ class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
     cuda: str | None = None  # the CUDA release that torch was built for
     gpus: int | None = None
     why_no_gpus: str | None = None
-    hidden_by: str | None = None  # CUDA_VISIBLE_DEVICES, which hides GPUs from torch and not from NVML
+    hidden_by: str | None = None  # the value of CUDA_VISIBLE_DEVICES, which hides GPUs from torch but not from NVML
     backends: list[str] = []
 
 

@@ -35,7 +35,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         request = _request(site, wanted)
         try:
             state = _ask(target, "look", request, LOOK_S)
-        except NoEnvironment:  # the environment is made by an operation that was only planned, or that --only excludes
+        except NoEnvironment:  # the operation that makes the environment was only planned, or --only excludes it
             changes.append(
                 Here(
                     f"look for the data set {wanted.name}, and stage it if it is missing, once the Python environment is made",

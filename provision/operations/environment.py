@@ -11,7 +11,7 @@ from provision.node import Node
 from provision.operation import Change, Nothing, Operation, Site, Target, Write, shell
 from provision.operations import fstab
 
-MAKE_S = 3600.0  # torch with CUDA has gigabytes, which a slow network may have to transfer
+MAKE_S = 3600.0  # time limit of pip: torch with CUDA has gigabytes, and the network may be slow
 LINK = "shardlab.pth"
 
 

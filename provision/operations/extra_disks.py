@@ -12,7 +12,7 @@ from provision.operation import Change, Nothing, Operation, RunCommand, Site, Ta
 from provision.operations import fstab
 from shardlab.cloudlab_keys import EXTRA_DISK
 
-MAKE_S = 900.0  # to make a file system on a spinning disk of several terabytes takes minutes
+MAKE_S = 900.0  # time limit of mkextrafs.pl, which takes minutes on a spinning disk of several terabytes
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:

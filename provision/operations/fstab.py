@@ -61,7 +61,8 @@ def own_disks(site: Site, target: Target, folder: str) -> list[str]:
     places = [storage.mount] if storage.mount is not None else []
     if site.cluster.provider == "cloudlab" and storage.mount != EXTRA_DISK:
         is_client = storage.shared is not None and storage.server not in (None, target.node.name)
-        if not (is_client and storage.shared is not None and is_below(folder, storage.shared)):  # not on the server's disk
+        # On a client, a folder in the shared folder is on the disk of the server.
+        if not (is_client and storage.shared is not None and is_below(folder, storage.shared)):
             places.append(EXTRA_DISK)
     return [place for place in places if is_below(folder, place)]
 

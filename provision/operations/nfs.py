@@ -55,7 +55,8 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
     if exports is None or not exports.holds(wanted):
         changes.append(RunCommand("make the folder for our exports", ["mkdir", "-p", EXPORTED.rpartition("/")[0]]))
         changes.append(Write(f"export {folder} to {', '.join(clients)}", EXPORTED, wanted))
-    if changes or len(target.facts[EXPORTS].get(folder, [])) != len(clients):  # the server may name clients otherwise
+    # Only the number of clients is compared, because the table of exports may contain names instead of addresses.
+    if changes or len(target.facts[EXPORTS].get(folder, [])) != len(clients):
         changes.append(RunCommand("make the server read its exports", ["exportfs", "-ra"]))
     return changes or Nothing(f"{folder} is exported to {len(clients)} nodes")
 

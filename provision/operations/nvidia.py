@@ -153,7 +153,8 @@ def _reboot(site: Site, name: str, nvidia: Nvidia) -> str:
         (controller,) = site.with_role("controller")
         states = {} if controller.node.name in site.left else controller.facts[NODES]
         if name in states and states[name].state in BUSY:
-            drain = f"sudo scontrol update NodeName={name} State=DRAIN Reason=shardlab:driver"  # `slurm-nodes` resumes it
+            # The operation `slurm-nodes` resumes a node with this reason.
+            drain = f"sudo scontrol update NodeName={name} State=DRAIN Reason=shardlab:driver"
             raise Unanswered(f"{name}: its driver needs a reboot, but jobs run on it; drain it first: {drain}")
     if nvidia.nouveau:
         return "nouveau drives its GPUs"

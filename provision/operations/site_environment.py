@@ -152,7 +152,7 @@ def _download(site: Site, target: Target, folder: PurePosixPath, wheels: str) ->
     """
     needed = software.requirements(python.extras(site.cluster))
     interpreter = f"{folder}/venv/bin/python"
-    variables = [*python.caches(folder), ("TMPDIR", f"{folder}/tmp")]  # /tmp may be too small
+    variables = [*python.caches(folder), ("TMPDIR", f"{folder}/tmp")]  # instead of /tmp, which is small
     words = ["-I", *PIP, "wheel", "--wheel-dir", wheels, "--constraint", f"{folder}/constraints.txt", *needed]
     return WheelDownload(
         on_node=python.with_modules(site.cluster, [interpreter, *words], variables),

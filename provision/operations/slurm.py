@@ -28,10 +28,9 @@ HEALTHY = frozenset({"idle", "alloc", "mix", "comp"})
 DRAINED, DOWN = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})
 READY_S = 60.0
 SLURM = "slurm"  # the user that Slurm reports if Slurm itself drained a node
-# The next three are beginnings of the reason for which a node was drained.
-OURS = "shardlab:"  # `provision` asked for the drain
-AWAY = ("Not responding", "Node unexpectedly rebooted")  # these reasons end when slurmd runs on the node
-SMALLER = ("Low RealMemory", "Low CPUs", "Low socket*core")  # these reasons end when slurm.conf describes the node correctly
+OURS = "shardlab:"  # the beginning of the reason if `provision` asked the user to drain a node
+AWAY = ("Not responding", "Node unexpectedly rebooted")  # reasons of Slurm that no longer hold when slurmd runs on the node
+SMALLER = ("Low RealMemory", "Low CPUs", "Low socket*core")  # reasons that no longer hold when slurm.conf is correct
 
 
 def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
@@ -63,7 +62,8 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
         return running(target, "slurmctld", [CONF]) or Nothing(f"slurm.conf not changed: {', '.join(absent)} cannot be asked")
     changes: list[Change] = []
     wanted = files(site)
-    for path, content in sorted(wanted.items(), key=lambda file: file[0] == CONF):  # slurm.conf last: if it exists, all exist
+    # slurm.conf is written last: if it exists, all other files exist.
+    for path, content in sorted(wanted.items(), key=lambda file: file[0] == CONF):
         if _differs(target, path, content):
             changes.append(Write(f"write {path}", path, content))
     if changes:  # slurmdbd answers some seconds after its start; slurmctld does not start if it never reached slurmdbd

@@ -53,7 +53,7 @@ def _environment(site: Site, target: Target) -> Room | None:
     storage = site.cluster.storage
     if storage.shared is not None:
         server = nfs_server(site)
-        if target is not (server or site.targets[0]):  # other nodes mount this file system later
+        if target is not (server or site.targets[0]):  # the other nodes mount the shared folder later
             return None
         if any(not target.facts[place(disk)].mount for disk in own_disks(site, target, storage.shared)):
             return None  # the disk has no file system yet: all of it will be free
@@ -84,7 +84,7 @@ def _fits(name: str, there: Room, purposes: list[tuple[str, int, int]]) -> str:
             f"{name}: {there.free_bytes / GIB:.1f} GiB are free on {there.mount}, and {what} may take {needed / GIB:.0f} GiB; "
             "nothing was installed. Free some space there, or put storage.shared on a larger disk."
         )
-    if 0 < there.free_inodes < inodes:  # 0: the file system does not count inodes, such as btrfs
+    if 0 < there.free_inodes < inodes:  # 0 free inodes: the file system does not count inodes, such as btrfs
         raise Unanswered(
             f"{name}: {there.free_inodes} inodes are free on {there.mount}, and {what} may take {inodes}; nothing was "
             "installed. Remove small files there, or put storage.shared on another disk."

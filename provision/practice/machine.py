@@ -171,7 +171,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             if path.is_symlink():  # a link that was made on the node would lead to a file of this machine
                 path.unlink()
         keys.parent.mkdir(parents=True, exist_ok=True)
-        known = keys.read_text().splitlines() if keys.exists() else []  # keys of other nodes are kept
+        known = keys.read_text().splitlines() if keys.exists() else []  # other nodes' keys are kept
         if self.authorized not in known:
             keys.write_text("".join(f"{line}\n" for line in [*known, self.authorized]))
         for path, mode in ((home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
@@ -270,7 +270,7 @@ def remove_cgroups(cluster: str, node: str) -> None:
         top = root / CGROUP / cluster / node
         while top.exists():
             for place, _, _ in os.walk(top, topdown=False):
-                with contextlib.suppress(OSError):  # the kernel may not have finished the end of a process; tried again
+                with contextlib.suppress(OSError):  # the group may still contain a process that is ending; tried again
                     Path(place).rmdir()
             if time.monotonic() > ends:
                 raise NoBase(f"{top}: some processes in this control group do not end.")

@@ -171,6 +171,6 @@ PROVIDER = Provider(
     "its only node is this machine",
     nodes,
     locks=lambda cluster: [],  # no lock of the cluster, because no machine is changed
-    operations=frozenset({"datasets", "inventory"}),  # the machine is used as it is: nothing is installed
+    operations=frozenset({"datasets", "inventory"}),  # nothing is installed: this machine is used as it is
     checks=frozenset({"torch", "gpus", "all_reduce", "compile"}),
 )

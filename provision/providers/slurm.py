@@ -57,6 +57,6 @@ PROVIDER = Provider(
     "slurm",
     "the site has its machines",
     nodes,
-    operations=frozenset({"workspaces", "site-environment", "datasets", "inventory"}),  # users of a site have no root
+    operations=frozenset({"workspaces", "site-environment", "datasets", "inventory"}),  # work without root
     checks=frozenset({"node_types"}),
 )

@@ -69,5 +69,6 @@ def with_modules(cluster: Cluster, argv: Sequence[str], variables: Sequence[tupl
     lines = list(cluster.slurm.setup) if cluster.slurm is not None else []
     lines += [f"module load {name}" for name in cluster.environment.modules]
     lines += [f"export {name}='{value}'" for name, value in variables]
-    text = "\n".join([*(f"{line}\ntest $? = 0 || exit 1" for line in lines), 'exec "$@"'])  # a line may end with a comment
+    # Each test has a line of its own, because a line of slurm.setup may end with a comment.
+    text = "\n".join([*(f"{line}\ntest $? = 0 || exit 1" for line in lines), 'exec "$@"'])
     return ["bash", "-lc", text, "bash", *argv]

@@ -39,7 +39,7 @@ def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = No
     minutes = minutes if longest is None else max(1, min(minutes, longest // 60))
     given += [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={minutes}", "--export=NONE"]
     if gpus is not None and slurm.exclusive:
-        given += ["--exclusive", f"--mem={slurm.mem or 0}"]  # 0: all memory of the node
+        given += ["--exclusive", f"--mem={slurm.mem or 0}"]  # --mem=0: all memory of the node
     else:
         given.append(f"--cpus-per-task={cpus}")
         given += [f"--mem={slurm.mem}"] if slurm.mem is not None else []

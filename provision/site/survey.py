@@ -92,7 +92,7 @@ def _rejection(run: Callable[..., Any], options: list[str]) -> str | None:
     if answer.code == 0:
         return None
     lines = [_ERROR.sub("", line).strip() for line in answer.stderr.splitlines()]
-    lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # drops frames that plugins draw
+    lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # without drawn frames
     telling = [line for line in lines if not line.endswith(SAYS_NOTHING)] or lines
     text = "; ".join(telling) or ("no answer" if answer.code is None else f"exit code {answer.code}")
     return "".join(char if char.isprintable() else "?" for char in text)[:200]

@@ -133,7 +133,7 @@ def download(folder: Path, target: InterpreterPlatform, needed: Sequence[str]) -
     Returns the paths of the wheels. Raises Unanswered.
     """
     own = (sys.platform, platform.machine())
-    if (target.system, target.machine) != own:  # pip would leave out packages that only the other system needs
+    if (target.system, target.machine) != own:  # pip would skip packages that only the other system needs
         theirs = f"{target.system} {target.machine}"
         raise Unanswered(f"this machine is {' '.join(own)}, the site is {theirs}; pip downloads only for its own system.")
     here = ".".join(platform.python_version_tuple()[:2])
