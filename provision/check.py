@@ -38,5 +38,5 @@ def each(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
 
 
 def without(site: Site) -> str:
-    """The text that a check appends to a sentence about all nodes: the names of the nodes left out; empty if none was."""
+    """The text that a check appends to a sentence about all nodes, such as `; without gpu1`: the nodes that were left out."""
     return f"; without {', '.join(absent)}" if (absent := site.absent()) else ""

@@ -346,7 +346,7 @@ def _ask_all(target: Target) -> None:
 
 
 def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, str | None]:
-    """Returns (the cluster file or None, the verb or None). A first word that is a verb is the verb. Raises InputError."""
+    """The cluster file and the verb of the command line, None if missing. A first word that is a verb is read as the verb."""
     if first in VERBS:
         if second in VERBS:
             raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a cluster file {first} as ./{first}.")
@@ -370,7 +370,10 @@ def _cluster(file: str | None, workspace: Workspace) -> Cluster:
 
 
 def _with_nodes(file: str | None, workspace: Workspace) -> Cluster:
-    """Read the cluster file again after its machines were created. Raises ShardlabError: InputError means nothing changed."""
+    """Read the cluster file again after its machines were created.
+
+    An error is raised as ShardlabError and not as InputError, which would mean that nothing was changed.
+    """
     try:
         return _cluster(file, workspace)
     except InputError as error:
@@ -387,7 +390,7 @@ def _verb(given: str | None, check: bool) -> str:
 
 
 def _chosen(kind: str, menu: Iterable[str], only: list[str] | None, skip: list[str] | None) -> set[str]:
-    """The names of `menu` in `only`, but not in `skip`; only=None: all. Raises UnknownName, which calls a name a `kind`."""
+    """The names of `menu` that are in `only` (None: all) and not in `skip`. Raises UnknownName. kind: for its message."""
     names = list(menu)
     for name in [*(only or []), *(skip or [])]:
         if name not in names:

@@ -13,7 +13,7 @@ from shardlab.host import Nic
 
 
 class NodeInterface(msgspec.Struct, frozen=True):
-    """An interface of a node on one of its two networks. None: not known, or there is none."""
+    """An interface of a node on one of its two networks. A field is None if it is not known or does not exist."""
 
     address: str | None = None
     """The IPv4 address on this network."""

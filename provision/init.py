@@ -43,8 +43,9 @@ _NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 def run(
     output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str], manifests: Sequence[Path] | None = None
 ) -> int:
-    """Print the cluster file of the one cluster that the arguments describe; without arguments, of this machine.
+    """Print a commented cluster file for the cluster that the arguments describe.
 
+    Without arguments, the cluster is this machine, or the Slurm site of which this machine is a login node.
     site: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no Slurm site is described.
     hosts: the logins of the machines of a cluster of SSH hosts; empty if no such cluster is described.
     manifests: the manifest files of a CloudLab experiment; empty if this machine is a node of the experiment; None if no

@@ -1,4 +1,4 @@
-"""Plans and applies operations. A dry run executes the same code except for the changes, so that its plan is what applies."""
+"""Plans and applies operations. A dry run executes the same code, but makes no changes, so it shows what `apply` would do."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _existing(cluster: Cluster, workspace: Workspace, node: Any) -> Nothing:
 
 
 class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
-    """A provider on the menu of the key `provider` in cluster.yaml."""
+    """A provider, which the key `provider` in cluster.yaml chooses by its name."""
 
     name: str
     """The name of its file."""

@@ -68,7 +68,7 @@ def _away(site: Site) -> dict[str, str]:
 
 
 def verified(findings: Sequence[Finding]) -> bool | None:
-    """True if a check passed and none failed; None if nothing was checked."""
+    """True if at least one check passed and no check failed; None if no check was made; otherwise False."""
     outcomes = [finding.outcome.passed for finding in findings]
     return None if not outcomes else False not in outcomes and True in outcomes
 

@@ -16,7 +16,7 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(host: Host, torch: Torch) -> Outcome:
-    """Passed if NVML and torch see the same number of GPUs; does not apply if neither sees one."""
+    """Passed if NVML and torch see the same number of GPUs; does not apply if neither of them sees a GPU."""
     if torch.version is None:
         return Outcome(None, "needs torch")
     if not host.gpus:

@@ -42,7 +42,7 @@ def judge(kind: NodeType, seen: Proofs, folder: str, wanted: int) -> Outcome:
 
 
 def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
-    """The first check that the node did not pass; None if it passed all checks."""
+    """The Outcome of the first check that a node did not pass; None if the node passed all checks."""
     judged = [torch.judge(proof.trial.torch), gpus.judge(proof.host, proof.trial.torch), _count(proof, wanted)]
     if proof.trial.product is not None and proof.trial.product.code != 0:
         why = all_reduce.why_not(proof.trial.product, PRODUCT_S)

@@ -1,7 +1,7 @@
 """Checks the compute nodes of a Slurm site: one job for each type of nodes proves that its nodes can train.
 
-A job may wait in the queue for hours. The check waits for a while, then says which job it waits for; the next `provision`
-or `provision verify` reads the result of the same job.
+A job may wait in the queue for hours. The check waits for a while, then reports the job that has not ended; the next
+`provision` or `provision verify` reads the result of the same job.
 """
 
 from __future__ import annotations

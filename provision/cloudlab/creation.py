@@ -50,7 +50,7 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
 
 
 def _granted_less(request: ProfileRequest, found: PortalExperiment) -> str:
-    """A warning if the experiment got fewer hours than the cluster file requests; empty if it did not, or if unknown."""
+    """A warning if the experiment got fewer hours than the cluster file requests; empty if it got all, or if unknown."""
     born, end = moment(found.created_at), moment(found.expires_at)
     if born is None or end is None or end - born >= timedelta(hours=request.duration, seconds=-CLOCK_S):
         return ""
@@ -83,7 +83,7 @@ def keep_end(workspace: Workspace, portal: Portal, found: PortalExperiment) -> N
 
 
 def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> None:
-    """Raises InputError if the note of the workspace has another name, project or portal than the cluster file."""
+    """Check that the note of the workspace has the name, the project and the portal of the cluster file. Raises InputError."""
     keys = cluster.cloudlab
     assert keys is not None
     path = cloudlab_experiment.path_of(workspace.own)
@@ -164,7 +164,7 @@ def _created(
 
 
 def _other_profile(note: ExperimentNote, found: PortalExperiment) -> str:
-    """A phrase if the experiment was created from another profile than the note says; empty if not, or if it is not known."""
+    """A phrase that names the experiment's profile if the note names another profile; empty if they agree or are not known."""
     if not found.profile_name or not found.profile_project or note.profile is None:
         return ""
     profile = f"{found.profile_project}/{found.profile_name}"
@@ -209,8 +209,9 @@ def _remove_note(workspace: Workspace) -> None:
 
 
 def _manifests(cluster: Cluster, texts: dict[str, str]) -> dict[str, bytes]:
-    """Check the manifests. Returns them by name of the aggregate. texts: by URN of the aggregate.
+    """Check the manifests of the portal. Returns the manifests by name of the aggregate.
 
+    texts: the manifests by URN of the aggregate.
     Raises InputError for a manifest that cannot be used, and ShardlabError if the nodes are not as the cluster file says.
     """
     named: dict[str, bytes] = {}

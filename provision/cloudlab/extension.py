@@ -1,4 +1,4 @@
-"""Asks the portal for more hours, and says how many it granted. The portal may grant fewer hours than requested, or none."""
+"""Asks the portal for more hours for an experiment. The portal may grant fewer hours than requested, or none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOCK = timedelta(minutes=1)
 
 
 class PartialGrant(ShardlabError):
-    """The portal granted fewer hours than requested, or it is not known how many it granted."""
+    """The portal granted fewer hours than requested, or it is not known how many hours the portal granted."""
 
 
 def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str:

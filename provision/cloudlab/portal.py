@@ -1,4 +1,4 @@
-"""A client of the CloudLab portal's API, over https only. It has one method per request; each failure is one sentence.
+"""A client of the CloudLab portal's API, over https only. The client has one method per request; each failure is one sentence.
 
 A request that changes nothing is repeated a few times while the portal is overloaded or does not answer, and each repetition
 is reported. A request that changes something is repeated only if the portal did nothing: if it answers with status 429, or if
@@ -144,7 +144,7 @@ class Portal:
             )
 
     def user(self) -> str | None:
-        """The user of the token; None if the portal does not say it."""
+        """The name of the user to whom the token belongs; None if the portal does not state the name."""
         try:
             return self._decoded(TokenOwner, self._asked("GET", "/tokens/this", "who the token belongs to")).user
         except NoExperiment:  # an older portal does not know this request and answers with HTTP 404

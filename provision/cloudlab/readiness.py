@@ -48,7 +48,7 @@ def wait(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Out
 
 
 def existing(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment:
-    """Ask the portal for the experiment of the note. Raises PortalError, and ShardlabError if it no longer exists."""
+    """Ask the portal for the experiment of the note. Raises PortalError, and ShardlabError if the experiment is gone."""
     assert note.uuid is not None
     found = portal.experiment(note.uuid)
     if found is None:

@@ -60,7 +60,7 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
 
 
 def plan(cluster: Cluster) -> ExperimentRequest:
-    """The request of a cluster file with the key `cloudlab`. Raises InputError if it asks for something that cannot work."""
+    """The request that a cluster file with the key `cloudlab` describes. Raises InputError if its experiment could not work."""
     keys = cluster.cloudlab
     if keys is None or keys.hardware is None:
         raise InputError(

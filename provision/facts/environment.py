@@ -37,7 +37,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> InstalledEnvironment:
-    """The environment as PROGRAM describes it. The part of a marker file that does not exist is None."""
+    """The environment as PROGRAM describes it. A part is None if its marker file does not exist."""
     pairs = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
     return msgspec.convert({name: value or None for name, value in pairs.items()}, InstalledEnvironment)
 

@@ -20,7 +20,7 @@ class SlurmNode(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    """The command that asks Slurm's controller for its nodes. If the controller does not answer, it prints no nodes."""
+    """The command that asks Slurm's controller for its nodes. The command prints no nodes if the controller does not answer."""
     return ["sh", "-c", f"sinfo -hN -o '{FORMAT}' || true"]
 
 

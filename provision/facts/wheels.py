@@ -11,7 +11,7 @@ _TORCH = re.compile(r"^torch-[0-9.]+(?:\+([a-z]+)([0-9]*))?-", re.MULTILINE)
 
 
 def parse(stdout: str) -> str | None:
-    """The CUDA release, such as 13.0; None if torch is built without CUDA. Raises ValueError if there is not one torch."""
+    """The CUDA release, such as 13.0; None if torch is built without CUDA. Raises ValueError unless one torch is found."""
     builds = set(_TORCH.findall(stdout))
     if len(builds) != 1:
         raise ValueError(f"it holds {len(builds)} builds of torch. Allowed: one.")

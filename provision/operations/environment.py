@@ -37,12 +37,12 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _owner(node: Node, owner: str) -> str:
-    """The owner of a file, as for `Write`: if root writes it, the user `owner`; otherwise empty, as this user writes it."""
+    """The value `owner` for `Write`: the user `owner` if root writes the file; empty if this user writes the file."""
     return f"{owner}:" if node.may_sudo else ""
 
 
 def _packages(folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
-    """The changes that make the environment with its packages. Its last command writes a marker file: it is complete.
+    """The changes that make the environment with its packages. The last command writes a file that marks it as complete.
 
     The environment is made in its final folder, because a Python environment cannot be moved.
     """

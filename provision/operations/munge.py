@@ -1,4 +1,4 @@
-"""One random munge key on all nodes of Slurm. It is made on the controller; it is never stored on this machine."""
+"""Gives all nodes of Slurm the same random munge key. The controller makes the key; this machine never stores the key."""
 
 from __future__ import annotations
 

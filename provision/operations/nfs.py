@@ -1,4 +1,4 @@
-"""Shared storage: one node exports a folder to the others, which mount it under the same path."""
+"""Shared storage: one node exports a folder to the other nodes, which mount the folder under the same path."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ HELP = {
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Make the folder for workspaces on a node if nodes share no folder; otherwise test the shared folder.
+    """Make the folder for workspaces on a node if the nodes share no folder and it does not exist. Test an existing folder.
 
     Raises Unanswered, also if the user cannot write into the folder.
     """

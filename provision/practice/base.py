@@ -108,7 +108,7 @@ def _check_other(what: str, own: dict[str, str]) -> None:
 
 
 def wheels_folder() -> Path:
-    """The folder of the wheels that nodes install. Each set of packages and version of Python has its own. It may not exist."""
+    """The folder of the wheels that nodes install, for this set of packages and version of Python. It may not exist yet."""
     return cache() / f"wheels-{software.digest()}-{sys.version_info.major}.{sys.version_info.minor}"
 
 

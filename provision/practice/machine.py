@@ -142,7 +142,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         shutil.rmtree(self.folder)
 
     def _check_base(self) -> None:
-        """Raises NoBase if the node was made from another base, which its own files, such as /etc/passwd, would not fit."""
+        """Raises NoBase if the node was made from another base: its files, such as /etc/passwd, would not fit this base."""
         note = self.folder / "base"
         if not (self.folder / "upper").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
