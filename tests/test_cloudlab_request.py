@@ -97,7 +97,7 @@ def test_a_request_names_hardware_image_network_and_disk():
     (link,) = root.findall(f"{RSPEC}link")
     assert link.find(f"{RSPEC}link_type").get("name") == "lan"
     rates = {(rate.get("source_id"), rate.get("dest_id")): rate.get("capacity") for rate in link.iter(f"{RSPEC}property")}
-    assert rates == dict.fromkeys([("node0:if0", "node1:if0"), ("node1:if0", "node0:if0")], "100000000")  # kbit/s
+    assert rates == dict.fromkeys([("node0:if0", "node1:if0"), ("node1:if0", "node0:if0")], "100000000")  # in kbit/s
 
 
 def test_a_request_is_read_back_by_the_reader_of_manifests():

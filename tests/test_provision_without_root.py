@@ -41,7 +41,7 @@ class AsNobody:
     def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False):
         if root:
             raise Unreachable("a command asked for root")
-        path = f"{self.home}/bin:/usr/bin:/bin"  # without the folders for administrators, as in a login over SSH
+        path = f"{self.home}/bin:/usr/bin:/bin"  # has no sbin folders, as in a login over SSH
         words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *argv]
         variables = {"PATH": path, "HOME": str(self.home), "LC_ALL": "C", **(env or {})}
         done = subprocess.run(words, input=stdin, capture_output=True, env=variables, check=False, timeout=timeout_s, cwd="/")
