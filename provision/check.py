@@ -40,5 +40,5 @@ def each(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
 
 
 def without(site: Site) -> str:
-    """The end of a sentence about all nodes: it names the nodes that are not included; empty if all nodes are."""
+    """The text that a check appends to a sentence about all nodes, such as `; without gpu1`: the nodes that were left out."""
     return f"; without {', '.join(absent)}" if (absent := site.absent()) else ""

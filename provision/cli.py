@@ -42,7 +42,7 @@ VERBS = {
     "init": "print a commented cluster file of a Slurm site, SSH hosts, a CloudLab experiment or this machine; change nothing",
 }
 
-UNLOCKED = ("plan", "facts")  # they change nothing, and do not disturb other commands
+UNLOCKED = ("plan", "facts")  # verbs that take no lock: they change nothing, and do not disturb other commands
 BY_PROVIDER = ("warm", "extend", "down")  # the provider carries out these verbs; no command runs on a node
 LOGIN_S = 30.0
 BY_ROOT = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
@@ -63,7 +63,7 @@ run the same command again to continue
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with `argv` (without the program's name) and return its exit code; a user's mistake raises nothing."""
+    """Run the command `provision` with the words `argv` (without the program's name). Returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_intermixed_args(words)  # options may stand before, between and after FILE and the verb
     return console.run(functools.partial(_run, arguments, words), interrupted=None)
@@ -137,12 +137,12 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if arguments.pretend is not None and verb != "plan":
         raise InputError(f"--pretend needs the verb plan and cannot be combined with the verb {verb!r}.")
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    for sentence in workspace.exposed():  # the workspace contains host keys and addresses of nodes
+    for sentence in workspace.exposed():  # a user who can change the workspace could replace host keys and addresses of nodes
         output.remark(f"warning: {sentence}", style="yellow")
     if arguments.profile and verb != "request":
         raise InputError(f"--profile belongs to the verb request and cannot be combined with the verb {verb!r}.")
     if verb == "init":
-        from provision import init  # not at the top: providers import psutil, which would make --help slower
+        from provision import init  # not imported at the top: init imports psutil, which would make --help slower
 
         if file is not None:
             raise InputError(f"init takes no cluster file, because it prints one: found {file}.")
@@ -162,7 +162,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     provider = load_provider(described.provider)
     if verb == "request":
         return _request(output, file, described, workspace, provider, profile=arguments.profile)
-    if provider.name == "local" and verb in ("apply", "verify"):  # the checks start two ranks
+    if provider.name == "local" and verb in ("apply", "verify"):  # both verbs start two ranks, which a login node forbids
         login_node.must_not_be(here=arguments.here)
     present = described
     if provider.present is not None and verb not in BY_PROVIDER:
@@ -192,7 +192,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
                 try:
                     said = provider.carry_out(verb, described, workspace, arguments.hours, arguments.reason)
                 finally:
-                    if verb == "extend":  # also after a partial grant
+                    if verb == "extend":  # even after an error, because the provider may have granted a part of the hours
                         keep_lease(site)
             output.line(said)
             output.document(display.document(verb, site, [], [], [], lease_of(site)))
@@ -213,7 +213,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _check_creation(described: Cluster, verb: str, arguments: argparse.Namespace) -> None:
-    """Raises InputError if the verb or an option needs nodes: the machines of the cluster do not exist yet."""
+    """Check a command for a cluster whose machines do not exist yet. Raises InputError if its verb or an option needs nodes."""
     if verb not in ("apply", "plan") or arguments.limit or arguments.pretend is not None:
         what = "--limit" if arguments.limit else "--pretend" if arguments.pretend is not None else f"the verb {verb}"
         raise InputError(
@@ -232,7 +232,7 @@ def _would_create(output: Output, described: Cluster, workspace: Workspace, to_c
 
 
 def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> None:
-    """Show what `down` would remove, and ask the user to type its name. Raises InputError if the user does not confirm."""
+    """Show what `down` would remove, and ask the user to type `confirmation.name`. Raises InputError if the user does not."""
     if confirmation is None:
         return
     for sentence in confirmation.says:
@@ -285,7 +285,7 @@ def _converge(
     chosen: set[str],
     parallel: int | None,
 ) -> int:
-    lease_of(site)  # raises an error for an unreadable lease before anything is changed
+    lease_of(site)  # an unreadable lease raises an error here, before anything is changed
     with interruption.handled([target.node for target in site.targets], lambda: len(BEGUN)):
         steps, findings = _carried_out(output, verb, site, targets, order, chosen, parallel)
     failed = [step for step in steps if step.state in ("failed", "administrator")]
@@ -308,18 +308,18 @@ def _carried_out(
     chosen: set[str],
     parallel: int | None,
 ) -> tuple[list[OperationStep], list[Finding]]:
-    """Carry out a verb. Returns its steps and findings; the steps are displayed while they run."""
+    """Carry out apply, plan, facts or verify on `targets`. Returns (the steps of the operations, the results of the checks)."""
     if verb == "facts":
         each(targets, _ask_all)
     steps = []
     if verb in ("apply", "plan"):
         if site.cluster.login is not None and not site.pretended:
-            site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # OpenSSH may ask for a password: before the live table
+            site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # logs in before the live table: SSH may ask for a password
         with progress.shown(output, [target.node.name for target in targets], len(order)) as watch:
             steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
     if steps and not STOPPING.is_set():
         display.operations(output, steps)
-    if verb == "verify" and not site.cluster.ssh.sudo:  # so that the output says what an administrator must do
+    if verb == "verify" and not site.cluster.ssh.sudo:  # only planned, to report what an administrator must do
         planned = converge(site, order, targets=targets, chosen=chosen, dry=True, parallel=parallel)
         steps = [step for step in planned if step.state == "administrator"]
         site.left.clear()
@@ -347,7 +347,7 @@ def _ask_all(target: Target) -> None:
 
 
 def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, str | None]:
-    """(the cluster file, the verb) of the command line; a first word that is a verb is the verb. Raises InputError."""
+    """The cluster file and the verb of the command line, None if missing. A first word that is a verb is read as the verb."""
     if first in VERBS:
         if second in VERBS:
             raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a cluster file {first} as ./{first}.")
@@ -371,7 +371,10 @@ def _cluster(file: str | None, workspace: Workspace) -> Cluster:
 
 
 def _with_nodes(file: str | None, workspace: Workspace) -> Cluster:
-    """Read the cluster file again after its machines were created. Raises ShardlabError: InputError means nothing changed."""
+    """Read the cluster file again after its machines were created.
+
+    An error is raised as ShardlabError and not as InputError, which would mean that nothing was changed.
+    """
     try:
         return _cluster(file, workspace)
     except InputError as error:
@@ -388,7 +391,7 @@ def _verb(given: str | None, check: bool) -> str:
 
 
 def _chosen(kind: str, menu: Iterable[str], only: list[str] | None, skip: list[str] | None) -> set[str]:
-    """The names of `menu` that --only (or --limit) and --skip choose; `kind` names them in UnknownName, which is raised."""
+    """The names of `menu` that are in `only` (None: all) and not in `skip`. Raises UnknownName. kind: for its message."""
     names = list(menu)
     for name in [*(only or []), *(skip or [])]:
         if name not in names:

@@ -10,7 +10,7 @@ from provision.fact import Unanswered
 from provision.node import Node, last_line
 
 MOST_S = 1.0
-TRIES = 5  # a round trip to a busy node can take seconds; then the measurement is too uncertain and is repeated
+TRIES = 5  # most measurements of a node; a round trip to a busy node can take seconds, and makes a measurement uncertain
 
 
 class Offset(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ def measure(node: Node) -> Offset:
 
     Measures up to TRIES times and uses the shortest round trip. Raises Unanswered.
     """
-    node.run(["true"], timeout_s=30)  # so that the time for a login is not measured
+    node.run(["true"], timeout_s=30)  # logs in, so that the measured round trips do not include the login
     best = _measure_once(node)
     for _ in range(TRIES - 1):
         if best.is_decided:

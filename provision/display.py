@@ -27,9 +27,9 @@ INTERNAL = (
     "nodes",
     "trial",
     "Slurm here",
-)  # hundreds of lines that only our operations and checks read
+)  # facts that the output leaves out: their answers have hundreds of lines, which only operations and checks read
 STYLES = {"changed": "green", "would change": "yellow", "administrator": "yellow", "failed": "red", "skipped": "dim"}
-TOLD = ("changed", "would change", "administrator", "failed")  # states that are displayed for several nodes, too
+TOLD = ("changed", "would change", "administrator", "failed")  # states whose details are shown also for several nodes
 
 
 def document(
@@ -40,7 +40,11 @@ def document(
     findings: Sequence[Finding],
     lease: Lease | None = None,
 ) -> Any:
-    """The JSON document. facts: the answers of each node; unanswered: why a question has no answer. lease: of lent machines."""
+    """The result of a verb as the JSON document that --json prints.
+
+    In the document, `facts` are the answers of a node, and `unanswered` says for each other question why it has no answer.
+    lease: the lease of the machines; None if they are not lent.
+    """
     return {
         "schema": SCHEMA,
         "cluster": site.cluster.name,
@@ -76,7 +80,7 @@ def _node(target: Target, steps: Sequence[OperationStep]) -> dict[str, Any]:
 
 
 def machines(output: Output, targets: Sequence[Target]) -> None:
-    """The facts of each node, as far as the node was asked."""
+    """Print a table for each node with the facts that the node was asked for."""
     for target in targets:
         rows = _machine(target)
         for answer in target.facts.answers.values():
@@ -126,7 +130,10 @@ def _gpus(host: Host) -> str:
 
 
 def operations(output: Output, steps: Sequence[OperationStep]) -> None:
-    """Tables of the operations on the nodes and of the changes, and the number of changes; for one node, all operations."""
+    """Print what each operation did on each node, the commands for an administrator, and the number of changes.
+
+    For one node, or with --verbose, the details of all operations are listed; otherwise those of the states in TOLD.
+    """
     nodes = list(dict.fromkeys(step.node for step in steps))
     told = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in TOLD]
     if len(nodes) > 1:
@@ -162,7 +169,7 @@ def administrator_parts(steps: Sequence[OperationStep]) -> dict[str, list[str]]:
 
 
 def administrator(output: Output, steps: Sequence[OperationStep]) -> None:
-    """The commands for an administrator, by node, as a shell script that can be sent."""
+    """Print the commands for an administrator, by node, as a shell script that the user can send to the administrator."""
     for node in administrator_parts(steps):
         output.line(f"# for an administrator: to be run as root on {node}", "bold")
         for step in steps:
@@ -176,7 +183,7 @@ def administrator(output: Output, steps: Sequence[OperationStep]) -> None:
 
 
 def checks(output: Output, findings: Sequence[Finding]) -> None:
-    """A table of the checks of each node, the advice for each failure, and the verdict."""
+    """Print a table of the checks of each node, the advice for each failed check, and whether the nodes are ready."""
     words = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
     rows = [(f.node, f.check, words[f.outcome.passed][0], f.outcome.says) for f in findings]
     output.table("checks", ("node", "check", "result", "what"), rows, [words[f.outcome.passed][1] for f in findings])

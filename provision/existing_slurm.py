@@ -1,4 +1,4 @@
-"""Slurm that is already there (provider ssh): it is used as it is, and nothing of it is changed."""
+"""A Slurm that is already installed on the nodes (provider ssh): shardlab uses this Slurm as it is and does not change it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ UNUSABLE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE",
 
 
 def existing(site: Site) -> SlurmHere | None:
-    """The Slurm of these nodes that answers and that shardlab did not set up, or None.
+    """The existing Slurm of the nodes, which answers and which shardlab did not set up; None if there is none.
 
-    Without root, the Slurm that answers is used, whoever set it up. Raises Unanswered if there is a slurm.conf that shardlab
-    did not write, but no controller answers; or if only a login shell finds the commands.
+    On nodes without root, a Slurm that answers counts as existing even if shardlab set it up. Raises Unanswered if there is a
+    slurm.conf that shardlab did not write but no controller answers, or if only a login shell finds Slurm's commands.
     """
     if site.cluster.slurm is None or site.cluster.provider != "ssh":
         return None
@@ -42,12 +42,15 @@ def existing(site: Site) -> SlurmHere | None:
 
 
 def used(there: SlurmHere) -> Nothing:
-    """The result of an operation that would otherwise set up Slurm."""
+    """The result of an operation that sets up Slurm, on nodes that have a Slurm already: there is nothing to change."""
     return Nothing(f"uses the Slurm that is there (cluster {there.cluster}, version {there.version}), which is not changed")
 
 
 def check(site: Site, there: SlurmHere) -> Nothing:
-    """Whether this Slurm knows all workers, in the partition. Raises Unanswered, which says what to tell its administrator."""
+    """Check that the existing Slurm has all workers in the partition that the cluster file names.
+
+    Raises Unanswered, which says what to tell the administrator of this Slurm.
+    """
     assert site.cluster.slurm is not None
     partition = site.cluster.slurm.partition
     name = f"the Slurm that is there (cluster {there.cluster})"
@@ -64,7 +67,7 @@ def check(site: Site, there: SlurmHere) -> Nothing:
 
 
 def _fault(target: Target, there: SlurmHere, partition: str) -> str | None:
-    """What is wrong with a worker in this Slurm, in a sentence; None if jobs can run on it."""
+    """Why the existing Slurm cannot run jobs on a worker, in a sentence; None if it can."""
     name, slurm = target.node.name, f"the Slurm that is there (cluster {there.cluster})"
     node = next((node for node in there.nodes if node.name == name), None)
     if node is None:
@@ -81,7 +84,8 @@ def _fault(target: Target, there: SlurmHere, partition: str) -> str | None:
             f"{name}: {slurm} has this node in {found}, not in {partition}. Tell its administrator: add {name} to the "
             f"partition {partition}; or set slurm.partition"
         )
-    if UNUSABLE & set(node.state.rstrip("*").split("+")) or node.state.endswith("*"):  # *: it does not answer
+    # Slurm appends * to the state of a node that does not answer.
+    if UNUSABLE & set(node.state.rstrip("*").split("+")) or node.state.endswith("*"):
         reason = f"the reason is shown by: scontrol show node {name}"
         return f"{name}: {slurm} reports the state {node.state}. Tell its administrator; {reason}"
     return None

@@ -13,7 +13,7 @@ from shardlab.host import Nic
 
 
 class NodeInterface(msgspec.Struct, frozen=True):
-    """An interface of a node on one of its two networks. None: not known, or there is none."""
+    """An interface of a node on one of its two networks. A field is None if it is not known or does not exist."""
 
     address: str | None = None
     """The IPv4 address on this network."""
@@ -31,14 +31,17 @@ class ExperimentInterfaces(msgspec.Struct, frozen=True):
 
 
 def with_address(addresses: dict[str, list[str]], address: str | None) -> str | None:
-    """The interface that has an address; None if there is none."""
+    """The name of the interface that has this address; None if no interface has it. addresses: by name of the interface."""
     return next((name for name, own in addresses.items() if address in own), None)
 
 
 def find(
     nics: Sequence[Nic], addresses: dict[str, list[str]], experiment: str | None, control: str | None
 ) -> ExperimentInterfaces:
-    """The interfaces of a node that have these addresses. nics, addresses: what the node says of its interfaces."""
+    """The interfaces of a node that have the addresses `experiment` and `control`.
+
+    nics: the interfaces that the node reports. addresses: their addresses, by name of the interface.
+    """
     macs = {nic.name: nic.mac for nic in nics}
 
     def with_(address: str | None) -> NodeInterface:
@@ -49,7 +52,10 @@ def find(
 
 
 def of(target: Target) -> ExperimentInterfaces | None:
-    """The interfaces of a node; None if it belongs to no experiment. Raises Unanswered."""
+    """The two interfaces of a node; None if the node belongs to no CloudLab experiment.
+
+    Raises Unanswered if the node does not report its interfaces.
+    """
     entry = target.entry
     if entry is None or entry.control is None:
         return None

@@ -14,13 +14,14 @@ from shardlab.errors import ShardlabError
 from shardlab.remote import Unreachable
 
 T = TypeVar("T")
-_OPEN = object()  # not asked: None may be an answer
+_OPEN = object()  # stands for a question that was not asked yet; None cannot, because None may be an answer
 
 
 class Unanswered(ShardlabError):
     """A node did not answer a question, gave an answer that cannot be parsed, or did not carry out a change.
 
-    blames: for each node at fault its name and why, if known; an operation on one node may ask another node.
+    blames: the names of the nodes at fault, each with the reason; empty if they are not known. They may be other nodes than
+    the one that an operation was changing, because an operation on one node may ask another node.
     """
 
     def __init__(self, message: str, blames: Mapping[str, str] | None = None) -> None:
@@ -36,13 +37,13 @@ class Fact(msgspec.Struct, Generic[T], frozen=True):
     parse: Callable[[str], T]  # raises ValueError if the output is wrong
     timeout_s: float
     root: bool = False
-    of_files: bool = False  # whether the paths of the files that operations write follow the command, as its last words
+    of_files: bool = False  # True: the paths of the files that operations write are appended to the command
 
 
 class Facts:
     """The answers of one node. Each question is asked once, when its answer is first needed.
 
-    files: the paths of the files that operations write, for the facts about these files.
+    files: the paths of the files that operations write. The command of a fact with `of_files` gets these paths.
     """
 
     def __init__(self, node: Node, files: Sequence[str] = ()) -> None:
@@ -54,9 +55,10 @@ class Facts:
         """The answer to `fact`. Raises Unanswered."""
         answer: Any = self.answers.get(fact.name, _OPEN)
         if answer is _OPEN:
-            with self._turns.setdefault(fact.name, threading.Lock()):  # who asks the same meanwhile waits for this answer
+            # The lock makes another thread that asks the same question wait for this answer.
+            with self._turns.setdefault(fact.name, threading.Lock()):
                 answer = self.answers.get(fact.name, _OPEN)
-                if answer is _OPEN:  # kept at hand: a change may forget it in between
+                if answer is _OPEN:  # `answer` is returned even if another thread calls forget() in between
                     answer = self.answers[fact.name] = self._ask(fact)
         if isinstance(answer, Unanswered):
             raise answer
@@ -90,7 +92,10 @@ class Facts:
 
 
 def decode(stdout: str, shape: type[T]) -> T:
-    """The last line of `stdout` as a `shape`; libraries print banners before it. Raises ValueError."""
+    """Decode the last line of `stdout`, which is JSON of the type `shape`; libraries may print banners before this line.
+
+    Raises ValueError.
+    """
     lines = [line for line in stdout.splitlines() if line.strip()]
     if not lines:
         raise ValueError("it printed nothing.")

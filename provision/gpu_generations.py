@@ -1,10 +1,14 @@
 """The drivers that each generation of NVIDIA GPUs needs, and the builds of the pinned torch that support it.
 
-Sources: the PCI ID database (pci.ids) for the device ids; NVIDIA's driver installation guide, "Kernel Modules", for open and
-proprietary modules, and NVIDIA's announcement of the open modules for Grace Hopper and Blackwell, which have no others; the
-NixOS wiki, second-hand, for the last branches; NVIDIA's "CUDA Compatibility", "Minor Version Compatibility", for the
-oldest driver of a CUDA release; PyTorch's RELEASE.md, "CUDA Support Matrix" for 2.12 and 2.13 (pull requests 182849 and
-187075), for what torch serves, and its issues 178665 and 190355 for the build that pip installs by default.
+Sources:
+- device ids: the PCI ID database (pci.ids)
+- open and proprietary kernel modules: NVIDIA's driver installation guide, "Kernel Modules", and NVIDIA's announcement that
+  Grace Hopper and Blackwell have only open modules
+- the last driver branch of a generation: the NixOS wiki, which is a second-hand source
+- the oldest driver for a CUDA release: NVIDIA's "CUDA Compatibility", "Minor Version Compatibility"
+- the generations that torch supports: PyTorch's RELEASE.md, "CUDA Support Matrix" for 2.12 and 2.13 (pull requests 182849
+  and 187075)
+- the build of torch that pip installs by default: PyTorch's issues 178665 and 190355
 """
 
 from __future__ import annotations
@@ -14,16 +18,18 @@ from typing import Literal
 
 import msgspec
 
-TORCH = "2.13.0"  # the pinned version that the table below is of
-BRANCH = 580  # a branch with long support, which serves all generations from Maxwell to Blackwell
-USUAL_CUDA = "13.0"  # of the torch that pip installs by default
-OLDEST_DRIVER = {"12": 525, "13": 580}  # by major release of CUDA
+TORCH = "2.13.0"  # the pinned version of torch, which the table SERVED describes
+BRANCH = 580  # the branch of the driver with long support, which supports all generations from Maxwell to Blackwell
+USUAL_CUDA = "13.0"  # the CUDA release of the torch that pip installs by default
+OLDEST_DRIVER = {"12": 525, "13": 580}  # the oldest driver branch that supports a major release of CUDA
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """ids: ranges of PCI device ids, ends included. open_modules: whether the open kernel modules may or must drive it.
+    """A generation of NVIDIA GPUs.
 
-    last_branch: of the drivers that know it, None while all do.
+    ids: ranges of PCI device ids, both ends included.
+    open_modules: whether the driver's open kernel modules can never, may or must be used for these GPUs.
+    last_branch: the last branch of the driver that supports these GPUs; None if no branch has dropped them yet.
     """
 
     name: str
@@ -46,8 +52,9 @@ GENERATIONS = (
 )
 
 _ARM = frozenset({"Ampere", "Hopper", "Grace Hopper"})
-_COMMON = frozenset({"Turing", "Ampere", "Ada", "Hopper"})  # Ada (8.9) runs what is built for 8.6
-SERVED = {  # by machine and CUDA release that torch is built for
+# The generations that every build of torch for x86_64 supports. Ada (compute capability 8.9) runs code that is built for 8.6.
+_COMMON = frozenset({"Turing", "Ampere", "Ada", "Hopper"})
+SERVED = {  # the generations that a build of torch supports, by processor architecture and CUDA release of the build
     ("x86_64", "12.6"): _COMMON | {"Maxwell", "Pascal", "Volta"},
     ("x86_64", "13.0"): _COMMON | {"Blackwell"},
     ("x86_64", "13.2"): _COMMON | {"Blackwell"},
@@ -58,14 +65,17 @@ SERVED = {  # by machine and CUDA release that torch is built for
 
 
 def of(device: int) -> Generation | None:
-    """The generation of a PCI device id, None where it is not known."""
+    """The generation of the GPU with this PCI device id; None if the id is not in the table."""
     return next(
         (generation for generation in GENERATIONS if any(first <= device <= last for first, last in generation.ids)), None
     )
 
 
 def flavour(generations: Sequence[Generation]) -> Literal["open", "proprietary"]:
-    """The kernel modules for all these GPUs; no build of torch supports GPUs of both kinds, with and without open modules."""
+    """The kind of kernel modules to install for all these GPUs.
+
+    One kind is enough, because no build of torch supports both GPUs that need open modules and GPUs that cannot use them.
+    """
     return "proprietary" if any(generation.open_modules == "never" for generation in generations) else "open"
 
 
@@ -75,7 +85,10 @@ def oldest_driver(cuda: str) -> int:
 
 
 def branch(generations: Sequence[Generation], cuda: str, there: int | None) -> int:
-    """The driver branch to use: the installed one if it supports all GPUs, else the one with long support."""
+    """The driver branch to use: the installed branch `there` if it supports all GPUs, otherwise the branch with long support.
+
+    there: None if no driver is installed.
+    """
     lasts = [generation.last_branch for generation in generations if generation.last_branch is not None]
     if there is not None and oldest_driver(cuda) <= there <= min(lasts, default=there):
         return there

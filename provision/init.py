@@ -34,20 +34,22 @@ from shardlab.workspace import Workspace
 
 _LOGIN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?$")
 GIB = 1 << 30
-MOST_MODULES = 24  # that a line of the file names
-_SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)  # the same questions, without root
+MOST_MODULES = 24  # the most modules that one line of the printed file names
+# The facts SYSTEM and NVIDIA, asked without root.
+_SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)
 _NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 
 
 def run(
     output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str], manifests: Sequence[Path] | None = None
 ) -> int:
-    """Print the file.
+    """Print a commented cluster file for the cluster that the arguments describe.
 
-    site: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no site is meant.
-    hosts: of a cluster of SSH hosts.
-    manifests: the files of the manifests of a CloudLab experiment; none: this machine is one of its nodes; None: no experiment
-    is meant.
+    Without arguments, the cluster is this machine, or the Slurm site of which this machine is a login node.
+    site: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no Slurm site is described.
+    hosts: the logins of the machines of a cluster of SSH hosts; empty if no such cluster is described.
+    manifests: the manifest files of a CloudLab experiment; empty if this machine is a node of the experiment; None if no
+    experiment is described.
 
     Raises InputError, or Unreachable if a login fails.
     """
@@ -146,7 +148,7 @@ def _partitions(site: Survey) -> list[str]:
 
 
 def _limits(partition: SitePartition) -> dict[str, str | int]:
-    """The limits of a partition, by the keys of the cluster file; without those that no run reaches."""
+    """The time and node limits of a partition, by the keys of the cluster file. Limits that no run can reach are left out."""
     limits: dict[str, str | int] = {}
     if partition.max_time_s and partition.max_time_s <= proposal.LONGEST_S:
         limits["max_time"] = _time(partition.max_time_s)
@@ -156,7 +158,7 @@ def _limits(partition: SitePartition) -> dict[str, str | int]:
 
 
 def _typed_partitions(found: Sequence[TypedPartition]) -> list[str]:
-    """The entries of `slurm.partitions` in YAML; none if there are not two types of GPUs."""
+    """The entries of `slurm.partitions` in the cluster file, as YAML; empty if the site has fewer than two types of GPUs."""
     if len(found) < 2:
         return []
     entries = [
@@ -171,7 +173,7 @@ def _typed_partitions(found: Sequence[TypedPartition]) -> list[str]:
 
 
 def _modules(names: Sequence[str]) -> list[str]:
-    """The modules of the site as lines, those with a Python first, as a site may have hundreds of compilers."""
+    """The modules of the site as lines of text. Modules with a Python come first, as a site may have hundreds of others."""
     pythons = [name for name in names if proposal.is_python(name)]
     others = [name for name in names if name not in pythons]
     lines = []
@@ -198,7 +200,7 @@ def _local_file() -> str:
 
 
 def _answer(why: str | None) -> str:
-    """What Slurm says of a way to request GPUs. why: why it would reject the job; None if it would accept it."""
+    """Slurm's answer to one way to request GPUs, as text. why: why Slurm would reject the job; None if it would accept it."""
     if why is None:
         return "accepted"
     return f"ask: {why}; are all nodes down now?" if survey.UNDECIDED.search(why) else f"rejected: {why}"
@@ -232,7 +234,7 @@ def _ssh_node(workspace: Workspace, login: Login) -> SshNode:
 
 
 def _gpu_names(facts: Facts) -> list[str]:
-    """A text for each GPU, also if the driver is not installed."""
+    """A text for each GPU of a node, even if the driver is not installed there."""
     nvidia = facts[_NVIDIA]
     if nvidia.seen:
         return [gpu.name for gpu in nvidia.seen]
@@ -258,13 +260,13 @@ def _quota(quota: Quota) -> str:
 
 
 def _time(seconds: int) -> str:
-    """As Slurm writes it: HH:MM:SS or D-HH:MM:SS."""
+    """A duration as Slurm writes it: HH:MM:SS or D-HH:MM:SS."""
     days, rest = divmod(seconds, 86_400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock
 
 
 def _name(text: str) -> str:
-    """A name for the cluster that a cluster file allows."""
+    """A name for the cluster, made from `text`, with only the characters that a cluster file allows in a name."""
     name = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:31]
     return name if re.match(r"^[a-z0-9]", name) else "site"

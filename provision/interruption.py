@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from provision.node import Node
 from shardlab import command_start
 
-LIMIT_S = 1.2  # for commands to end, so that this process ends within two seconds
+LIMIT_S = 1.2  # how long commands on nodes may take to end; the value lets this process end within two seconds
 CHILDREN_S = 0.7
 STOPPING = threading.Event()  # set when this process is interrupted: from then on no node starts a command
 AGAIN = "run the same command again to continue"
@@ -21,8 +21,8 @@ AGAIN = "run the same command again to continue"
 def handled(nodes: Sequence[Node], changes: Callable[[], int | None]) -> Iterator[None]:
     """During the block, Ctrl-C and SIGTERM end the commands on the nodes and then this process.
 
-    changes: the number of changes begun so far, None if they are not counted. No exception is raised in the block: worker
-    threads could not be waited for in time, and what they still do must not be reported as a failure.
+    changes: returns the number of changes begun so far; None if they are not counted. The signal raises no exception in the
+    block: the block would then wait too long for its worker threads, and report their interrupted work as a failure.
     """
     ender = threading.Thread(target=_end, args=(nodes, changes), name="interruption")
 
@@ -36,14 +36,14 @@ def handled(nodes: Sequence[Node], changes: Callable[[], int | None]) -> Iterato
         yield
     finally:
         if STOPPING.is_set():
-            ender.join()  # which ends this process
+            ender.join()  # the thread `ender` ends this process
         command_start.on_signal(
             lambda: command_start.leave("interrupted while the result was printed; the work itself had ended.")
         )
 
 
 def _end(nodes: Sequence[Node], changes: Callable[[], int | None]) -> None:
-    """End all commands in parallel, report the result, and end this process."""
+    """End all commands on the nodes in parallel, report which of them ended, and end this process."""
     running = [node for node in nodes if node.running]
     threads = [threading.Thread(target=node.end, args=(LIMIT_S,), daemon=True) for node in running]
     threads.append(threading.Thread(target=_end_children, daemon=True))
@@ -53,15 +53,16 @@ def _end(nodes: Sequence[Node], changes: Callable[[], int | None]) -> None:
     for thread in threads:
         thread.join(max(0.0, ends - time.monotonic()))
     if os.isatty(2):
-        os.write(2, b"\x1b[?25h\n")  # the table of progress hides the cursor
+        os.write(2, b"\x1b[?25h\n")  # shows the cursor again, which the table of progress hides
     command_start.leave(sentence(changes(), [node.name for node in running], {node.name: node.running for node in running}))
 
 
 def sentence(changes: int | None, running: Sequence[str], left: dict[str, tuple[str, ...]]) -> str:
     """The sentence that is printed after an interruption.
 
-    changes: as in `handled`. running: the nodes on which a command ran when the signal came; left: by node, the commands that
-    had not ended when we left.
+    changes: the number of changes begun; None if they are not counted.
+    running: the nodes on which a command ran when the signal came.
+    left: by node, the commands that had not ended when this process ended.
     """
     begun = {None: f"interrupted; {AGAIN}", 0: "interrupted; nothing was changed"}.get(
         changes, f"interrupted after {changes} change{'' if changes == 1 else 's'} had begun; {AGAIN}"
@@ -79,7 +80,10 @@ def sentence(changes: int | None, running: Sequence[str], left: dict[str, tuple[
 
 
 def _end_children() -> None:
-    """End programs that run here for us, such as debootstrap. Practice nodes have sessions of their own, and live on."""
+    """End the programs that this process started on this machine, such as debootstrap.
+
+    Practice nodes are not ended, because they run in sessions of their own.
+    """
     import psutil
 
     ours = os.getsid(0)

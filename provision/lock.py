@@ -19,27 +19,27 @@ from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 
-READS_S = 1.0  # a holder writes who it is within milliseconds of taking the lock
+READS_S = 1.0  # how long to wait for the holder's name; a holder writes its name milliseconds after taking the lock
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The content of a lock file: the process that took the lock last. since: its local time, with the zone."""
+    """The content of a lock file: the process that took the lock last. since: when it did, in local time with the zone."""
 
     pid: Annotated[int, msgspec.Meta(ge=1)]
     user: Text
     host: Text
     since: Text
     command: Text
-    created: float | None = None  # when the process began, in seconds since the epoch: a pid can be used again
+    created: float | None = None  # when the process began, in seconds since the epoch; a PID alone can be reused
 
 
 @contextlib.contextmanager
 def held(locks: Sequence[tuple[Path, str]], argv: Sequence[str]) -> Iterator[None]:
     """Hold several locks during the block.
 
-    locks: each a file, and what it protects, as the subject of the sentence that says who holds it.
-    argv: the words of this command.
+    locks: pairs of a lock file and what the lock protects, such as `the cluster lab`, for the error message.
+    argv: the words of this command, which the lock file shows to other commands.
 
     Raises InputError at once if another process holds one of the locks, and WorkspaceError if a lock file cannot be opened.
     """
@@ -55,11 +55,11 @@ def _refuse(what: str, descriptor: int) -> None:
 
 
 def _sign(descriptor: int, argv: Sequence[str]) -> None:
-    import psutil  # not at the top: `--help` and a wrong command line do without it
+    import psutil  # not imported at the top, so that `--help` and a wrong command line do not wait for this import
 
     since, created = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
     holder = Holder(os.getpid(), _user(os.geteuid()), gethostname(), since, shlex.join(argv)[:4096], created)
-    with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock holds without it
+    with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock works without the holder's name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(holder), 0)
 
@@ -81,9 +81,10 @@ def _who(descriptor: int) -> str:
 
 
 def _lives(holder: Holder) -> bool:
-    """Whether the process is there: a holder that was killed leaves its name, and the next one has not written its own yet.
+    """Whether the process that the lock file names still runs.
 
-    A process that began at another time than the holder only has its number.
+    A holder that was killed leaves its name in the file until the next holder has written its own. A process that began at
+    another time than `holder` is another process, to which the kernel gave the same PID.
     """
     import psutil
 

@@ -1,4 +1,4 @@
-"""The login node of a Slurm site, behind the one SSH connection that all our commands share."""
+"""The login node of a Slurm site. All commands on this node share one SSH connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provision.providers.local import LocalNode
 from shardlab import shared_connection
 from shardlab.remote import GRACE_S, SESSION, Address, CommandOutput, Unreachable, for_any_shell, in_short, putting, ssh_command
 
-LOST = 255  # the exit code of ssh itself
+LOST = 255  # the exit code with which ssh reports its own failure, such as a broken connection
 # A command over SSH has no login shell, and at many sites only the profile adds Slurm's commands to PATH.
 FIND_SLURM = """\
 command -v sbatch > /dev/null 2>&1 || {
@@ -27,7 +27,7 @@ command -v sbatch > /dev/null 2>&1 || {
 
 
 class LoginNode:
-    """A machine on which we have the rights of a user. Commands that need root are refused."""
+    """The login node of a Slurm site, where shardlab has the rights of the user. Commands that need root are refused."""
 
     def __init__(self, address: Address, python: str = "python3") -> None:
         self.name = address.host
@@ -38,18 +38,22 @@ class LoginNode:
         self.may_sudo = False
         self.venv_python = "python3"
         self._command = ssh_command(address)
-        self._running: dict[str, str] = {}  # the beginning of each command that runs, by its mark
+        self._running: dict[str, str] = {}  # the beginning of each running command, by the mark that `run` gives the command
         self._is_open = False
 
     @property
     def running(self) -> tuple[str, ...]:
-        """See Node."""
+        """The beginnings of the commands that run on the login node now."""
         return tuple(self._running.values())
 
     def end(self, limit_s: float) -> None:
-        """See Node. A command without a terminal does not end when its connection ends: it gets SIGTERM there."""
+        """End our commands on the login node, as `Node.end` describes.
+
+        They get SIGTERM there, because a command without a terminal does not end when its connection ends.
+        """
         ends = time.monotonic() + limit_s
-        kill = [*self._command, f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"]  # which does not match its own command line
+        # The brackets in the pattern prevent that pkill matches its own command line.
+        kill = [*self._command, f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"]
         null = subprocess.DEVNULL
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(kill, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
@@ -66,7 +70,7 @@ class LoginNode:
         root: bool = False,
         secret: bool = False,
     ) -> CommandOutput:
-        """See Node. Raises Unreachable."""
+        """Run a command on the login node, as `Node.run` describes. Raises Unreachable."""
         if root:
             return CommandOutput(1, "", "this needs root, which users of a Slurm site do not have")
         if STOPPING.is_set():
@@ -84,7 +88,7 @@ class LoginNode:
             *variables,
             *argv,
         ]
-        mark = secrets.token_hex(8)  # a profile of the site may print before the command does
+        mark = secrets.token_hex(8)  # printed before the command's output: text before the mark comes from a shell profile
         script = f"{FIND_SLURM}echo {mark}; echo {mark} >&2; {shlex.join(words)}"
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
             given.write(stdin)
@@ -94,7 +98,7 @@ class LoginNode:
                 stdin=given,
                 stdout=out,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C would end this side alone
+                start_new_session=True,  # otherwise Ctrl-C would end ssh here, but not the command on the login node
             )
             self._running[mark] = in_short(argv)
             begin = time.monotonic()
@@ -110,16 +114,17 @@ class LoginNode:
             for stream in (out, errors):
                 stream.seek(0)
                 texts.append(stream.read().decode("utf-8", "replace"))
-        if code == LOST:  # also of a connection that broke in the middle of a command
+        if code == LOST:  # ssh exits with this code also if the connection broke during a command
             self._is_open = False
             lines = texts[1].replace(f"{mark}\n", "").strip().splitlines()
             raise Unreachable(f"{self.name}: {lines[-1].strip() if lines else 'the connection broke'}.")
         stdout, stderr = (text.partition(mark + "\n")[2] for text in texts)
-        ended = code in (124, 137) and time.monotonic() - begin >= timeout_s  # 137 is also a command that the site killed
+        # `timeout` exits with 124 or 137 at the time limit. A command that the site killed also exits with 137, but earlier.
+        ended = code in (124, 137) and time.monotonic() - begin >= timeout_s
         return CommandOutput(None if ended else code, stdout, stderr)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
-        """Write a file of this user, completely or not at all. owner: has no effect. Raises Unreachable."""
+        """Write a file of the user on the login node, completely or not at all. owner: has no effect. Raises Unreachable."""
         return self.run(putting(content, path, mode=mode, owner=""), timeout_s=_sending_s(content), stdin=content)
 
     def _log_in(self) -> None:
@@ -133,12 +138,12 @@ class LoginNode:
 
 
 def address(host: str, user: str | None = None, port: int | None = None, identity: Path | None = None) -> Address:
-    """The address of a login node."""
+    """The SSH address of a login node, with one connection that all commands share."""
     return Address(host, port, user, identity, shared=True)
 
 
 class LoginNodeHere(LocalNode, eq=False):
-    """The login node, if this program runs on it."""
+    """The login node of a Slurm site, if this program runs on this node."""
 
     may_sudo: bool = False
 
@@ -148,5 +153,8 @@ class LoginNodeHere(LocalNode, eq=False):
 
 
 def _sending_s(content: bytes) -> float:
-    """How long a file may take, such as the gigabyte of torch over the connection of a home: 10 minutes, or 4 Mbit/s."""
+    """The time limit for sending a file, in seconds: 10 minutes, or the time at 4 Mbit/s if that is longer.
+
+    A gigabyte of torch over the internet connection of a home may need so long.
+    """
     return max(600.0, len(content) / 5e5)

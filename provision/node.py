@@ -10,30 +10,30 @@ from shardlab.remote import CommandOutput
 
 
 class Node(Protocol):
-    """One machine of a cluster. `host`, `port` and `user` are for the login; None where nobody has to log in."""
+    """One machine of a cluster. `host`, `port` and `user` are for the login; `port` and `user` may be None."""
 
     name: str
     host: str
     port: int | None
     user: str | None
-    identity: Path | None  # the private key's file
-    python: str  # the interpreter that has shardlab installed, on that machine
-    wheelhouse: str | None  # a folder of wheels on it, from which pip installs everything; None: pip uses its index
-    may_sudo: bool  # False: no command runs as root there; an administrator has to do what needs root
-    venv_python: str  # the interpreter from which its environment is made, on that machine
+    identity: Path | None  # the file of the private key for the login; None: SSH chooses a key
+    python: str  # the Python interpreter on this machine that has shardlab installed
+    wheelhouse: str | None  # a folder of wheels on this machine, from which pip installs; None: pip uses its index
+    may_sudo: bool  # False: no command runs as root on this machine; an administrator has to make changes that need root
+    venv_python: str  # the Python interpreter on this machine that creates the virtual environment
 
     @property
     def address(self) -> str:
-        """On the network on which the nodes train; often the same as `host`."""
+        """The node's address on the network on which the nodes train; often the same as `host`."""
         ...
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The beginnings of the commands that run there now."""
+        """The beginnings of the commands that this program runs on the node now."""
         ...
 
     def end(self, limit_s: float) -> None:
-        """End the commands that run there; those still in `running` after `limit_s` seconds could not be ended."""
+        """End the commands in `running`. Commands that are still in `running` after `limit_s` seconds could not be ended."""
         ...
 
     def run(
@@ -46,17 +46,20 @@ class Node(Protocol):
         root: bool = False,
         secret: bool = False,
     ) -> CommandOutput:
-        """Run `argv` there, without a shell, with `env` on top of the environment; ended after `timeout_s` seconds.
+        """Run the command `argv` on the node, without a shell. Raises Unreachable.
 
-        root: by `sudo -n`, which never asks. A secret goes in through stdin; secret: what comes out is one, for no log.
-        Raises Unreachable.
+        timeout_s: the command is ended after this time.
+        env: variables that are added to the environment.
+        stdin: the input of the command; a secret is passed here, because other users can read `argv`.
+        root: run the command by `sudo -n`, which never asks for a password.
+        secret: the output of the command is a secret, which no log may contain.
         """
         ...
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
-        """Write a file as root, completely or not at all. owner: as for chown; empty: the user who logs in writes the file.
+        """Write a file on the node, completely or not at all. Raises Unreachable.
 
-        Raises Unreachable.
+        owner: USER:GROUP, as for chown, and root writes the file; empty: the user who logs in writes the file.
         """
         ...
 

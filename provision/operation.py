@@ -18,16 +18,16 @@ from shardlab.remote import CommandOutput
 from shardlab.workspace import Workspace
 
 T = TypeVar("T")
-END = "END-OF-SHARDLAB"  # of the input of a command in a script for an administrator
+END = "END-OF-SHARDLAB"  # the line that ends a here-document in a script for an administrator
 _FULL = re.compile("No space left on device|Disk quota exceeded|enough free space")
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A node and its answers."""
+    """A node on which operations and checks work, with its facts."""
 
     node: Node
     facts: Facts
-    entry: NodeEntry | None = None  # in the cluster file; None for this machine (provider local)
+    entry: NodeEntry | None = None  # the entry of the node in the cluster file; None for this machine (provider local)
 
     def has(self, role: str) -> bool:
         """Whether the cluster file gives this node a role."""
@@ -40,17 +40,17 @@ class Site(msgspec.Struct, frozen=True):
     cluster: Cluster
     workspace: Workspace
     targets: list[Target]
-    left: dict[str, str] = {}  # the names of the nodes that are left out from now on, because an operation failed, and why
-    pretended: bool = False  # whether a file describes the nodes, which are not reached
-    administrator: dict[str, list[str]] = {}  # by node: the operations that an administrator has to carry out there
+    left: dict[str, str] = {}  # the nodes that later operations and checks leave out, by name, with the reason
+    pretended: bool = False  # True: a file describes the nodes (option --pretend), and no node is reached
+    administrator: dict[str, list[str]] = {}  # by node: the operations that an administrator has to carry out on it
 
     @property
     def is_practice(self) -> bool:
-        """Whether its nodes are practice nodes, which share folders, and devices that stand for GPUs, with this machine."""
+        """Whether the nodes are practice nodes, which share a folder with this machine and have devices in place of GPUs."""
         return self.cluster.provider == "virtual"
 
     def with_role(self, role: str) -> list[Target]:
-        """The nodes with a role, also those that are left out."""
+        """The nodes with a role, including nodes in `left`."""
         return [target for target in self.targets if target.has(role)]
 
     @property
@@ -59,7 +59,7 @@ class Site(msgspec.Struct, frozen=True):
         return [target for target in self.targets if target.node.name not in self.left]
 
     def told(self, fact: Fact[T]) -> list[tuple[Target, T]]:
-        """The answers of the nodes that are not in `left`; a node that does not answer is left out, and fails later."""
+        """The nodes that answer the question `fact`, each with its answer, without the nodes in `left`."""
         answers = []
         for target in self.standing:
             with contextlib.suppress(Unanswered):
@@ -67,14 +67,14 @@ class Site(msgspec.Struct, frozen=True):
         return answers
 
     def absent(self, role: str | None = None) -> list[str]:
-        """The names of the nodes in `left`, all or with a role."""
+        """The names of the nodes in `left`; with `role`, only of the nodes that have this role."""
         return [
             target.node.name for target in self.targets if target.node.name in self.left and (role is None or target.has(role))
         ]
 
 
 class Change(Protocol):
-    """One step of an operation."""
+    """One change that an operation makes on a node, such as a command or a file."""
 
     @property
     def says(self) -> str:
@@ -83,21 +83,24 @@ class Change(Protocol):
 
     @property
     def command(self) -> str:
-        """The command that is run for it, as text; empty if no command is run."""
+        """The command that makes this change, as text; empty if no command is run."""
         ...
 
     @property
     def script(self) -> str:
-        """The commands that an administrator runs as root to make it, if the user may not use sudo; '' if it needs no root."""
+        """The commands by which an administrator makes this change as root; empty if the change does not need root."""
         ...
 
     def make(self, node: Node) -> None:
-        """Carry it out. Raises Unanswered if it failed."""
+        """Make this change. Raises Unanswered if it failed."""
         ...
 
 
 class Here(msgspec.Struct, frozen=True):
-    """A change that this program itself makes, on this machine. script: what an administrator does instead, if it uses root."""
+    """A change that this program itself makes, on this machine, by calling `do`.
+
+    script: the commands by which an administrator makes the change, if it needs root.
+    """
 
     says: str
     do: Callable[[], object]
@@ -109,7 +112,7 @@ class Here(msgspec.Struct, frozen=True):
 
 
 class RunCommand(msgspec.Struct, frozen=True):
-    """A command on the node. stdin: its input, which other users of the node cannot read, unlike argv."""
+    """A change by a command on the node. stdin: the command's input, which other users cannot read; they can read `argv`."""
 
     says: str
     argv: Sequence[str]
@@ -117,7 +120,7 @@ class RunCommand(msgspec.Struct, frozen=True):
     stdin: bytes = b""
     root: bool = True
 
-    def __repr__(self) -> str:  # without stdin, which may be a secret
+    def __repr__(self) -> str:  # the text does not contain stdin, which may be a secret
         return f"RunCommand({self.says!r}, {self.argv!r}, {self.timeout_s!r})"
 
     @property
@@ -141,7 +144,7 @@ class RunCommand(msgspec.Struct, frozen=True):
 
 
 class On(msgspec.Struct, frozen=True):
-    """A change on another node than the target, for an operation that is done once for all nodes."""
+    """A change on the node `node` instead of the operation's target, for an operation that is planned once for all nodes."""
 
     node: Node
     change: Change
@@ -156,14 +159,17 @@ class On(msgspec.Struct, frozen=True):
 
     @property
     def script(self) -> str:
-        return ""  # only operations that set up Slurm use it, and without sudo they set up nothing
+        return ""  # only operations that set up Slurm use `On`, and they change nothing on nodes without sudo
 
     def make(self, node: Node) -> None:
         self.change.make(self.node)
 
 
 class Write(msgspec.Struct, frozen=True):
-    """A file on the node, which is replaced completely or not at all. owner: as for chown; "": the user who logs in."""
+    """A change that writes a file on the node, completely or not at all.
+
+    owner: USER:GROUP, as for chown, and root writes the file; empty: the user who logs in writes the file.
+    """
 
     says: str
     path: str
@@ -171,7 +177,7 @@ class Write(msgspec.Struct, frozen=True):
     mode: int = 0o644
     owner: str = "root:root"
 
-    def __repr__(self) -> str:  # without the content, which may be long
+    def __repr__(self) -> str:  # the text does not contain the content of the file, which may be long
         return f"Write({self.says!r}, {self.path!r}, {self.mode:o}, {self.owner!r})"
 
     @property
@@ -181,7 +187,7 @@ class Write(msgspec.Struct, frozen=True):
 
     @property
     def script(self) -> str:
-        if not self.owner:  # the user writes it
+        if not self.owner:  # an empty owner: the user writes the file without root
             return ""
         owner, _, group = self.owner.partition(":")
         words = ["install", "-D", "-m", f"{self.mode:o}", "-o", owner, *(["-g", group] if group else [])]
@@ -194,7 +200,7 @@ class Write(msgspec.Struct, frozen=True):
 
 
 def _here_document(content: bytes) -> str:
-    """Text as the input of a command in a shell script. The files that only root writes are text."""
+    """The input of a command in a shell script, as a here-document. `content` is text; only root's files are written so."""
     text = content.decode()
     return f"<<'{END}'\n{text}{'' if text.endswith(chr(10)) else chr(10)}{END}"
 
@@ -205,7 +211,10 @@ def _failed(node: Node, why: str) -> Unanswered:
 
 
 def reason(answer: CommandOutput) -> str:
-    """Why a command failed. apt and pip report a full disk long before their last line."""
+    """Why a command failed: a full disk if its output reports one, otherwise the last line of its standard error.
+
+    apt and pip report a full disk long before their last line.
+    """
     full = next((line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _FULL.search(line)), None)
     if full is None:
         return last_line(answer)
@@ -213,20 +222,20 @@ def reason(answer: CommandOutput) -> str:
 
 
 def shell(says: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", root: bool = True) -> RunCommand:
-    """A script of several commands, which ends at the first that fails."""
+    """A change by a shell script on the node. The script ends at the first command that fails."""
     return RunCommand(says, ["sh", "-euc", script], timeout_s, stdin, root)
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """Why there is nothing to change."""
+    """The result of an operation that has nothing to change on a node. why: the reason."""
 
     why: str
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """An operation on the menu of --only and --skip."""
+    """Something that `provision` makes true on each node, such as a mounted folder. --only and --skip choose it by its name."""
 
     name: str
-    plan: Callable[[Site, Target], Sequence[Change] | Nothing]  # what has to change on a node
-    once: bool = False  # whether one plan, made with the first node, is for all nodes together
-    files: tuple[str, ...] = ()  # the files that it writes and compares by the fact FILES, which knows no other files
+    plan: Callable[[Site, Target], Sequence[Change] | Nothing]  # returns the changes that a node needs
+    once: bool = False  # True: one plan is made for all nodes together, with the first node as its target
+    files: tuple[str, ...] = ()  # the paths of the files that it writes; the fact FILES reports only files listed here

@@ -1,4 +1,4 @@
-"""Plans and applies operations. A dry run takes the same path and stops before each change, so that both agree."""
+"""Plans and applies operations. A dry run executes the same code, but makes no changes, so it shows what `apply` would do."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from provision.operations.reboot import Reboot
 from shardlab.remote import Unreachable
 
 State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached", "administrator"]
-MACHINE = "machine"  # the operation by which a provider brings nodes up
+MACHINE = "machine"  # the name of the operation by which a provider starts the nodes
 BEGUN: list[str] = []  # the changes that this process has begun, in order
 
 
 class OperationStep(msgspec.Struct, frozen=True):
-    """What one operation did, or would do, on one node. says: a sentence for each change, or why there is none.
+    """What one operation did, or would do, on one node.
 
-    The state administrator: the changes need root, which the user does not have; nothing was changed. Then `commands` are the
-    scripts that an administrator runs as root.
+    state: `administrator` means that the changes need root, which the user does not have, and that nothing was changed.
+    says: a sentence for each change, or the reason why there is no change.
     """
 
     node: str
@@ -32,11 +32,11 @@ class OperationStep(msgspec.Struct, frozen=True):
     state: State
     says: list[str]
     changes: int = 0
-    commands: list[str] = []  # what was run for it, or would be
+    commands: list[str] = []  # the commands that make the changes; in the state administrator, scripts to run as root
 
 
 class PlanObserver:
-    """Observes the progress of each node. Several threads call it. This base class does nothing."""
+    """Observes the progress of operations on each node. Several threads call its methods. This base class does nothing."""
 
     def begins(self, node: str, operation: str) -> None:
         """An operation begins on a node."""
@@ -53,14 +53,18 @@ def converge(
     chosen: set[str],
     dry: bool,
     parallel: int | None = None,
-    watch: PlanObserver = PlanObserver(),  # noqa: B008 (it holds nothing)
+    watch: PlanObserver = PlanObserver(),  # noqa: B008 (this default object has no state)
 ) -> list[OperationStep]:
-    """Carry out every operation on every node: one operation after the other, on all nodes at once, or on `parallel` of them.
+    """Carry out the operations `order`, one after the other, each on all `targets` at the same time. Raises WorkspaceError.
+
+    chosen: the names of the operations that are carried out; the others are skipped.
+    dry: only plan; change nothing.
+    parallel: the most nodes on which an operation runs at the same time; None: all.
 
     If an operation fails on a node, later operations skip this node; the other nodes continue. If an operation on one node
-    fails because of another node, that other node fails, and the operation is planned again without it. If an operation needs
-    an administrator on a node, later operations are planned there, so that all their commands are known, but change nothing.
-    dry: change nothing. Raises WorkspaceError.
+    fails because of another node, that other node fails, and the operation is planned again without the other node. If an
+    operation needs an administrator on a node, later operations are only planned on this node, so that all commands for the
+    administrator are known.
     """
     steps: list[OperationStep] = []
     left = site.left
@@ -73,7 +77,7 @@ def converge(
             def work(target: Target, operation: Operation = operation, blamed: Blamed = blamed) -> OperationStep:
                 watch.begins(target.node.name, operation.name)
                 step = _step(site, target, operation, chosen, blamed, dry=dry)
-                if not STOPPING.is_set():  # what fails from then on failed because this program was told to end
+                if not STOPPING.is_set():  # a step that fails after the interruption failed because of the interruption
                     watch.ends(step)
                 return step
 
@@ -89,19 +93,22 @@ def converge(
             if operation.name == MACHINE:
                 left.update({step.node: "known only after this machine is up" for step in done if step.state == "would change"})
             if site.pretended:
-                left.clear()  # nothing is carried out: an operation can be planned although an earlier one could not be
+                left.clear()  # nothing is carried out, so an operation can be planned although an earlier operation failed
     return steps
 
 
 class Blamed:
-    """The nodes because of which an operation failed on other nodes, and why. Several threads write to it."""
+    """The nodes that made an operation fail on other nodes, and why. Several threads call `note`."""
 
     def __init__(self, site: Site, operation: str) -> None:
         self._site, self._operation = site, operation
         self._why: dict[str, str] = {}
 
     def note(self, error: Unanswered | Unreachable, asked: str) -> set[str]:
-        """Leave the nodes that an error on the node `asked` blames; their names, none where `asked` is at fault itself."""
+        """Leave out from now on the nodes that `error` blames. Returns their names.
+
+        asked: the node on which the operation raised `error`. If this node is at fault itself, no node is left out.
+        """
         if asked in error.blames:
             return set()
         self._why.update(error.blames)
@@ -109,7 +116,7 @@ class Blamed:
         return set(error.blames)
 
     def judge(self, done: Sequence[OperationStep]) -> list[OperationStep]:
-        """The steps of the operation with those of the blamed nodes failed, whatever their own threads made of it."""
+        """The steps of the operation, in which every blamed node has failed, even if its own thread reported success."""
         own = {step.node: step for step in done}
         judged = [step for step in done if step.state == "failed" or step.node not in self._why]
         for name, why in self._why.items():
@@ -139,7 +146,7 @@ def _step(site: Site, target: Target, operation: Operation, chosen: set[str], bl
             break
         except (Unanswered, Unreachable) as error:
             others = blamed.note(error, node.name)
-            if others <= accused:  # nobody else is at fault, or the operation cannot do without them
+            if others <= accused:  # no other node is at fault, or the operation failed again without the nodes at fault
                 says = [*(change.says for change in made), str(error)]
                 return OperationStep(node.name, operation.name, "failed", says, len(made), _commands(made))
             accused |= others
@@ -158,7 +165,10 @@ def _step(site: Site, target: Target, operation: Operation, chosen: set[str], bl
 def _for_an_administrator(
     site: Site, node: Node, operation: Operation, planned: Sequence[Change] | Nothing, *, dry: bool
 ) -> OperationStep | None:
-    """The step of an operation that needs root, or that waits for one that does, on a node without sudo; None otherwise."""
+    """The step of an operation that cannot be carried out on a node without sudo; None if the operation can be carried out.
+
+    Either the operation itself needs root, or an earlier operation does, and this operation has to wait for it.
+    """
     if node.may_sudo or isinstance(planned, Nothing):
         return None
     if needs := [change for change in planned if change.script]:

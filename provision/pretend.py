@@ -1,4 +1,4 @@
-"""Machines as a file describes them, so that a plan can be shown without any machine. No command is run on a node.
+"""Nodes that a file describes (option --pretend), so that a plan can be shown without machines. No command runs on a node.
 
 The file is a document of `provision plan --json` or `provision facts --json`; names, facts and addresses of the nodes are read.
 """
@@ -24,21 +24,21 @@ NULL = msgspec.Raw(b"null")
 
 
 class DescribedMachine(msgspec.Struct, frozen=True):
-    """A node in the document. facts: the JSON of each answer, by the name of the fact."""
+    """A node in the file. facts: the JSON of each answer, by the name of the fact."""
 
     name: str
     facts: dict[str, msgspec.Raw] = {}
-    addresses: msgspec.Raw = NULL  # null if the fact was not answered
+    addresses: msgspec.Raw = NULL  # the JSON of the answer to the fact ADDRESSES; null if the node did not answer
 
 
 class DescribedMachines(msgspec.Struct, frozen=True):
-    """The part of the document that is read."""
+    """The part of the file that is read: its nodes."""
 
     nodes: list[DescribedMachine]
 
 
 class PretendedNode(msgspec.Struct, eq=False):
-    """A node of the cluster file that is never reached. See Node."""
+    """A node of the cluster file that a file describes and on which no command runs. Its fields are those of `Node`."""
 
     name: str
     host: str
@@ -53,7 +53,7 @@ class PretendedNode(msgspec.Struct, eq=False):
     running: tuple[str, ...] = ()
 
     def end(self, limit_s: float) -> None:
-        """There is no command to end."""
+        """Does nothing, because no command runs on this node."""
 
     def run(
         self,
@@ -65,11 +65,11 @@ class PretendedNode(msgspec.Struct, eq=False):
         root: bool = False,
         secret: bool = False,
     ) -> CommandOutput:
-        """Raises Unreachable."""
+        """Always raises Unreachable: no command runs on a pretended node."""
         raise self._unreachable()
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
-        """Raises Unreachable."""
+        """Always raises Unreachable: no file is written on a pretended node."""
         raise self._unreachable()
 
     def _unreachable(self) -> Unreachable:
@@ -79,7 +79,7 @@ class PretendedNode(msgspec.Struct, eq=False):
 
 
 class PretendedFacts(Facts):
-    """The answers of a node, from the file. Raises InputError for an answer that is not of the fact's type."""
+    """The answers of a node, taken from a file. An answer in the file that has the wrong type raises InputError."""
 
     def __init__(self, node: Node, path: Path, described: DescribedMachine) -> None:
         super().__init__(node)

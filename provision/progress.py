@@ -30,7 +30,7 @@ LEGEND = "+ changed   = nothing to do   ! needs an administrator   x failed   - 
 
 
 class NodeRow(msgspec.Struct):
-    """The progress of a node: states of its finished operations, and the operation that runs since when."""
+    """The progress of a node: the states of its finished operations, the operation that runs now, and when that one began."""
 
     states: list[State] = []
     running: str | None = None
@@ -38,7 +38,10 @@ class NodeRow(msgspec.Struct):
     changes: int = 0
 
     def drawn(self, operations: int, now: float) -> tuple[Text, str, str]:
-        """Its row: the operations, the number of changes, what runs and for how many seconds."""
+        """The row of the table for this node.
+
+        Returns (one letter for each operation, the number of changes, the running operation with its time in seconds).
+        """
         line = Text()
         for state in self.states:
             line.append(*LETTERS[state])
@@ -48,7 +51,7 @@ class NodeRow(msgspec.Struct):
 
 
 class ProgressTable(PlanObserver):
-    """By node, as a table."""
+    """A live table of the progress, with a row for each node."""
 
     def __init__(self, nodes: Sequence[str], operations: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.rows = {name: NodeRow() for name in nodes}
@@ -62,7 +65,7 @@ class ProgressTable(PlanObserver):
 
     def ends(self, step: OperationStep) -> None:
         with self._lock:
-            row = self.rows.get(step.node, NodeRow())  # --limit may leave a node out that fails because others need it
+            row = self.rows.get(step.node, NodeRow())  # a node without a row: --limit left it out, but other nodes need it
             row.running = None
             row.states.append(step.state)
             row.changes += step.changes
@@ -80,7 +83,7 @@ class ProgressTable(PlanObserver):
 
 
 class ProgressLines(PlanObserver):
-    """A line for each change, each failure, and each operation that needs an administrator."""
+    """Prints a line for each operation that changed something, failed, or needs an administrator."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -94,7 +97,10 @@ class ProgressLines(PlanObserver):
 
 @contextmanager
 def shown(output: Output, nodes: Sequence[str], operations: int) -> Iterator[PlanObserver]:
-    """On a terminal a table on standard error, gone when all is done; elsewhere a line for each change and failure."""
+    """Show the progress on standard error during the block: on a terminal as a table, which disappears at the end.
+
+    Without a terminal, a line is printed for each operation that changed something, failed, or needs an administrator.
+    """
     if not output.remarks.is_terminal:
         yield ProgressLines(output)
         return

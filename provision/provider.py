@@ -1,7 +1,7 @@
 """The interface of a provider: where the nodes of a cluster come from, and what provisioning does with them.
 
-A file of provision/providers defines `PROVIDER`, and is found by its name. A provider whose machines already exist,
-and get every operation, states only its name, its origin and its nodes.
+Each provider is a file in provision/providers that defines `PROVIDER`; the provider has the name of the file. A provider
+whose machines already exist, and get every operation, states only its name, its origin and its nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardlab.workspace import Workspace
 
 NodeT = TypeVar("NodeT", bound=Node)
 
-NOTHING_TO_DO: dict[str, str] = {  # the answer of a provider that has no function for the verb
+NOTHING_TO_DO: dict[str, str] = {  # by verb: the sentence for the user if a provider has no function for the verb
     "request": "provider {name} has nothing to request: {origin}.",
     "profile": "provider {name} has nothing to request: {origin}.",
     "warm": "provider {name} has nothing to prepare in advance.",
@@ -30,21 +30,21 @@ NOTHING_TO_DO: dict[str, str] = {  # the answer of a provider that has no functi
 
 
 class ToCreate(msgspec.Struct, frozen=True):
-    """Machines that do not exist yet. says: what would be requested, line by line; request: the same for a program."""
+    """Machines that do not exist yet. says: lines of text on what would be requested; request: the same as JSON."""
 
     says: list[str]
     request: dict[str, Any]
 
 
 class Confirmation(msgspec.Struct, frozen=True):
-    """What the user confirms before `down`. name: what is typed to confirm; says: what would be lost."""
+    """What the user has to confirm before `down`. name: the name that the user types; says: sentences on what would be lost."""
 
     name: str
     says: list[str]
 
 
 def lock_of_the_user(cluster: Cluster) -> list[Path]:
-    """One lock for the cluster's name, whichever workspace of this user it is provisioned from."""
+    """The lock file for a cluster name. All workspaces of this user use the same lock file for this name."""
     return [Path.home() / ".cache" / "shardlab" / "locks" / f"{cluster.name}.lock"]
 
 
@@ -53,7 +53,7 @@ def _existing(cluster: Cluster, workspace: Workspace, node: Any) -> Nothing:
 
 
 class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
-    """A provider on the menu of the key `provider` in cluster.yaml."""
+    """A provider, which the key `provider` in cluster.yaml chooses by its name."""
 
     name: str
     """The name of its file."""
@@ -94,9 +94,9 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     def carry_out(
         self, verb: str, cluster: Cluster, workspace: Workspace, hours: int | None = None, reason: str | None = None
     ) -> str:
-        """Carry out request, profile, warm, extend or down; returns what to tell the user. hours, reason: of extend.
+        """Carry out the verb request, profile, warm, extend or down. Returns the text for the user. Raises ShardlabError.
 
-        Raises ShardlabError.
+        hours, reason: for how many more hours `extend` asks, and why; the other verbs do not use them.
         """
         if verb == "extend" and self.extend is not None:
             return self.extend(cluster, workspace, hours, reason)

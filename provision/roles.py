@@ -44,44 +44,44 @@ from provision.operations.workspaces import WORKSPACES
 from provision.provider import Provider
 
 FACTS: list[Fact[Any]] = [
-    HOST,  # first: cheap, and a node that cannot answer it has no shardlab
+    HOST,  # first, because this fact is cheap, and a node that cannot answer it has no shardlab
     ADDRESSES,
-    TORCH,  # last: importing torch takes seconds
+    TORCH,  # last, because to import torch takes seconds
 ]
 
 OPERATIONS: list[Operation] = [
-    SPACE,  # first: it refuses before anything is changed
-    MUNGE_USER,  # before its package makes the user with a number of its own
-    INSTALL,  # before the operations that configure these packages
-    USERS_AGREE,  # when all users exist, and before they own any file
+    SPACE,  # first: it refuses a node with too little disk space before anything is changed
+    MUNGE_USER,  # the user munge is made before the package of MUNGE is installed, which would make this user with any UID
+    INSTALL,  # packages are installed before the operations that configure them
+    USERS_AGREE,  # users are compared when all users exist, and before they own any file
     DRIVER,  # before services that its reboot would end, and before torch: it refuses GPUs that torch does not support
-    LIBRARIES,  # the libraries of RDMA, which only ranks use
-    HOSTS,  # before the operations that reach other nodes by name
+    LIBRARIES,  # the libraries of RDMA can be installed at any place before the checks, because only ranks use them
+    HOSTS,  # names of nodes are written before the operations that reach other nodes by name
     TIME_SYNC,
-    CLOCK_OFFSET,  # before munge, whose messages expire
-    DISKS,  # before the shared folder, which may be on such a disk
-    EXTRA_DISKS,  # the same for the disk of a CloudLab node
+    CLOCK_OFFSET,  # clocks are set before munge is set up, because munge's messages expire
+    DISKS,  # disks are mounted before the shared folder is made, which may be on such a disk
+    EXTRA_DISKS,  # the same for the extra disks of CloudLab nodes
     NFS_SERVER,
-    NFS,  # after the server, whose folder the nodes mount; before the environment, which may be in this folder
-    SSH_KEYS,  # the keys of all nodes, before a node gets the keys of the others
+    NFS,  # nodes mount the folder after the server exports it, and before the environment is made, which may be in this folder
+    SSH_KEYS,  # all nodes make their keys before a node gets the keys of the others
     SSH_TRUST,
-    MUNGE_KEY,  # on the controller, before it is copied
+    MUNGE_KEY,  # the controller makes the munge key before it is copied to the other nodes
     MUNGE,
-    ACCOUNTS,  # before the controller, which does not start without accounting
+    ACCOUNTS,  # accounting is set up before the controller, which does not start without accounting
     CONTROLLER,
-    WORKERS,  # after the controller, from which they get their configuration
+    WORKERS,  # workers are set up after the controller, from which they get their configuration
     REGISTERED,
-    WORKSPACES,  # after the disks and mounts, where it may be; before the environment, which may be in the same folder
+    WORKSPACES,  # after disks and mounts, which may contain the folder; before the environment, which may be in the same folder
     SOFTWARE,
-    SITE_SOFTWARE,  # instead of the one above, where users have no root
+    SITE_SOFTWARE,  # replaces SOFTWARE at Slurm sites, where users have no root
     DATASETS,
     INVENTORY,  # last: it records the result of the other operations
 ]
 
-# Only for a provider that names them: of a Slurm site, and of a CloudLab experiment.
+# Operations and checks of Slurm sites and CloudLab experiments, which apply only if a provider names them.
 ONLY_NAMED = {SITE_SOFTWARE.name, SITE_NODES.name, EXTRA_DISKS.name, EXPERIMENT_NETWORK.name}
 
-TOGETHER: list[Check] = [  # checks of the nodes together
+TOGETHER: list[Check] = [  # checks that compare the nodes with each other
     CLOCK,
     SHARED,
     ENVIRONMENTS,
@@ -93,7 +93,7 @@ DEVICES: list[Check] = [
     EXPERIMENT_NETWORK,
 ]
 
-CHECKS: list[Check] = [  # checks of torch on each node: one import of torch serves them all
+CHECKS: list[Check] = [  # the checks of torch on each node, which share one import of torch
     TORCH_IMPORTS,
     GPUS,
     ALL_REDUCE,
@@ -114,12 +114,12 @@ def files() -> list[str]:
 
 
 def checks(provider: Provider[Any]) -> list[list[Check]]:
-    """The checks that apply to a provider's nodes, in stages; the checks of a stage run at the same time, on all nodes."""
+    """The checks that apply to the nodes of a provider, as a list of stages. All checks of a stage run at the same time."""
     stages = [
-        TOGETHER,  # first, because checks that load the processor would disturb the measurement of the clocks
-        [*DEVICES, *CHECKS, SLURM],  # together: they wait for different things, and the jobs of SLURM take milliseconds
-        [NETWORK],  # alone: it measures the network, which all nodes share
-        [SITE_NODES],  # in jobs: nobody trains on a login node
+        TOGETHER,  # the first stage measures clocks, which checks that load the processor would disturb
+        [*DEVICES, *CHECKS, SLURM],  # these checks wait for different devices, and the jobs of SLURM take only milliseconds
+        [NETWORK],  # this check is alone in its stage, because it measures the network, which all nodes share
+        [SITE_NODES],  # this check tests compute nodes by jobs, because nobody trains on a login node
     ]
     return [
         [check for check in stage if _applies(check.name, provider.checks) or check.name in provider.own] for stage in stages

@@ -1,4 +1,4 @@
-"""How Slurm's commands write pairs, lists, times and limits, in the output that several facts parse."""
+"""Parsers for pairs, lists, times and limits in the output of Slurm's commands, which several facts use."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def is_name(text: str) -> bool:
 
 
 def listed(text: str) -> tuple[str, ...] | None:
-    """The names of a list with commas; None for ALL. Texts that are no names are left out."""
+    """The names in a comma-separated list of Slurm; None if the list is ALL or empty. Texts that are no names are left out."""
     if text in ("ALL", "(null)", ""):
         return None
     return tuple(name for name in text.split(",") if is_name(name))
 
 
 def number(text: str) -> int | None:
-    """A limit; None for UNLIMITED and for a text that is no number."""
+    """A limit that Slurm prints, as a number; None for UNLIMITED and for a text that is no number."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
@@ -38,10 +38,10 @@ def duration_s(text: str) -> int | None:
         return None
     days, *parts = (None if part is None else int(part) for part in match.groups())
     given = [part for part in parts if part is not None]
-    if days is not None:  # D-HH, D-HH:MM, D-HH:MM:SS
+    if days is not None:  # the text is D-HH, D-HH:MM or D-HH:MM:SS
         hours, minutes, seconds = [*given, 0, 0][:3]
     elif len(given) == 3:
         hours, minutes, seconds = given
-    else:  # MM, MM:SS
+    else:  # the text is MM or MM:SS
         hours, minutes, seconds = 0, *[*given, 0][:2]
     return (days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds

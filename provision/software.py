@@ -42,7 +42,7 @@ def constraints() -> bytes:
 
 @functools.cache
 def requirements(extras: tuple[str, ...] = EXTRAS) -> tuple[str, ...]:
-    """The requirements that pip installs: our own, with these extras. () is enough for our commands, which need no torch."""
+    """The requirements of shardlab with these extras, which pip installs. Our commands need no extra: only ranks need torch."""
     wanted = {line for line in map(Requirement, metadata.requires("shardlab") or ()) if _applies(line, extras)}
     return tuple(sorted({f"{line.name}{line.specifier}" for line in wanted}))
 
@@ -53,13 +53,13 @@ def _applies(line: Requirement, extras: tuple[str, ...]) -> bool:
 
 @functools.cache
 def digest(extras: tuple[str, ...] = EXTRAS) -> str:
-    """A digest of the packages, 12 hexadecimal digits, which is part of the environment's path."""
+    """A digest of the required packages and their versions, 12 hexadecimal digits. The path of an environment contains it."""
     return hashlib.sha256(b"\n".join([constraints(), *(line.encode() for line in requirements(extras))])).hexdigest()[:12]
 
 
 @functools.cache
 def source() -> bytes:
-    """Our own packages as a tar file; the same files always give the same bytes."""
+    """The source of shardlab's packages as a tar file. The same source always gives the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path in sources(PACKAGES):
@@ -71,14 +71,14 @@ def source() -> bytes:
 
 
 def source_digest() -> str:
-    """A digest of our own source, 12 hexadecimal digits, by which a node's source is compared."""
+    """A digest of shardlab's source, 12 hexadecimal digits. It tells whether a node has the same source."""
     return hashlib.sha256(source()).hexdigest()[:12]
 
 
 class PackageDifferences(msgspec.Struct, frozen=True):
-    """How an environment that we did not make differs from the tested packages; only the packages that we need directly.
+    """How an environment that shardlab did not create differs from the tested packages; only for directly required packages.
 
-    missing: what is not there, each as a clause. other: packages with another version than tested, each as a clause.
+    missing: a clause for each package that is missing. other: a clause for each package with a version that was not tested.
     """
 
     missing: list[str]
@@ -86,12 +86,12 @@ class PackageDifferences(msgspec.Struct, frozen=True):
 
 
 def differences(listing: str) -> PackageDifferences:
-    """listing: the output of the program LISTING."""
+    """Compare the packages of an environment with the tested packages. listing: the output of the program LISTING there."""
     there: dict[str, Version] = {}
     for line in listing.splitlines():
         name, _, version = line.strip().partition("==")
         with contextlib.suppress(InvalidVersion):
-            there.setdefault(canonicalize_name(name), Version(version))  # Python imports the first of two
+            there.setdefault(canonicalize_name(name), Version(version))  # Python imports the first copy of a package
     lines = [line.partition("==") for line in constraints().decode().splitlines() if not line.startswith("#")]
     pinned = {canonicalize_name(name): words.split()[0] for name, _, words in lines if words}
     missing, other = [], []

@@ -30,9 +30,10 @@ def verify(
 ) -> list[Finding]:
     """Run the stages of checks one after the other; the checks of a stage run at the same time on all nodes.
 
-    begins: called with the names of the checks before each stage, because some checks take seconds. Before each stage, every
-    node is asked for an answer. A node that does not answer gets one finding, its checks are skipped, and the checks of all
-    nodes together are made without it.
+    begins: called before each stage with a text that names its checks, because some checks take seconds.
+
+    Before each stage, a trivial command is run on every node. A node that does not answer gets one finding, its checks are
+    skipped, and checks of all nodes together leave this node out.
     """
     findings: list[Finding] = []
     for stage in filter(None, stages):
@@ -51,7 +52,7 @@ def verify(
 
 
 def _away(site: Site) -> dict[str, str]:
-    """The nodes that do not answer now, and why, of all nodes that have not failed before."""
+    """The nodes that do not answer now, by name, with the reason. Nodes that failed before are not asked."""
 
     def ask(target: Target) -> str | None:
         try:
@@ -67,7 +68,7 @@ def _away(site: Site) -> dict[str, str]:
 
 
 def verified(findings: Sequence[Finding]) -> bool | None:
-    """True if a check passed and none failed; None if nothing was checked."""
+    """True if at least one check passed and no check failed; None if no check was made; otherwise False."""
     outcomes = [finding.outcome.passed for finding in findings]
     return None if not outcomes else False not in outcomes and True in outcomes
 

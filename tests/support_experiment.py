@@ -81,8 +81,8 @@ class PracticeExperiment:
 
     def __init__(self, practice: Practice, workspace: Path) -> None:
         self.practice, self.path = practice, workspace
-        self.hosts = {name: node.host for name, node in practice.nodes.items()}  # on the control network
-        self.addresses = {name: f"10.90.79.{place}" for place, name in enumerate(NODES, 1)}  # on the experiment network
+        self.hosts = {name: node.host for name, node in practice.nodes.items()}  # the addresses on the control network
+        self.addresses = {name: f"10.90.79.{place}" for place, name in enumerate(NODES, 1)}  # and on the experiment network
         self.expires = (datetime.now(UTC) + LEASE).replace(microsecond=0)
 
     def write_files(self) -> None:
@@ -155,7 +155,7 @@ def experiments(folder: Path, workspace: Path) -> Iterator[PracticeExperiment]:
     with contextlib.ExitStack() as stack:
         disks = [stack.enter_context(disk(folder.with_name(f"{folder.name}-{name}.img"))) for name in NODES]
         practice = stack.enter_context(unprovisioned(folder, MACHINES))
-        network.down(BRIDGE)  # left by a test that was killed
+        network.down(BRIDGE)  # a test that was killed may have left this bridge
         ip("link", "add", BRIDGE, "type", "bridge")
         stack.callback(network.down, BRIDGE)
         ip("link", "set", BRIDGE, "up")

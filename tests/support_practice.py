@@ -144,7 +144,7 @@ def unprovisioned(folder: Path, file: str, release: str | None = None) -> Iterat
     found = Practice(folder, file + (f"release: {release}\n" if release else ""))
     name = found.cluster.name
     found.provision("down")
-    before = _state()  # there may be other clusters
+    before = _state()  # the state of this machine, which may have other clusters
     with found.start("warm") as warm:
         _, why = warm.communicate(timeout=1800)
     if warm.returncode:

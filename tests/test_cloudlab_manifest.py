@@ -48,7 +48,7 @@ def test_manifests_of_two_sites_are_one_experiment_that_ends_with_the_first():
     for texts in ((wisc, clemson), (clemson, wisc)):
         made = experiment(*texts)
         assert {one.name: one.site for one in made.nodes} == {"gpu0": "wisc.cloudlab.us", "gpu1": "clemson.cloudlab.us"}
-        assert made.expires == "2031-05-02T12:00:00-05:00"  # 17:00 UTC
+        assert made.expires == "2031-05-02T12:00:00-05:00"  # this is 17:00 UTC
 
 
 def test_each_manifest_may_repeat_the_nodes_of_the_other_sites_as_they_were_requested():

@@ -69,7 +69,7 @@ def test_without_slurm_and_without_a_shared_folder_each_node_has_its_part_of_a_r
     assert not site(tmp_path / "slurm", f"{STORAGE}slurm: {{partition: gpu}}\n").cluster.has_separate_folders
 
 
-# the disk at /mydata
+# Tests of the disk at /mydata.
 
 
 def disk_plan(one: Site, place: MountPlace, *, there: bool = True, number: int = 0):
@@ -159,7 +159,7 @@ def test_a_single_node_exports_its_folder_to_nobody(tmp_path):
     assert nfs.plan_server(one, target) == Nothing("/mydata/shardlab exists, and there is no other node to export it to")
 
 
-# the two networks
+# Tests of the two networks.
 
 
 def judged(nics=NICS, found=GOOD, **changes):
@@ -228,7 +228,7 @@ def test_the_inventory_records_both_networks(tmp_path):
     assert experiment_interfaces.of(Target(target.node, target.facts, NodeEntry(name="gpu0"))) is None
 
 
-# the all-reduce
+# Tests of the all-reduce.
 
 REPORT = CommandOutput(
     0, json.dumps({"backend": "gloo", "ranks": 2, "bytes": 1_000_000, "wrong": 0, "iterations": 10, "time_s": 0.001}), ""
@@ -257,7 +257,7 @@ def test_a_rendezvous_on_the_control_address_does_not_pass_as_the_right_interfac
     assert "gpu0 sent 10 MB over eno1, gpu1 sent 10 MB over eno1" in outcome.says
 
 
-# the all-reduce over two real networks, in network namespaces
+# Tests of the all-reduce over two real networks, in network namespaces.
 
 WHY = why_not()
 

@@ -32,7 +32,7 @@ ELEMENTS = {
     f"{RSPEC}link_type": (f"{RSPEC}link", {"name"}, set()),
     f"{RSPEC}property": (f"{RSPEC}link", {"source_id", "dest_id"}, {"capacity"}),
 }
-# a parent element has at most one of each
+# A parent element has at most one element of each of these names.
 MOST_ONE = {f"{RSPEC}sliver_type", f"{RSPEC}hardware_type", f"{RSPEC}disk_image"}
 LARGE = "hardware: c220g5, site: wisc, nodes: 1000"
 
@@ -97,7 +97,7 @@ def test_a_request_names_hardware_image_network_and_disk():
     (link,) = root.findall(f"{RSPEC}link")
     assert link.find(f"{RSPEC}link_type").get("name") == "lan"
     rates = {(rate.get("source_id"), rate.get("dest_id")): rate.get("capacity") for rate in link.iter(f"{RSPEC}property")}
-    assert rates == dict.fromkeys([("node0:if0", "node1:if0"), ("node1:if0", "node0:if0")], "100000000")  # kbit/s
+    assert rates == dict.fromkeys([("node0:if0", "node1:if0"), ("node1:if0", "node0:if0")], "100000000")  # in kbit/s
 
 
 def test_a_request_is_read_back_by_the_reader_of_manifests():

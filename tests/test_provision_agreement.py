@@ -1,4 +1,4 @@
-"""Time, users and keys, tested as data: from the answers of nodes to commands; a second plan contains no changes."""
+"""Tests of time, users and keys, as data: answers of nodes lead to commands; a second plan has no changes."""
 
 import hashlib
 import time

@@ -92,8 +92,8 @@ def test_an_empty_disk_is_made_and_mounted_and_fstab_keeps_what_it_had(nodes, lo
     assert ours.startswith("UUID=")
     assert ours.endswith(f" {mydata} ext4 defaults,nofail 0 2")
     assert target.node.run(["findmnt", "-no", "SOURCE", mydata], timeout_s=10).stdout == f"{loop}\n"
-    # as if provisioning had been killed before the mount and before the line in fstab: it continues there and formats nothing
-    # again
+    # The state is now as if `provision` had been killed after it formatted the disk: before the mount, and then also before the
+    # line in fstab. The next plan continues there and does not format the disk again.
     target.node.run(["umount", mydata], timeout_s=10)
     target.facts.forget()
     assert settle(disks.DISKS, one, target) == [f"make the folder {mydata}", f"mount {mydata}"]
@@ -170,7 +170,7 @@ def test_nodes_know_one_anothers_keys_and_other_lines_stay(nodes):
     said = one.targets[0].node.run(["sh", "-c", modes], timeout_s=10).stdout.splitlines()
     assert [line.split()[0] for line in said[:3]] == ["600", "600", "644"]
     assert sorted(said[3:]) == ["authorized_keys", "id_ed25519", "id_ed25519.pub"]  # no temporary file is left
-    # if the key of a node changes, all nodes get the new key, and the old key is not accepted any more
+    # If the key of a node changes, all nodes get the new key, and the old key is no longer accepted.
     second = one.targets[1]
     old = second.facts[KEYS].key
     second.node.run(["sh", "-c", "rm /root/.ssh/id_ed25519"], timeout_s=10)
@@ -230,7 +230,7 @@ def test_lines_of_ours_that_somebody_tore_apart_stop_it(nodes):
 )
 def test_a_user_writes_a_file_to_find_out_whether_this_is_possible(nodes, prepare, why_not):
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
-    with tempfile.TemporaryDirectory() as folder:  # in a folder that other users may enter, unlike the folders of pytest
+    with tempfile.TemporaryDirectory() as folder:  # other users may enter this folder, unlike the folders of pytest
         Path(folder).chmod(0o755)
         nodes[0].run(["sh", "-euc", prepare.format(folder)], timeout_s=10)
         fact = write_test(f"{folder}{'' if why_not else '/not/there/yet'}")

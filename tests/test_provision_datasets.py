@@ -197,7 +197,7 @@ def test_folders_are_copied_linked_or_unpacked(tmp_path):
     parts.mkdir()
     for split in ("train", "val"):
         of_split = {name: content for name, content in imagenet_members().items() if name.startswith(split)}
-        # tests both: paths that begin with the name of the split, and paths that do not
+        # the members of one archive have paths that begin with the name of the split, those of the other archive do not
         cut = f"{split}/" if split == "val" else ""
         tar(parts / f"{split}.tar", {name.removeprefix(cut): content for name, content in of_split.items()})
     assert stage.stage(Wanted(str(tmp_path / "third"), "imagenet", str(parts))).ready
@@ -360,7 +360,7 @@ def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeyp
 def test_data_sets_of_a_node_whose_environment_is_not_made_are_planned_but_not_staged(tmp_path, python):
     node = LoginNodeHere(name="w1", python=str(tmp_path / "python"))
     if python != "missing":
-        # a Python that sees no installed package
+        # the node's Python is replaced by a Python that sees no installed package
         Path(node.python).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
         Path(node.python).chmod(0o755)
     sets = [DataSet("cifar10", str(tmp_path / "set.tar"))]

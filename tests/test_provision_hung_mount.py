@@ -58,7 +58,7 @@ def test_a_mount_whose_server_does_not_answer_hangs(tmp_path):
     ("stat", "hangs", "there"),
     [
         ("exec sleep 600", True, True),
-        ("trap '' TERM; while :; do sleep 1; done", True, True),  # ends only with SIGKILL
+        ("trap '' TERM; while :; do sleep 1; done", True, True),  # this stat ends only with SIGKILL
         ("echo 'stat: cannot stat: Stale file handle' >&2; exit 1", True, True),
         ("echo 'stat: cannot statx: No such file or directory' >&2; exit 1", False, False),
         ("exit 0", False, True),

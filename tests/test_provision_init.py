@@ -167,7 +167,7 @@ def test_times_are_read_as_slurm_writes_them(text, seconds):
     ],
 )
 def test_other_output_is_refused(fact, stdout):
-    with pytest.raises(ValueError):  # noqa: PT011 (each has words of its own)
+    with pytest.raises(ValueError):  # noqa: PT011 (each fact raises another message)
         fact.parse(stdout)
 
 

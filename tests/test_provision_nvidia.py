@@ -1,4 +1,4 @@
-"""NVIDIA and RDMA, tested as data: from the output of such machines to commands. These tests ran on no such machine."""
+"""Tests of NVIDIA and RDMA, as data: output of machines leads to commands. The tests have not run on machines with GPUs."""
 
 import hashlib
 import itertools
@@ -322,7 +322,7 @@ def test_machines_without_gpus_have_nothing_to_do():
     assert isinstance(plan(said(A100_SXM, 0), system=container), Nothing)
     assert plan(said(A100_SXM, 0), asked=0) == Nothing("the cluster file requests no GPUs for it")
     one = site(said(A100_SXM, 0))
-    assert isinstance(nvidia.plan(one, one.targets[0]), Nothing)  # the controller
+    assert isinstance(nvidia.plan(one, one.targets[0]), Nothing)  # the controller needs no driver
 
 
 def test_switches_get_a_fabric_manager_of_the_drivers_version():

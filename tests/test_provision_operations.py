@@ -1,4 +1,4 @@
-"""Operations, tested as data: from the answers of nodes to commands; a state that is already reached needs no change."""
+"""Tests of operations, as data: answers of nodes lead to commands; a state that is already reached needs no change."""
 
 import hashlib
 import re

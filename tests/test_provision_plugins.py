@@ -1,4 +1,4 @@
-"""All facts, operations and checks are found by searching their folders, so a new file needs no entry in a list."""
+"""Tests of all facts, operations and checks, which are found by searching their folders: new files need no entry in a list."""
 
 import ast
 import re

@@ -1,5 +1,5 @@
-"""Reboots, tested as data: requested once, proven by a new boot id, then planned again. test_practice_line.py has a real
-one."""
+"""Tests of reboots without a machine: a reboot is requested once and proven by a new boot id; then the operation is planned
+again. test_practice_line.py tests a real reboot."""
 
 import pytest
 

@@ -52,12 +52,12 @@ def test_a_worker_is_resumed_if_we_drained_it_or_if_the_reason_no_longer_holds(l
     ("scontrol", "sinfo", "code"),
     [
         ("true", "echo drain", 0),
-        # two lines, because the worker is in two partitions
+        # sinfo prints two lines, because the worker is in two partitions
         ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo idle; echo idle", 0),
         ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo mix", 0),
         ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo drain", 1),
         ("echo 'slurm_update error: Unable to contact slurm controller' >&2; exit 1", "exit 1", 1),
-        # the controller has just restarted
+        # the controller has just restarted and does not know the state of the worker yet
         ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo 'unk*'", 0),
         ("echo 'slurm_update error: Invalid node state specified'; exit 1", "echo 'drain*'", 1),
     ],

@@ -1,4 +1,4 @@
-"""Disks, shared storage and free space, tested as data: from the answers of nodes to commands; a second plan has no changes."""
+"""Tests of disks, shared storage and free space, as data: answers of nodes lead to commands; a second plan has no changes."""
 
 import os
 import re
@@ -178,7 +178,7 @@ def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
     head.facts.answers |= {EXPORTS.name: {SHARED: ["10.0.0.2", "10.0.0.3"]}, SERVICES.name: SERVES}
     with_files(head, {nfs.EXPORTED: (nfs.content(one, head), 0o644, "root:root")})
     assert nfs.plan_server(one, head) == Nothing("/mydata/bench is exported to 2 nodes")
-    # as if provisioning had been killed after writing the file and before NFS read the file
+    # the state is now as if `provision` had been killed after it wrote the file and before NFS read the file
     head.facts.answers[EXPORTS.name] = {}
     assert commands(nfs.plan_server(one, head)) == ["exportfs -ra"]
     assert nfs.plan_server(one, one.targets[1]) == Nothing("it is not storage.server")
@@ -301,7 +301,7 @@ def test_the_second_look_at_a_disk_finds_what_lies_at_its_end_alone(tmp_path):
         return subprocess.run(look, env=environment, check=False, capture_output=True).returncode == 0
 
     assert looks_empty()
-    with image.open("r+b") as handle:  # a member of a RAID, format 0.90
+    with image.open("r+b") as handle:  # writes the signature of a RAID member, format 0.90
         handle.seek(8 * 2**20 - 65536)
         handle.write(struct.pack("<3I", 0xA92B4EFC, 0, 90))
     assert not looks_empty()

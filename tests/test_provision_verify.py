@@ -1,5 +1,5 @@
-"""Checks run in stages; all checks of a stage run at the same time. An unreachable node is reported once, and nothing waits
-for it."""
+"""Checks run in stages; all checks of a stage run at the same time. An unreachable node is reported once, and no check waits
+for this node."""
 
 import threading
 

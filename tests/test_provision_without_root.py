@@ -41,7 +41,7 @@ class AsNobody:
     def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False):
         if root:
             raise Unreachable("a command asked for root")
-        path = f"{self.home}/bin:/usr/bin:/bin"  # without the folders for administrators, as in a login over SSH
+        path = f"{self.home}/bin:/usr/bin:/bin"  # has no sbin folders, as in a login over SSH
         words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *argv]
         variables = {"PATH": path, "HOME": str(self.home), "LC_ALL": "C", **(env or {})}
         done = subprocess.run(words, input=stdin, capture_output=True, env=variables, check=False, timeout=timeout_s, cwd="/")
@@ -121,7 +121,7 @@ def test_verify_names_the_missing_part_as_well(lab, capsys, monkeypatch):
 def test_later_changes_wait_for_an_administrator(lab, capsys, monkeypatch):
     monkeypatch.setitem(tools.PROBES, "rsync", "false")
     text = (lab / "cluster.yaml").read_text()
-    # so that a bug in shardlab cannot download torch
+    # the folder of wheels does not exist, so that a bug in shardlab cannot download torch
     (lab / "cluster.yaml").write_text(f"{text}environment: {{wheelhouse: /nowhere}}\n")
     assert cli.main(["--json", "--workspace", str(lab), "--skip", "inventory"]) == 1
     document = json.loads(capsys.readouterr().out)

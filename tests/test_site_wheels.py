@@ -19,7 +19,7 @@ from provision.login_node import LoginNodeHere
 from provision.site import wheels
 from provision.site.wheels import InterpreterPlatform, WheelDownload
 
-HERE, OTHER = (f"3.{sys.version_info.minor + more}" for more in (0, 1))  # versions of Python
+HERE, OTHER = (f"3.{sys.version_info.minor + more}" for more in (0, 1))  # the version of this Python, and another version
 SITE = InterpreterPlatform(HERE, sys.platform, platform.machine(), ("glibc", "2.28"))
 # Builds a wheel that fits every Python, as the setup of a package without compiled parts does.
 BACKEND = """\
@@ -166,7 +166,7 @@ def test_a_failure_after_the_download_is_not_called_a_failure_to_download(index,
     for name in ("few", "compiled"):
         add_wheel(index, name, "py3-none-any")
     asked = a_download(tmp_path, "false")
-    (tmp_path / "site").touch()  # a file where the folder should be
+    (tmp_path / "site").touch()  # a file in place of the site's folder, so that nothing can be sent there
     with pytest.raises(Unanswered, match=r"^login: compiled\S+ was downloaded here, but not sent to \S+: .*(directory|exists)"):
         asked.make(CountingLogin(name="login"))
     asked.interpreter = ["no-python"]

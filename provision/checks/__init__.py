@@ -1,1 +1,1 @@
-"""Acceptance checks, one per file: each must pass, or not apply, before a node is ready to train."""
+"""Acceptance checks, one per file. A node is ready to train when each check passes or does not apply to the node."""

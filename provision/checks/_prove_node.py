@@ -68,9 +68,11 @@ def _wait_for(folder: Path, pattern: str, count: int) -> list[Path]:
 
 
 def _together(folder: Path, place: int, tasks: int, trial: Trial, head: str) -> CommandOutput | None:
-    """Run an all-reduce with one rank on each node. Returns the output of the rank of this node.
+    """Run an all-reduce with one rank on each node of the job. Returns the output of the rank of this node.
 
-    None if torch does not work on this node, or if the first node does not write its port into the folder.
+    None if torch does not work on this node, or if the first node does not write the address of the rendezvous into the folder.
+    folder: the folder of the job in the shared folder. place: the rank of this node. tasks: the number of nodes. head: the host
+    name of the first node.
     """
     if not trial.torch.backends:
         return None
@@ -109,7 +111,7 @@ def _interface(other: str) -> str | None:
     except OSError:
         return None
     with socket.socket(address[0], socket.SOCK_DGRAM) as looking:
-        looking.connect(address[4])  # for a UDP socket, connect sends nothing: the kernel only looks up the route
+        looking.connect(address[4])  # connect on a UDP socket sends nothing: the kernel only looks up the route
         own = looking.getsockname()[0]
     nics = psutil.net_if_addrs()
     return next(

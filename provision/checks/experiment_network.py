@@ -42,7 +42,7 @@ def judge(entry: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) ->
     found = experiment_interfaces.find(nics, addresses, entry.address, entry.control)
     experiment, control = found.experiment, found.control
     if entry.mac is not None:
-        named = [nic.name for nic in nics if nic.mac == entry.mac]  # a VLAN has the MAC address of the interface below it
+        named = [nic.name for nic in nics if nic.mac == entry.mac]  # several, because a VLAN has the MAC of its parent
         if not named:
             return Outcome(False, f"no interface has the MAC address {entry.mac} of the manifest", ADVICE)
         if experiment.interface not in named:

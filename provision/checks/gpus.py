@@ -1,4 +1,4 @@
-"""Checks that NVML and torch see the same number of GPUs. Telemetry uses NVML; if they differ, it would be misleading."""
+"""Checks that NVML and torch see the same number of GPUs. Otherwise telemetry, which uses NVML, would show other GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(host: Host, torch: Torch) -> Outcome:
-    """Passed if NVML and torch see the same number of GPUs; does not apply if neither sees one."""
+    """Passed if NVML and torch see the same number of GPUs; does not apply if neither of them sees a GPU."""
     if torch.version is None:
         return Outcome(None, "needs torch")
     if not host.gpus:

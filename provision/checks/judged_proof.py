@@ -56,7 +56,7 @@ def _measured(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduce]:
 
 
 def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
-    """The first check that the node did not pass; None if it passed all checks."""
+    """The Outcome of the first check that a node did not pass; None if the node passed all checks."""
     judged = [torch.judge(proof.trial.torch), gpus.judge(proof.host, proof.trial.torch), _count(proof, wanted)]
     if proof.trial.product is not None and proof.trial.product.code != 0:
         why = all_reduce.why_not(proof.trial.product, PRODUCT_S)
@@ -67,7 +67,7 @@ def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
         judged.append(_shared(proof))
         if (
             proof.together is not None and '"clock_spread_s"' in proof.together.stdout
-        ):  # rank 0 prints the report; NCCL may print other lines
+        ):  # the report of rank 0, to whose output NCCL may add lines
             judged.append(_between(proof.together))
         elif proof.together is None or proof.together.code != 0:
             why = (

@@ -1,7 +1,7 @@
 """Checks the compute nodes of a Slurm site: one job for each type of nodes proves that its nodes can train.
 
-A job may wait in the queue for hours. The check waits for a while, then says which job it waits for; the next `provision`
-or `provision verify` reads the result of the same job.
+A job may wait in the queue for hours. The check waits for a while, then reports the job that has not ended; the next
+`provision` or `provision verify` reads the result of the same job.
 """
 
 from __future__ import annotations
@@ -131,11 +131,12 @@ def _partition(cluster: Cluster, target: Target) -> str | None:
 def _types(cluster: Cluster, found: tuple[NodeType, ...], partition: str | None) -> dict[NodeType, str]:
     """The node types on which Slurm may start runs. Maps each type to the names of all nodes with other CPUs or GPUs.
 
-    Of types with the same CPUs and GPUs, only the one with the most nodes is included. partition: None: all partitions.
+    Of types with the same CPUs and GPUs, only the type with the most nodes is included.
+    found: all node types of the site. partition: the partition of the runs; None: any partition.
     """
     inside = [kind for kind in found if partition in (None, kind.partition)]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
-    plain = constraint is not None and not set(constraint) & set("|()[]*")  # sbatch itself evaluates these signs
+    plain = constraint is not None and not set(constraint) & set("|()[]*")  # signs that only sbatch evaluates
     features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and plain else []
     groups: dict[tuple[object, ...], list[NodeType]] = {}
     for kind in inside:
@@ -186,7 +187,10 @@ def _look(target: Target, folder: str) -> Proofs:
 
 
 def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, others: str) -> str | None:
-    """Submit the proof job of a node type. Returns why Slurm rejects it, or None."""
+    """Submit the proof job of a node type. Returns why Slurm rejects the job; None if Slurm accepts it.
+
+    folder: the folder for the job's results. others: the names of the nodes that the job must not get.
+    """
     gpus_ = cluster.gpus.per_node if cluster.gpus is not None else 0
     count = min(2, kind.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
     excluded = ",".join([*(cluster.slurm.exclude if cluster.slurm is not None else []), *([others] if others else [])])
@@ -194,8 +198,8 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
         *requests.options(cluster, nodes=count, minutes=MINUTES, gpus=gpus_, cpus=_cpus(kind)),
-        "--no-requeue",  # a requeued job would find the files of its first start
-        *([f"--exclude={excluded}"] if excluded else []),  # one option: of two --exclude, sbatch reads only the last
+        "--no-requeue",  # a job that starts again would find the files of its first start
+        *([f"--exclude={excluded}"] if excluded else []),  # only one option: sbatch uses the last --exclude
     ]
     script = templates.render(
         "site/prove.sh.j2",
@@ -214,7 +218,8 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
             f"{target.node.name}: sbatch did not answer within 120 s; the job may exist, which `squeue --me` shows"
         )
     lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-    return None if answer.code == 0 else "; ".join(lines)[:500] or last_line(answer)  # a submit plugin writes several lines
+    # All lines are returned, because a submit plugin of the site may explain the rejection in several lines.
+    return None if answer.code == 0 else "; ".join(lines)[:500] or last_line(answer)
 
 
 SITE_NODES = Check("node_types", run, once=True)

@@ -9,7 +9,7 @@ from shardlab.remote import CommandOutput
 
 CANARY = 7  # an exit code that no other error of a job is likely to have
 LIMIT_S = 180.0
-# The script polls because sacct reports the end of a job some seconds late.
+# Submits a job that exits with CANARY, and prints what sacct reports. sacct reports the end of a job some seconds late.
 CANARY_SCRIPT = f"""\
 cd "${{TMPDIR:-/tmp}}"
 worker=$1; shift
@@ -50,9 +50,9 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
-    """A failed Outcome if a job that requests one GPU does not see exactly one; None if it does, or without GPUs.
+    """A failed Outcome if a job that requests one GPU does not see exactly one GPU; None if it does, or if no GPUs are wanted.
 
-    worker: the node on which the job runs. It is named because Slurm may not know yet which nodes are down.
+    worker: the node on which the job runs. The job names this node because Slurm may not know yet which nodes are down.
     """
     if not (site.cluster.gpus and site.cluster.gpus.per_node):
         return None

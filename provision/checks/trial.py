@@ -1,4 +1,4 @@
-"""The results of the checks of torch on a node. They run once for all checks that need them: importing torch takes seconds."""
+"""The results of a trial of torch on a node. All checks of torch use one trial, because it takes seconds to import torch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from shardlab.remote import CommandOutput
 
 RANKS = 2
 LOOK_S = 180.0
-RANKS_S = 195.0  # the ranks themselves give up waiting for one another after 180 s
-PRODUCT_S = 90.0  # the first kernel on each GPU loads libraries, perhaps from a network file system
-COMPILED_S = 120.0  # Triton first compiles its own launcher in C
-LIMIT_S = 900.0  # for all parts together, with the import of torch from a network file system that is not cached
-# Gloo uses the loopback interface; without this variable, it would resolve the name of the host. NCCL exchanges only the
-# addresses of its ranks over loopback; it chooses the data path between GPUs itself.
+RANKS_S = 195.0  # the time limit of the all-reduce; the ranks themselves stop waiting for one another after 180 s
+PRODUCT_S = 90.0  # the time limit of the matrix product; the first kernel on a GPU may load libraries over a network
+COMPILED_S = 120.0  # the time limit of torch.compile; Triton first compiles its own launcher in C
+LIMIT_S = 900.0  # the time limit of all parts together, with the import of torch from a network file system
+# Without GLOO_SOCKET_IFNAME, Gloo would resolve the name of the host to find an interface. NCCL exchanges only the addresses of
+# its ranks over loopback, and chooses the data path between GPUs itself.
 ENVIRONMENT = ("OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME=lo")
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """The results of all checks of torch on one node."""
+    """The results of a trial of torch on one node: its properties, and the output of each test program."""
 
     torch: Torch
-    all_reduce: CommandOutput | None = None  # None: torch cannot be imported, or has no backend
-    product: CommandOutput | None = None  # the matrix product on each GPU; None: as for all_reduce, or torch sees no GPU
-    compiled: CommandOutput | None = None  # torch.compile on the first GPU; None: as for product
+    all_reduce: CommandOutput | None = None  # the all-reduce; None: torch cannot be imported, or has no backend
+    product: CommandOutput | None = None  # the matrix product on each GPU; None: torch cannot be used, or sees no GPU
+    compiled: CommandOutput | None = None  # torch.compile on the first GPU; None: torch cannot be used, or sees no GPU
 
 
 def command(python: str) -> list[str]:
@@ -43,7 +43,7 @@ TRIAL = Fact("trial", command, parse, timeout_s=LIMIT_S)
 
 
 def of(target: Target) -> Trial:
-    """The trial of a node. Also stores its part about torch as the answer to the fact TORCH. Raises Unanswered."""
+    """The trial of a node. Also stores the properties of torch as the answer to the fact TORCH. Raises Unanswered."""
     trial = target.facts[TRIAL]
     target.facts.answers.setdefault(TORCH.name, trial.torch)
     return trial

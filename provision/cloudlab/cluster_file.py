@@ -25,7 +25,7 @@ class ProposedGpus(msgspec.Struct, frozen=True):
     """The GPUs of each node, for the key `gpus` of the proposed cluster file."""
 
     per_node: int  # the smallest number of GPUs of a node
-    type: str | None  # None: the nodes have different types
+    type: str | None  # the GPU type; None: the nodes have different types
     memory_gib: int | None  # memory of one GPU; None: not known, or the nodes have different types
 
 
@@ -67,7 +67,10 @@ def text(manifests: Sequence[Path]) -> str:
 
 
 def _of_this_node() -> tuple[str, bytes]:
-    """(the name of the manifest in errors, its bytes). Raises InputError if this machine is not a node of an experiment."""
+    """Read the manifest of this machine. Raises InputError if this machine is not a node of an experiment.
+
+    Returns (the name of the manifest for error messages, the bytes of the manifest).
+    """
     if not own_manifest.is_node():
         raise InputError(
             "--cloudlab names no manifest, and this machine is no node of an experiment, because it has no command "

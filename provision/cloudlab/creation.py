@@ -43,14 +43,14 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
         output.remark(f"warning: {sentence}", style="yellow")
     try:
         texts = _manifests(cluster, portal.manifests(ready.id))
-    except InputError as error:  # InputError would mean that nothing was changed
+    except InputError as error:  # raised as ShardlabError, because InputError means that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN}") from None
     cloudlab_experiment.store_manifests(workspace.own, texts)
     keep_end(workspace, portal, ready)
 
 
 def _granted_less(request: ProfileRequest, found: PortalExperiment) -> str:
-    """A warning if the experiment got fewer hours than the cluster file requests; empty if it did not, or if unknown."""
+    """A warning if the experiment got fewer hours than the cluster file requests; empty if it got all, or if unknown."""
     born, end = moment(found.created_at), moment(found.expires_at)
     if born is None or end is None or end - born >= timedelta(hours=request.duration, seconds=-CLOCK_S):
         return ""
@@ -83,7 +83,7 @@ def keep_end(workspace: Workspace, portal: Portal, found: PortalExperiment) -> N
 
 
 def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> None:
-    """Raises InputError if the note of the workspace has another name, project or portal than the cluster file."""
+    """Check that the note of the workspace has the name, the project and the portal of the cluster file. Raises InputError."""
     keys = cluster.cloudlab
     assert keys is not None
     path = cloudlab_experiment.path_of(workspace.own)
@@ -133,7 +133,7 @@ def _created(
 ) -> ExperimentNote:
     """Create or adopt the experiment. Returns its note; the nodes may not be ready yet.
 
-    note: the note of an earlier, interrupted command; None: there is no note.
+    note: the note of an earlier command that was interrupted; None: there is no note.
     """
     was_asked_before = note is not None
     if note is None:
@@ -159,12 +159,12 @@ def _created(
             return _keep(workspace, note, found)  # the request of the earlier command was carried out late
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
         if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
-            return _adopted_of_user(note, other, workspace, output)  # it was created after the first look-up
+            return _adopted_of_user(note, other, workspace, output)  # an experiment that was created after the first look-up
         raise
 
 
 def _other_profile(note: ExperimentNote, found: PortalExperiment) -> str:
-    """A phrase if the experiment was created from another profile than the note says; empty if not, or if it is not known."""
+    """A phrase that names the experiment's profile if the note names another profile; empty if they agree or are not known."""
     if not found.profile_name or not found.profile_project or note.profile is None:
         return ""
     profile = f"{found.profile_project}/{found.profile_name}"
@@ -174,10 +174,10 @@ def _other_profile(note: ExperimentNote, found: PortalExperiment) -> str:
 
 
 def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
-    """Adopt an experiment that no command of this workspace created. Returns its note.
+    """Adopt the experiment `found`, which no command of this workspace created. Returns the note about the experiment.
 
-    Raises InputError if the user of the token did not create the experiment, or created it from another profile than the
-    cluster file names, because its nodes then serve another purpose.
+    intent: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not
+    create the experiment, or created it from another profile than the cluster file names: its nodes then serve another purpose.
     """
     if found.creator is None or found.creator != intent.user:
         raise _taken(intent.project, intent.name, f"its creator is {found.creator or 'unknown'}")
@@ -191,7 +191,7 @@ def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace:
 
 
 def _intent(request: ProfileRequest, portal: Portal) -> ExperimentNote:
-    """The note that is written before the request is sent to the portal."""
+    """The note about the experiment that a request will create. It is written before the request is sent to the portal."""
     return ExperimentNote(
         schema=cloudlab_experiment.SCHEMA,
         name=request.name,
@@ -209,8 +209,9 @@ def _remove_note(workspace: Workspace) -> None:
 
 
 def _manifests(cluster: Cluster, texts: dict[str, str]) -> dict[str, bytes]:
-    """Check the manifests. Returns them by name of the aggregate. texts: by URN of the aggregate.
+    """Check the manifests of the portal. Returns the manifests by name of the aggregate.
 
+    texts: the manifests by URN of the aggregate.
     Raises InputError for a manifest that cannot be used, and ShardlabError if the nodes are not as the cluster file says.
     """
     named: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Asks the portal for more hours, and says how many it granted. The portal may grant fewer hours than requested, or none."""
+"""Asks the portal for more hours for an experiment. The portal may grant fewer hours than requested, or none."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
 
 MOST_HOURS = 24 * 365
-MOST_REASON = 2000  # characters
+MOST_REASON = 2000  # the most characters of the reason
 CLOCK = timedelta(minutes=1)
 
 
 class PartialGrant(ShardlabError):
-    """The portal granted fewer hours than requested, or it is not known how many it granted."""
+    """The portal granted fewer hours than requested, or it is not known how many hours the portal granted."""
 
 
 def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str:
@@ -37,7 +37,7 @@ def extend(workspace: Workspace, portal: Portal, hours: int, reason: str) -> str
     try:
         with nothing_changed():
             portal.extend(known.id, hours, reason)
-    except OutcomeUnknown as error:  # not repeated, because a second request could add the hours twice
+    except OutcomeUnknown as error:  # the request is not repeated: that could add the hours twice
         doubt = f" {error}"
     extended = creation.refresh(workspace, portal) or known
     after = moment(extended.expires_at)

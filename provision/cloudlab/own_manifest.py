@@ -27,7 +27,7 @@ def read() -> bytes:
         done = subprocess.run(COMMAND, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise InputError(f"{what}: did not end within {TIMEOUT_S:g} s. {instead}") from None
-    except OSError as error:  # such as a script whose interpreter is not installed
+    except OSError as error:  # the command cannot be started, for example because its interpreter is missing
         raise InputError(f"{what}: cannot be executed ({error.strerror}). {instead}") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip()[-500:]
@@ -36,9 +36,9 @@ def read() -> bytes:
 
 
 def store(cluster: Cluster, workspace: Workspace) -> None:
-    """Store the manifest in the workspace, for the other commands, with a note that we did not create the experiment.
+    """Store this node's manifest in the workspace, for other commands. Raises InputError.
 
-    Raises InputError.
+    The note about the experiment in the workspace says that `provision` did not create the experiment.
     """
     text = read()
     experiment = cloudlab_manifest.parse([(" ".join(COMMAND), text)])

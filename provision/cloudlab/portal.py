@@ -1,4 +1,4 @@
-"""A client of the CloudLab portal's API, over https only. It has one method per request; each failure is one sentence.
+"""A client of the CloudLab portal's API, over https only. The client has one method per request; each failure is one sentence.
 
 A request that changes nothing is repeated a few times while the portal is overloaded or does not answer, and each repetition
 is reported. A request that changes something is repeated only if the portal did nothing: if it answers with status 429, or if
@@ -28,11 +28,11 @@ PREFIXES = ("", "/portal/api")  # published clients use different prefixes for t
 BACKOFF_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 MOST_RETRY_AFTER_S = 120.0
 CONNECT_S = 30.0
-TIMEOUT_S = 60.0  # for each part of an answer
-MOST_S = 300.0  # for a whole answer
+TIMEOUT_S = 60.0  # the time limit for each part of an answer
+MOST_S = 300.0  # the time limit for a whole answer
 CLOCK = timedelta(minutes=5)  # allowed difference between the clocks of this machine and of the portal
-MOST_SAID = 1000  # characters of the portal's own error that are shown
-MOST_BYTES = 64 << 20  # of an answer, which may contain the manifests of several sites
+MOST_SAID = 1000  # the most characters of an error of the portal that are shown
+MOST_BYTES = 64 << 20  # the largest allowed answer; an answer may contain the manifests of several sites
 
 CREATION = "the creation of the experiment"
 REFUSED = (400, 401, 403, 404, 422)  # statuses of HTTP: the portal understood the request and will not carry it out
@@ -102,15 +102,15 @@ class Portal:
         try:
             parts.hostname.encode("idna")
             _ = parts.port
-        except ValueError as error:  # includes UnicodeError
+        except ValueError as error:  # an invalid URL; UnicodeError is a ValueError, too
             raise InputError(
                 f"cloudlab.portal_url: found {self.url}, which is no address ({error}). Allowed: an address such as "
                 f"{DEFAULT_URL}."
             ) from None
-        self._prefix = "" if parts.path else None  # None: not known yet
+        self._prefix = "" if parts.path else None  # the prefix of all paths; None: not known yet
         self._token, self._say, self._sleep = token, say, sleep
         self.date: str | None = None
-        self._clocks_differ = False  # whether a difference was already reported
+        self._clocks_differ = False  # whether a difference of the clocks was already reported
         # SSL_CERT_FILE and SSL_CERT_DIR choose the trusted certificates. Redirects are not followed: they would get the token.
         try:
             self._client = httpx.Client(
@@ -144,10 +144,10 @@ class Portal:
             )
 
     def user(self) -> str | None:
-        """The user of the token; None if the portal does not say it."""
+        """The name of the user to whom the token belongs; None if the portal does not state the name."""
         try:
             return self._decoded(TokenOwner, self._asked("GET", "/tokens/this", "who the token belongs to")).user
-        except NoExperiment:  # a portal of an older version
+        except NoExperiment:  # an older portal does not know this request and answers with HTTP 404
             return None
 
     def create(self, request: Mapping[str, Any]) -> PortalExperiment:
@@ -163,11 +163,11 @@ class Portal:
             return None
 
     def manifests(self, uuid: str) -> dict[str, str]:
-        """The manifests, by URN of the aggregate. Raises PortalError."""
+        """The manifests of an experiment, by URN of the aggregate. Raises PortalError."""
         return self._decoded(dict[str, str], self._asked("GET", f"/experiments/{uuid}/manifests", "the manifests"))
 
     def extend(self, uuid: str, hours: int, reason: str) -> None:
-        """Ask for more hours; the experiment's `expires_at` says afterwards what was granted. Raises PortalError."""
+        """Ask for more hours for an experiment. Its `expires_at` says afterwards what was granted. Raises PortalError."""
         self._asked("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
 
     def terminate(self, uuid: str) -> None:
@@ -191,7 +191,7 @@ class Portal:
             try:
                 answer = self._repeated("GET", f"{prefix}/version", "its version", None)
                 decoder(PortalVersion).decode(answer.body)
-            except DECODE_FAULTS:  # the page of a web server
+            except DECODE_FAULTS:  # the answer is a page of a web server, not of the portal's API
                 continue
             except PortalError as error:
                 if error.status is None or not (error.status < 400 or error.status == 404):
@@ -204,7 +204,10 @@ class Portal:
         )
 
     def _repeated(self, method: str, path: str, what: str, content: Mapping[str, Any] | None) -> PortalAnswer:
-        """Send a request, and repeat it as the module's docstring says. Returns the successful answer. Raises PortalError."""
+        """Send a request, and repeat it where the docstring of this file allows it. Returns the successful answer.
+
+        Raises PortalError.
+        """
         for pause_s in (*BACKOFF_S, None):
             try:
                 answer = self._sent(method, path, what, content)

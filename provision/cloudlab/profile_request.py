@@ -18,7 +18,7 @@ from shardlab.cluster import Cluster
 from shardlab.errors import InputError
 
 SMALL_LAN = "small-lan"
-NAME = re.compile(r"[a-z][a-z0-9-]{1,15}")  # Emulab names experiments with at most 16 characters
+NAME = re.compile(r"[a-z][a-z0-9-]{1,15}")  # Emulab allows at most 16 characters in the name of an experiment
 OF_KEYS = {  # maps a parameter of small-lan to the key under `cloudlab` that sets it, so `bindings` must not contain it
     "nodeCount": "nodes",
     "phystype": "hardware",
@@ -70,7 +70,7 @@ class ProfilePlan(msgspec.Struct, frozen=True):
 def plan(cluster: Cluster) -> ProfilePlan:
     """The request for this cluster file. Raises InputError for a key that the portal or the profile cannot express."""
     keys = cluster.cloudlab
-    assert keys is not None  # provider cloudlab has it
+    assert keys is not None  # the provider cloudlab requires the key `cloudlab`
     if keys.project is None:
         raise _refused("project: null", "the project in which the experiment is created")
     if not NAME.fullmatch(cluster.name):

@@ -48,7 +48,7 @@ def wait(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Out
 
 
 def existing(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment:
-    """Ask the portal for the experiment of the note. Raises PortalError, and ShardlabError if it no longer exists."""
+    """Ask the portal for the experiment of the note. Raises PortalError, and ShardlabError if the experiment is gone."""
     assert note.uuid is not None
     found = portal.experiment(note.uuid)
     if found is None:
@@ -64,7 +64,7 @@ def existing(note: ExperimentNote, workspace: Workspace, portal: Portal) -> Port
 def _state(found: PortalExperiment, late: dict[str, str]) -> str:
     """The state of the experiment in a line, such as `experiment provisioning, 1 of 2 nodes ready; gpu1: rawstate BOOTING`.
 
-    late: by name, what is not ready of each node that is not ready.
+    late: for each node that is not ready, by name, the states that are not ready yet.
     """
     shown = [f"{name}: {lacks}" for name, lacks in list(late.items())[:3]] + (["..."] if len(late) > 3 else [])
     nodes = len(found.nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from xml.etree import ElementTree  # only writes; defusedxml parses
+from xml.etree import ElementTree  # used only to write XML; defusedxml parses XML
 
 import msgspec
 
@@ -21,9 +21,9 @@ RSPEC = "http://www.geni.net/resources/rspec/3"
 EMULAB = "http://www.protogeni.net/resources/rspec/ext/emulab/1"
 SCHEMAS = f"{RSPEC} {RSPEC}/request.xsd"
 LAN = ipaddress.IPv4Network("10.10.0.0/16")
-EACH_OCTET = 254  # addresses per 256: addresses that end with 0 or 255 are not used
-RATED_NODES = 100  # a request states the rate of a LAN for each ordered pair of interfaces
-UBUNTU = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # CloudLab's own images, such as UBUNTU24-64-STD
+EACH_OCTET = 254  # how many of 256 addresses are used: addresses that end with 0 or 255 are not
+RATED_NODES = 100  # most nodes of a LAN with a rate, because a request states the rate for each ordered pair of interfaces
+UBUNTU = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # the names of CloudLab's own Ubuntu images, such as UBUNTU24-64-STD
 OLDEST_UBUNTU = 24  # the first Ubuntu LTS whose Python is 3.11 or newer
 BY_HAND = "To use it nevertheless, create the experiment at the portal, and name its manifest in cloudlab.manifest"
 
@@ -60,7 +60,7 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
 
 
 def plan(cluster: Cluster) -> ExperimentRequest:
-    """The request of a cluster file with the key `cloudlab`. Raises InputError if it asks for something that cannot work."""
+    """The request that a cluster file with the key `cloudlab` describes. Raises InputError if its experiment could not work."""
     keys = cluster.cloudlab
     if keys is None or keys.hardware is None:
         raise InputError(
@@ -104,7 +104,10 @@ def _address(place: int) -> str:
 
 
 def _place(keys: Cloudlab, name: str) -> tuple[HardwareType | None, str]:
-    """(the type, or None if the catalogue does not list it; its site). Raises InputError if the site is not clear."""
+    """Find the hardware type `name` in the catalogue. Raises InputError if it is not clear which site is meant.
+
+    Returns (the type, or None if the catalogue does not list it; the site of its machines).
+    """
     catalogue = hardware.catalogue()
     listed = catalogue.named(name)
     if keys.site is not None:

@@ -22,7 +22,7 @@ from shardlab.workspace import Workspace
 
 POLL_S = 5.0
 MOST_WAIT_S = 900.0
-MOST_NAMED = 20  # runs
+MOST_NAMED = 20  # the most runs that the warning names
 
 
 class RunThere(msgspec.Struct, frozen=True):
@@ -50,12 +50,12 @@ class FetchedManifest(msgspec.Struct, frozen=True):
 
 
 def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> str:
-    """Terminate the experiment, wait until the portal no longer has it, and move its note and manifests out of use.
+    """Terminate the experiment, wait until it no longer exists at the portal, and put its note and manifests away.
 
     Returns a sentence for the user. Raises ShardlabError.
     """
     note = cloudlab_experiment.read(workspace.own)
-    assert note is not None  # the caller asked for consent to end it
+    assert note is not None  # the caller has read the note and asked the user for a confirmation
     assert note.created_by_us
     with nothing_changed():
         found = creation.adopted(note, workspace, portal) if note.uuid is None else portal.experiment(note.uuid)
@@ -85,7 +85,7 @@ def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Ou
 
 
 def leave(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> str:
-    """Move the note and the manifests of an experiment that provision did not create out of use. Raises WorkspaceError.
+    """Put away the note and the manifests of an experiment that `provision` did not create. Raises WorkspaceError.
 
     Returns a sentence for the user.
     """
@@ -97,7 +97,7 @@ def leave(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> str:
 
 
 def unfetched(workspace: Workspace) -> str:
-    """A warning about runs on the cluster whose files are not completely on this machine; empty if there are none."""
+    """A warning about runs on the cluster whose files are not completely on this machine; empty if there are no such runs."""
     there = remote_workspace.known(workspace)
     if there is None:
         return ""
@@ -121,9 +121,9 @@ def _is_here(workspace: Workspace, run_id: str) -> bool:
 
 
 def _forget(cluster: Cluster, workspace: Workspace) -> None:
-    """Move the note and the manifests out of use, and remove the nodes' host keys from known_hosts.
+    """Put the note and the manifests of the experiment away, and remove the nodes' host keys from known_hosts.
 
-    When CloudLab lends the machines again, to anybody, they have new host keys.
+    When CloudLab lends these machines again, the machines have new host keys.
     """
     known_hosts = workspace.own / "known_hosts"
     if known_hosts.exists():

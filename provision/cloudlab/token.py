@@ -10,7 +10,7 @@ from shardlab import files
 from shardlab.cloudlab_keys import TOKEN_VARIABLE
 from shardlab.errors import InputError, WorkspaceError
 
-FILE = Path(".config", "shardlab", "cloudlab-token")  # in the home of the user
+FILE = Path(".config", "shardlab", "cloudlab-token")  # the file with the token, relative to the home folder of the user
 MOST_BYTES = 16 << 10
 HIDDEN = "[token]"
 HOW = (
@@ -23,7 +23,7 @@ class Token:
     """A token of the portal. Its repr and str do not show it."""
 
     def __init__(self, secret: str, source: str) -> None:
-        """source: where the token comes from, for errors."""
+        """secret: the token itself. source: where the token comes from, for errors."""
         self._secret = secret
         self.source = source
 

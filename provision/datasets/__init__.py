@@ -1,4 +1,4 @@
 """Downloads, unpacks and checks data sets, each completely or not at all.
 
-It needs only Python and shardlab.errors, so its records are dataclasses and not msgspec Structs.
+This package imports only Python's standard library and shardlab's own modules without msgspec, so its records are dataclasses.
 """

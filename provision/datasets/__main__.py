@@ -10,9 +10,9 @@ from shardlab.errors import ShardlabError
 
 
 def main(verb: str, request: str) -> int:
-    """Look for a data set, download its archive, or stage it. request: a `Wanted` in JSON.
+    """Look for a data set, download its archive, or stage it, and print the state of the data set as JSON.
 
-    Errors go to standard error, with their exit code.
+    request: the data set, a `Wanted` as JSON. An error is printed to standard error. Returns the exit code.
     """
     wanted = stage.Wanted(**json.loads(request))
     try:

@@ -1,4 +1,4 @@
-"""Unpacks an archive that may be malicious: only plain files with expected names, and no more bytes than expected."""
+"""Unpacks an archive, which may be malicious: writes only plain files with expected names, and no more bytes than expected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provision.datasets.formats import Format, check_image_start
 from shardlab.errors import InputError
 
 CHUNK = 2**20
-HEADERS = 2**20  # bytes between two members: a header has 512, a long name a few more; padding makes up to 20 KiB
+HEADERS = 2**20  # most bytes between two members; usual are 512 for a header, a few more for a long name, 20 KiB of padding
 KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
     tarfile.LNKTYPE: "a hard link",
@@ -27,9 +27,9 @@ KINDS = {
 
 
 def unpack(archive: Path, wanted: Format, folder: Path, within: str = "") -> None:
-    """Write the members of a tar file, plain or gzipped, into `folder`, which is new. Raises InputError, OSError.
+    """Write the members of a tar file, plain or gzipped, into the new folder `folder`. Raises InputError or OSError.
 
-    within: a prefix for the names of members, for an archive that contains a part of the data set.
+    within: a prefix for the names of members, for an archive that contains only a part of the data set.
     Names, types, sizes and the number of members are checked against `wanted` before a byte of a member is written.
     """
     members = written = 0
@@ -39,7 +39,7 @@ def unpack(archive: Path, wanted: Format, folder: Path, within: str = "") -> Non
             member = tar.next()
             if member is None:
                 break
-            tar.members.clear()  # type: ignore[attr-defined]  # else a million headers stay in memory
+            tar.members.clear()  # type: ignore[attr-defined]  # otherwise a million headers would stay in memory
             members += 1
             if members > wanted.most_files:
                 raise InputError(f"{archive}: has more than {wanted.most_files} members, the most that this set may have.")
@@ -57,7 +57,7 @@ def unpack(archive: Path, wanted: Format, folder: Path, within: str = "") -> Non
 
 
 def _check_path(archive: Path, name: str) -> None:
-    """Raises InputError for a path that leads out of the folder."""
+    """Check the path of a member. Raises InputError if the path leads out of the folder into which the archive is unpacked."""
     if name.startswith("/"):
         raise InputError(f"{archive}: the member {name!r} has an absolute path. Allowed: paths within the archive.")
     if ".." in name.split("/"):
@@ -65,7 +65,10 @@ def _check_path(archive: Path, name: str) -> None:
 
 
 def _kept(archive: Path, member: tarfile.TarInfo, wanted: Format, within: str) -> str:
-    """Where a member goes within the set's folder. Raises InputError for what does not belong there."""
+    """The path within the data set's folder to which a member is unpacked.
+
+    Raises InputError if the member is not a plain file, or does not belong to the data set.
+    """
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
         kind = KINDS.get(member.type, "a sparse file" if member.isreg() else f"of the type {member.type!r}")
@@ -80,7 +83,7 @@ def _kept(archive: Path, member: tarfile.TarInfo, wanted: Format, within: str) -
 
 def _write(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path, *, image: bool) -> None:
     source = tar.extractfile(member)
-    assert source is not None  # it is a plain file
+    assert source is not None  # extractfile returns None only for a member that is not a plain file
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -99,7 +102,7 @@ def _write(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, path: P
 
 
 class _Meter:
-    """A file that gives at most `left` bytes: no header may make the reader take in or decompress without end."""
+    """A file from which at most `left` more bytes can be read, so that a malicious header cannot make tarfile read forever."""
 
     def __init__(self, file: IO[bytes], archive: Path) -> None:
         self._file, self._archive = file, archive
@@ -115,7 +118,10 @@ class _Meter:
 
 @contextlib.contextmanager
 def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Meter]]:
-    """The archive as a stream, front to back. What is wrong with it while it is read comes out as InputError."""
+    """Open an archive, plain or gzipped, as a stream that is read once. An error in the archive raises InputError in the block.
+
+    Yields (the open tar file, the meter that limits how many bytes are read from it).
+    """
     with archive.open("rb") as raw, contextlib.ExitStack() as opened:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)

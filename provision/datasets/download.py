@@ -15,16 +15,16 @@ from pathlib import Path
 from shardlab.errors import InputError, ShardlabError
 
 CHUNK = 2**20
-ATTEMPTS = 5  # in one command; the next command resumes the download
-PAUSE_S = 1.0  # before the second attempt, doubled for each after it
-STALL_S = 60.0  # without a byte
+ATTEMPTS = 5  # attempts in one command; the next command resumes the download
+PAUSE_S = 1.0  # the pause before the second attempt; doubled for each attempt after it
+STALL_S = 60.0  # an attempt fails if no byte arrives for so long
 
 
 def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
     """Download the rest of the archive into `partial`, and return it if its SHA-256 is `sha256`.
 
-    Raises InputError if it is another archive (the partial file is then deleted), and ShardlabError if the download is not
-    completed (the partial file is then kept).
+    most_bytes: the largest allowed size of the archive. Raises InputError if the archive has another SHA-256 (the partial file
+    is then deleted), and ShardlabError if the download could not be completed (the partial file is then kept).
     """
     why = ""
     for attempt in range(ATTEMPTS):
@@ -37,7 +37,7 @@ def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code not in (408, 416, 429):
                 raise InputError(f"{url}: the server says {error.code} {error.reason}.") from None
-            if error.code == 416:  # nothing beyond what is there: whole, or of another archive, which the checksum tells
+            if error.code == 416:  # the server has no more bytes: the partial file is complete, or fails the checksum below
                 break
             why = f"the server says {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
@@ -59,20 +59,20 @@ def forget(partial: Path) -> None:
 
 
 def digest(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal."""
+    """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _transfer(url: str, partial: Path, most_bytes: int) -> bool:
-    """Fetch what is missing; whether all is there now."""
-    request = urllib.request.Request(url)  # noqa: S310  # the scheme is checked where cluster.yaml is read
+    """Make one attempt to download the missing bytes. Returns whether the partial file is complete now."""
+    request = urllib.request.Request(url)  # noqa: S310  # the scheme of the URL was checked when cluster.yaml was read
     have = partial.stat().st_size if partial.exists() else 0
     noted = _noted(partial)
     if have and noted.get("url") == url:
         request.add_header("Range", f"bytes={have}-")
         if validator := noted.get("validator"):
-            request.add_header("If-Range", validator)  # another file under this name is then sent whole
+            request.add_header("If-Range", validator)  # if the file at the URL changed, the server then sends all of it
     with urllib.request.urlopen(request, timeout=STALL_S) as answer:  # noqa: S310
         begin, total = _extent(answer.status, answer.headers)
         if begin not in (0, have):
@@ -90,7 +90,7 @@ def _transfer(url: str, partial: Path, most_bytes: int) -> bool:
 
 
 def _extent(status: int, headers: Message) -> tuple[int, int | None]:
-    """(the first byte sent, bytes of the whole file if the server says so)."""
+    """Returns (the position of the first byte that the server sends, the size of the whole file or None if it is not known)."""
     if status == 206 and (match := re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))):
         return int(match[1]), None if match[2] == "*" else int(match[2])
     length = headers.get("Content-Length")
@@ -98,13 +98,16 @@ def _extent(status: int, headers: Message) -> tuple[int, int | None]:
 
 
 def _validator(headers: Message) -> str | None:
-    """What If-Range takes: a strong ETag, else the date of change."""
+    """The value for the header If-Range: a strong ETag, otherwise the date of the last change."""
     tag = headers.get("ETag")
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
 
 
 def _noted(partial: Path) -> dict[str, str | None]:
-    """Of what the partial file is a part; nothing where that is not known, and it is fetched anew."""
+    """The note about a partial file: from which URL it comes, and the validator of the file there.
+
+    Empty if the note does not exist or is damaged; the download then starts again.
+    """
     try:
         noted = json.loads(_note(partial).read_text())
     except (FileNotFoundError, ValueError):

@@ -21,16 +21,17 @@ MNIST_PAIRS = (
 )
 MNIST_PIXELS = (28, 28)
 LABELS = 10
-IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # a few of the official .JPEG files are PNG
+IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # of JPEG and PNG; a few of ImageNet's official .JPEG files are PNG
 
 
 @dataclass(frozen=True)
 class Format:
-    """A data set's folder in the data path, the members of its archive, and how much of them there may be.
+    """The form of a data set: its folder in the data path, and the names, number and size of the files in its archive.
 
-    member: matches the whole path of a member; its group `kept` is the path within `folder`.
+    member: matches the whole path of a member of the archive; its group `kept` is the path within `folder`.
+    spoken: the allowed members, in words for an error message.
     check: raises InputError if a folder does not contain the data set.
-    summary: values that do not change as long as the folder is undamaged.
+    summary: returns values that do not change as long as the folder is undamaged.
     """
 
     folder: str
@@ -40,8 +41,8 @@ class Format:
     most_bytes: int
     check: Callable[[Path], None]
     summary: Callable[[Path], dict[str, int]]
-    linked: bool = False  # an unpacked folder elsewhere is linked to rather than copied
-    parts: tuple[str, ...] = ()  # folders that may come as a tar file each
+    linked: bool = False  # whether a symbolic link to an unpacked folder is made, instead of a copy of the folder
+    parts: tuple[str, ...] = ()  # the parts of the data set, each of which may come as a tar file of its own
 
 
 def _check_cifar10(folder: Path) -> None:
@@ -82,7 +83,7 @@ def _idx(folder: Path, name: str, dimensions: int) -> tuple[bytes, tuple[int, ..
 
 
 def _content(path: Path, *, most: int) -> bytes:
-    """A file's bytes, out of its gzip if it is one."""
+    """The bytes of a file, decompressed if its name ends with .gz. most: the largest allowed number of bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle:
             content: bytes = handle.read(most + 1)
@@ -102,7 +103,8 @@ def _check_labels(path: Path, labels: bytes) -> None:
 
 
 def _check_imagenet(folder: Path) -> None:
-    """Class folders, those of val among those of train, none without an image, and each one's first image looked at."""
+    """Check that `train` and `val` have class folders, that every class of `val` is a class of `train`, and that the first file
+    of each class folder is an image. Raises InputError."""
     classes = {split: _folders(folder / split) for split in ("train", "val")}
     if len(classes["train"]) < 2:
         raise InputError(f"{folder / 'train'}: found {len(classes['train'])} class folders. Allowed: at least 2.")
@@ -123,7 +125,7 @@ def _check_imagenet(folder: Path) -> None:
 
 
 def check_image_start(where: str, start: bytes) -> None:
-    """Raises InputError for bytes with which no JPEG begins."""
+    """Check the first bytes of an image. Raises InputError if no image begins with them. where: the image, for the error."""
     if not start.startswith(IMAGE_STARTS):
         raise InputError(f"{where}: starts with {start[:4].hex(' ') or 'nothing'}. Allowed: a JPEG.")
 

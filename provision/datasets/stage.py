@@ -1,4 +1,4 @@
-"""Looks for a data set in its folder, or stages it there, completely or not at all, also if several processes ask for it."""
+"""Looks for a data set in its folder, or stages it there, completely or not at all, even if several processes do so at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from shardlab import data_cache
 from shardlab.errors import InputError
 
 SCHEMA = 1
-OWN = ".staging"  # in the data path: locks, notes, what is being fetched and unpacked
+OWN = ".staging"  # the folder in the data path for locks, notes, and files that are being downloaded or unpacked
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A data set. source: an http(s) URL, an archive or a folder; None if the data set must already be in the data path."""
+    """A data set that is wanted in the data path.
+
+    source: an http(s) URL, an archive or a folder; None if the data set must already be in the data path.
+    """
 
     data_path: str
     name: str
@@ -32,9 +35,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class DataSetState:
-    """The state of a data set. ready: nothing to do. can: whether staging is possible. says: a sentence about the state.
+    """The state of a data set.
 
-    makes: whether staging writes the data set, and does not only verify it.
+    ready: whether the data set is staged and verified. can: whether staging is possible. says: a sentence about the state.
+    makes: whether staging would write the data set, and not only verify it.
     """
 
     ready: bool
@@ -44,7 +48,10 @@ class DataSetState:
 
 
 def look(wanted: Wanted) -> DataSetState:
-    """What staging would do. It changes nothing and reads only sizes and names, to compare them with the note of staging."""
+    """Find out what `stage` would do, without changing anything.
+
+    Reads only sizes and names of files, and compares them with the note that was written when the data set was staged.
+    """
     form, folder = FORMATS[wanted.name], _folder(wanted)
     if folder.exists():
         note = _read_note(wanted)
@@ -74,7 +81,7 @@ def stage(wanted: Wanted) -> DataSetState:
     """Stage the data set if it is not staged. Raises InputError for a refused source, ShardlabError for a failed download."""
     form, folder = FORMATS[wanted.name], _folder(wanted)
     with _alone(wanted):
-        state = look(wanted)  # another process may have been first
+        state = look(wanted)  # look again under the lock: another process may have staged the data set meanwhile
         if state.ready:
             return state
         if not state.can:
@@ -89,7 +96,7 @@ def stage(wanted: Wanted) -> DataSetState:
 
 
 def download_archive(wanted: Wanted) -> DataSetState:
-    """Download and verify the archive of a URL; `stage` unpacks it later, and then needs no network. Raises as `stage`."""
+    """If the source is a URL, download and verify the archive, so that `stage` needs no network. Raises as `stage` does."""
     with _alone(wanted):
         state = look(wanted)
         if state.ready or not state.makes or not _is_url(wanted.source or ""):
@@ -98,9 +105,9 @@ def download_archive(wanted: Wanted) -> DataSetState:
 
 
 def _downloaded(wanted: Wanted, form: Format) -> Path:
-    """The verified archive of a URL, which is downloaded unless it is there."""
+    """The path of the verified archive. Downloads the archive if it does not exist yet."""
     assert wanted.source is not None
-    assert wanted.sha256 is not None  # cluster.yaml is refused without
+    assert wanted.sha256 is not None  # cluster.yaml must give the sha256 of a URL
     own = _own(wanted)
     path = own / f"{wanted.name}-{wanted.sha256[:12]}.archive"
     if not path.exists():
@@ -111,18 +118,18 @@ def _downloaded(wanted: Wanted, form: Format) -> Path:
 
 
 def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
-    """The SHA-256 of the archive that the folder is made of; None for a folder."""
+    """Write the data set from its source into `folder`. Returns the SHA-256 of the archive; None if the source is a folder."""
     assert wanted.source is not None
     source = Path(wanted.source)
     unpacked = folder.parent / OWN / f"{wanted.name}.unpacking"
-    shutil.rmtree(unpacked, ignore_errors=True)  # of one that was killed: the lock is ours
+    shutil.rmtree(unpacked, ignore_errors=True)  # a killed process may have left this folder
     if not _is_url(wanted.source) and source.is_dir():
         if wanted.sha256:
             raise InputError(f"{source}: is a folder, which has no SHA-256. Allowed: a folder without sha256, or an archive.")
         _of_folder(source, form, unpacked, folder)
         return None
     if _is_url(wanted.source):
-        assert wanted.sha256 is not None  # cluster.yaml is refused without
+        assert wanted.sha256 is not None  # cluster.yaml must give the sha256 of a URL
         source, sha256 = _downloaded(wanted, form), wanted.sha256
     else:
         sha256 = download.digest(source)
@@ -130,14 +137,18 @@ def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
             raise InputError(f"{source}: its SHA-256 is {sha256}. Allowed: {wanted.sha256}, as cluster.yaml says.")
     with _filled(form, unpacked, folder):
         archive.unpack(source, form, unpacked)
-    for path in _own(wanted).glob(f"{wanted.name}-*.archive"):  # also of an earlier sha256
+    for path in _own(wanted).glob(f"{wanted.name}-*.archive"):  # also archives with an earlier sha256
         path.unlink()
     download.forget(_own(wanted) / f"{wanted.name}.partial")
     return sha256
 
 
 def _of_folder(source: Path, form: Format, unpacked: Path, folder: Path) -> None:
-    """A folder of somebody's: archives of the parts are unpacked, a small set is copied, a large one is linked to."""
+    """Stage a data set from a folder of the user.
+
+    If the folder contains the parts as tar files, they are unpacked. Otherwise a small data set is copied, and for a large data
+    set a symbolic link to the folder is made.
+    """
     parts = {name: source / f"{name}.tar" for name in form.parts}
     if parts and all(path.is_file() for path in parts.values()):
         with _filled(form, unpacked, folder):
@@ -159,7 +170,7 @@ def _of_folder(source: Path, form: Format, unpacked: Path, folder: Path) -> None
 
 @contextlib.contextmanager
 def _filled(form: Format, unpacked: Path, folder: Path) -> Iterator[None]:
-    """A new folder for the block to fill, which then gets its name, or is gone where anything went wrong."""
+    """Make the folder `unpacked`, which the block fills, and rename it to `folder` at the end. After an error it is removed."""
     unpacked.mkdir()
     try:
         yield
@@ -170,12 +181,12 @@ def _filled(form: Format, unpacked: Path, folder: Path) -> Iterator[None]:
 
 
 def _settle(form: Format, unpacked: Path, folder: Path) -> None:
-    """Check what was unpacked, bring it to the disk, and only then give it its name."""
+    """Check the files in `unpacked`, flush them to the disk, and only then rename `unpacked` to `folder`."""
     try:
         form.check(unpacked)
-    except InputError as error:  # the folder that it speaks of is about to go
+    except InputError as error:  # the error names the folder `unpacked`, which is removed now
         raise InputError(str(error).replace(f"{unpacked}/", "in the archive: ")) from None
-    os.sync()  # once, not once for each of a million files
+    os.sync()  # one sync of everything is faster than one for each of a million files
     unpacked.rename(folder)
     descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -193,7 +204,7 @@ def _is_writable(wanted: Wanted) -> bool:
 
 
 def _own(wanted: Wanted) -> Path:
-    """The folder of locks and notes, and of archives that are downloaded."""
+    """The folder with the locks, the notes and the downloaded archives of this data path."""
     data_path = Path(wanted.data_path)
     return data_path / OWN if data_cache.is_writable(data_path) else data_cache.folder_of(data_path)
 
@@ -204,7 +215,10 @@ def _is_url(source: str) -> bool:
 
 @contextlib.contextmanager
 def _alone(wanted: Wanted) -> Iterator[None]:
-    """Wait until no other process stages this set in this data path; the kernel lets go however one ends."""
+    """Hold the lock of a data set in its data path during the block; waits while another process holds this lock.
+
+    The kernel releases the lock however its holder ends.
+    """
     own = _own(wanted)
     own.mkdir(parents=True, exist_ok=True)
     with (own / f"{wanted.name}.lock").open("ab") as lock:
@@ -217,7 +231,10 @@ def _note(wanted: Wanted) -> Path:
 
 
 def _read_note(wanted: Wanted) -> dict[str, object] | None:
-    """The note of when the set was staged; None where there is none or it cannot be read, which is then made anew."""
+    """The note that was written when the data set was staged; None if there is none or it cannot be read.
+
+    Without a readable note, the data set is verified again and the note is written again.
+    """
     try:
         note = json.loads(_note(wanted).read_text())
     except (FileNotFoundError, ValueError):
@@ -235,5 +252,5 @@ def _write_note(wanted: Wanted, note: dict[str, object]) -> None:
 
 
 def plain(state: DataSetState) -> dict[str, object]:
-    """The state as a dict, for its JSON."""
+    """The state of a data set as a dict, for JSON."""
     return asdict(state)

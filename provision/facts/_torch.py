@@ -11,10 +11,10 @@ BACKENDS = ("gloo", "nccl", "mpi")
 
 
 def look() -> dict[str, Any]:
-    """What provision.facts.torch.Torch holds.
+    """The fields of `provision.facts.torch.Torch` for this machine, by name.
 
-    Importing torch can fail in more ways than not being there (a library of another CUDA, half an installation), and what
-    it says then is the answer.
+    The import of torch can fail although torch is installed, for example because of a library of another CUDA release or an
+    incomplete installation. The error is then the answer.
     """
     state: dict[str, Any] = {"hidden_by": os.environ.get("CUDA_VISIBLE_DEVICES")}
     try:
@@ -28,7 +28,7 @@ def look() -> dict[str, Any]:
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             state["gpus"] = torch.cuda.device_count()
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is why)
+        except Exception as error:  # noqa: BLE001 (any error is the reason why torch cannot use the GPUs)
             state["why_no_gpus"] = str(error).strip().splitlines()[0]
     except Exception as error:  # noqa: BLE001
         return {"why_absent": f"{type(error).__name__}: {error}".splitlines()[0]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from provision.fact import Fact, decode
 
-# IPv4 alone: it is what ranks meet on, and a temporary IPv6 address would make every day's inventory another one.
+# Prints only IPv4 addresses. Ranks use IPv4 for their rendezvous; temporary IPv6 addresses would change the inventory often.
 PROGRAM = """\
 import json, psutil, socket
 found = {
@@ -16,12 +16,12 @@ print(json.dumps(found))
 
 
 def command(python: str) -> list[str]:
-    """Needs psutil on the node, which our environment has."""
+    """The command that prints the addresses. It needs psutil on the node, which the environment of shardlab contains."""
     return [python, "-c", PROGRAM]
 
 
 def parse(stdout: str) -> dict[str, list[str]]:
-    """Interface to addresses, sorted, without loopback and without interfaces that have none. Raises ValueError."""
+    """The addresses of each interface, both sorted, without loopback and interfaces without addresses. Raises ValueError."""
     addresses_of = decode(stdout, dict[str, list[str]])
     routable = {nic: [a for a in addresses if not a.startswith("127.")] for nic, addresses in addresses_of.items()}
     return {nic: sorted(routable[nic]) for nic in sorted(routable) if routable[nic]}

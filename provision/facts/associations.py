@@ -1,4 +1,4 @@
-"""The accounts and QOS with which a user may submit jobs, from Slurm's accounting; some sites do not let users ask."""
+"""The accounts and QOS with which the user may submit jobs, from Slurm's accounting. Some sites do not show them to users."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from provision.fact import Fact
 from provision.slurm_text import is_name, listed
 
 FIELDS = "Account,Partition,QOS,DefaultQOS"
-# Several clusters may share the accounting: the accounts of the others are not valid here.
+# Asks only about this cluster: several clusters may share the accounting, and accounts of other clusters are not valid here.
 PROGRAM = f"""\
 cluster=$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')
 sacctmgr --noheader --parsable2 show associations user="$(id -un)" ${{cluster:+cluster="$cluster"}} format={FIELDS}
@@ -16,7 +16,7 @@ sacctmgr --noheader --parsable2 show associations user="$(id -un)" ${{cluster:+c
 
 
 class Association(msgspec.Struct, frozen=True):
-    """An account of the user. partition: the only one in which the account is valid; None: all."""
+    """An account of the user. partition: the only partition in which the account is valid; None: all partitions."""
 
     account: str
     partition: str | None = None
@@ -29,7 +29,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> tuple[Association, ...]:
-    """Raises ValueError."""
+    """The accounts of the user, from the output of PROGRAM. Raises ValueError if a line has another form."""
     known = []
     for line in stdout.splitlines():
         words = line.split("|")

@@ -1,4 +1,4 @@
-"""What is on a disk: partitions, signatures, mounts, and whether its beginning is blank. It is read, never written."""
+"""What is on a disk: partitions, signatures, mounts, and whether its beginning is blank. The disk is only read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 from provision.fact import Fact, decode
 
-LABEL = "shardlab"  # of the file systems that provisioning makes: one that was made and not yet mounted is known by it
-# libblkid knows the signatures of file systems, RAID, LVM and encryption, and wipefs lists all that it finds. What lsblk says
-# of file systems is udev's, which may be behind.
+LABEL = "shardlab"  # the label of file systems that `provision` makes, by which it recognizes them before they are mounted
+# PROGRAM uses wipefs, which lists all signatures of file systems, RAID, LVM and encryption that libblkid finds. lsblk is not
+# used for file systems, because it prints the information of udev, which may be old.
 PROGRAM = """\
 disk=$1
 if ! test -b "$disk"; then echo '{"there": false}'; exit 0; fi
@@ -38,18 +38,18 @@ class _Found(msgspec.Struct):
 class Disk(msgspec.Struct, frozen=True):
     """A disk of a machine."""
 
-    path: str | None = None  # the kernel's present name; None: there is no such disk
-    holds: tuple[str, ...] = ()  # what is on it, in words; empty: the disk is empty
-    ours: bool = False  # whether it holds a file system that provisioning made, and nothing uses it
+    path: str | None = None  # the kernel's present name of the disk, such as /dev/sdb; None: the disk does not exist
+    holds: tuple[str, ...] = ()  # a text for each thing that is on the disk; empty: the disk is empty
+    ours: bool = False  # whether the disk holds only a file system that `provision` made and that is not mounted
 
 
 def disk(path: str) -> Fact[Disk]:
-    """The question about one disk. Other disks are not read: they may sleep."""
+    """The fact about one disk. Only this disk is read, because other disks may sleep."""
     return Fact(f"disk {path}", lambda python: ["sh", "-euc", PROGRAM, "disk", path, LABEL], parse, timeout_s=60, root=True)
 
 
 def parse(stdout: str) -> Disk:
-    """Raises ValueError."""
+    """The disk as PROGRAM describes it. Raises ValueError."""
     said = decode(stdout, _Found)
     if not said.there:
         return Disk()

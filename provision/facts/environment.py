@@ -1,4 +1,4 @@
-"""The Python environment of a machine, by the files that mark its complete installation."""
+"""The Python environment of a machine, read from the marker files that a complete installation contains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from provision.fact import Fact
 from shardlab.decoders import decoder
 
-# The interpreter stands at ENVIRONMENT/bin/python.
+# $0 is the path of the interpreter, ENVIRONMENT/bin/python. Each marker file, such as packages.made, contains a digest or text.
 PROGRAM = """\
 cd "$(dirname "$(dirname "$0")")" 2>/dev/null || exit 0
 for mark in packages source differences; do test -f "$mark.made" && printf '%s=%s\\n' "$mark" "$(cat "$mark.made")"; done
@@ -19,27 +19,27 @@ fi
 
 
 class InstalledEnvironment(msgspec.Struct, frozen=True):
-    """The parts of the environment. None: the part is missing or not complete."""
+    """The parts of an environment. None: the part is missing or not complete."""
 
     packages: str | None = None  # the digest of the tested set of packages
-    source: str | None = None  # the digest of our own source
+    source: str | None = None  # the digest of shardlab's source
     version: str | None = None  # the version of Python
-    differences: str | None = None  # from the tested packages, of an environment that we did not make
-    incomplete: str | None = None  # yes: files of the packages are missing, as after a purge
+    differences: str | None = None  # how an environment that shardlab did not create differs from the tested packages
+    incomplete: str | None = None  # `yes`: files of the packages are missing, for example because the site deleted old files
 
 
-decoder(InstalledEnvironment)  # `parse` runs in the threads of several nodes
+decoder(InstalledEnvironment)  # creates the decoder before `parse` runs in several threads
 
 
 def command(python: str) -> list[str]:
-    """Reads the marks beside the interpreter; needs only a shell."""
+    """The command that reads the marker files of the environment that contains the interpreter `python`. Needs only a shell."""
     return ["sh", "-c", PROGRAM, python]
 
 
 def parse(stdout: str) -> InstalledEnvironment:
-    """The digests; None for a mark that does not exist."""
+    """The environment as PROGRAM describes it. A part is None if its marker file does not exist."""
     pairs = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
     return msgspec.convert({name: value or None for name, value in pairs.items()}, InstalledEnvironment)
 
 
-ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)  # a network folder with tens of thousands of files
+ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)  # counts up to tens of thousands of files over NFS

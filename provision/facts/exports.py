@@ -1,19 +1,19 @@
-"""The folders that a machine exports by NFS now, and their clients, from the kernel's table and not from the files in /etc."""
+"""The folders that a machine exports by NFS now, with their clients. They are read from the current table, not from /etc."""
 
 from __future__ import annotations
 
 from provision.fact import Fact
 
-EXPORTED = "/etc/exports.d/shardlab.exports"  # ours
+EXPORTED = "/etc/exports.d/shardlab.exports"  # the file of exports that `provision` writes
 
 
 def command(python: str) -> list[str]:
-    """Reads the kernel's table of exports."""
-    return ["sh", "-c", "cat /var/lib/nfs/etab 2>/dev/null || true"]  # a machine without an NFS server exports nothing
+    """The command that prints the table of current exports. It prints nothing on a machine without an NFS server."""
+    return ["sh", "-c", "cat /var/lib/nfs/etab 2>/dev/null || true"]
 
 
 def parse(stdout: str) -> dict[str, list[str]]:
-    """Folder to clients, sorted. Raises ValueError."""
+    """The clients of each exported folder. Raises ValueError."""
     clients_of: dict[str, list[str]] = {}
     for line in stdout.splitlines():
         folder, client = line.split("\t", 1)
@@ -22,7 +22,7 @@ def parse(stdout: str) -> dict[str, list[str]]:
 
 
 def parse_folders(stdout: str) -> list[str]:
-    """One folder in each line."""
+    """The folders, of which the output has one in each line."""
     return stdout.splitlines()
 
 

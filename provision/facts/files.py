@@ -21,7 +21,7 @@ class NodeFile(msgspec.Struct, frozen=True):
     """A file that exists on a machine."""
 
     mode: int
-    owner: str  # user:group
+    owner: str  # the owner, as USER:GROUP
     written_s: float  # the time of its last change, in seconds since the epoch
     sha256: str  # the digest of its content
 
@@ -31,12 +31,12 @@ class NodeFile(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    """The paths follow as arguments: each operation names the files that it writes."""
+    """The command that describes files. The paths, which each operation lists in `files`, are appended as arguments."""
     return ["sh", "-c", PROGRAM, "files"]
 
 
 def parse(stdout: str) -> dict[str, NodeFile]:
-    """By path; a file that is not there is not in it. Raises ValueError."""
+    """The files that exist, by path. Raises ValueError."""
     files = {}
     for line in stdout.splitlines():
         path, mode, owner, written_s, sha256 = line.split("\t")

@@ -7,12 +7,12 @@ from shardlab.host import Host
 
 
 def command(python: str) -> list[str]:
-    """Needs our environment on the node."""
+    """The command that prints the host as JSON. It needs the environment of shardlab on the node."""
     return [python, "-m", "shardlab.host"]
 
 
 def parse(stdout: str) -> Host:
-    """The host as it describes itself. Raises ValueError."""
+    """The host that `python -m shardlab.host` printed as JSON. Raises ValueError."""
     return decode(stdout, Host)
 
 

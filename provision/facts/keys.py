@@ -34,12 +34,12 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    """Reads public keys only."""
+    """The command that prints the public keys. It sends no private key."""
     return ["sh", "-c", PROGRAM]
 
 
 def parse(stdout: str) -> Keys:
-    """Raises ValueError."""
+    """The keys in the output of PROGRAM. Raises ValueError if a line has an unknown first word or a key is missing."""
     said: dict[str, list[str]] = {name: [] for name in ("login", "home", "key", "host", "authorized", "known", "known_by_user")}
     for line in stdout.splitlines():
         what, _, rest = line.partition(" ")

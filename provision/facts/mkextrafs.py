@@ -9,12 +9,12 @@ PROGRAM = f"if test -x {PATH}; then echo yes; else echo no; fi"
 
 
 def command(python: str) -> list[str]:
-    """Needs only a shell."""
+    """The command that prints yes or no. It needs only a shell."""
     return ["sh", "-c", PROGRAM]
 
 
 def parse(stdout: str) -> bool:
-    """Raises ValueError."""
+    """True for the output yes, False for no. Raises ValueError for any other output."""
     answers = {"yes": True, "no": False}
     if (said := stdout.strip()) not in answers:
         raise ValueError(f"found {said[:40]!r}, not yes or no.")

@@ -6,7 +6,7 @@ import re
 
 from provision.fact import Fact
 
-# `module` is a function of the login shell; both systems write their list to standard error.
+# `module` is a function of the login shell. Lmod and environment-modules both write the list to standard error.
 PROGRAM = "module --terse avail 2>&1 || true"
 KINDS = (
     "python",
@@ -33,10 +33,10 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> tuple[str, ...]:
-    """The names `NAME/VERSION` of the KINDS, in the order of the list. () if there are none, or no module system."""
+    """The modules NAME/VERSION whose kind is in KINDS, in the order of the list. Empty if the site has no module system."""
     names: dict[str, None] = {}
     for line in stdout.splitlines():
-        word = re.sub(r"\([^()]*\)$", "", line.strip())  # (default), (D), (default:latest)
+        word = re.sub(r"\([^()]*\)$", "", line.strip())  # removes a mark such as (default), (D) or (default:latest)
         folder, _, version = word.rpartition("/")
         if version and folder.rpartition("/")[2].lower() in KINDS and _MODULE.match(word):
             names[word] = None

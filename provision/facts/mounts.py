@@ -1,4 +1,4 @@
-"""The mount at a folder, its line in /etc/fstab, and whether it answers. An NFS server that hangs does not make us hang."""
+"""The mount at a folder, its line in /etc/fstab, and whether the folder answers. An NFS server that hangs is reported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import msgspec
 from provision.fact import Fact
 
 ANSWERS_S = 10
-# findmnt without a path reads the kernel's list alone; Only `stat` asks the file system, and hangs if it hangs.
+# findmnt without a path reads only the kernel's list of mounts. `stat` asks the file system and hangs if the file system hangs,
+# so it runs with a time limit.
 PROGRAM = f"""\
 place=$1
 findmnt --raw --noheadings --output TARGET,SOURCE,FSTYPE,OPTIONS |
@@ -30,7 +31,7 @@ exit 0
 class Mount(msgspec.Struct, frozen=True):
     """A mounted file system, or a line of /etc/fstab."""
 
-    source: str  # as the kernel, or the line, names it
+    source: str  # the device or SERVER:FOLDER, as the kernel or /etc/fstab writes it
     kind: str  # the type of the file system
     options: tuple[str, ...]
 
@@ -41,18 +42,18 @@ class MountPlace(msgspec.Struct, frozen=True):
     mount: Mount | None = None  # the last mount at this folder; None: nothing is mounted
     fstab: Mount | None = None  # the line of /etc/fstab for this folder
     there: bool = True  # whether the folder exists
-    hangs: bool = False  # whether it does not answer, or its file handle is stale
+    hangs: bool = False  # whether the folder does not answer, or its file handle is stale
     empty: bool = True  # whether the folder, as it is seen now, contains nothing
 
 
 def place(path: str) -> Fact[MountPlace]:
-    """The question for one folder."""
+    """The fact about one folder."""
     command = ["sh", "-c", PROGRAM, "place", path]
     return Fact(f"place {path}", lambda python: command, parse, timeout_s=3 * ANSWERS_S, root=True)
 
 
 def parse(stdout: str) -> MountPlace:
-    """Raises ValueError."""
+    """The folder as PROGRAM describes it. Raises ValueError."""
     mounts: dict[str, Mount] = {}
     words = set()
     for line in stdout.splitlines():
@@ -74,7 +75,8 @@ def parse_sources(stdout: str) -> dict[str, str]:
 
 NFS_MOUNTS = Fact(
     "NFS mounts",
-    lambda python: ["sh", "-c", "findmnt --raw --noheadings --types nfs,nfs4 --output SOURCE,TARGET || true"],  # 1: none
+    # Without NFS mounts, findmnt exits with 1, which is ignored.
+    lambda python: ["sh", "-c", "findmnt --raw --noheadings --types nfs,nfs4 --output SOURCE,TARGET || true"],
     parse_sources,
     timeout_s=30,
 )

@@ -16,18 +16,18 @@ MOST_FEATURES = 32
 _GPU = re.compile(r"^gpu(?::([^:()]+))?:(\d+)$")
 _TYPE = re.compile(GPU_TYPE)
 _NAMES = re.compile(r"^[A-Za-z0-9._,\[\]-]{1,20000}$")
-_SOCKETS = re.compile(r"\([^()]*\)")  # `(S:0-1)` behind a gres names its sockets
+_SOCKETS = re.compile(r"\([^()]*\)")  # the sockets of a generic resource, such as `(S:0-1)` after `gpu:a100:4`
 
 
 class GpuGres(msgspec.Struct, frozen=True):
-    """The GPUs of one type on a node, as Slurm counts them. type: None if Slurm knows no type."""
+    """The GPUs of one type on a node, as Slurm counts them. type: None if Slurm does not know the type of the GPUs."""
 
     type: str | None
     count: int
 
 
 class NodeType(msgspec.Struct, frozen=True):
-    """Nodes of a partition that are alike."""
+    """Nodes of a partition with the same CPUs, memory, GPUs and features."""
 
     partition: str
     count: int
@@ -35,7 +35,7 @@ class NodeType(msgspec.Struct, frozen=True):
     memory_mib: int
     gpus: tuple[GpuGres, ...] = ()
     features: tuple[str, ...] = ()
-    names: str = ""  # of its nodes, as a list of Slurm such as gpu[1-8]
+    names: str = ""  # the names of the nodes, in Slurm's short form such as gpu[1-8]
 
     def __str__(self) -> str:
         gpus = " + ".join(f"{gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in self.gpus)
@@ -43,12 +43,12 @@ class NodeType(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    # Such a variable of the user would leave partitions out.
+    # If the user has set the variable SINFO_PARTITION, sinfo would list only the partitions that it names.
     return ["env", "-u", "SINFO_PARTITION", "sinfo", "--noheader", "--exact", f"--format={FORMAT}"]
 
 
 def parse(stdout: str) -> tuple[NodeType, ...]:
-    """Raises ValueError."""
+    """The types of nodes in the output of sinfo. Raises ValueError if a line has another form."""
     types = []
     for line in stdout.splitlines():
         words = line.split("|")

@@ -7,25 +7,25 @@ import msgspec
 from provision.fact import Fact
 
 FORMAT = "%N|%t|%u|%E"
-FLAGS = "*~#!%$@^-+"  # that a short state may end with, such as the * of a node that does not respond
-MOST = 200  # characters that are kept of a reason
+FLAGS = "*~#!%$@^-+"  # characters with which a state may end, such as * for a node that does not respond
+MOST = 200  # the most characters of a reason; the rest is cut off
 
 
 class SlurmNode(msgspec.Struct, frozen=True):
     """A node of Slurm."""
 
-    state: str  # short and without flags, such as idle, alloc, drain or down
-    user: str = ""  # who gave the reason; `slurm`: Slurm itself
+    state: str  # Slurm's short name of the state, without flags, such as idle, alloc, drain or down
+    user: str = ""  # the user who set the reason; `slurm`: Slurm itself
     reason: str = ""  # why the node is not available, as text for people; empty: no reason
 
 
 def command(python: str) -> list[str]:
-    """Asks Slurm's controller."""
-    return ["sh", "-c", f"sinfo -hN -o '{FORMAT}' || true"]  # a controller that does not answer reports no nodes
+    """The command that asks Slurm's controller for its nodes. The command prints no nodes if the controller does not answer."""
+    return ["sh", "-c", f"sinfo -hN -o '{FORMAT}' || true"]
 
 
 def parse(stdout: str) -> dict[str, SlurmNode]:
-    """By name. Raises ValueError."""
+    """The nodes of Slurm, by name. Raises ValueError."""
     nodes = {}
     for line in stdout.splitlines():
         words = line.split("|", 3)

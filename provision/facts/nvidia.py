@@ -1,4 +1,4 @@
-"""The NVIDIA devices of a machine and the state of their driver; the question needs only a shell, no software of ours."""
+"""The NVIDIA devices of a machine and the state of their driver. The command of this fact needs only a shell on the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from provision.fact import Fact
 
 SMI = "driver_version,persistence_mode,mig.mode.current,ecc.mode.current,name,uuid"
-# The last byte of the firmware's own variable says what mokutil does, where mokutil is not installed.
+# If mokutil is not installed, the last byte of the firmware's variable SecureBoot says whether Secure Boot is on.
 PROGRAM = f"""\
 say() {{ printf '%s=%s\\n' "$1" "$2"; }}
 for device in /sys/bus/pci/devices/*; do
@@ -39,13 +39,13 @@ _LOADED = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9.]+)")
 class Pci(msgspec.Struct, frozen=True):
     """A device on the PCI bus."""
 
-    address: str  # as lspci -D writes it
-    kind: int  # the class and subclass, such as 0x0302
-    device: int  # the device id
+    address: str  # the address on the bus, as lspci -D writes it
+    kind: int  # the PCI class and subclass, such as 0x0302
+    device: int  # the PCI device id
 
 
 class GpuSettings(msgspec.Struct, frozen=True):
-    """A GPU as NVML reports it. persistence, mig, ecc: None if the GPU does not have this setting."""
+    """A GPU and its settings, as NVML reports them. persistence, mig, ecc: None if the GPU does not have this setting."""
 
     name: str
     uuid: str
@@ -55,37 +55,37 @@ class GpuSettings(msgspec.Struct, frozen=True):
 
 
 class Nvidia(msgspec.Struct, frozen=True):
-    """The NVIDIA devices and the driver of a machine. A version is None if there is no such part."""
+    """The NVIDIA devices and the driver of a machine. loaded, module, nvml: None if this part of the driver is missing."""
 
-    gpus: list[Pci] = []  # on the PCI bus
+    gpus: list[Pci] = []  # GPUs on the PCI bus
     switches: list[Pci] = []  # NVSwitches on the PCI bus
     loaded: str | None = None  # the version of the running kernel module
     module: str | None = None  # the version of the kernel module on disk, for the running kernel
-    nvml: str | None = None  # the version of the library
+    nvml: str | None = None  # the version of the library NVML
     why_no_nvml: str | None = None
     seen: list[GpuSettings] = []  # the GPUs that the driver sees
     nouveau: bool = False  # whether the driver nouveau is loaded
-    secure_boot: bool | None = None  # None: not known
-    held: list[str] = []  # the packages that apt keeps at their versions
+    secure_boot: bool | None = None  # whether Secure Boot is on; None: not known
+    held: list[str] = []  # the packages that the user told apt to keep at their versions (apt-mark hold)
 
     @property
     def works(self) -> bool:
-        """Whether the three versions are equal and nouveau is not loaded."""
+        """Whether kernel module, module on disk and NVML have the same version, and nouveau is not loaded."""
         return self.loaded is not None and self.loaded == self.module == self.nvml and not self.nouveau
 
     @property
     def versions(self) -> str:
-        """The three versions, for a person."""
+        """The versions of the loaded module, the module on disk and NVML, as text for a message."""
         return f"loaded {self.loaded or 'none'}, on disk {self.module or 'none'}, NVML {self.nvml or 'none'}"
 
 
 def command(python: str) -> list[str]:
-    """Needs only a shell; nvidia-smi is asked if it is installed."""
+    """The command that describes the NVIDIA devices. It needs only a shell, and uses nvidia-smi if it is installed."""
     return ["sh", "-c", PROGRAM]
 
 
 def parse(stdout: str) -> Nvidia:
-    """Raises ValueError."""
+    """The devices and the driver, from the output of PROGRAM. Raises ValueError."""
     pairs = [line.split("=", 1) for line in stdout.splitlines() if "=" in line]
     said = dict(pairs)
     devices = [_pci(value) for key, value in pairs if key == "pci"]
@@ -116,8 +116,8 @@ def _pci(text: str) -> Pci:
 
 
 def _switch(word: str) -> bool | None:
-    """The value of a setting; None for any other word, such as [N/A], of nvidia-smi."""
+    """The value of a setting that nvidia-smi prints: True for Enabled, False for Disabled, None for others such as [N/A]."""
     return {"Enabled": True, "Disabled": False}.get(word)
 
 
-NVIDIA = Fact("nvidia", command, parse, timeout_s=90, root=True)  # without persistence nvidia-smi wakes each GPU: seconds
+NVIDIA = Fact("nvidia", command, parse, timeout_s=90, root=True)  # without persistence, nvidia-smi takes seconds per GPU

@@ -15,17 +15,17 @@ dpkg --audit >/dev/null && test -z "$(dpkg --audit)" || echo interrupted
 class Packages(msgspec.Struct, frozen=True):
     """The Debian packages of a machine."""
 
-    versions: dict[str, str]  # of the packages that are completely installed, held packages included
+    versions: dict[str, str]  # the version of each completely installed package, by its name; includes held packages
     interrupted: bool  # whether dpkg reports packages that are only partly installed
 
 
 def command(python: str) -> list[str]:
-    """Asks dpkg."""
+    """The command that asks dpkg for its packages."""
     return ["sh", "-c", PROGRAM]
 
 
 def parse(stdout: str) -> Packages:
-    """The versions of the packages that are completely installed."""
+    """The packages in the output of PROGRAM. Packages that are only partly installed are left out."""
     lines = [line.split("\t") for line in stdout.splitlines() if "\t" in line]
     return Packages(
         {name: version for state, name, version in lines if state.strip() in ("ii", "hi")}, "interrupted" in stdout.splitlines()

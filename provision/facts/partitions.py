@@ -11,7 +11,7 @@ from provision.slurm_text import duration_s, is_name, listed, number, pairs
 
 
 class SitePartition(msgspec.Struct, frozen=True):
-    """A partition. None stands for a limit that the partition does not have, or that Slurm does not say."""
+    """A partition of a Slurm site. A limit is None if the partition does not have it, or if Slurm does not show it."""
 
     name: str
     is_default: bool
@@ -19,12 +19,12 @@ class SitePartition(msgspec.Struct, frozen=True):
     max_time_s: int | None
     default_time_s: int | None
     max_nodes: int | None
-    accounts: tuple[str, ...] | None  # that may use it; None: all
-    qos: tuple[str, ...] | None  # that may be used in it; None: all
-    is_exclusive: bool  # a job always gets whole nodes
-    denied_accounts: tuple[str, ...] = ()  # that may not use it; Slurm reads them only if `accounts` is None
-    denied_qos: tuple[str, ...] = ()  # that may not be used in it; Slurm reads them only if `qos` is None
-    is_root_only: bool = False  # only root may submit jobs to it
+    accounts: tuple[str, ...] | None  # accounts that may use the partition; None: all
+    qos: tuple[str, ...] | None  # QOS that jobs of the partition may have; None: all
+    is_exclusive: bool  # whether a job in the partition always gets whole nodes
+    denied_accounts: tuple[str, ...] = ()  # accounts that may not use it; Slurm reads them only if `accounts` is None
+    denied_qos: tuple[str, ...] = ()  # QOS that its jobs may not have; Slurm reads them only if `qos` is None
+    is_root_only: bool = False  # whether only root may submit jobs to the partition
 
 
 def command(python: str) -> list[str]:
@@ -32,8 +32,8 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> tuple[SitePartition, ...]:
-    """In the order of the controller. Partitions whose name is no plain word are left out. Raises ValueError if no line
-    describes a partition."""
+    """The partitions, in the order in which Slurm's controller prints them. Partitions whose name is not a plain word are left
+    out. Raises ValueError if no line describes a partition."""
     lines = [pairs(line) for line in stdout.splitlines() if line.startswith("PartitionName=")]
     if not lines:
         raise ValueError(f"no line begins with PartitionName=: {re.sub(r'[^ -~]', '?', stdout[:80])!r}.")
@@ -48,7 +48,7 @@ def parse(stdout: str) -> tuple[SitePartition, ...]:
             accounts=listed(line.get("AllowAccounts", "ALL")),
             qos=listed(line.get("AllowQos", "ALL")),
             is_exclusive=line.get("OverSubscribe", "").startswith("EXCLUSIVE")
-            or line.get("Exclusive") in ("NODE", "TOPO"),  # from Slurm 26.05 on
+            or line.get("Exclusive") in ("NODE", "TOPO"),  # the key `Exclusive` of Slurm 26.05 and newer
             denied_accounts=listed(line.get("DenyAccounts", "")) or (),
             denied_qos=listed(line.get("DenyQos", "")) or (),
             is_root_only=line.get("RootOnly") == "YES",

@@ -1,4 +1,4 @@
-"""The Python interpreters of a machine that its login shell finds, and those that its modules would give."""
+"""The Python interpreters of a machine that its login shell finds, and the interpreters that its modules would add."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> dict[str, tuple[int, int]]:
-    """Path to (major, minor), the newest first in the list of PROGRAM."""
+    """The version (major, minor) of each interpreter, by its path. PROGRAM prints the newest interpreter first."""
     return {match[1]: (int(match[2]), int(match[3])) for line in stdout.splitlines() if (match := _LINE.match(line))}
 
 

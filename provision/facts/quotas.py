@@ -8,10 +8,10 @@ import msgspec
 
 from provision.fact import Fact
 
-# Commands with which sites show quotas in a form of their own: only their names are told.
+# Commands by which sites show quotas in a form of their own. Their output is not read; only their names are shown to the user.
 OF_SITES = ("myquota", "quotas", "showquota", "diskquota", "mmlsquota-all", "check-quota", "cquota")
-ANSWER_S = 5  # of each command; all run at the same time
-# Each command's output begins with a line `== NAME`. Numbers of bytes are in KiB in all of them.
+ANSWER_S = 5  # the time limit of each command; all commands run at the same time
+# The output of each command begins with a line `== NAME`. All commands print sizes in KiB.
 PROGRAM = rf"""
 folder=$(mktemp -d) || exit 0
 trap 'rm -rf -- "$folder"' EXIT
@@ -37,14 +37,14 @@ for name in {" ".join(OF_SITES)}; do command -v "$name" > /dev/null 2>&1 && echo
 exit 0
 """
 _PLACE = re.compile(r"^[A-Za-z0-9._/:@-]{1,200}$")
-_NUMBER = re.compile(r"^\[?(\d{1,18})\]?\*?$")  # *: above the quota. [ ]: not all servers answered
+_NUMBER = re.compile(r"^\[?(\d{1,18})\]?\*?$")  # * marks a number above the quota; [ ] means that not all servers answered
 KIB = 1024
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """The quota of this user in one place. None: no limit, or not said. A soft limit counts before a hard one."""
+    """The quota of this user in one place. None: no limit, or not known. The limit is the soft limit, if the place has one."""
 
-    place: str  # a folder, a file system or a server's folder
+    place: str  # a folder, a file system, or SERVER:FOLDER
     used_bytes: int | None
     most_bytes: int | None
     used_files: int | None
@@ -52,7 +52,7 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 class Quotas(msgspec.Struct, frozen=True):
-    """All quotas that were found. site_commands: commands of this site that show quotas in their own form."""
+    """All quotas that were found. site_commands: the names of commands of this site that show quotas in their own form."""
 
     quotas: tuple[Quota, ...] = ()
     site_commands: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> Quotas:
-    """Lines that are not of these commands are left out."""
+    """The quotas in the output of PROGRAM. Lines that cannot be read as the output of a known command are skipped."""
     found: dict[str, Quota] = {}
     names: list[str] = []
     kind, lines = "", list[str]()
@@ -83,7 +83,7 @@ def _quotas(kind: str, lines: list[str]) -> list[Quota]:
         return _of_scale(lines)
     if kind != "quota" and not kind.startswith("lfs "):
         return []
-    # A long name of a file system stands on a line of its own: the words of all lines, without the lines of the header.
+    # A long name of a file system stands on a line of its own, so the words of all lines after the header are joined.
     words = " ".join(line for line in lines if "Disk quotas" not in line and "Filesystem" not in line).split()
     quotas = []
     while len(words) >= 9:
@@ -98,7 +98,7 @@ def _quotas(kind: str, lines: list[str]) -> list[Quota]:
 
 
 def _of_scale(lines: list[str]) -> list[Quota]:
-    """mmlsquota -Y: fields between colons, whose names are in lines with HEADER."""
+    """The quotas in the output of mmlsquota -Y: fields between colons, whose names are in lines with the word HEADER."""
     names: list[str] = []
     quotas = []
     for line in lines:
@@ -115,7 +115,10 @@ def _of_scale(lines: list[str]) -> list[Quota]:
 
 
 def _quota(place: str, sizes: list[str], files: list[str]) -> list[Quota]:
-    """used, soft limit and hard limit in KiB, and the same of files; none if nothing is limited."""
+    """The quota of one place as a list; empty if nothing is limited there.
+
+    sizes: used, soft limit and hard limit in KiB. files: used, soft limit and hard limit as numbers of files.
+    """
     used, *limits = (_count(text) for text in sizes)
     used_files, *file_limits = (_count(text) for text in files)
     most, most_files = (next((limit for limit in group if limit), None) for group in (limits, file_limits))

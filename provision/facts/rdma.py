@@ -8,7 +8,7 @@ import msgspec
 
 from provision.fact import Fact
 
-# Reading an unused slot of the table of GIDs is an error, which is ignored.
+# To read an unused slot of the kernel's table of GIDs is an error, which PROGRAM ignores.
 PROGRAM = """\
 for port in /sys/class/infiniband/*/ports/*; do
     test -d "$port" || continue
@@ -27,24 +27,24 @@ class RdmaLink(msgspec.Struct, frozen=True):
 
     device: str
     port: int
-    state: str  # ACTIVE, DOWN, INIT, ...
-    layer: str  # Ethernet or InfiniBand
-    nic: str | None  # its network interface, if it has one
-    gids: list[str]  # the types of its GIDs, such as `RoCE v2`
+    state: str  # the state of the link: ACTIVE, DOWN, INIT, ...
+    layer: str  # the link layer: Ethernet or InfiniBand
+    nic: str | None  # the network interface of the link; None: it has none
+    gids: list[str]  # the types of the link's GIDs, such as `RoCE v2`
 
     @property
     def name(self) -> str:
-        """DEVICE/PORT, as `rdma link` writes it."""
+        """The name of the link, DEVICE/PORT, as the command `rdma link` writes it."""
         return f"{self.device}/{self.port}"
 
 
 def command(python: str) -> list[str]:
-    """Reads the kernel's files of RDMA devices."""
+    """The command that reads the kernel's files about RDMA devices."""
     return ["sh", "-c", PROGRAM]
 
 
 def parse(stdout: str) -> list[RdmaLink]:
-    """Raises ValueError."""
+    """The RDMA links in the output of PROGRAM. Raises ValueError."""
     return [_link(line) for line in stdout.splitlines() if line.strip()]
 
 

@@ -1,4 +1,4 @@
-"""The free space of the file system on which a folder is, or will be once it is made."""
+"""The free space of the file system that contains a folder, or that will contain the folder when it is created."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Room(msgspec.Struct, frozen=True):
 
     free_bytes: int
     free_inodes: int  # 0: the file system does not count inodes
-    mount: str  # where the file system is mounted
+    mount: str  # the folder at which the file system is mounted
 
 
 def room(path: str, *, root: bool = True) -> Fact[Room]:
-    """The question for one folder. root: whether root asks, who may look into every folder."""
+    """The fact about one folder. root: whether the command runs as root, who may look into every folder."""
     return Fact(f"room {path}", lambda python: ["sh", "-c", PROGRAM, "room", path], parse, timeout_s=30, root=root)
 
 
 def parse(stdout: str) -> Room:
-    """Raises ValueError."""
+    """The free space in the output of PROGRAM. Raises ValueError."""
     free, inodes, mount = stdout.strip().split(maxsplit=2)
     return Room(int(free), 0 if inodes == "-" else int(inodes), mount)

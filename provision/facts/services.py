@@ -8,7 +8,7 @@ import msgspec
 
 from provision.fact import Fact
 
-TIME = ("systemd-timesyncd", "ntp", "ntpsec", "openntpd")  # what sets a clock besides chrony
+TIME = ("systemd-timesyncd", "ntp", "ntpsec", "openntpd")  # services other than chrony that set the clock
 SLURM = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
 UNITS = ("chrony", *TIME, *SLURM, "nfs-server", "nvidia-persistenced", "nvidia-fabricmanager")
 _MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
@@ -17,19 +17,19 @@ _MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 class Service(msgspec.Struct, frozen=True):
     """A service that is installed."""
 
-    state: str  # active, inactive, failed, ...
-    enabled: bool  # whether it starts at boot
-    since_s: float | None  # when its process started, in seconds since the epoch; None: it has no process
+    state: str  # the state that systemd reports: active, inactive, failed, ...
+    enabled: bool  # whether the service starts at boot
+    since_s: float | None  # when its process started, in seconds since the epoch; None: the service has no process
 
 
 def command(python: str) -> list[str]:
-    """Asks systemd about all services at once."""
+    """The command that asks systemd about all services at once."""
     wanted = ["Id", "LoadState", "ActiveState", "UnitFileState", "ExecMainStartTimestamp"]
     return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={name}" for name in wanted), "--", *UNITS]
 
 
 def parse(stdout: str) -> dict[str, Service]:
-    """By name; a service that is not installed is not in it. Raises ValueError."""
+    """The installed services, by name. Raises ValueError."""
     services = {}
     for block in stdout.split("\n\n"):
         said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)

@@ -1,5 +1,5 @@
-"""Folders of a user that several machines may share, with their free space: those that variables such as SCRATCH name, and
-those with the name of the user in network file systems."""
+"""Folders of the user that several machines may share, with their free space: folders that variables such as SCRATCH name,
+and folders with the name of the user in network file systems."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ NETWORK = {
     "afs",
 }
 KINDS = "|".join(sorted(NETWORK)).replace(".", "[.]")
-MOUNTS = 32  # network file systems in which the user's folder is looked for
-# Lines: NAME, folder, file system, free bytes, free inodes; `-` stands for no variable, and for what df does not say in time.
-# SIGKILL: the only signal that ends a command which waits for a file server that is away.
+MOUNTS = 32  # the most network file systems that are searched for a folder of the user
+# Each line of output has the variable, the folder, its file system, free bytes and free inodes; `-` means that no variable
+# names the folder, or that df did not print the number in time. Commands are ended by SIGKILL, because only this signal ends
+# a command that waits for a file server that does not answer.
 PROGRAM = rf"""
 user=$(id -un)
 {{
@@ -48,7 +49,7 @@ _FOLDER = re.compile(r"^/[A-Za-z0-9._/-]+$")
 class SharedFolder(msgspec.Struct, frozen=True):
     """A folder that the user may write."""
 
-    variable: str  # of the login shell, which names the folder; "" if none does
+    variable: str  # the variable of the login shell that names the folder; empty if none does
     path: str
     file_system: str
     free_bytes: int | None
@@ -56,7 +57,7 @@ class SharedFolder(msgspec.Struct, frozen=True):
 
     @property
     def is_network(self) -> bool:
-        """Whether its file system is one that machines share."""
+        """Whether the folder is in a network file system, which several machines can share."""
         return self.file_system in NETWORK
 
 
@@ -65,11 +66,11 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> tuple[SharedFolder, ...]:
-    """One entry per folder. Lines that cannot be read are left out."""
+    """The folders in the output of PROGRAM, each once. Lines that cannot be read are skipped."""
     folders: dict[str, SharedFolder] = {}
     for line in stdout.splitlines():
         words = line.split()
-        # A profile may print lines, too.
+        # Other lines may come from the user's shell profile.
         if len(words) == 5 and (words[0] == "-" or _VARIABLE.match(words[0])) and _FOLDER.match(words[1]):
             variable, path, kind, free, inodes = words
             variable = "" if variable == "-" else variable

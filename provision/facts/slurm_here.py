@@ -1,4 +1,4 @@
-"""The Slurm that a machine already uses: whether its controller answers, whether shardlab set it up, and what it knows."""
+"""The Slurm that a machine already uses: whether its controller answers, whether shardlab set it up, and its nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from provision.slurm_text import is_name, listed, pairs
 
 OURS = "# Written by shardlab's provision"  # the beginning of slurm.conf if shardlab wrote the file
 CONF = "/etc/slurm/slurm.conf"
-ANSWER_S = 10  # of each command: without its controller, a command of Slurm tries again for long
+ANSWER_S = 10  # the time limit of each command; commands of Slurm retry for minutes if the controller does not answer
 PROGRAM = f"""\
 if command -v scontrol > /dev/null 2>&1; then echo is_in_path=yes
 else path=$(bash -lc 'printf "\\n%s\\n" "$PATH"' 2> /dev/null < /dev/null | tail -n 1); PATH=${{path:-$PATH}}; fi
@@ -43,11 +43,11 @@ class KnownNode(msgspec.Struct, frozen=True):
 
 
 class SlurmHere(msgspec.Struct, frozen=True):
-    """Slurm as one machine sees it. Empty texts and lists: not known, because its controller does not answer."""
+    """Slurm as one machine sees it. Texts and lists are empty if they are not known, as Slurm's controller does not answer."""
 
     commands: str = ""  # the folder of Slurm's commands; empty: the machine has none
-    is_in_path: bool = False  # whether a command over SSH finds them, and not only a login shell
-    conf: str = ""  # slurm.conf
+    is_in_path: bool = False  # whether a command over SSH finds Slurm's commands, and not only a login shell
+    conf: str = ""  # the path of slurm.conf
     is_ours: bool = False  # whether shardlab wrote slurm.conf
     answers: bool = False  # whether Slurm's controller answers
     cluster: str = ""
@@ -57,12 +57,12 @@ class SlurmHere(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    """Needs only a shell."""
+    """The command that describes Slurm. It needs only a shell."""
     return ["sh", "-c", PROGRAM]
 
 
 def parse(stdout: str) -> SlurmHere:
-    """Lines that cannot be read are left out."""
+    """Slurm as the output of PROGRAM describes it. Lines that cannot be read are skipped."""
     said: dict[str, str] = {}
     nodes, partitions = [], []
     for line in stdout.splitlines():

@@ -8,14 +8,14 @@ from provision.fact import Fact
 
 
 class SlurmSettings(msgspec.Struct, frozen=True):
-    """An empty text stands for a setting that the controller does not show."""
+    """Settings of a Slurm cluster. A setting that Slurm's controller does not show is empty."""
 
     cluster: str = ""
     version: str = ""
     select: str = ""  # the plugin that chooses nodes; only select/cons_tres knows the option --gpus-per-node
-    gres: tuple[str, ...] = ()  # kinds of generic resources
+    gres: tuple[str, ...] = ()  # the kinds of generic resources (GRES) of the cluster, such as gpu
     submit_plugins: tuple[str, ...] = ()  # programs of the site that may change or reject a job
-    enforces: tuple[str, ...] = ()  # what a job must have, such as an association with an account
+    enforces: tuple[str, ...] = ()  # Slurm's AccountingStorageEnforce: what a job must have, such as an association
 
 
 KEYS = {
@@ -33,7 +33,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> SlurmSettings:
-    """Raises ValueError if the text shows none of the settings."""
+    """The settings in the output of `scontrol show config`. Raises ValueError if it contains none of them."""
     given: dict[str, str] = {}
     for line in stdout.splitlines():
         key, _, value = line.partition("=")

@@ -1,4 +1,4 @@
-"""The system of a machine: the first question to it, which needs only a shell, and root, so that sudo is tried first."""
+"""The operating system of a machine: the first fact that is asked. It needs only a shell, and uses root, which tests sudo."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ say user "${SUDO_USER:-$(id -un)}"
 
 
 class System(msgspec.Struct, frozen=True):
-    """The operating system of a machine, and its size."""
+    """The operating system of a machine, and the size of the machine."""
 
-    id: str  # of the distribution, such as debian
-    codename: str  # of the distribution, such as bookworm
-    pretty: str  # the distribution in words
+    id: str  # the id of the distribution, such as debian
+    codename: str  # the code name of the distribution's release, such as bookworm
+    pretty: str  # the full name of the distribution
     kernel: str
     arch: str
     hostname: str
-    virt: str  # as systemd-detect-virt reports it; `none`: a physical machine
+    virt: str  # the kind of virtualization, as systemd-detect-virt reports it; `none`: a physical machine
     boot_id: str
     cpus: int
     memory_kib: int
@@ -43,20 +43,20 @@ class System(msgspec.Struct, frozen=True):
 
     @property
     def is_container(self) -> bool:
-        """Whether it is a container, which shares the kernel, the clock and the devices of its host."""
+        """Whether the machine is a container, which shares the kernel, the clock and the devices of its host."""
         return self.virt in ("systemd-nspawn", "lxc", "lxc-libvirt", "docker", "podman")
 
 
-decoder(System)  # `parse` runs in the threads of several nodes
+decoder(System)  # creates the decoder before `parse` runs in several threads
 
 
 def command(python: str) -> list[str]:
-    """Needs only a shell."""
+    """The command that describes the system. It needs only a shell."""
     return ["sh", "-c", PROGRAM]
 
 
 def parse(stdout: str) -> System:
-    """Raises ValueError."""
+    """The system in the output of PROGRAM. Raises ValueError."""
     pairs = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
     try:
         return msgspec.convert(pairs, System, strict=False)

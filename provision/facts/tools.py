@@ -1,10 +1,10 @@
-"""Which tools a machine has, whatever package they came from: asked where nothing can be installed."""
+"""Which tools a machine has, from any package or installed by hand. This fact is asked on nodes where users cannot install."""
 
 from __future__ import annotations
 
 from provision.fact import Fact
 
-# By Debian's name of the package that has the tool: a command of the shell that succeeds if the tool is there.
+# For each Debian package, a shell command that succeeds if the tool of this package is installed.
 PROBES = {
     "python3-venv": "python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'",
     "rsync": "command -v rsync",
@@ -26,13 +26,13 @@ PROBES = {
 
 
 def command(python: str) -> list[str]:
-    """Needs only a shell."""
+    """The command that prints the names of PROBES whose tools are installed. It needs only a shell."""
     lines = [f"if ({probe}) > /dev/null 2>&1; then echo {name}; fi" for name, probe in PROBES.items()]
     return ["sh", "-c", "\n".join(["PATH=$PATH:/usr/sbin:/sbin", *lines])]
 
 
 def parse(stdout: str) -> frozenset[str]:
-    """The names of PROBES whose tools are there."""
+    """The names of PROBES that the command printed: their tools are installed."""
     return frozenset(stdout.split()) & frozenset(PROBES)
 
 

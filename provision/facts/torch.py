@@ -8,28 +8,28 @@ from provision.fact import Fact, decode
 
 
 class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """version: None if torch cannot be imported. gpus: None if torch cannot use GPUs."""
+    """Properties of torch on a machine. version: None if torch cannot be imported. gpus: None if torch cannot use GPUs."""
 
     version: str | None = None
     why_absent: str | None = None
-    cuda: str | None = None  # the CUDA release that it was built for
+    cuda: str | None = None  # the CUDA release that torch was built for
     gpus: int | None = None
     why_no_gpus: str | None = None
-    hidden_by: str | None = None  # CUDA_VISIBLE_DEVICES, which hides GPUs from torch and not from NVML
+    hidden_by: str | None = None  # the value of CUDA_VISIBLE_DEVICES, which hides GPUs from torch but not from NVML
     backends: list[str] = []
 
 
 def command(python: str) -> list[str]:
-    """Needs our environment on the node."""
+    """The command that prints the properties of torch. It needs the environment of shardlab on the node."""
     return [python, "-m", "provision.facts._torch"]
 
 
 def parse(stdout: str) -> Torch:
-    """What torch said of itself. Raises ValueError."""
+    """The properties of torch that the command printed as JSON. Raises ValueError."""
     torch = decode(stdout, Torch)
     if (torch.version is None) == (torch.why_absent is None):
         raise ValueError("it names neither a version nor why there is none.")
     return torch
 
 
-TORCH = Fact("torch", command, parse, timeout_s=120)  # 4 s here; a cold NFS home can take a minute
+TORCH = Fact("torch", command, parse, timeout_s=120)  # importing torch takes 4 s from a local disk, and up to a minute from NFS

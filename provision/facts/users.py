@@ -1,4 +1,4 @@
-"""The numbers of the users that must be the same on all nodes: slurm, munge, and the user who logs in."""
+"""UID and GID of the users that must have the same numbers on all nodes: slurm, munge, and the user who logs in."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ getent passwd slurm munge "$login" || true
 
 
 class User(msgspec.Struct, frozen=True):
-    """The numbers of a user and of its first group."""
+    """The UID of a user and the GID of the user's first group."""
 
     uid: int
     gid: int
 
 
 class Users(msgspec.Struct, frozen=True):
-    """The users whose numbers must agree between nodes."""
+    """The users whose UID and GID must be the same on all nodes."""
 
-    login: str  # the user who logs in
-    known: dict[str, User]  # by name; a user that does not exist is not in it
+    login: str  # the name of the user who logs in
+    known: dict[str, User]  # the users that exist, by name
 
 
 def command(python: str) -> list[str]:
-    """Asks for the users slurm and munge, and the user who logs in."""
+    """The command that prints the users slurm and munge, and the user who logs in."""
     return ["sh", "-c", PROGRAM]
 
 
 def parse(stdout: str) -> Users:
-    """Raises ValueError."""
+    """The users in the output of PROGRAM. Raises ValueError."""
     first, *lines = stdout.splitlines() or [""]
     if not first.startswith("login="):
         raise ValueError(f"it begins with {first[:80]!r}.")

@@ -1,4 +1,4 @@
-"""The CUDA release of the torch in a node's folder of wheels."""
+"""The CUDA release for which the wheel of torch in a node's folder of wheels is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TORCH = re.compile(r"^torch-[0-9.]+(?:\+([a-z]+)([0-9]*))?-", re.MULTILINE)
 
 
 def parse(stdout: str) -> str | None:
-    """Such as 13.0; None where it is built without CUDA. Raises ValueError."""
+    """The CUDA release, such as 13.0; None if torch is built without CUDA. Raises ValueError unless one torch is found."""
     builds = set(_TORCH.findall(stdout))
     if len(builds) != 1:
         raise ValueError(f"it holds {len(builds)} builds of torch. Allowed: one.")
@@ -22,5 +22,5 @@ def parse(stdout: str) -> str | None:
 
 
 def torch_of(folder: str) -> Fact[str | None]:
-    """The question to a node whose packages all come from `folder`."""
+    """The fact for a node on which pip installs all packages from `folder`."""
     return Fact(f"torch in {folder}", lambda python: ["ls", "-1", "--", folder], parse, timeout_s=30)

@@ -1,7 +1,7 @@
-"""Whether the user who logs in can write a file into a folder, found out by writing a small file, which is removed at once.
+"""Tests whether the user who logs in can write into a folder: writes a small file there and removes it at once.
 
-Permissions and mount options do not show a quota that is used up, and root may have more or fewer rights than the user (an NFS
-server with root_squash).
+To look at permissions and mount options is not enough: they do not show that a quota is used up. The test does not run as
+root, who may have more or fewer rights than the user (for example on an NFS server with root_squash).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 from provision.fact import Fact
 
 BYTES = 1 << 16
-# If the folder does not exist, its nearest parent that exists is tested: the folder will be made there.
+# If the folder does not exist, its nearest existing parent is tested, because the folder will be created there.
 PROGRAM = f"""\
 place=$1
 while ! test -e "$place"; do place=$(dirname -- "$place"); done
@@ -23,19 +23,19 @@ rm -f -- "$file"
 
 
 class WriteTest(msgspec.Struct, frozen=True):
-    """What became of the file. folder: where it was written. why_not: the error of the node, '' if all of it was written."""
+    """The result of a write test. folder: the folder that was tested. why_not: the error of the node; '' if it succeeded."""
 
     folder: str
     why_not: str = ""
 
 
 def write_test(path: str) -> Fact[WriteTest]:
-    """The question for one folder."""
+    """The write test of one folder, as a fact."""
     return Fact(f"write test {path}", lambda python: ["sh", "-c", PROGRAM, "write", path], parse, timeout_s=30)
 
 
 def parse(stdout: str) -> WriteTest:
-    """Raises ValueError."""
+    """The result in the output of PROGRAM. Raises ValueError."""
     folder, *errors = stdout.splitlines()[:2] or [""]
     if not folder.startswith("/"):
         raise ValueError("it does not name the folder.")

@@ -16,8 +16,8 @@ from shardlab import first_node, remote_workspace
 from shardlab.cluster_keys import DataSet
 from templates import render
 
-JOB_MINUTES = 12 * 60  # ImageNet has 1.3 million files
-LOOK_S, STAGE_S = 120.0, 24 * 3600.0  # the second bounds a download of ImageNet, not a wait
+JOB_MINUTES = 12 * 60  # time limit of a job that stages; ImageNet has 1.3 million files
+LOOK_S, STAGE_S = 120.0, 24 * 3600.0  # time limits: to look for a data set, and to stage it, such as a download of ImageNet
 NOT_FOUND = (126, 127)  # exit codes of a command that cannot be started
 
 
@@ -35,7 +35,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         request = _request(site, wanted)
         try:
             state = _ask(target, "look", request, LOOK_S)
-        except NoEnvironment:  # `plan` of a new cluster, or --only
+        except NoEnvironment:  # the operation that makes the environment was only planned, or --only excludes it
             changes.append(
                 Here(
                     f"look for the data set {wanted.name}, and stage it if it is missing, once the Python environment is made",
@@ -53,12 +53,15 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _in_a_job(site: Site, target: Target, wanted: DataSet, request: str, state: DataSetState) -> list[Change]:
-    """At a managed site, archives are unpacked and folders copied in a job. Raises Unanswered if such a job still waits."""
+    """The changes that stage a data set in a job, as login nodes of a Slurm site must not unpack archives or copy folders.
+
+    Raises Unanswered if a job of an earlier command that stages this data set has not ended yet.
+    """
     folder = f"{site.cluster.storage.shared}/datasets"
     script, log = f"{folder}/{wanted.name}.sh", f"{folder}/{wanted.name}.log"
     jobs.must_not_wait(target.node, script, f"stages the data set {wanted.name}")
     changes: list[Change] = []
-    if wanted.is_url and site.cluster.environment.build != "job":  # in most sites, compute nodes reach no other network
+    if wanted.is_url and site.cluster.environment.build != "job":  # at most sites, compute nodes cannot download
         download = functools.partial(_ask, target, "download", request, STAGE_S)
         changes.append(Here(f"download {wanted.archive} on the login node", download))
     options = [
@@ -86,8 +89,8 @@ def _request(site: Site, wanted: DataSet) -> str:
 
 
 def _data_path(site: Site) -> str:
-    """Where runs read data sets. A relative path, and the default, are in the workspace that stores the runs: this workspace,
-    or its twin on the nodes if commands about runs are executed there."""
+    """The folder from which runs read data sets. A relative path, and the default, are in the workspace that stores the runs:
+    this workspace, or the workspace on the nodes if commands about runs are executed on the nodes."""
     cluster, workspace = site.cluster, site.workspace
     if cluster.slurm is not None:
         shared = cluster.storage.shared

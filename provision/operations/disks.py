@@ -7,19 +7,20 @@ from provision.facts.disk import LABEL, Disk, disk
 from provision.operation import Change, Nothing, Operation, Site, Target, shell
 from provision.operations import fstab
 
-MAKE_S = 900.0  # terabytes of spinning disk
-# Looked at once more in the very command that writes: a disk may have been put to use since the plan was made.
+MAKE_S = 900.0  # time limit of mkfs, which takes minutes on a spinning disk of several terabytes
+# The command that makes the file system checks once more that the disk is empty: it may be in use since the plan was made.
 EMPTY = """\
 test "$(lsblk --noheadings --list --output PATH,MOUNTPOINTS -- {disk} | wc -w)" = 1
 signs=$(wipefs --no-act --noheadings -- {disk})
 test -z "$signs"
 cmp -s -n 1048576 -- {disk} /dev/zero"""
-# In a session of its own, so that neither Ctrl-C nor a time limit leaves a disk half formatted, which would then be refused.
+# mkfs runs in a session of its own, so that Ctrl-C or a time limit does not end it. A disk that is half formatted would be
+# refused as not empty.
 FORMAT = "setsid --wait mkfs.ext4 -q -L {label} -- {disk}"
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Raises Unanswered."""
+    """Make a file system on storage.disk and mount it at storage.mount. Raises Unanswered if the disk cannot be used."""
     storage = site.cluster.storage
     if storage.disk is None or storage.mount is None:
         return Nothing("cluster.yaml names no storage.disk")
@@ -27,7 +28,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     where = target.node.name
     if place.fstab is not None and place.mount is not None:
         return Nothing(f"{place.mount.source} is mounted at {storage.mount}")
-    if place.fstab is not None:  # by this line alone: after a boot the kernel may give the disk another name
+    if place.fstab is not None:  # the disk is found by the UUID in this line: its name in storage.disk may change at a boot
         if not place.fstab.source.startswith("UUID="):
             raise Unanswered(
                 f"{where}: /etc/fstab already lists {place.fstab.source} for {storage.mount}: mount it, or choose another "
@@ -46,7 +47,10 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _format(where: str, path: str, there: Disk) -> list[Change]:
-    """Raises Unanswered for a disk that is not there, or not empty."""
+    """The change that makes a file system on an empty disk; none if `provision` made it before.
+
+    where: the name of the node. Raises Unanswered if the disk does not exist or is not empty.
+    """
     if there.path is None:
         raise Unanswered(f"{where}: there is no disk {path}: lsblk on this node lists its disks; correct storage.disk")
     if there.ours:
@@ -61,7 +65,7 @@ def _format(where: str, path: str, there: Disk) -> list[Change]:
 
 
 def _entry(path: str, mount: str) -> Change:
-    """nofail: without it, a node with a broken disk would not boot, and nobody could log in."""
+    """The change that adds the disk to /etc/fstab. Without the option nofail, a node with a broken disk would not boot."""
     uuid = f"UUID=$(blkid --probe --match-tag UUID --output value -- {path})"
     return fstab.add(f"mount {path} at {mount} at every boot (/etc/fstab)", f"{uuid} {mount} ext4 defaults,nofail 0 2")
 

@@ -1,4 +1,4 @@
-"""Makes the same Python environment on all nodes, identified by digests: the tested packages, and our own source."""
+"""Makes the same Python environment on all nodes: the tested packages and shardlab's source, each identified by a digest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from provision.node import Node
 from provision.operation import Change, Nothing, Operation, Site, Target, Write, shell
 from provision.operations import fstab
 
-MAKE_S = 3600.0  # torch with CUDA is gigabytes over a slow network
+MAKE_S = 3600.0  # time limit of pip: torch with CUDA has gigabytes, and the network may be slow
 LINK = "shardlab.pth"
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Raises Unanswered."""
+    """Make the environment on a node, or bring it to the current packages and source. Raises Unanswered."""
     node = target.node
     folder = PurePosixPath(node.python).parent.parent
     if site.cluster.storage.shared is not None and target is not site.targets[0]:
@@ -37,12 +37,15 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _owner(node: Node, owner: str) -> str:
-    """The owner of a written file: with root the user who logs in, otherwise whoever writes it."""
+    """The value `owner` for `Write`: the user `owner` if root writes the file; empty if this user writes the file."""
     return f"{owner}:" if node.may_sudo else ""
 
 
 def _packages(folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
-    """It is made in its final folder, because a Python environment cannot be moved; a file marks it as complete."""
+    """The changes that make the environment with its packages. The last command writes a file that marks it as complete.
+
+    The environment is made in its final folder, because a Python environment cannot be moved.
+    """
     wheelhouse = node.wheelhouse
     constraints = f"{folder}/constraints.txt"
     as_user, make_folder = (f"runuser -u {owner} -- ", f"install -d -o {owner}") if node.may_sudo else ("", "install -d")
@@ -65,7 +68,7 @@ def _packages(folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
 
 
 def _unpack(node: Node, folder: PurePosixPath, owner: str, archive: str, source: str) -> str:
-    """The new source in a folder of its own, then one rename that points Python to it."""
+    """A shell script that unpacks the new source into a folder of its own, and then makes Python use it by one rename."""
     purelib = f"$({folder}/bin/python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     return f"""\
 new={folder}/source-{source}

@@ -1,7 +1,7 @@
 """The local disk of a CloudLab node at /mydata: a blockstore of the experiment, or the unused space of the boot disk.
 
 A blockstore is made and mounted by CloudLab before the node is ready. Without one, CloudLab's own program mkextrafs.pl makes a
-file system in an unused partition. It is never called with -f, which would let it overwrite a partition that is in use.
+file system in an unused partition. mkextrafs.pl is never called with -f, by which it would overwrite a partition in use.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from provision.operation import Change, Nothing, Operation, RunCommand, Site, Ta
 from provision.operations import fstab
 from shardlab.cloudlab_keys import EXTRA_DISK
 
-MAKE_S = 900.0  # terabytes of spinning disk
+MAKE_S = 900.0  # time limit of mkextrafs.pl, which takes minutes on a spinning disk of several terabytes
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Raises Unanswered if nothing can be mounted at /mydata."""
+    """Make sure that a file system is mounted at /mydata. Raises Unanswered if nothing can be mounted there."""
     where = target.node.name
     if site.cluster.storage.mount == EXTRA_DISK:
         return Nothing(f"storage.disk is mounted at {EXTRA_DISK}")
@@ -35,8 +35,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         )
     return [
         RunCommand(f"make the folder {EXTRA_DISK}", ["mkdir", "-p", "--", EXTRA_DISK]),
-        # In a session of its own, so that neither Ctrl-C nor a time limit leaves a file system half made. -q: exit code 0 if
-        # something is already mounted there.
+        # The program runs in a session of its own, so that Ctrl-C or a time limit does not leave an incomplete file system.
+        # With -q, its exit code is 0 if something is already mounted at /mydata.
         RunCommand(
             f"make a file system in the unused space of the boot disk, and mount it at {EXTRA_DISK} now and at every boot",
             ["setsid", "--wait", PATH, "-q", EXTRA_DISK],

@@ -9,7 +9,7 @@ from provision.facts.mounts import MountPlace, place
 from provision.operation import Change, RunCommand, Site, Target, shell
 from shardlab.cloudlab_keys import EXTRA_DISK
 
-# The new file is the old one and a line, and takes its place in one rename.
+# Writes a copy of /etc/fstab with one more line, and replaces /etc/fstab by this copy with one rename.
 ADD = """\
 new=$(mktemp /etc/fstab.XXXXXX)
 trap 'rm -f -- "$new"' EXIT
@@ -23,7 +23,7 @@ BARE = "it is not mounted, so nothing is written there: first run the operations
 
 
 def add(says: str, line: str) -> Change:
-    """line: it is put into double quotes of the shell, so that it can contain commands that run on the node."""
+    """The change that adds a line to /etc/fstab. The line may contain $(COMMAND), which the shell of the node executes."""
     return shell(says, f'line="{line}"\n{ADD}')
 
 
@@ -36,7 +36,7 @@ def mount(folder: str) -> list[Change]:
 
 
 def look(target: Target, folder: str) -> MountPlace:
-    """The state of a folder. Raises Unanswered if it hangs, or if a mount would hide files."""
+    """The state of a folder to be mounted. Raises Unanswered if the folder hangs, or if a mount would hide its files."""
     there = target.facts[place(folder)]
     where = target.node.name
     if there.hangs:
@@ -51,25 +51,26 @@ def look(target: Target, folder: str) -> MountPlace:
 
 
 def is_below(folder: str, other: str) -> bool:
-    """Whether a folder is the other folder, or is in it."""
+    """Whether `folder` is the folder `other` or inside it."""
     return f"{folder}/".startswith(f"{other}/")
 
 
 def own_disks(site: Site, target: Target, folder: str) -> list[str]:
-    """Where a disk of this node has to be mounted, so that the folder is on it and not on the root file system."""
+    """The places at which a disk of this node has to be mounted, so that `folder` is not on the root file system."""
     storage = site.cluster.storage
     places = [storage.mount] if storage.mount is not None else []
     if site.cluster.provider == "cloudlab" and storage.mount != EXTRA_DISK:
         is_client = storage.shared is not None and storage.server not in (None, target.node.name)
-        if not (is_client and storage.shared is not None and is_below(folder, storage.shared)):  # it is on the server's disk
+        # On a client, a folder in the shared folder is on the disk of the server.
+        if not (is_client and storage.shared is not None and is_below(folder, storage.shared)):
             places.append(EXTRA_DISK)
     return [place for place in places if is_below(folder, place)]
 
 
 def guard(site: Site, target: Target, folder: str | None = None) -> list[Change]:
-    """Changes that come before a change that writes to a folder: they fail if its file system is not mounted.
+    """Changes that check that the file system of a folder is mounted. They come before a change that writes to the folder.
 
-    folder: None: storage.shared.
+    folder: None means storage.shared.
     """
     storage = site.cluster.storage
     folder = folder or storage.shared

@@ -11,14 +11,14 @@ PATH = "/etc/hosts"
 
 
 def content(site: Site) -> bytes:
-    """The content of /etc/hosts. It has no line for 127.0.1.1, or a node would tell the others its loopback address."""
+    """The content of /etc/hosts. With a line for 127.0.1.1, a node would tell the other nodes its loopback address."""
     lines = ["# Written by shardlab's provision.", "127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     lines += [f"{target.node.address} {target.node.name}" for target in site.targets]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Raises Unanswered."""
+    """Set the hostname, and write /etc/hosts if it differs. Raises Unanswered."""
     if existing(site) is not None:
         return Nothing("names stay as the Slurm that is there uses them")
     if not target.node.may_sudo and site.cluster.slurm is None:

@@ -39,9 +39,9 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _lease_alone(site: Site, written: bytes | None) -> list[Here] | None:
-    """The change of the lease alone, for a cluster of which a node is away: its runs need to know an extension all the same.
+    """The change that writes only the lease into the inventory, if a node of the cluster does not answer.
 
-    None if the inventory has this lease, or does not describe this cluster.
+    `jobs` needs the new end of the lease even then. None if the inventory has this lease, or describes another cluster.
     """
     now = lease_of(site)
     known = inventory_file.decoded(written)
@@ -53,13 +53,13 @@ def _lease_alone(site: Site, written: bytes | None) -> list[Here] | None:
 
 
 def keep_lease(site: Site) -> None:
-    """Write the lease as it was read last into the inventory, if there is one of this cluster. Raises ShardlabError."""
+    """Write the last known lease into the inventory, if the inventory describes this cluster. Raises ShardlabError."""
     for change in _lease_alone(site, inventory_file.read(site.workspace)) or []:
         change.do()
 
 
 def lease_of(site: Site) -> Lease | None:
-    """The lease of the cluster as it was read last; None if its machines are not lent. Raises InputError."""
+    """The last known lease of the cluster's machines; None if they are not lent. Raises InputError."""
     described = site.cluster.cloudlab
     return lease.newest(site.workspace.own, [Path(name) for name in described.manifests]) if described is not None else None
 
@@ -102,7 +102,7 @@ def _entry(target: Target, provider: str) -> dict[str, Any]:
     facts = inventory_file.facts(target.facts[HOST])
     addresses = target.facts[ADDRESSES]
     networks = experiment_interfaces.of(target)
-    # Containers come and go with virtual interfaces of their own, which have no address on this side.
+    # Virtual interfaces without an address are left out: they belong to containers, and appear and disappear with them.
     facts["nics"] = [nic for nic in facts["nics"] if nic["kind"] == "physical" or nic["name"] in addresses]
     return {
         "name": node.name,

@@ -1,4 +1,4 @@
-"""SSH between nodes, for launchers that need it: each node has its own key, which all accept. Private keys are not copied."""
+"""SSH between nodes, for launchers that need it. Each node has a key, which all nodes accept. Private keys are not copied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from provision.operation import Change, Here, Nothing, Operation, RunCommand, Si
 KNOWN = "/etc/ssh/ssh_known_hosts"
 OFF = "ssh.between_nodes is not set in cluster.yaml"
 _KEY = re.compile(r"(ssh|ecdsa)-[a-z0-9-]+ [A-Za-z0-9+/=]+")
-# Made under another name and linked into place, which fails where another node with the same home was first.
+# The key is made under a temporary name and then linked to its final name. If another node, which shares the home folder, has
+# made a key first, the link fails and the key of the other node is used.
 MAKE = """\
 umask 077
 mkdir -p -- "$HOME/.ssh"
@@ -22,7 +23,7 @@ trap 'rm -rf -- "$new"' EXIT
 ssh-keygen -q -t ed25519 -N '' -C "$1" -f "$new/key" </dev/null
 if ln -T -- "$new/key" "$HOME/.ssh/id_ed25519" 2>/dev/null; then mv -f -- "$new/key.pub" "$HOME/.ssh/id_ed25519.pub"; fi
 test -f "$HOME/.ssh/id_ed25519\""""
-# Our lines, which stand on standard input, take the place of those that were ours; all others stay.
+# Replaces the lines of shardlab in a file, from the line $2 to the line $3, by the lines on standard input. Other lines stay.
 BLOCK = """\
 path=$(readlink -f -- "$1"); begin=$2; end=$3
 umask 077
@@ -38,7 +39,7 @@ mv -fT -- "$new" "$path\""""
 
 
 def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
-    """Make a key of the user who logs in, on the node; an existing key is used. Raises Unanswered."""
+    """Make a key for the user who logs in, on the node. If the user has a key, this key is used. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
         return Nothing(OFF)
     keys = target.facts[KEYS]
@@ -55,14 +56,14 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
-    """Make each node accept the keys of all nodes' users, and know the host keys of all nodes. Raises Unanswered."""
+    """Make the node accept the users' keys of all nodes, and know the host keys of all nodes. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
         return Nothing(OFF)
     own = target.facts[KEYS]
     begin, end = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
     told = site.told(KEYS)
     absent = [one.node.name for one in site.targets if one not in [each for each, _ in told]]
-    if absent and begin in own.authorized:  # what they had is not forgotten because they are away
+    if absent and begin in own.authorized:  # the keys of nodes that do not answer must stay in the files
         return Nothing(f"not changed: {', '.join(absent)} cannot be asked")
     if lacking := [one.node.name for one, keys in told if not keys.key]:
         return [Here("accept the keys of all nodes, once all nodes have a key", functools.partial(_lack, lacking))]
@@ -92,7 +93,7 @@ def _lack(names: Sequence[str]) -> None:
 
 
 def authorized(told: Sequence[tuple[Target, Keys]]) -> list[str]:
-    """Lines of authorized_keys: the key of each node's user; a key that nodes share in one home, once. Raises Unanswered."""
+    """The lines of authorized_keys: the user's key of each node. A key that nodes share is listed once. Raises Unanswered."""
     lines: dict[str, str] = {}
     for target, keys in told:
         lines.setdefault(_plain(target, keys.key or ""), f"{keys.login}@{target.node.name}")
@@ -100,7 +101,7 @@ def authorized(told: Sequence[tuple[Target, Keys]]) -> list[str]:
 
 
 def known(told: Sequence[tuple[Target, Keys]]) -> list[str]:
-    """Lines of known_hosts: each node by name and by address. Raises Unanswered."""
+    """The lines of known_hosts: the host keys of each node, under its names and addresses. Raises Unanswered."""
     lines = []
     for target, keys in told:
         names = list(dict.fromkeys((target.node.name, target.node.host, target.node.address)))
@@ -117,7 +118,10 @@ def _plain(target: Target, key: str) -> str:
 
 
 def _block(target: Target, path: str, lines: Sequence[str], begin: str, end: str) -> list[str]:
-    """Our lines as they are now; empty if there are none. Raises Unanswered if they are not complete."""
+    """The lines of shardlab in a file on a node: from the line `begin` to the line `end`; empty if there are none.
+
+    lines: all lines of the file. Raises Unanswered if `begin` or `end` is missing or occurs twice.
+    """
     if begin not in lines and end not in lines:
         return []
     if (lines.count(begin), lines.count(end)) != (1, 1) or lines.index(begin) > lines.index(end):

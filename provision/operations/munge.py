@@ -1,4 +1,4 @@
-"""One random munge key on all nodes of Slurm. It is made on the controller; it is never stored on this machine."""
+"""Gives all nodes of Slurm the same random munge key. The controller makes the key; this machine never stores the key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from provision.operations.service import running
 PATH = "/etc/munge/munge.key"
 BYTES = 1024
 MODE, OWNER = 0o400, "munge:munge"
-# What stands on standard input becomes the key, whole or not at all.
+# Writes standard input to the file of the key, completely or not at all.
 KEEP = f'umask 077; new=$(mktemp {PATH}.XXXXXX); cat > "$new"; chown {OWNER} "$new"; chmod 400 "$new"; mv "$new" {PATH}'
 MAKE = f"head -c {BYTES} /dev/urandom | (set -e; {KEEP})"
 
@@ -26,9 +26,9 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
     key = target.facts[FILES].get(PATH)
     changes: list[Change] = []
     if key is None:
-        # Without root, it is not known whether there is a key.
+        # Without root, it is not known whether the controller has a key, so the administrator's script tests it.
         changes.append(shell("make a random munge key", MAKE if target.node.may_sudo else f"test -s {PATH} || {{ {MAKE}; }}"))
-    elif (key.mode, key.owner) != (MODE, OWNER):  # a key that others could read is not secret any more
+    elif (key.mode, key.owner) != (MODE, OWNER):  # a key that other users could read is no longer secret
         changes.append(shell(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE))
     changes += running(target, "munge", [PATH], changed=bool(changes))
     return changes or Nothing("it has a munge key")
@@ -58,7 +58,7 @@ def _by_hand(controller: Node) -> str:
 
 
 def _copy(controller: Node, node: Node) -> None:
-    """Through this program's memory, from one machine's standard output to the other's standard input."""
+    """Copy the key from the controller to a node, through the memory of this program: no file on this machine contains it."""
     key = controller.run(["base64", PATH], timeout_s=30, root=True, secret=True)
     if key.code != 0:
         said = f"{controller.name}: the munge key cannot be read: {last_line(key)}"

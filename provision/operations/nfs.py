@@ -1,4 +1,4 @@
-"""Shared storage: one node exports a folder to the others, which mount it under the same path."""
+"""Shared storage: one node exports a folder to the other nodes, which mount the folder under the same path."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from provision.operation import Change, Nothing, Operation, RunCommand, Site, Ta
 from provision.operations import fstab
 from provision.operations.packages import nfs_server
 
-# no_root_squash: provisioning installs the environment there as root, from any node; all nodes have one owner.
+# no_root_squash: `provision` writes the environment into the folder as root, from any node; all nodes belong to one owner.
 EXPORT = "rw,sync,no_subtree_check,no_root_squash"
-MOUNT = "hard,vers=4.2,_netdev"  # hard: a write that a slow server has not taken yet waits, and is never lost
+MOUNT = "hard,vers=4.2,_netdev"  # hard: a write waits until a slow server has accepted it, and is never lost
 _CLIENT = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def content(site: Site, server: Target) -> bytes:
-    """The file of the server's exports: one line, with all other nodes. Raises Unanswered."""
+    """The content of the server's file of exports: one line that exports the folder to all other nodes. Raises Unanswered."""
     clients = [target.node.address for target in site.targets if target is not server]
     for client in clients:
         if not _CLIENT.fullmatch(client):
@@ -31,7 +31,7 @@ def content(site: Site, server: Target) -> bytes:
 
 
 def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
-    """The folder, its export, and the server that serves it. Raises Unanswered."""
+    """Make the shared folder, export it, and start the NFS server. Raises Unanswered."""
     folder, server = site.cluster.storage.shared, nfs_server(site)
     if folder is None or server is not target:
         return _withdraw(site, target) or Nothing(_elsewhere(site, "it is not storage.server"))
@@ -55,13 +55,17 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
     if exports is None or not exports.holds(wanted):
         changes.append(RunCommand("make the folder for our exports", ["mkdir", "-p", EXPORTED.rpartition("/")[0]]))
         changes.append(Write(f"export {folder} to {', '.join(clients)}", EXPORTED, wanted))
-    if changes or len(target.facts[EXPORTS].get(folder, [])) != len(clients):  # named there as the resolver spells them
+    # Only the number of clients is compared, because the table of exports may contain names instead of addresses.
+    if changes or len(target.facts[EXPORTS].get(folder, [])) != len(clients):
         changes.append(RunCommand("make the server read its exports", ["exportfs", "-ra"]))
     return changes or Nothing(f"{folder} is exported to {len(clients)} nodes")
 
 
 def _withdraw(site: Site, target: Target) -> list[Change]:
-    """Withdraw an export of ours that the cluster file no longer names. Raises Unanswered if a node still mounts it."""
+    """Withdraw the export that `provision` made if the cluster file no longer names it.
+
+    Raises Unanswered if a node still mounts the exported folder.
+    """
     if site.is_practice or EXPORTED not in target.facts[FILES]:
         return []
     folders = target.facts[EXPORTED_BY_US]
@@ -72,7 +76,7 @@ def _withdraw(site: Site, target: Target) -> list[Change]:
         for place, source in mounts.items()
         if source in sources
     ]
-    if held:  # a hard mount without its server hangs whoever touches it
+    if held:  # every program that uses a hard mount hangs if the mount's server is gone
         raise Unanswered(
             f"{target.node.name}: it exports {', '.join(folders)}, which the cluster file no longer names, but which is still "
             f"mounted on {', '.join(held)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
@@ -82,7 +86,7 @@ def _withdraw(site: Site, target: Target) -> list[Change]:
 
 
 def plan_client(site: Site, target: Target) -> list[Change] | Nothing:
-    """Mount the server's folder. Raises Unanswered."""
+    """Mount the shared folder of the server on another node. Raises Unanswered."""
     folder, server = site.cluster.storage.shared, nfs_server(site)
     if folder is None or server is None:
         return _expected(site, target)
@@ -111,7 +115,7 @@ def plan_client(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _expected(site: Site, target: Target) -> Nothing:
-    """The shared folder must exist already, if there is no storage.server. Raises Unanswered if it does not."""
+    """Check that the shared folder exists, if the cluster file names no storage.server. Raises Unanswered if it does not."""
     folder = site.cluster.storage.shared
     if folder is None or site.is_practice:
         return Nothing(_elsewhere(site, ""))

@@ -1,4 +1,4 @@
-"""Installs NVIDIA's driver if the cluster file requests GPUs: all parts of one version, with the kernel modules for these GPUs.
+"""Installs NVIDIA's driver if the cluster file requests GPUs. All parts have one version; the kernel modules fit the GPUs.
 
 A driver from another source is not changed if it works and is new enough for the pinned torch. The installed packages are
 Ubuntu's own (sources nvidia-graphics-drivers-580-server and fabric-manager-580, in jammy and noble).
@@ -25,18 +25,22 @@ from templates import render
 
 NOUVEAU = "/etc/modprobe.d/shardlab-nouveau.conf"
 PERSISTENCE = "/etc/systemd/system/nvidia-persistenced.service.d/shardlab.conf"
-# Packages of the driver and the kernel: with a library that is newer than the loaded module, every job fails until a reboot.
+# Packages of the driver and the kernel, which apt must not upgrade: if the library is newer than the loaded module, every job
+# fails until a reboot.
 KEPT = r"^((lib)?nvidia-.*[0-9]{3}(-|$)|linux-(generic|virtual|image|headers)(-|$))"
 LIST = "dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' | sed -n 's/^.i  *//p'"
 HOLD = f"{LIST} | grep -E '{KEPT}' | xargs apt-mark hold"
-BUSY = ("alloc", "mix", "comp", "drng")  # drng: drained, but its jobs still run
+BUSY = ("alloc", "mix", "comp", "drng")  # states of a node with running jobs; drng: it is drained, but its jobs still run
 _OWN = re.compile(r"^nvidia-(?:headless|headless-no-dkms|driver)-(\d{3})-server(?:-open)?$")
-# What Ubuntu's -server packages must not be mixed with: its desktop drivers, and NVIDIA's own packages.
+# Packages that must not be mixed with Ubuntu's -server packages: Ubuntu's desktop drivers, and NVIDIA's own packages.
 _FOREIGN = re.compile(r"^(cuda-drivers|nvidia-open|nvidia-driver$|nvidia-(driver|dkms|headless)-\d{3}(-open)?$)")
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Raises Unanswered, before anything is changed, for GPUs that cannot be supported."""
+    """Install the driver, or build its kernel module, and reboot if needed.
+
+    Raises Unanswered, before anything is changed, if the GPUs cannot be supported.
+    """
     name = target.node.name
     asked = site.cluster.gpus.per_node if site.cluster.gpus else 0
     if target.facts[SYSTEM].is_container:
@@ -86,7 +90,7 @@ def _known(name: str, nvidia: Nvidia) -> list[Generation]:
 
 
 def _own(target: Target) -> str | None:
-    """Ubuntu's package with the driver, if it is installed."""
+    """The name of Ubuntu's package with the driver that is installed on the node; None if no such package is installed."""
     return next((name for name in target.facts[PACKAGES].versions if _OWN.match(name)), None)
 
 
@@ -95,7 +99,7 @@ def _branch(nvidia: Nvidia) -> int:
 
 
 def _fabric(target: Target, nvidia: Nvidia) -> list[Change]:
-    """Install a fabric manager of the driver's version if GPUs are connected by switches: without it, nothing runs."""
+    """Install the fabric manager in the driver's version if the GPUs are connected by NVSwitches: without it, no GPU works."""
     package = f"nvidia-fabricmanager-{_branch(nvidia)}"
     there = target.facts[PACKAGES].versions.get(package, "")
     if not nvidia.switches or there.startswith(f"{nvidia.nvml}-"):
@@ -125,7 +129,7 @@ def _driver(target: Target, nvidia: Nvidia, known: list[Generation], cuda: str) 
     wanted += [f"nvidia-fabricmanager-{branch}"] if nvidia.switches else []
     if not all(package in versions for package in wanted):
         return install(wanted, "--allow-change-held-packages")
-    if nvidia.module is None:  # the kernel is newer than the module, or its building was interrupted
+    if nvidia.module is None:  # the kernel was upgraded after the module was built, or the build was interrupted
         build = f"dkms autoinstall -k {system.kernel}; modinfo -F version nvidia"
         return [shell(f"build the driver for kernel {system.kernel}", build, timeout_s=1800)]
     return []
@@ -136,7 +140,7 @@ def _without_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
     changes: list[Change] = []
     if _differs(target, NOUVEAU, wanted):
         changes.append(Write("block the driver nouveau", NOUVEAU, wanted))
-    if changes or nvidia.nouveau:  # loaded: what the kernel starts from may still have it
+    if changes or nvidia.nouveau:  # if nouveau is loaded, the initramfs may still contain it
         changes.append(
             RunCommand("update the initramfs, so that the kernel starts without nouveau", ["update-initramfs", "-u"], 600)
         )
@@ -144,12 +148,13 @@ def _without_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
 
 
 def _reboot(site: Site, name: str, nvidia: Nvidia) -> str:
-    """Why a reboot is needed; raises Unanswered if it would end jobs."""
+    """Why a node has to reboot. Raises Unanswered if the reboot would end jobs of Slurm. name: the node."""
     if site.cluster.slurm is not None:
         (controller,) = site.with_role("controller")
         states = {} if controller.node.name in site.left else controller.facts[NODES]
         if name in states and states[name].state in BUSY:
-            drain = f"sudo scontrol update NodeName={name} State=DRAIN Reason=shardlab:driver"  # by which it is resumed again
+            # The operation `slurm-nodes` resumes a node with this reason.
+            drain = f"sudo scontrol update NodeName={name} State=DRAIN Reason=shardlab:driver"
             raise Unanswered(f"{name}: its driver needs a reboot, but jobs run on it; drain it first: {drain}")
     if nvidia.nouveau:
         return "nouveau drives its GPUs"

@@ -1,4 +1,4 @@
-"""Installs the Debian packages that a node needs for its roles, and first finishes an interrupted installation."""
+"""Installs the Debian packages that a node needs for its roles. First finishes an installation that was interrupted."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ MUNGE = ("munge",)
 CONTROLLER = ("slurmctld", "slurmdbd", "slurm-client", "mariadb-server")
 WORKER = ("slurmd", "slurm-client")
 CLOCK = ("chrony",)
-COMPILER = ("gcc", "libc6-dev", "python3-dev")  # Triton compiles kernel launchers for torch.compile with it
+COMPILER = ("gcc", "libc6-dev", "python3-dev")  # with this compiler Triton builds kernel launchers for torch.compile
 NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
-SSH_CLIENT = ("openssh-client",)  # from Debian 14 on openssh-server no longer brings it
-SITE = ("environment-modules", "charliecloud-runtime")  # not installed by provisioning: practice nodes play a managed site
+SSH_CLIENT = ("openssh-client",)  # in Debian 14 and newer, openssh-server does not install the client
+SITE = ("environment-modules", "charliecloud-runtime")  # only the base of practice nodes has them, to act as a Slurm site
 ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK, *SSH_CLIENT, *SITE}))
-LOCK_S = 600  # so long we wait for other installations, such as unattended-upgrades after the first boot
+LOCK_S = 600  # how long to wait for other installations, such as unattended-upgrades after the first boot
 APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"
 OPTIONS = "-qq -y --no-install-recommends"
 QUIET = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a"
 
 
 def nfs_server(site: Site) -> Target | None:
-    """The node that exports the shared folder; None if no node of the cluster does, as with practice nodes."""
+    """The node that exports the shared folder; None if no node exports it, as in a cluster of practice nodes."""
     if site.is_practice:
         return None
     return next((target for target in site.targets if target.node.name == site.cluster.storage.server), None)
 
 
 def wanted(site: Site, target: Target) -> list[str]:
-    """The packages of a node, by its roles. A container uses its host's clock, so it needs no chrony; without root, nobody
-    asks which service sets the clock. Raises Unanswered."""
+    """The packages that a node needs for its roles. Raises Unanswered.
+
+    A container needs no chrony, because it uses the clock of its host. Without root, the service of the clock is not examined.
+    """
     names = [*BASE]
     if site.cluster.slurm is not None and existing(site) is None:
         names += [*MUNGE, *(CONTROLLER if target.has("controller") else ()), *(WORKER if target.has("worker") else ())]
@@ -52,7 +54,7 @@ def wanted(site: Site, target: Target) -> list[str]:
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Install what is missing. Raises Unanswered."""
+    """Install the missing packages of a node. Raises Unanswered."""
     if not target.node.may_sudo:
         missing = lacking(site, target, wanted(site, target))
         return install(missing) if missing else Nothing("it has all tools that are needed")
@@ -60,7 +62,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     missing = [name for name in wanted(site, target) if name not in installed.versions]
     changes: list[Change] = []
     if installed.interrupted:
-        # where a package was not even unpacked wholly, what needs it cannot be configured before apt has had it again
+        # dpkg cannot configure packages that depend on a package that was only partly unpacked; then apt repairs this package
         repair = f"{QUIET}; dpkg --force-confdef --force-confold --configure -a || {APT} {OPTIONS} --fix-broken install"
         changes.append(shell("finish the installation that was interrupted", repair, timeout_s=LOCK_S))
     if missing:
@@ -69,14 +71,14 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def lacking(site: Site, target: Target, names: Sequence[str]) -> list[str]:
-    """Those of the packages that a node lacks. Without root, a tool is enough, whatever package it came from."""
+    """The names of the packages that a node lacks. On a node without root, the tool of a package counts, however installed."""
     present = target.facts[PACKAGES].versions if target.node.may_sudo else target.facts[TOOLS]
     return [name for name in names if name not in present]
 
 
 def install(names: Sequence[str], options: str = "") -> list[Change]:
     """The changes that install these packages. options: further options of apt-get."""
-    lists = f"{QUIET}; {APT} -qq update || true"  # where no archive is reached, the cached lists serve
+    lists = f"{QUIET}; {APT} -qq update || true"  # if no archive can be reached, the cached lists are used
     words = " ".join([OPTIONS, *([options] if options else []), "install", *names])
     return [
         shell("update the package lists", lists, timeout_s=LOCK_S + 300),

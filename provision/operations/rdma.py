@@ -11,7 +11,7 @@ WANTED = ("rdma-core", "ibverbs-utils")
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Raises Unanswered."""
+    """Install the missing libraries on a node that has RDMA links. Raises Unanswered."""
     if target.facts[SYSTEM].is_container:
         return Nothing("it is a container, which uses the network of its host")
     links = target.facts[RDMA]

@@ -1,4 +1,4 @@
-"""Reboots a node and checks that it did: the node is back when its boot id differs from the one before."""
+"""Reboots a node and verifies the reboot: the node is back when its boot id differs from the boot id before."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from provision.node import Node, last_line
 from shardlab.remote import Unreachable
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-STARTS_S = 120.0  # for its services to start, once it can be logged in to
+STARTS_S = 120.0  # how long the services of a node may take to start after a login is possible
 
 
 class Reboot(msgspec.Struct, frozen=True):
-    """The last change of a plan; the remaining changes are planned when the machine is back.
+    """A change that reboots the node. It is the last change of a plan; further changes are planned when the node is back.
 
-    limit_s: for the reboot; a server with much memory tests it for minutes. pause_s: between two questions whether it is back.
+    why: the reason, as a clause.
+    limit_s: how long the reboot may take; a server with much memory tests its memory for minutes.
+    pause_s: the time between two attempts to reach the node.
     """
 
     why: str
@@ -37,7 +39,7 @@ class Reboot(msgspec.Struct, frozen=True):
         return self.command
 
     def make(self, node: Node) -> None:
-        """Raises Unanswered if the machine does not come back in time, or did not reboot."""
+        """Reboot the node and wait until it is back. Raises Unanswered if it did not reboot, or does not come back in time."""
         before = boot_of(node)
         if before is None:
             raise Unanswered(f"{node.name}: its boot id is not known, so a reboot could not be verified")
@@ -53,7 +55,7 @@ class Reboot(msgspec.Struct, frozen=True):
 
 
 def boot_of(node: Node) -> str | None:
-    """The boot id of the machine; None if it does not answer."""
+    """The boot id of a node, which differs after each boot; None if the node does not answer."""
     try:
         answer = node.run(["cat", BOOT_ID], timeout_s=10)
     except Unreachable:
@@ -65,11 +67,11 @@ def _ask(node: Node) -> None:
     try:
         answer = node.run(["systemctl", "reboot"], timeout_s=30, root=True)
     except Unreachable:
-        return  # it went before it could say so
-    if answer.code is not None and 0 < answer.code < 128:  # above: a signal, as it went
+        return  # the node went down before it could answer the command
+    if answer.code is not None and 0 < answer.code < 128:  # a code above 128 is a signal by which the shutdown ended ssh
         raise Unanswered(f"{node.name}: it does not reboot: {last_line(answer)}")
 
 
 def _wait(node: Node) -> None:
-    """Wait until all services have started. A service that failed to start is no error of the reboot."""
+    """Wait until all services of a node have started. A service that fails to start does not make the reboot fail."""
     node.run(["systemctl", "is-system-running", "--wait"], timeout_s=STARTS_S)

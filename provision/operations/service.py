@@ -10,10 +10,11 @@ from provision.operation import Change, RunCommand, Target
 
 
 def running(target: Target, name: str, reads: Sequence[str], *, changed: bool = False) -> list[Change]:
-    """The changes that a service needs: none, enable, start, or restart. Raises Unanswered.
+    """The changes that the service `name` needs: none, enable, start, or restart. Raises Unanswered.
 
-    It is restarted if the files that it reads are about to change (`changed`), or are newer than its process: then a restart is
-    missing, for example because provisioning was killed before it.
+    reads: the files that the service reads. changed: whether earlier changes of the plan write these files.
+    The service is restarted if `changed`, or if a file is newer than its process, which happens if `provision` was killed
+    after it wrote the file and before it restarted the service.
     """
     service = target.facts[SERVICES].get(name)
     changes: list[Change] = []

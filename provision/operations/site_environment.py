@@ -1,8 +1,9 @@
 """Makes the Python environment of a Slurm site in its shared folder, without root and with nothing under $HOME.
 
-The folder is named by the digest of its packages, so that queued runs keep the environment that they were submitted with.
-`bin/python` there is a script that loads the site's modules and starts the interpreter; `venv` is the virtual environment.
-With a container, `bin/rank-python` starts the interpreter of the image, and `venv` has only the packages of our commands.
+The name of the environment's folder contains the digest of its packages, so that queued runs keep the environment with which
+they were submitted. In this folder, `bin/python` is a script that loads the site's modules and starts the interpreter, and
+`venv` is the virtual environment. With a container, `bin/rank-python` starts the interpreter of the image, and `venv` has only
+the packages of shardlab's commands.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from shardlab import container
 from shardlab.environment_keys import Environment
 
 MAKE_S = 600.0
-INSTALL_S = 4 * 3600.0  # of waiting in the queue and of installing
+INSTALL_S = 4 * 3600.0  # the time limit for a job's wait in the queue and its installation
 INSTALL_MINUTES = 60
-LIST_MINUTES = 15  # pyxis may first have to import the image
-# $1: the folder. $2: the interpreter.
+LIST_MINUTES = 15  # time limit of a job that lists packages; pyxis may first have to import the image
+# Makes the virtual environment. $1: the folder of the environment. $2: the interpreter.
 VENV = """\
 set -e
 mkdir -p "$1/tmp"
@@ -35,7 +36,7 @@ rm -rf "$1/venv" "$1/packages.made"
 }
 "$2" -m venv "$1/venv"
 """
-# Prints the list that the job of the script $2 writes into the folder $1.
+# Submits the script $2 as a job, waits for the job, and prints the list of packages that it wrote into the folder $1.
 SUBMIT_AND_SHOW = f"""\
 {requests.WITHOUT_VARIABLES}
 mkdir -p -- "$1" && cd "$1" || exit 1
@@ -55,7 +56,7 @@ rm -rf "source-$2"; mkdir "source-$2"; tar -x -C "source-$2" -f "source-$2.tar" 
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Raises Unanswered."""
+    """Make the environment of a site, or bring it to the current packages and source. Raises Unanswered."""
     folder = PurePosixPath(target.node.python).parent.parent
     environment = site.cluster.environment
     found = target.facts[ENVIRONMENT]
@@ -77,14 +78,14 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _given(environment: Environment) -> str:
-    """The key of the packages that we did not install, and its value."""
+    """The key and the value in the cluster file that name the packages which `provision` did not install."""
     if environment.container is not None:
         return f"environment.container: {environment.container}"
     return f"environment.use: {environment.use}"
 
 
 def _check(site: Site, target: Target, folder: PurePosixPath) -> PackageCheck:
-    """The check of packages that we did not install: on the login node if possible, else in a job."""
+    """The change that checks packages which `provision` did not install: on the login node if possible, otherwise in a job."""
     environment = site.cluster.environment
     ranks = container.rank_python(site.cluster, target.node.python)
     what, folders = _given(environment), " ".join(container.folders(site.cluster))
@@ -117,7 +118,10 @@ def _mark(folder: PurePosixPath, digest: str) -> Write:
 
 
 def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]:
-    """Raises Unanswered if there is too little room, or if a job of an earlier command still installs the packages."""
+    """The changes that make the virtual environment and install the packages.
+
+    Raises Unanswered if there is too little space, or if a job of an earlier command still installs the packages.
+    """
     environment = site.cluster.environment
     space.environment_fits(target, from_index=environment.wheelhouse is None)
     if environment.build != "login":
@@ -142,10 +146,13 @@ def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]
 
 
 def _download(site: Site, target: Target, folder: PurePosixPath, wheels: str) -> WheelDownload:
-    """pip builds wheels of packages without one: the job that installs them reaches no index, and so no build tools."""
+    """The change that downloads all packages as wheels into the folder `wheels`.
+
+    pip builds a wheel for a package without one, because the job that installs the packages cannot download build tools.
+    """
     needed = software.requirements(python.extras(site.cluster))
     interpreter = f"{folder}/venv/bin/python"
-    variables = [*python.caches(folder), ("TMPDIR", f"{folder}/tmp")]  # not in /tmp, which is small
+    variables = [*python.caches(folder), ("TMPDIR", f"{folder}/tmp")]  # instead of /tmp, which is small
     words = ["-I", *PIP, "wheel", "--wheel-dir", wheels, "--constraint", f"{folder}/constraints.txt", *needed]
     return WheelDownload(
         on_node=python.with_modules(site.cluster, [interpreter, *words], variables),

@@ -19,7 +19,7 @@ from templates import render
 DATABASE = "slurm_acct_db"
 DBD = "/etc/slurm/slurmdbd.conf"
 WORKER_OPTIONS, WORKER_UNIT = "/etc/default/slurmd", "/etc/systemd/system/slurmd.service.d/configless.conf"
-# Statements without effect if the database and the user exist.
+# Makes the database and its user; the statements have no effect if they exist.
 SQL = (
     f"CREATE DATABASE IF NOT EXISTS {DATABASE}; CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket; "
     f"GRANT ALL ON {DATABASE}.* TO 'slurm'@'localhost';"
@@ -27,14 +27,14 @@ SQL = (
 HEALTHY = frozenset({"idle", "alloc", "mix", "comp"})
 DRAINED, DOWN = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})
 READY_S = 60.0
-SLURM = "slurm"  # SlurmUser: the user of a drain that Slurm itself made
-OURS = "shardlab:"  # beginning of the reason if this program asked for the drain
-AWAY = ("Not responding", "Node unexpectedly rebooted")  # no longer holds once the node's slurmd runs
-SMALLER = ("Low RealMemory", "Low CPUs", "Low socket*core")  # no longer holds once slurm.conf says what the node is
+SLURM = "slurm"  # the user that Slurm reports if Slurm itself drained a node
+OURS = "shardlab:"  # the beginning of the reason if `provision` asked the user to drain a node
+AWAY = ("Not responding", "Node unexpectedly rebooted")  # reasons of Slurm that no longer hold when slurmd runs on the node
+SMALLER = ("Low RealMemory", "Low CPUs", "Low socket*core")  # reasons that no longer hold when slurm.conf is correct
 
 
 def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
-    """MariaDB and slurmdbd on the controller. Raises Unanswered."""
+    """Set up accounting on the controller: MariaDB and slurmdbd. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("controller"):
         return Nothing("it does no accounting")
     if (there := existing(site)) is not None:
@@ -43,14 +43,14 @@ def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
     wanted = accounts(site)
     if _differs(target, DBD, wanted, 0o600, "slurm:slurm"):
         changes.append(shell("make the accounting database", f'mariadb --batch -e "{SQL}"', timeout_s=120))
-        # after the database: that it is there is seen by this file
+        # this file is written after the database was made: if it exists, the database exists
         changes.append(Write(f"write {DBD}", DBD, wanted, 0o600, "slurm:slurm"))
     changes += running(target, "slurmdbd", [DBD], changed=bool(changes))
     return changes or Nothing("slurmdbd runs with MariaDB")
 
 
 def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
-    """slurmctld on the controller. Raises Unanswered."""
+    """Set up slurmctld on the controller, with its configuration files. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("controller"):
         return Nothing("it is not the controller")
     if (there := existing(site)) is not None:
@@ -58,14 +58,15 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     absent = site.absent("worker")
     if (
         absent and CONF in target.facts[FILES]
-    ):  # without what it is, its line cannot be written, and without its line its jobs end
+    ):  # the line of an absent worker cannot be written anew, and a slurm.conf without its line would end its jobs
         return running(target, "slurmctld", [CONF]) or Nothing(f"slurm.conf not changed: {', '.join(absent)} cannot be asked")
     changes: list[Change] = []
     wanted = files(site)
-    for path, content in sorted(wanted.items(), key=lambda file: file[0] == CONF):  # last: where it stands, so do the others
+    # slurm.conf is written last: if it exists, all other files exist.
+    for path, content in sorted(wanted.items(), key=lambda file: file[0] == CONF):
         if _differs(target, path, content):
             changes.append(Write(f"write {path}", path, content))
-    if changes:  # slurmdbd answers some seconds after it starts, and a controller that never met it does not start
+    if changes:  # slurmdbd answers some seconds after its start; slurmctld does not start if it never reached slurmdbd
         wait = (
             "for n in $(seq 60); do sacctmgr -nP show user >/dev/null 2>&1 && exit 0; sleep 0.5; done; sacctmgr -nP show user"
         )
@@ -75,7 +76,7 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
-    """slurmd on a worker. Raises Unanswered."""
+    """Set up slurmd on a worker. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has("worker"):
         return Nothing("it is not a worker")
     if (there := existing(site)) is not None:
@@ -104,10 +105,10 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
-    """Make every worker registered and ready. Raises Unanswered.
+    """Make sure that every worker is registered in Slurm and ready for jobs. Raises Unanswered.
 
-    A drained worker is resumed if we drained it, or if Slurm drained it for a reason that no longer holds. A worker that a
-    person drained is not changed; it fails, with the reason and the command that resumes it.
+    A drained worker is resumed if `provision` drained it, or if Slurm drained it for a reason that no longer holds. A worker
+    that a person drained is not changed; the operation fails on it, with the reason and the command that resumes the worker.
     """
     if site.cluster.slurm is None:
         return Nothing("the cluster has no Slurm")
@@ -137,7 +138,7 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A wait until all workers are in a state in which they can get jobs. found: the states of the other workers before."""
+    """A change that waits until all workers can get jobs. found: the states of the workers that could not, as text."""
 
     controller: Target
     workers: tuple[str, ...]
@@ -164,13 +165,13 @@ exit 1"""
         return ""
 
     def make(self, node: Node) -> None:
-        """Raises Unanswered, which blames the workers that are not ready."""
+        """Wait on the controller. Raises Unanswered, which blames the workers that are still not ready."""
         answer = self.controller.node.run(["sh", "-c", self.command], timeout_s=READY_S + 30)
         if answer.code == 0:
             return
         try:
             states = parse_nodes(answer.stdout)
-        except ValueError:  # no list of nodes
+        except ValueError:  # the output is not a list of nodes
             states = {}
         blames = {
             name: _unavailable(self.controller, name, state)
@@ -183,7 +184,7 @@ exit 1"""
 
 
 def _may_resume(site: Site, worker: Target, drained: SlurmNode) -> bool:
-    """Whether a drained worker was drained by us, or by Slurm for a reason that its facts no longer confirm."""
+    """Whether a worker was drained by `provision`, or by Slurm for a reason that no longer holds according to its facts."""
     if drained.reason.startswith(OURS):
         return True
     if drained.user != SLURM:
@@ -193,7 +194,7 @@ def _may_resume(site: Site, worker: Target, drained: SlurmNode) -> bool:
         return False
     if drained.reason.startswith(AWAY):
         return True
-    # slurm.conf says what the worker is now, and slurmd was started after it was written
+    # the reason no longer holds if slurm.conf is up to date; an earlier operation restarted slurmd after slurm.conf was written
     (controller,) = site.with_role("controller")
     return drained.reason.startswith(SMALLER) and not any(
         _differs(controller, path, content) for path, content in files(site).items()
@@ -201,12 +202,12 @@ def _may_resume(site: Site, worker: Target, drained: SlurmNode) -> bool:
 
 
 def _is_kept(state: SlurmNode) -> bool:
-    """Whether waiting is useless: a drained node stays drained, and only a person resumes a node that a person took down."""
+    """Whether a node keeps its state, so that waiting is useless: it is drained, or a person set it to down."""
     return state.state in DRAINED or (state.state in DOWN and state.user not in ("", SLURM))
 
 
 def _unavailable(controller: Target, name: str, state: SlurmNode) -> str:
-    """Why a worker gets no jobs, and the command that makes it available again."""
+    """A sentence that says why a worker gets no jobs, with the command that makes it available again. name: the worker."""
     if not state.reason:
         return f"{name}: Slurm reports the state {state.state} and gives no reason; on {name}, run: journalctl -u slurmd"
     who = "Slurm itself" if state.user == SLURM else f"the user {state.user}"
@@ -221,11 +222,11 @@ def _resume(name: str) -> str:
 
 
 def _resume_script(name: str) -> str:
-    """A shell script that resumes a drained worker in Slurm. It fails if the worker is still drained after that.
+    """A shell script that resumes a drained worker in Slurm. The script fails if the worker is still drained afterwards.
 
     Slurm refuses to resume a worker that is no longer drained: Slurm may have resumed the worker itself when slurmd registered,
-    or slurmctld may have restarted after the state was read. Then the script succeeds, and `Registration`, the next change,
-    checks whether the worker becomes ready.
+    or slurmctld may have restarted after the state was read. In this case the script succeeds, and the next change,
+    `Registration`, checks whether the worker becomes ready.
     """
     drained = " | ".join(f"{state}*" for state in sorted(DRAINED))
     return f"""\

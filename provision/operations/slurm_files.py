@@ -1,4 +1,4 @@
-"""Slurm's configuration files, rendered from the nodes' facts. Every value was checked, so none can end its line."""
+"""Slurm's configuration files, rendered from the facts of the nodes. Every value was checked: none contains a line break."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from templates import render
 
 CONF, GRES, CGROUP = "/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"
 PRACTICE_GPUS, REAL_GPUS = "/opt/gpus", "/dev"
-KEPT_MEMORY = 0.95  # of what the kernel calls memory: a node that reports less than slurm.conf says is drained
-DISABLES_CGROUPS = (24, 5)  # the first release of Slurm that knows CgroupPlugin=disabled
+KEPT_MEMORY = 0.95  # the share of a node's memory that slurm.conf states; Slurm drains a node that reports less than stated
+DISABLES_CGROUPS = (24, 5)  # the first release of Slurm with the setting CgroupPlugin=disabled
 _WORD = re.compile(r"[A-Za-z0-9._:\[\]/-]+")
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """A line of slurm.conf. gres: such as gpu:a100:4, empty without GPUs."""
+    """The values for a worker's line in slurm.conf. gres: the generic resources, such as gpu:a100:4; empty without GPUs."""
 
     name: str
     address: str
@@ -31,7 +31,7 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 def files(site: Site) -> dict[str, bytes]:
-    """The controller's files by path. Raises Unanswered if the facts of a worker are not known."""
+    """The content of the controller's configuration files, by path. Raises Unanswered if facts of a worker are not known."""
     (controller,) = site.with_role("controller")
     workers = [one for one in site.with_role("worker") if one.node.name not in site.left]
     if not workers:
@@ -59,7 +59,7 @@ def files(site: Site) -> dict[str, bytes]:
     unified = all(system.cgroup == "cgroup2fs" for system in systems)
     plugin = "cgroup/v2" if unified else "cgroup/v1"
     if shared and unified and _slurm_release(controller) >= DISABLES_CGROUPS:
-        # nothing of cgroups is used on practice nodes, and cgroup/v2 refuses a kernel whose controllers are in version 1
+        # practice nodes do not need cgroups, and the plugin cgroup/v2 fails on a kernel whose controllers are in version 1
         plugin = "disabled"
     cgroup = render("slurm/cgroup.conf.j2", plugin=plugin, shared_kernel=shared)
     return {
@@ -70,13 +70,13 @@ def files(site: Site) -> dict[str, bytes]:
 
 
 def _slurm_release(controller: Target) -> tuple[int, ...]:
-    """Such as (24, 11); () if its package is not installed yet."""
+    """The release of Slurm on the controller, such as (24, 11); () if the package slurmctld is not installed yet."""
     version = controller.facts[PACKAGES].versions.get("slurmctld", "")
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def accounts(site: Site) -> bytes:
-    """slurmdbd.conf."""
+    """The content of slurmdbd.conf."""
     (controller,) = site.with_role("controller")
     return render("slurm/slurmdbd.conf.j2", controller=controller.node.name).encode()
 

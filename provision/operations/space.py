@@ -1,4 +1,4 @@
-"""Checks, before anything is changed, that Python is new enough, and that there is space for all that will be installed."""
+"""Checks, before anything is changed, that Python is new enough and that the disk has space for everything to install."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from provision.operations.fstab import own_disks
 from provision.operations.packages import lacking, nfs_server, wanted
 
 GIB = 2**30
-PACKAGES_BYTES, PACKAGES_INODES = 2 * GIB, 30_000  # Slurm, MariaDB and their state, with room
-# The tested set for CPUs alone came to 1.3 GB in 38,000 files from 0.3 GB of wheels. From an index torch comes with CUDA's
-# libraries: some 7 GB, beside 4 GB of wheels while they are unpacked.
+PACKAGES_BYTES, PACKAGES_INODES = 2 * GIB, 30_000  # for Slurm, MariaDB and their state, with a reserve
+# The tested packages with torch for CPUs need 1.3 GB in 38,000 files, from 0.3 GB of wheels. The torch of a package index
+# includes CUDA's libraries: about 7 GB, and 4 GB of wheels while they are unpacked.
 WHEELHOUSE_BYTES, INDEX_BYTES, ENVIRONMENT_INODES = 2 * GIB, 12 * GIB, 60_000
 
 
-# The Python of releases that are older than ours, by their code name. No package of such a release installs a newer one.
+# Releases of Debian and Ubuntu whose Python is too old for shardlab, by code name. They have no package with a newer Python.
 OLD_PYTHONS = {"bullseye": "3.9", "focal": "3.8", "jammy": "3.10"}
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Never a change. Raises Unanswered where there is too little room, or the Python of the system is too old."""
+    """Check the space and the Python of a node; makes no change. Raises Unanswered if either is not enough."""
     system = target.facts[SYSTEM]
     if target.node.may_sudo and target.node.venv_python == "python3" and system.codename in OLD_PYTHONS:
         raise Unanswered(
@@ -49,28 +49,34 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _environment(site: Site, target: Target) -> Room | None:
-    """The space for the Python environment; None if it exists, or if another node checks this file system."""
+    """The free space for the Python environment; None if the environment exists, or if another node checks its file system."""
     storage = site.cluster.storage
     if storage.shared is not None:
         server = nfs_server(site)
-        if target is not (server or site.targets[0]):  # others see it once it is mounted
+        if target is not (server or site.targets[0]):  # the other nodes mount the shared folder later
             return None
         if any(not target.facts[place(disk)].mount for disk in own_disks(site, target, storage.shared)):
-            return None  # a disk without a file system yet, all of which will be room
+            return None  # the disk has no file system yet: all of it will be free
     if target.facts[ENVIRONMENT].packages == software.digest():
         return None
     return target.facts[room(str(PurePosixPath(target.node.python).parent.parent))]
 
 
 def environment_fits(target: Target, *, from_index: bool) -> None:
-    """Raises Unanswered if the file system of the Python environment has too little room for it. A user's quota is not seen."""
+    """Check the free space for a Python environment; a quota of the user is not checked. Raises Unanswered if it is too little.
+
+    from_index: whether pip installs from a package index, whose torch needs more space.
+    """
     needed = INDEX_BYTES if from_index else WHEELHOUSE_BYTES
     there = target.facts[room(str(PurePosixPath(target.node.python).parent.parent), root=False)]
     _fits(target.node.name, there, [("the Python environment", needed, ENVIRONMENT_INODES)])
 
 
 def _fits(name: str, there: Room, purposes: list[tuple[str, int, int]]) -> str:
-    """A sentence about the free space. Raises Unanswered if it is not enough."""
+    """A sentence about the free space on the node `name`. Raises Unanswered if the space is not enough for all purposes.
+
+    purposes: for each purpose its name, the bytes that it needs, and the number of files that it needs.
+    """
     what = " and ".join(purpose for purpose, _, _ in purposes)
     needed, inodes = sum(size for _, size, _ in purposes), sum(count for _, _, count in purposes)
     if there.free_bytes < needed:
@@ -78,7 +84,7 @@ def _fits(name: str, there: Room, purposes: list[tuple[str, int, int]]) -> str:
             f"{name}: {there.free_bytes / GIB:.1f} GiB are free on {there.mount}, and {what} may take {needed / GIB:.0f} GiB; "
             "nothing was installed. Free some space there, or put storage.shared on a larger disk."
         )
-    if 0 < there.free_inodes < inodes:  # 0: a file system that counts none, such as btrfs
+    if 0 < there.free_inodes < inodes:  # 0 free inodes: the file system does not count inodes, such as btrfs
         raise Unanswered(
             f"{name}: {there.free_inodes} inodes are free on {there.mount}, and {what} may take {inodes}; nothing was "
             "installed. Remove small files there, or put storage.shared on another disk."

@@ -1,4 +1,4 @@
-"""Clocks: only chrony sets a node's clock, and Slurm is not set up on a node whose clock is wrong."""
+"""Makes the clocks of the nodes agree: only chrony sets a node's clock, and a node whose clock is wrong gets no Slurm."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from provision.operation import Change, Here, Nothing, Operation, RunCommand, Si
 from provision.operations.service import running
 
 HOST_CLOCK = "it is a container, which uses the clock of its host"
-WAIT_S = 30  # chrony's first measurements take some seconds after its start
-# A server that does not answer is no failure of this command: the clock may be right all the same, and is measured next.
+WAIT_S = 30  # how long to wait for chrony's first measurements, which take some seconds after its start
+# The command does not fail if no time server answers: the clock may be right nevertheless, and is measured afterwards.
 STEP = f"chronyc waitsync {WAIT_S} 0 0 1 >/dev/null || true; chronyc makestep"
 
 
@@ -37,7 +37,7 @@ def plan_daemon(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def plan_offset(site: Site, target: Target) -> list[Change] | Nothing:
-    """Set the clock once if it is wrong; it must be right afterwards. Raises Unanswered."""
+    """Set the clock of a node once if it is wrong. Raises Unanswered if the clock is still wrong afterwards."""
     offset = clock.measure(target.node)
     if offset.agrees:
         return Nothing(str(offset))

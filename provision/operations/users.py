@@ -1,4 +1,4 @@
-"""Users with the same uid and gid on all nodes: munge's messages and files on shared storage contain numbers, not names."""
+"""Users with the same UID and GID on all nodes: Munge's messages and files on shared storage contain numbers and not names."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from provision.facts.users import USERS, User
 from provision.operation import Change, Nothing, Operation, Site, Target, shell
 
 SYSTEM_USERS = ("slurm", "munge")
-MUNGE_ID = 499  # Debian gives out the lowest free number from 100 on, systemd the highest up to 999; slurm's is fixed, 64030
+# UID and GID of munge. The number is free: Debian assigns numbers upwards from 100, systemd downwards from 999.
+MUNGE_ID = 499
 
 
 def plan_made(site: Site, target: Target) -> list[Change] | Nothing:
-    """Make munge's user before its package makes one with a number that differs between nodes. Raises Unanswered."""
+    """Make the user munge with one UID on all nodes, before the package of MUNGE makes it with any UID. Raises Unanswered."""
     if site.cluster.slurm is None:
         return Nothing("the cluster has no Slurm")
     if (there := existing(site)) is not None:
@@ -30,7 +31,10 @@ def plan_made(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
-    """Never changes a user that exists. Raises Unanswered if a number differs from the one on the first node."""
+    """Check that users have the same UID and GID as on the first node; changes no user.
+
+    Raises Unanswered if they differ and Slurm or shared storage needs equal numbers.
+    """
     users = target.facts[USERS]
     first, wanted = site.told(USERS)[0]
     if first is target:
@@ -49,7 +53,7 @@ def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
     said = _login(wanted.login, wanted.known.get(wanted.login), users.known.get(wanted.login), first.node.name)
     if said is None:
         return Nothing(f"its users have the same numbers as on {first.node.name}")
-    if site.cluster.storage.shared is not None:  # what one node writes there, another could not change
+    if site.cluster.storage.shared is not None:  # on shared storage, the user could not change files from another node
         raise Unanswered(
             f"{where}: {said}; on shared storage its files would belong to another user: use the same number on all nodes."
         )
@@ -57,7 +61,10 @@ def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _login(name: str, there: User | None, here: User | None, first: str) -> str | None:
-    """How the user who logs in to the first node differs on this node; None if it does not."""
+    """How the UID of the user `name`, who logs in to the node `first`, differs on another node, as a clause; None if equal.
+
+    there: this user on the node `first`. here: this user on the other node.
+    """
     if there is None or (here is not None and here.uid == there.uid):
         return None
     if here is None:

@@ -1,4 +1,4 @@
-"""The folder on the nodes in which workspaces are made: it exists, and the user who logs in can write there."""
+"""Makes sure that the folder for workspaces exists on the nodes, and that the user who logs in can write into it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from provision.facts.write_test import WriteTest, write_test
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import fstab
 
-# What helps, by words of the error.
+# Advice for the user, by words that the error of the node contains.
 HELP = {
     "Read-only": "mount it so that it can be written (findmnt shows how it is mounted)",
     "quota": "remove files there, ask for a larger quota, or set {key} to another folder",
@@ -19,8 +19,10 @@ HELP = {
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Make the folder if nodes share none: the first node sends its runs there. Raises Unanswered, also if the user cannot
-    write there."""
+    """Make the folder for workspaces on a node if the nodes share no folder and it does not exist. Test an existing folder.
+
+    Raises Unanswered, also if the user cannot write into the folder.
+    """
     storage, separate = site.cluster.storage, site.cluster.has_separate_folders
     folder = str(site.cluster.workspaces) if separate else storage.shared
     if folder is None:
@@ -38,7 +40,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _is_made_later(site: Site, target: Target, folder: str) -> bool:
-    """Whether the shared folder is not mounted yet, in a plan that changes nothing."""
+    """Whether another operation makes or mounts the shared folder later. Only in a dry run is the folder not there yet."""
     needed = fstab.own_disks(site, target, folder)
     server = site.cluster.storage.server
     if server is not None:

@@ -1,7 +1,7 @@
-"""What all practice nodes have in common: their base and the wheels of their Python packages, and whether they are possible.
+"""The base of practice nodes and their folder of wheels, and a check whether this machine can have practice nodes.
 
-The base is the file system of a small Debian, which is never booted itself. Its apt cache holds the packages that provisioning
-installs, so that a node installs them without a network.
+The base is the file system of a small Debian that all nodes share; only the nodes are booted, never the base itself. Its apt
+cache contains the packages that `provision` installs, so that a node can install them without a network.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from provision import software
 from shardlab import files
 from shardlab.errors import ShardlabError
 
-USER = "practice"  # may sudo without a password, as the users of CloudLab's images may
-UID = 65888  # of no user of this machine: who has a node's number there could change what belongs to its user, and become root
+USER = "practice"  # the user of practice nodes, who may use sudo without a password, as in CloudLab's images
+UID = 65888  # the UID of USER. No user of this machine may have it: such a user could change files of a node and become root
 SYSTEM = (
     "systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "iproute2", "python3-minimal", "ca-certificates", "procps",
     "ethtool", "udev", "rsync",
 )  # fmt: skip
 NEEDED = ("systemd-nspawn", "debootstrap", "ip", "tc", "ssh-keygen")
-RECIPE = 2  # counts up if making.py makes another base of the same words
+RECIPE = 2  # must be increased if making.py makes another base from the same packages and the same release
 LIMIT_S = 1800
 
 
 class NoBase(ShardlabError):
-    """Practice nodes are not possible on this machine, and why."""
+    """Practice nodes are not possible on this machine, or work on them failed. The message says why."""
 
 
 def folder(packages: Sequence[str], release: str | None = None) -> Path:
@@ -41,41 +41,44 @@ def folder(packages: Sequence[str], release: str | None = None) -> Path:
     release: the codename of a release of Debian; None: the release of this machine.
     """
     words = [str(RECIPE), release or own_release(), platform.machine(), *SYSTEM, *sorted(packages)]
-    if is_other(release):  # its base has the libraries of this Python
+    if is_other(release):  # the base of another release contains libraries of this machine's Python
         words += [sys.version, sys.base_prefix]
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
     return cache() / f"base-{digest}"
 
 
 def cache() -> Path:
-    """The folder of what is made once for all clusters of practice nodes."""
+    """The cache folder for everything that is made once for all clusters of practice nodes."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "practice"
 
 
 def alone() -> AbstractContextManager[int]:
-    """Hold the lock for making and removing what all practice nodes share. It is in the cache folder, which stays."""
+    """A context manager that holds the lock for making and removing what all practice nodes share, such as the base."""
     return files.locked(cache() / "lock")
 
 
 def own_release() -> str:
-    """The codename of this machine's release."""
+    """The codename of the release of Debian or Ubuntu on this machine, such as bookworm."""
     return os_release()["VERSION_CODENAME"]
 
 
 def is_other(release: str | None) -> bool:
-    """Whether this is another release than this machine's."""
+    """Whether a release of Debian, given by its codename, differs from the release of this machine; False for None."""
     return release is not None and release != os_release().get("VERSION_CODENAME")
 
 
 def os_release() -> dict[str, str]:
-    """/etc/os-release of this machine."""
+    """The variables in /etc/os-release of this machine."""
     lines = Path("/etc/os-release").read_text().splitlines()
     pairs = (line.split("=", 1) for line in lines if "=" in line)
     return {name: value.strip('"') for name, value in pairs}
 
 
 def check(release: str | None = None) -> None:
-    """Raises NoBase if practice nodes of this release are not possible on this machine."""
+    """Check that this machine can have practice nodes with a release of Debian. Raises NoBase if it cannot.
+
+    release: the codename; None: the release of this machine.
+    """
     if os.geteuid() != 0:
         raise NoBase("practice nodes need root on this machine: sudo provision ...")
     if os_release().get("ID") not in ("debian", "ubuntu"):
@@ -91,7 +94,10 @@ def check(release: str | None = None) -> None:
 
 
 def _check_other(what: str, own: dict[str, str]) -> None:
-    """Raises NoBase if this machine cannot boot another release of Debian than its own."""
+    """Check that this machine can boot nodes with another release of Debian than its own. Raises NoBase if it cannot.
+
+    what: the subject of the error message. own: /etc/os-release of this machine.
+    """
     if own.get("ID") != "debian":
         raise NoBase(f"{what} need Debian on this machine, whose apt sources name the archive; this is {own['PRETTY_NAME']}.")
     if not any(line.split(" ")[2] == "cgroup2" for line in Path("/proc/self/mounts").read_text().splitlines()):
@@ -102,12 +108,12 @@ def _check_other(what: str, own: dict[str, str]) -> None:
 
 
 def wheels_folder() -> Path:
-    """The folder of the wheels that nodes install, one for each set of packages and release of Python; it may not exist yet."""
+    """The folder of the wheels that nodes install, for this set of packages and version of Python. It may not exist yet."""
     return cache() / f"wheels-{software.digest()}-{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def mirror() -> str:
-    """The first archive that this machine's own apt asks for its release. Raises NoBase where there is none."""
+    """The URL of the first archive that apt on this machine uses for its release. Raises NoBase if there is none."""
     codename = own_release()
     answer = run(["apt-get", "indextargets", "--format", "$(CREATED_BY) $(RELEASE) $(REPO_URI)"])
     for line in answer.splitlines():
@@ -118,7 +124,7 @@ def mirror() -> str:
 
 
 def run(argv: Sequence[str]) -> str:
-    """Raises NoBase with the last thing that a failed command said."""
+    """Run a command on this machine and return its output. If it fails, raises NoBase with the last line of its errors."""
     environment = {**os.environ, "LC_ALL": "C"}
     answer = subprocess.run(
         argv, check=False, capture_output=True, text=True, env=environment, timeout=LIMIT_S, stdin=subprocess.DEVNULL

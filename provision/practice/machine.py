@@ -1,4 +1,4 @@
-"""One practice node: an overlay over the base, booted by systemd-nspawn with systemd as its process 1."""
+"""One practice node: a container that systemd-nspawn boots from an overlay over the base, with systemd as its process 1."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from templates import render
 
 STATE = Path("/var/lib/shardlab/practice")
 GPUS = "/opt/gpus"  # the folder on a node with the devices that Slurm hands out as GPUs
-WHEELS = "/opt/wheels"  # another path than on this machine: the nodes' user cannot read root's home
-SCRATCH, MARK = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's own folder, and the mark of our mount on it
+WHEELS = "/opt/wheels"  # the folder of wheels on a node; not the path on this machine, as a node's user cannot read root's home
+SCRATCH, MARK = Path("/run/systemd/nspawn"), "shardlab-practice"  # the folder of nspawn, and the name of our mount on it
 CGROUP = "shardlab-practice"
 LIMIT_S = 20.0
 _UPPER = re.compile(r"upperdir=([^, ]+)")
@@ -37,18 +37,18 @@ class PracticeMachine(msgspec.Struct, frozen=True):
     address: str
     prefix: int  # the prefix length of the subnet
     bridge: str
-    base: Path  # the file system below its own file system
-    authorized: str  # the public key that may log in
+    base: Path  # the folder of the base, which is the lower layer of the overlay
+    authorized: str  # the public key with which a login is allowed
     shared: str | None = None
     wheelhouse: str | None = None
     python: str | None = None  # the folder of this machine's Python, if the nodes use it
-    unified: bool = False  # whether its systemd gets control groups of version 2 only, whatever this machine uses
+    unified: bool = False  # whether the node's systemd gets only control groups of version 2, whatever this machine uses
     gpus: int = 0
     mbps: int | None = None
 
     @property
     def folder(self) -> Path:
-        """All files of the node on this machine."""
+        """The folder on this machine that contains all files of the node."""
         return STATE / self.cluster / self.name
 
     @property
@@ -62,21 +62,18 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         return self.folder / "upper/etc/ssh/ssh_host_ed25519_key"
 
     def pid(self) -> int | None:
-        """The pid of its process 1 on this machine, or None if it is not running."""
+        """The PID on this machine of the node's process 1; None if the node does not run."""
         return init_of(self.folder / "upper")
 
     def age_s(self) -> float | None:
-        """The seconds since it started, 0 if it is starting, or None if it does not run."""
+        """The time since the node was started, in seconds; 0 while its process 1 is being started; None if it does not run."""
         if (pid := self.pid()) is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 return time.time() - psutil.Process(pid).create_time()
         return None if self._loop() is None else 0.0
 
     def create(self) -> None:
-        """Make its files, mount its root file system and boot it. Existing files are kept, except those that name this node.
-
-        Raises NoBase.
-        """
+        """Make the files of the node, mount its root file system and boot it. Existing files are kept. Raises NoBase."""
         self._check_base()
         for name in ("upper", "work", "root"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -87,8 +84,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         self.boot()
 
     def boot(self) -> None:
-        """Start it; its root file system must be mounted."""
-        if not os.path.ismount(SCRATCH):  # or nspawn says "Attempted to remove disk file system"
+        """Start the node; its root file system must be mounted."""
+        if not os.path.ismount(SCRATCH):  # without this mount, nspawn fails: "Attempted to remove disk file system"
             SCRATCH.mkdir(parents=True, exist_ok=True)
             run(["mount", "-t", "tmpfs", MARK, str(SCRATCH)])
         binds = [("--bind", str(self._devices()), GPUS)] if self.gpus else []
@@ -100,7 +97,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         if self.python:
             binds.append(("--bind-ro", self.python, python.PREFIX))
         script = self.folder / "boot.sh"
-        # nspawn names its end of the cable after the machine, and two clusters may have nodes of one name
+        # nspawn names the node's network interface on this machine after `machine`; nodes of two clusters may have one name
         machine = network.label(f"{self.cluster}/{self.name}")
         words: dict[str, Any] = {
             "root": self.root,
@@ -119,7 +116,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         (self.folder / "boot.pid").write_text(str(process.pid))
 
     def crash(self) -> None:
-        """End it as a power cut does: kill all its processes, so that nothing more is written."""
+        """End the node as a power cut does: kill all its processes, so that nothing more is written."""
         if (loop := self._loop()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(loop, signal.SIGKILL)
@@ -134,7 +131,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         remove_cgroups(self.cluster, self.name)
 
     def remove(self) -> None:
-        """End it and remove every trace of it."""
+        """End the node and remove all its files."""
         self.crash()
         ends = time.monotonic() + LIMIT_S
         while os.path.ismount(self.root):
@@ -145,7 +142,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         shutil.rmtree(self.folder)
 
     def _check_base(self) -> None:
-        """Raises NoBase if the node was made from another base: its own files, such as /etc/passwd, do not fit this one."""
+        """Raises NoBase if the node was made from another base: its files, such as /etc/passwd, would not fit this base."""
         note = self.folder / "base"
         if not (self.folder / "upper").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -164,17 +161,17 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(self.host_key)])
             (etc / "hostname").write_text(f"{self.name}\n")
             (etc / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
-            link = etc / "systemd/network/10-host0.network"  # before 80-container-host0, which asks for DHCP
+            link = etc / "systemd/network/10-host0.network"  # read before 80-container-host0.network, which would use DHCP
             link.parent.mkdir(parents=True)
             shape = f"\n[TokenBucketFilter]\nRate={self.mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.mbps else ""
             link.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{shape}")
         home = upper / "home" / USER
         keys = home / ".ssh/authorized_keys"
         for path in (home, keys.parent, keys):
-            if path.is_symlink():  # made on the node, it would lead to a file of this machine
+            if path.is_symlink():  # a link that was made on the node would lead to a file of this machine
                 path.unlink()
         keys.parent.mkdir(parents=True, exist_ok=True)
-        known = keys.read_text().splitlines() if keys.exists() else []  # the other nodes' keys stay: nodes reach one another
+        known = keys.read_text().splitlines() if keys.exists() else []  # other nodes' keys are kept
         if self.authorized not in known:
             keys.write_text("".join(f"{line}\n" for line in [*known, self.authorized]))
         for path, mode in ((home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
@@ -182,7 +179,10 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             path.chmod(mode)
 
     def _devices(self) -> Path:
-        """Make character devices that can be opened and do nothing: Slurm needs devices that it can hand out."""
+        """Make the devices in place of GPUs, which Slurm can assign to jobs: they can be opened and do nothing.
+
+        Returns the folder of the devices on this machine.
+        """
         folder = self.folder / "gpus"
         folder.mkdir(exist_ok=True)
         for number in range(self.gpus):
@@ -193,7 +193,10 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         return folder
 
     def _loop(self) -> int | None:
-        """The process that boots it again after each reboot. It leads the process group of nspawn, which ends after pid 1."""
+        """The PID of the process that starts nspawn again after each reboot of the node; None if it does not run.
+
+        This process is the leader of nspawn's process group. nspawn ends after the node's process 1.
+        """
         with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
             pid = int((self.folder / "boot.pid").read_text())
             if str(self.folder / "boot.sh").encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -202,7 +205,10 @@ class PracticeMachine(msgspec.Struct, frozen=True):
 
 
 def _lives(group: int | None) -> bool:
-    """Whether a process of the group lives. A process that ended stays in the group until its parent has asked for its end."""
+    """Whether a process of a process group still runs. An ended process stays in the group until its parent has waited for it.
+
+    group: the id of the process group; None: there is no group.
+    """
     if group is None:
         return False
     try:
@@ -220,10 +226,10 @@ def _is_of(process: psutil.Process, group: int) -> bool:
 
 
 def init_of(upper: Path) -> int | None:
-    """The process 1 of the system whose root is an overlay with this upper folder.
+    """The PID on this machine of a node's process 1; None if the node does not run. upper: the upper folder of its overlay.
 
-    nspawn, its parent, sees another root; the processes of the system itself all have this one, and 1 as the last of their
-    numbers only the first of them.
+    Processes of the node have this overlay as their root; nspawn, their parent, has another root. Of the processes of the node,
+    only process 1 has the PID 1 in the innermost PID namespace.
     """
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -255,24 +261,27 @@ def make_cgroups(cluster: str, node: str) -> Sequence[Path]:
 
 
 def remove_cgroups(cluster: str, node: str) -> None:
-    """Remove what make_cgroups made, and the groups of the node below it, once no process is in them. Raises NoBase."""
+    """Remove the control groups that `make_cgroups` made, and the groups below them, when no process is in them any more.
+
+    Raises NoBase.
+    """
     ends = time.monotonic() + LIMIT_S
     for root in _cgroup_roots():
         top = root / CGROUP / cluster / node
         while top.exists():
             for place, _, _ in os.walk(top, topdown=False):
-                with contextlib.suppress(OSError):  # the kernel may still be at the end of a process
+                with contextlib.suppress(OSError):  # the group may still contain a process that is ending; tried again
                     Path(place).rmdir()
             if time.monotonic() > ends:
                 raise NoBase(f"{top}: some processes in this control group do not end.")
             time.sleep(0.01)
         for folder in (top.parent, top.parent.parent):
-            with contextlib.suppress(OSError):  # there are other nodes, or it was never made
+            with contextlib.suppress(OSError):  # the folder is in use by other nodes, or was never made
                 folder.rmdir()
 
 
 def _cgroup_roots() -> Sequence[Path]:
-    """Where the hierarchies are mounted: version 2, and systemd's own hierarchy of version 1, or one of them."""
+    """The folders at which control groups are mounted: version 2, and systemd's own hierarchy of version 1, if they exist."""
     roots: dict[str, Path] = {}
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
         _, target, kind, options, *_ = line.split(" ")
@@ -282,18 +291,18 @@ def _cgroup_roots() -> Sequence[Path]:
 
 
 def machines(cluster: str) -> Sequence[Path]:
-    """The folders of the nodes that this machine has of a cluster, running or not."""
+    """The folders of all practice nodes of a cluster on this machine, whether they run or not."""
     folder = STATE / cluster
     return sorted(path for path in folder.iterdir() if (path / "upper").is_dir()) if folder.is_dir() else []
 
 
 def leave() -> None:
-    """Remove what all nodes share, if no node of any cluster is left."""
+    """Remove the folders and the mount that all practice nodes share, if no node of any cluster is left."""
     for folder in (STATE, STATE.parent):
-        with contextlib.suppress(OSError):  # there are others, or it was never made
+        with contextlib.suppress(OSError):  # the folder contains other nodes, or was never made
             folder.rmdir()
     ours = any(line.split()[:2] == [MARK, str(SCRATCH)] for line in Path("/proc/mounts").read_text().splitlines())
     if ours and not STATE.exists():
-        with contextlib.suppress(NoBase, OSError):  # another container uses it by now
+        with contextlib.suppress(NoBase, OSError):  # another container may use the mount now
             run(["umount", str(SCRATCH)])
             SCRATCH.rmdir()

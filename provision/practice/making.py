@@ -1,4 +1,4 @@
-"""Makes what all practice nodes have in common, once: the base of each release, and the folder of wheels."""
+"""Makes what all practice nodes share: a base for each release of Debian, and the folder of wheels."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from provision.practice.base import SYSTEM, UID, USER, run
 from shardlab import files
 
 SOURCES = ("etc/apt/sources.list", "etc/apt/sources.list.d", "etc/apt/keyrings", "usr/share/keyrings")
-MODULES = "environment-modules"  # offers this machine's Python on nodes of another release
-# The lists of sid are valid for days only. Older ones, as of a mirror that stands still, are good enough for a rehearsal.
+MODULES = "environment-modules"  # the package by which nodes of another release load this machine's Python as a module
+# Package lists of Debian sid expire after days. For a rehearsal, expired lists of a mirror that is not updated are good enough.
 STALE = "-o Acquire::Check-Valid-Until=false"
 
 
 def make_base(packages: Sequence[str], release: str | None, tell: Callable[[str], None]) -> Path:
-    """The base, which is made if it does not exist; the caller holds the lock of `alone`. If a process is killed before the
-    base is complete, the next call starts again.
+    """Make the base if it does not exist, and return its folder. The caller holds the lock of `base.alone`. Raises NoBase.
 
-    release: the codename of a release of Debian; None: the release of this machine. Raises NoBase.
+    packages: the packages that are downloaded into the apt cache of the base. release: the codename of a release of Debian;
+    None: the release of this machine. tell: is called with a sentence about work that takes minutes. If the process is killed
+    before the base is complete, the next call starts again.
     """
     base.check(release)
     made = base.folder(packages, release)
     if made.is_dir():
         return made
     files.make_folder(made.parent)
-    for left in made.parent.glob(f".{made.name}.*"):  # of a process that was killed: who makes it holds the lock
+    for left in made.parent.glob(f".{made.name}.*"):  # folders of killed processes
         shutil.rmtree(left, ignore_errors=True)
     growing = made.with_name(f".{made.name}.{os.getpid()}")
     try:
@@ -58,9 +59,9 @@ def make_base(packages: Sequence[str], release: str | None, tell: Callable[[str]
 
 
 def make_wheels(tell: Callable[[str], None]) -> Path:
-    """The folder of wheels, which is filled by downloads if it does not exist; nodes install from it without a network.
+    """Download the wheels if their folder does not exist, and return the folder. Raises NoBase.
 
-    Raises NoBase.
+    Practice nodes install packages from this folder without a network. tell: is called with a sentence before the download.
     """
     made = base.wheels_folder()
     if made.is_dir():
@@ -81,7 +82,7 @@ def make_wheels(tell: Callable[[str], None]) -> Path:
 
 
 def _share_apt(root: Path) -> None:
-    """Copy the apt sources and keys of this machine."""
+    """Copy the apt sources and keys of this machine into the base. root: the folder of the base."""
     for name in SOURCES:
         source, target = Path("/") / name, root / name
         if source.is_dir():
@@ -91,14 +92,14 @@ def _share_apt(root: Path) -> None:
 
 
 def _share_resolver(root: Path) -> None:
-    """Copy the resolver of this machine, for the downloads."""
+    """Copy the resolver configuration of this machine into the base, for the downloads there. root: the folder of the base."""
     resolver = root / "etc/resolv.conf"
     resolver.unlink(missing_ok=True)
     resolver.write_bytes(Path("/etc/resolv.conf").read_bytes())
 
 
 def _settle(root: Path) -> None:
-    """What every node has in common: a user who may sudo, no identity of its own, an sshd that takes keys alone."""
+    """Set up the base: a user who may use sudo, no host keys and no machine id, and an sshd that accepts only keys."""
     _within(root, f"useradd --create-home --shell /bin/bash --uid {UID} {USER} && usermod -p '*' {USER}")
     (root / "etc/sudoers.d").mkdir(exist_ok=True)
     rule = root / f"etc/sudoers.d/{USER}"

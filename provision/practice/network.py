@@ -1,4 +1,4 @@
-"""The network of practice nodes: a bridge on this machine, which itself has the last address of the subnet."""
+"""The network of practice nodes: a bridge on this machine. This machine has the last address of the subnet."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ def hardware_address(name: str) -> str:
 
 
 def bridge(cluster: str) -> str:
-    """The bridge's name."""
+    """The name of the bridge of a cluster."""
     return label(cluster)
 
 
 def address(subnet: str, number: int) -> str:
-    """The address of the number-th node, counted from 0: the first of the subnet on. Raises NoBase for one too many."""
+    """The address of a node: node 0 has the first address of the subnet. Raises NoBase if the subnet is too small.
+
+    number: the place of the node in the cluster file, counted from 0.
+    """
     hosts = ipaddress.ip_network(subnet)
     if number + 2 >= hosts.num_addresses - 1:
         raise NoBase(f"the subnet {subnet} is too small for {number + 1} nodes; set lan.subnet to a larger one.")
@@ -38,7 +41,7 @@ def address(subnet: str, number: int) -> str:
 
 
 def gateway(subnet: str) -> str:
-    """This machine's own address on the bridge."""
+    """The address of this machine on the bridge: the last address of the subnet."""
     return str(ipaddress.ip_network(subnet)[-2])
 
 
@@ -48,7 +51,7 @@ def is_up(name: str) -> bool:
 
 
 def up(name: str, subnet: str) -> None:
-    """Make the bridge. Raises NoBase if another interface has addresses of the subnet."""
+    """Make the bridge `name` if it does not exist. Raises NoBase if another interface has an address in the subnet."""
     network = ipaddress.ip_network(subnet)
     for link in _links():
         for entry in link.get("addr_info", ()):
@@ -63,7 +66,7 @@ def up(name: str, subnet: str) -> None:
 
 
 def down(name: str) -> None:
-    """Delete the bridge if it exists."""
+    """Delete the bridge `name` if it exists."""
     if is_up(name):
         run(["ip", "link", "delete", name])
 

@@ -1,7 +1,8 @@
-"""This machine's Python on practice nodes of another release, whose own Python is another version than the wheels are for.
+"""Offers this machine's Python on practice nodes with another release of Debian: the wheels do not fit the nodes' own Python.
 
-The nodes see its folder read-only, and load it as a module, as on a site. Programs of an older release run on a newer one,
-whose glibc knows their symbols; libraries that the node lacks are copied from here.
+The folder of this machine's Python is mounted read-only on the nodes, which load it as a module, as at a Slurm site. A program
+of an older release works on a newer release, whose glibc has all symbols that it needs. Libraries that the node lacks are
+copied from this machine.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from pathlib import Path
 from provision.practice.base import NoBase, run
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-PREFIX = "/opt/python"  # on a node: the folder of this machine's Python
-HOME = f"/opt/python-{VERSION}"  # the same, but with nothing but the interpreter in bin
-COMMANDS = f"{HOME}/bin"  # what the module adds to PATH
+PREFIX = "/opt/python"  # the folder on a node at which the folder of this machine's Python is mounted
+HOME = f"/opt/python-{VERSION}"  # a folder on a node with links to PREFIX, whose bin contains only the interpreter
+COMMANDS = f"{HOME}/bin"  # the folder that the module adds to PATH
 INTERPRETER = f"{COMMANDS}/python3"
 LIBRARIES = "/opt/python-libraries"
 MODULE = f"etc/environment-modules/modules/python/{VERSION}"
-# ldconfig takes these files in their order, and a library from the first folder that has it: Debian's own come first.
+# ldconfig reads its files in alphabetical order and uses the first library of a name. `zz` makes Debian's own libraries win.
 LINKER = "etc/ld.so.conf.d/zz-python.conf"
-# $1: the folder of this machine's Python. $2: the base, in which an environment is made as provisioning does.
+# Tests that this machine's Python works in the base, by making an environment there as `provision` does.
+# $1: the folder of this machine's Python. $2: the folder of the base.
 PROOF = f"""\
 mount --bind -o ro "$1" "$2{PREFIX}" && mount -t tmpfs tmpfs "$2/tmp" && exec chroot "$2" sh -ec '
 {INTERPRETER} -m venv /tmp/venv
@@ -38,7 +40,7 @@ def folder() -> Path:
 
 
 def offer(base: Path) -> None:
-    """Make a module of this machine's Python in the base. Raises NoBase if it does not run there."""
+    """Add a module to the base that loads this machine's Python. Raises NoBase if this Python does not work in the base."""
     (base / PREFIX[1:]).mkdir(parents=True)
     home = base / HOME[1:]
     home.mkdir(parents=True)
@@ -59,7 +61,7 @@ def offer(base: Path) -> None:
 
 
 def _copy_libraries(base: Path) -> None:
-    """Copy the shared libraries of the interpreter and its modules that the base does not have."""
+    """Copy the shared libraries that this machine's interpreter and its modules load and that the base lacks into the base."""
     there = {line.split(" ")[0] for line in run(["chroot", str(base), "ldconfig", "-p"]).split("\n\t")[1:]}
     target = base / LIBRARIES[1:]
     target.mkdir()

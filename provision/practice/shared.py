@@ -1,7 +1,8 @@
-"""Protects the folder that practice nodes share with this machine: files of a node's root there give nobody rights here.
+"""Protects the folder that practice nodes share with this machine: files that root of a node writes into the folder, such as
+setuid programs, must not give users of this machine more rights.
 
-Nodes have no user namespace: root there is root here. On this machine the folder is therefore mounted over itself with
-`nosuid,nodev`, which the nodes' own mounts take over.
+Nodes have no user namespace, so that root on a node is also root on this machine. Therefore the folder is mounted over itself
+on this machine with the options `nosuid,nodev`, which the mounts of the folder on the nodes inherit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from provision.practice.base import UID, run
 from shardlab.host import boot_id
 
 OPTIONS = frozenset({"nosuid", "nodev"})
-NOTE = "shared"  # in the folder of a cluster's nodes: the boot in which we mounted, and what
+NOTE = "shared"  # the name of a note in the folder of a cluster's nodes: the boot id at the mount, and the mounted folder
 
 
 def is_protected(folder: Path) -> bool:
@@ -23,12 +24,15 @@ def is_protected(folder: Path) -> bool:
 
 
 def protect(state: Path, folder: Path) -> None:
-    """Make the folder if it is missing, owned by the nodes' user, and mount it over itself. Raises NoBase."""
+    """Make the shared folder if it is missing, owned by the nodes' user, and mount it over itself. Raises NoBase.
+
+    state: the folder of the cluster's nodes, which gets the note. folder: the shared folder.
+    """
     if not folder.exists():
         folder.mkdir(parents=True)
         os.chown(folder, UID, UID)
     if not is_protected(folder):
-        # noted first: if we are killed in between, the note of a mount that does not exist is harmless
+        # the note is written before the mount: if the process is killed in between, a note without a mount is harmless
         (state / NOTE).write_text(f"{boot_id()} {folder}\n", encoding="utf-8")
         run(["mount", "--bind", "-o", "nosuid,nodev", str(folder), str(folder)])
     elif not (state / NOTE).exists() and (other := _noted_by_another(state, folder)) is not None:
@@ -36,9 +40,10 @@ def protect(state: Path, folder: Path) -> None:
 
 
 def release(state: Path) -> None:
-    """Undo `protect` once the last cluster that shares the folder is gone.
+    """Undo `protect` if no other cluster uses the shared folder. Raises NoBase.
 
-    Before that, setuid bits and devices are removed from the folder, since they would have effect from then on. Raises NoBase.
+    Setuid bits and devices in the folder are removed first, because they would have an effect without the mount.
+    state: the folder of the cluster's nodes, which contains the note.
     """
     note = state / NOTE
     if not note.exists():
@@ -47,12 +52,12 @@ def release(state: Path) -> None:
     folder = Path(path)
     if boot == boot_id() and _noted_by_another(state, folder) is None and _options(folder) >= OPTIONS:
         disarm(folder)
-        run(["umount", "--lazy", str(folder)])  # a shell may stand in it
+        run(["umount", "--lazy", str(folder)])  # lazy, because the folder may be the current folder of a shell
     note.unlink()
 
 
 def disarm(folder: Path) -> None:
-    """Remove setuid and setgid bits of files, and devices, below a folder; other file systems below it are left alone."""
+    """Remove the setuid and setgid bits of files, and all devices, below a folder. Other file systems below it are skipped."""
     device = folder.lstat().st_dev
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if (Path(place) / name).lstat().st_dev == device]
@@ -66,12 +71,15 @@ def disarm(folder: Path) -> None:
 
 
 def _options(folder: Path) -> set[str]:
-    """The options of the mount on which the folder is."""
+    """The options of the mount that contains a folder."""
     return set(run(["findmnt", "--noheadings", "--output", "OPTIONS", "--target", str(folder)]).strip().split(","))
 
 
 def _noted_by_another(state: Path, folder: Path) -> Path | None:
-    """The folder of another cluster whose nodes share the same folder, in this boot."""
+    """The state folder of another cluster whose note of this boot names the same shared folder; None if there is none.
+
+    state: the state folder of this cluster. folder: the shared folder.
+    """
     wanted = f"{boot_id()} {folder}\n"
     for other in sorted(state.parent.iterdir()):
         if other != state and (other / NOTE).is_file() and (other / NOTE).read_text(encoding="utf-8") == wanted:

@@ -1,4 +1,4 @@
-"""Provider cloudlab: the nodes of a CloudLab experiment, which its manifest describes, or which the portal creates."""
+"""Provider cloudlab: the nodes of a CloudLab experiment. A manifest describes them, or the portal creates the experiment."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from shardlab.workspace import Workspace
 
 
 def rspec(cluster: Cluster, workspace: Workspace) -> str:
-    """The request of the cluster file as an RSpec. Raises InputError."""
+    """The request for the experiment that the cluster file describes, as an RSpec. Raises InputError."""
     return request.rspec(_planned(cluster))
 
 
 def profile(cluster: Cluster, workspace: Workspace) -> str:
-    """The request of the cluster file as a profile. Raises InputError."""
+    """The request for the experiment that the cluster file describes, as a profile. Raises InputError."""
     return request.profile(_planned(cluster))
 
 
@@ -38,7 +38,7 @@ def _planned(cluster: Cluster) -> ExperimentRequest:
 
 
 def present(cluster: Cluster, workspace: Workspace) -> Cluster | ToCreate:
-    """The cluster with the nodes of its experiment, or what would be requested if there is none. Raises InputError."""
+    """The cluster with the nodes of its experiment, or what would be requested if it has no experiment. Raises InputError."""
     note = _note(cluster, workspace)
     if cluster.nodes:
         return cluster
@@ -59,7 +59,7 @@ def present(cluster: Cluster, workspace: Workspace) -> Cluster | ToCreate:
 
 
 def obtain(cluster: Cluster, workspace: Workspace) -> None:
-    """Create the experiment if there is none, or read its end anew. Raises ShardlabError."""
+    """Create the experiment if there is none; otherwise read again when the experiment ends. Raises ShardlabError."""
     assert cluster.cloudlab is not None
     if cluster.nodes:
         note = _note(cluster, workspace)
@@ -77,9 +77,9 @@ def obtain(cluster: Cluster, workspace: Workspace) -> None:
 
 
 def _note(cluster: Cluster, workspace: Workspace) -> ExperimentNote | None:
-    """The note of the experiment of this workspace; None if there is none, or if the cluster file names its manifest itself.
+    """The note of this workspace about its experiment; None if there is no note, or if the cluster file names manifests.
 
-    Raises InputError if the note is of another experiment than the cluster file.
+    Raises InputError if the note describes another experiment than the cluster file.
     """
     assert cluster.cloudlab is not None
     note = None if cluster.cloudlab.manifests else cloudlab_experiment.read(workspace.own)
@@ -89,13 +89,16 @@ def _note(cluster: Cluster, workspace: Workspace) -> ExperimentNote | None:
 
 
 def _takes_own_manifest(cluster: Cluster, found: Token | None) -> bool:
-    """Whether this machine is a node of the experiment, and nothing asks to create another experiment."""
+    """Whether the manifest of this machine is used: it is a node of an experiment, and no other experiment is to be created.
+
+    found: the token of the portal; None if there is no token.
+    """
     assert cluster.cloudlab is not None
     return own_manifest.is_node() and (found is None or cluster.cloudlab.project is None)
 
 
 def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: str | None) -> str:
-    """Ask the portal for more hours; returns what was granted. Raises ShardlabError."""
+    """Ask the portal for more hours. Returns a sentence that says how many hours were granted. Raises ShardlabError."""
     asked = extension.check(hours, reason)
     _note(cluster, workspace)
     output = Output()
@@ -104,11 +107,11 @@ def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: st
 
 
 def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
-    """What the user confirms before `down`; None if this workspace created no experiment. Raises InputError."""
+    """What the user has to confirm before `down`; None if this workspace created no experiment. Raises InputError."""
     note = _note(cluster, workspace)
     if note is None or not note.created_by_us:
         return None
-    _token()  # a missing token is said before the user is asked
+    _token()  # a missing token raises an error before the user is asked
     says = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
     if (lent := lease.newest(workspace.own, [])) is not None:
         says.append(lent.in_words(datetime.now(UTC)))
@@ -116,7 +119,7 @@ def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
 
 
 def down(cluster: Cluster, workspace: Workspace) -> str:
-    """Terminate the experiment if this workspace created it; returns what was done. Raises ShardlabError."""
+    """Terminate the experiment if this workspace created it. Returns a sentence on what was done. Raises ShardlabError."""
     note = _note(cluster, workspace)
     if note is None:
         return f"{workspace.path}: this workspace created no experiment, so there is nothing to terminate."
@@ -141,7 +144,7 @@ def _to_create(cluster: Cluster, planned: ProfilePlan, note: ExperimentNote | No
 
 
 def _refresh(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:
-    """Read the end anew. If the portal does not answer, the end that is known stays. Raises ShardlabError."""
+    """Read again when the experiment ends. If the portal does not answer, the known end is kept. Raises ShardlabError."""
     if note.uuid is None:
         if not note.created_by_us and own_manifest.is_node():
             own_manifest.store(cluster, workspace)

@@ -1,4 +1,4 @@
-"""This machine as a cluster of one node, so that everything can be tried without other machines."""
+"""Provider local: this machine as a cluster of one node, so that everything can be tried without other machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardlab.workspace import Workspace
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 
-_RUNNING: dict[int, Any] = {}  # by process id; this machine is one node, however often it is constructed
+_RUNNING: dict[int, Any] = {}  # the running commands by PID, for all objects LocalNode together: they are one machine
 
 
 class LocalNode(msgspec.Struct, eq=False):
@@ -50,12 +50,12 @@ class LocalNode(msgspec.Struct, eq=False):
         root: bool = False,
         secret: bool = False,
     ) -> CommandOutput:
-        """Run `argv` in a process group of its own. Its descendants end with it, also when we are interrupted.
+        """Run `argv` in a session of its own, as `Node.run` describes. At the time limit, its descendants are ended, too.
 
         Raises Unreachable after this process was interrupted.
         """
         argv = ["sudo", "-n", "--", *argv] if root and os.geteuid() != 0 else argv
-        # C: parsers read untranslated text. Safe path: a folder `jobs` in the current folder is not our package.
+        # LC_ALL: parsers need untranslated text. PYTHONSAFEPATH: Python must not import a folder `jobs` of the current folder.
         environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **(env or {})}
         try:
             process = subprocess.Popen(
@@ -69,7 +69,7 @@ class LocalNode(msgspec.Struct, eq=False):
         except OSError as error:
             return CommandOutput(127, "", f"{argv[0]}: {error.strerror}")
         _RUNNING[process.pid] = process
-        if STOPPING.is_set():  # looked at after it is listed: whoever ends commands now sees this one
+        if STOPPING.is_set():  # tested after the process was added to _RUNNING, so that `end` cannot miss it
             _end(process, 0)
             _RUNNING.pop(process.pid, None)
             raise Unreachable("this program was interrupted.")
@@ -88,11 +88,14 @@ class LocalNode(msgspec.Struct, eq=False):
 
     @property
     def running(self) -> tuple[str, ...]:
-        """See Node."""
+        """The beginnings of the commands that run on this machine now."""
         return tuple(in_short(process.args) for process in list(_RUNNING.values()))
 
     def end(self, limit_s: float) -> None:
-        """See Node. Half of the time is for programs that end their own, as torchrun does; then all are killed."""
+        """End the running commands, as `Node.end` describes. They get SIGTERM and, after half of the time, SIGKILL.
+
+        In the first half, programs such as torchrun can end the processes that they started.
+        """
         processes = list(_RUNNING.values())
         descendants = [one for process in processes for one in _descendants(process)]
         for process in processes:
@@ -111,12 +114,12 @@ class LocalNode(msgspec.Struct, eq=False):
             time.sleep(0.02)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
-        """See Node."""
+        """Write a file on this machine, as `Node.put` describes."""
         return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[LocalNode]:
-    """The nodes of a cluster whose provider is local: this machine, whatever the file says."""
+    """The nodes of a cluster whose provider is local: always this machine alone."""
     return [LocalNode()]
 
 
@@ -132,9 +135,9 @@ def _descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> tuple[bytes, bytes]:
-    """Ask the process to end, then end it with all its descendants; what it had said until then.
+    """End a process and all its descendants: SIGTERM, and SIGKILL after `grace_s` seconds. Returns (its stdout, its stderr).
 
-    torchrun starts every rank in a session of its own, so that killing its process group would leave the ranks behind.
+    Descendants are ended one by one: torchrun starts every rank in a session of its own, outside its process group.
     """
     descendants = _descendants(process)
     with contextlib.suppress(ProcessLookupError):
@@ -153,7 +156,7 @@ def _kill(process: subprocess.Popen[bytes], descendants: list[psutil.Process]) -
     _kill_all(descendants)
     try:
         return process.communicate(timeout=GRACE_S)
-    except subprocess.TimeoutExpired:  # something that left the tree still holds the pipe
+    except subprocess.TimeoutExpired:  # a process that is no longer a descendant still holds the pipe open
         return b"", b""
 
 
@@ -167,7 +170,7 @@ PROVIDER = Provider(
     "local",
     "its only node is this machine",
     nodes,
-    locks=lambda cluster: [],  # no machine is changed
-    operations=frozenset({"datasets", "inventory"}),  # the machine is used as it is: nothing is installed
+    locks=lambda cluster: [],  # no lock of the cluster, because no machine is changed
+    operations=frozenset({"datasets", "inventory"}),  # nothing is installed: this machine is used as it is
     checks=frozenset({"torch", "gpus", "all_reduce", "compile"}),
 )

@@ -1,4 +1,4 @@
-"""A managed Slurm site: no machine is set up; jobs use an environment in a shared folder, which the user may write."""
+"""Provider slurm: a Slurm site that others administer. No machine is set up; jobs use an environment in a shared folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardlab.workspace import Workspace
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[LoginNodeHere]:
-    """The login node. Slurm itself knows the compute nodes."""
+    """The nodes of the cluster: only the login node, because Slurm knows the compute nodes."""
     python = f"{environment(cluster)}/bin/python"
     login = cluster.login
     if login is None:
@@ -36,7 +36,7 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[Logi
 
 
 def environment(cluster: Cluster) -> PurePosixPath:
-    """The folder of the Python environment, named by all that decides what it contains and how its Python is started."""
+    """The folder of the Python environment. Its name has a digest of everything that decides its content and its Python."""
     assert cluster.storage.shared is not None
     assert cluster.slurm is not None
     keys = cluster.environment
@@ -57,6 +57,6 @@ PROVIDER = Provider(
     "slurm",
     "the site has its machines",
     nodes,
-    operations=frozenset({"workspaces", "site-environment", "datasets", "inventory"}),  # users of a site have no root
+    operations=frozenset({"workspaces", "site-environment", "datasets", "inventory"}),  # work without root
     checks=frozenset({"node_types"}),
 )

@@ -1,4 +1,4 @@
-"""Machines that already exist, with a login by SSH: those that the cluster file lists."""
+"""Provider ssh: the machines that the cluster file lists, which exist already and allow a login by SSH."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from shardlab.remote import Address, CommandOutput, Remote, Unreachable
 from shardlab.workspace import Workspace
 
 NO_ROOT = CommandOutput(1, "", "this needs root, and cluster.yaml says ssh.sudo: false")
-SAID = 2000  # characters of each stream that a node's log keeps of a command
+SAID = 2000  # the most characters of stdout and of stderr of a command that the log of a node keeps
 
 
 class SshNode(msgspec.Struct, eq=False):
-    """A machine behind SSH. log: every command that was run on it, and how it ended; never what it was given as input."""
+    """A machine that is reached by SSH.
+
+    log: the file that records every command on the machine and its result, but never the input of a command; None: no log.
+    """
 
     name: str
     host: str
@@ -34,14 +37,14 @@ class SshNode(msgspec.Struct, eq=False):
     python: str
     remote: Remote
     log: Path | None = None
-    wheelhouse: str | None = None  # a folder of wheels on it, for want of a network
+    wheelhouse: str | None = None  # a folder of wheels on the machine, from which pip installs; None: pip uses its index
     may_sudo: bool = True
     venv_python: str = "python3"
-    own_address: str | None = None  # None: `host`
+    own_address: str | None = None  # the address on the network of the ranks; None: `host`
 
     @property
     def address(self) -> str:
-        """See Node."""
+        """The node's address on the network on which the nodes train."""
         return self.own_address or self.host
 
     def run(
@@ -54,7 +57,7 @@ class SshNode(msgspec.Struct, eq=False):
         root: bool = False,
         secret: bool = False,
     ) -> CommandOutput:
-        """See Node. Raises Unreachable."""
+        """Run a command on the node, as `Node.run` describes, and log it. Raises Unreachable."""
         if root and not self.may_sudo:
             return NO_ROOT
         with self._named():
@@ -64,15 +67,15 @@ class SshNode(msgspec.Struct, eq=False):
 
     @property
     def running(self) -> tuple[str, ...]:
-        """See Node."""
+        """The beginnings of the commands that this program runs on the node now."""
         return self.remote.running
 
     def end(self, limit_s: float) -> None:
-        """See Node."""
+        """End the running commands on the node, as `Node.end` describes."""
         self.remote.end(limit_s)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
-        """See Node. Raises Unreachable."""
+        """Write a file on the node, as `Node.put` describes, and log it. Raises Unreachable."""
         if owner and not self.may_sudo:
             return NO_ROOT
         with self._named():
@@ -82,7 +85,7 @@ class SshNode(msgspec.Struct, eq=False):
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Around a command: Unreachable gets this node's name, and is raised at once if this process was interrupted."""
+        """A context for each command: adds the node's name to Unreachable, and raises it if this process was interrupted."""
         try:
             if STOPPING.is_set():
                 raise Unreachable(f"{self.name}: this program was interrupted.")
@@ -102,7 +105,7 @@ class SshNode(msgspec.Struct, eq=False):
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
-    """The machines of the file; nothing is opened yet."""
+    """The machines that the cluster file lists. No connection is opened."""
     wheelhouse = cluster.environment.wheelhouse
     return [of(cluster, workspace, entry, host=entry.host or entry.name, wheelhouse=wheelhouse) for entry in cluster.nodes]
 
@@ -118,10 +121,12 @@ def of(
     wheelhouse: str | None = None,
     venv_python: str = "python3",
 ) -> SshNode:
-    """A node of the file at an address.
+    """A node for an entry of the cluster file.
 
-    venv_python: the interpreter from which its environment is made. An environment of another one than the node's own has a
-    folder of its own: the same shared folder may serve nodes of several releases.
+    host: the name or address for the login. identity: the private key for the login; None: the key of the cluster file.
+    user: the user who logs in; None: the user of the cluster file. wheelhouse: as for SshNode.
+    venv_python: the interpreter that creates the environment. If it is not python3, the environment gets a folder of its own,
+    because one shared folder may serve nodes with several releases of Debian.
     """
     ssh = cluster.ssh
     if identity is None and ssh.identity is not None:

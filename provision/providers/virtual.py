@@ -1,4 +1,4 @@
-"""Practice nodes: a cluster of nodes that boot on this machine, to rehearse what will be done on real machines."""
+"""Provider virtual: practice nodes, which are containers on this machine, to rehearse the work on a real cluster."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from shardlab.remote import Unreachable
 from shardlab.workspace import Workspace
 
 BOOTS_S = 60.0
-LOCKS = Path("/run/shardlab")  # only for root; not below STATE, which is removed with the last node
-INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # for root, whose systemd runs in all nodes
-EACH, OTHERS = 7, 20  # inotify instances: of each node, counted with 20 nodes up; of this machine itself
+LOCKS = Path("/run/shardlab")  # the folder of lock files, for root only; not in STATE, which is removed with the last node
+INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # the limit of root, whose systemd runs in all nodes
+EACH, OTHERS = 7, 20  # inotify instances that one node needs (measured with 20 nodes), and that this machine itself needs
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
-    """The nodes, whether they run or not."""
+    """The practice nodes that the cluster file lists, whether they run or not."""
     venv_python = python.INTERPRETER if base.is_other(cluster.release) else "python3"
     return [
         ssh.of(
@@ -46,15 +46,15 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
 
 
 def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
-    """Make and boot a node that does not run. Raises NoBase if this machine cannot have practice nodes."""
+    """The changes that make and boot a node, if it does not run. Raises NoBase if this machine cannot have practice nodes."""
     base.check(cluster.release)
     _check_owner(cluster, workspace)
     _check_room(cluster)
     machine = _machine(cluster, workspace, node, base.folder(packages.ALL, cluster.release))
     protections = _protections(cluster)
     if (age_s := machine.age_s()) is not None:
-        if age_s < BOOTS_S:  # an interrupted command may have left it while it boots
-            with contextlib.suppress(Unreachable):  # the operations say so
+        if age_s < BOOTS_S:  # the node may still boot, if the command that started it was interrupted
+            with contextlib.suppress(Unreachable):  # the operations report a node that does not answer
                 _wait(node, BOOTS_S - age_s)
         return protections or Nothing(f"practice node at {node.host}, running")
     what = "boot" if machine.folder.exists() else "make and boot"
@@ -62,9 +62,10 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
 
 
 def locks(cluster: Cluster) -> list[Path]:
-    """One lock for the cluster's name on this machine, on which a name has one set of practice nodes for all users.
+    """The lock file for a cluster name, one for all users of this machine: practice nodes of one name exist only once on it.
 
-    The folder of the locks is closed to other users: a user who can read a lock file can hold its lock. Raises WorkspaceError.
+    Makes the folder of the lock files and closes it to other users, because a user who can read a lock file can hold its lock.
+    Raises WorkspaceError.
     """
     files.make_folder(LOCKS)
     if LOCKS.stat().st_uid == os.geteuid():
@@ -77,7 +78,7 @@ def locks(cluster: Cluster) -> list[Path]:
 
 
 def down(cluster: Cluster, workspace: Workspace) -> str:
-    """Remove every node of the cluster and its bridge; the base stays cached, the shared folder is left as it is."""
+    """Remove all nodes of the cluster and its bridge. The base and the shared folder are kept. Returns what was removed."""
     base.check()
     found = machines(cluster.name)
     for folder in found:
@@ -96,14 +97,14 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
 
 
 def warm(cluster: Cluster, workspace: Workspace) -> str:
-    """Make the base and the folder of wheels before their first use."""
+    """Make the base and the folder of wheels before their first use. Returns a sentence that names them."""
     with base.alone():
         made = making.make_base(packages.ALL, cluster.release, _remark)
         return f"ready: {made} and {making.make_wheels(_remark)}"
 
 
 def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
-    """Boot a node and wait for it. Raises NoBase, or Unreachable if it does not answer in time."""
+    """Make and boot a node, and wait until it answers. Raises NoBase, or Unreachable if it does not answer in time."""
     with base.alone():
         made = making.make_base(packages.ALL, cluster.release, _remark)
         if cluster.environment.wheelhouse is None:
@@ -123,7 +124,7 @@ def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
 
 
 def _protections(cluster: Cluster) -> list[Change]:
-    """The changes that keep other users of this machine out, if an older version booted the nodes without them."""
+    """The changes that protect nodes from other users of this machine, if an older shardlab booted them without protection."""
     changes: list[Change] = []
     if STATE.is_dir() and STATE.stat().st_mode & 0o077:
         changes.append(Here(f"close {STATE} to other users of this machine", _close))
@@ -149,7 +150,7 @@ def _protect(cluster: Cluster, folder: Path) -> None:
 
 
 def _wait(node: SshNode, limit_s: float) -> None:
-    """Wait until a node answers. Raises Unreachable."""
+    """Wait until a node answers. Raises Unreachable if it does not answer within `limit_s` seconds."""
     ends = time.monotonic() + limit_s
     while True:
         try:
@@ -172,7 +173,7 @@ def _identity(workspace: Workspace) -> Path:
 
 
 def _trust(workspace: Workspace, host: str, public: str) -> None:
-    """Note the host key of a node as known; it was made on this machine."""
+    """Write the public host key of a node, which this machine made, into known_hosts of the workspace. host: its address."""
     path = workspace.own / "known_hosts"
     old = path.read_text().splitlines() if path.exists() else []
     kept = [line for line in old if line.split(" ")[0] != host]
@@ -180,7 +181,7 @@ def _trust(workspace: Workspace, host: str, public: str) -> None:
 
 
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
-    """Raises NoBase if another workspace has practice nodes with this cluster name, which a machine can have only once."""
+    """Raises NoBase if another workspace has practice nodes with this cluster name: a name can be used once per machine."""
     owner = STATE / cluster.name / "workspace"
     if owner.exists() and Path(other := owner.read_text().strip()).resolve() != workspace.real_path:
         raise NoBase(
@@ -190,7 +191,7 @@ def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
 
 
 def _check_room(cluster: Cluster) -> None:
-    """Raises NoBase if there are too few inotify instances, without which systemd of the last nodes would not boot."""
+    """Raises NoBase if root may have too few inotify instances for all nodes: systemd of the last nodes would not boot."""
     beside = [folder.name for folder in STATE.iterdir() if folder.name != cluster.name] if STATE.is_dir() else []
     count = len(cluster.nodes) + sum(len(machines(name)) for name in beside)
     needed, limit = EACH * count + OTHERS, int(INSTANCES.read_text())
@@ -222,7 +223,7 @@ def _machine(cluster: Cluster, workspace: Workspace, node: SshNode, made: Path) 
 
 
 def _bare(cluster: Cluster, name: str) -> PracticeMachine:
-    """A practice node with only what its removal needs; the cluster file may no longer name it."""
+    """A practice node with only the values that its removal needs, because the cluster file may no longer list it."""
     return PracticeMachine(cluster.name, name, "", 0, "", Path(), "")
 
 

@@ -1,1 +1,1 @@
-"""Managed Slurm sites: what a site offers, the node where users log in, and the environment that jobs use. No root."""
+"""Slurm sites that others administer: what a site offers, and the environment that jobs use. Everything works without root."""

@@ -1,4 +1,4 @@
-"""Jobs at a Slurm site in which `provision` does what must not be done on a login node."""
+"""Slurm jobs by which `provision` does work at a site that must not run on a login node, such as an installation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from provision.node import Node, last_line
 from provision.operation import RunCommand
 from provision.site import requests
 
-NAME = "shardlab-provision"  # of these jobs
-# Waits for the job; if it failed, the last line of its log is the reason.
+NAME = "shardlab-provision"  # the name of these jobs
+# Submits the script $1 and waits for the job. If the job failed, prints the last line of its log $2 as the reason.
 SUBMIT = f"""\
 {requests.WITHOUT_VARIABLES}
 rm -f -- "$2"
 sbatch --wait --parsable "$1" || {{ test ! -s "$2" || echo "$(tail -n 1 "$2") (see $2)" >&2; exit 1; }}
 """
-# Prints the job that still runs the script $1: a second job would write to the same folder.
+# Prints a job that waits or runs with the script $1. A second job with this script would write to the same folder.
 WAITING = f"""\
 {requests.WITHOUT_VARIABLES}
 jobs=$(squeue --noheader --user "$(id -un)" --name {NAME} --format '%i %T %o') || exit 1
@@ -25,12 +25,15 @@ done
 
 
 def submit(says: str, script: str, log: str, limit_s: float) -> RunCommand:
-    """The change that submits a script and waits until its job ends."""
+    """The change that submits a script as a job and waits until the job ends. log: the path of the job's log."""
     return RunCommand(says, ["sh", "-c", SUBMIT, "submit", script, log], limit_s, root=False)
 
 
 def must_not_wait(node: Node, script: str, does: str) -> None:
-    """Raises Unanswered if a job of an earlier command has not ended yet. does: what the job does, as a clause."""
+    """Check that no job of an earlier command with this script still waits or runs. Raises Unanswered if there is one.
+
+    does: what the job does, as a clause for the error.
+    """
     answer = node.run(["sh", "-c", WAITING, "waiting", script], timeout_s=60)
     if answer.code != 0:
         raise Unanswered(f"{node.name}: squeue does not say which jobs wait: {last_line(answer)}")

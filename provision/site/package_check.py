@@ -1,4 +1,4 @@
-"""Checks the packages of an environment that we did not make, such as a container image, before runs use them."""
+"""Checks the packages of an environment that `provision` did not make, such as a container image, before runs use it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from provision.operation import reason
 
 
 class PackageCheck:
-    """A change that lists the packages and records how they differ from the tested ones.
+    """A change that lists the packages of an environment and records how they differ from the tested packages.
 
-    what: the key and the value in the cluster file. argv: the command that prints the output of software.LISTING. folder: the
-    folder of the environment, where the differences are recorded. limit_s: for the command, which may wait in the queue.
+    what: the key and the value in the cluster file that name the environment, for messages.
+    argv: the command that runs the program software.LISTING in the environment.
+    folder: the folder of the environment, in which the differences are recorded.
+    limit_s: the time limit of the command, which may wait in the queue.
     advice: what to do if the packages cannot be listed.
     """
 
@@ -28,17 +30,17 @@ class PackageCheck:
 
     @property
     def says(self) -> str:
-        """See Change. With what was found, after it was carried out."""
+        """The sentence for this change, as `Change.says`. After the check, it contains the result."""
         found = "" if self._differences is None else f": {self._differences}"
         return f"check the packages of {self.what}{found}"
 
     @property
     def command(self) -> str:
-        """See Change."""
+        """The command of the check, as `Change.command`."""
         return shlex.join(self.argv)
 
     def make(self, node: Node) -> None:
-        """Raises Unanswered if the packages cannot be listed, or if one is missing."""
+        """Check the packages. Raises Unanswered if they cannot be listed, or if a needed package is missing."""
         answer = node.run(self.argv, timeout_s=self.limit_s)
         if answer.code is None:
             raise Unanswered(f"{node.name}: {self.what}: its packages were not listed within {self.limit_s:g} s")
@@ -54,5 +56,5 @@ class PackageCheck:
 
 
 def summary(other: Sequence[str]) -> str:
-    """The differences as one line."""
+    """The differences from the tested packages as one line. other: a clause for each package with another version."""
     return f"other versions than tested: {', '.join(other)}" if other else "the tested versions"

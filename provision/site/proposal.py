@@ -1,4 +1,4 @@
-"""Proposes the values of a cluster file for a Slurm site from what the site answered. Pure: it asks nothing."""
+"""Proposes the values of a cluster file for a Slurm site from the site's answers. The functions here ask the site nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provision.facts.shared_folders import SharedFolder
 from provision.site.survey import Survey
 
 HOUR_S = 3600
-LONGEST_S = 1000 * 86_400 - 1  # a cluster file allows 999 days
+LONGEST_S = 1000 * 86_400 - 1  # the longest time that a cluster file allows: less than 1000 days
 PYTHON_MODULES = ("python", "python3", "cpython", "cray-python")
 REQUESTS = ("gpus-per-node", "gres", "gpus")
 _LARGE = re.compile(r"^[A-Z_]*(SCRATCH|WORK|PROJECT)[A-Z0-9_]*$")
@@ -24,22 +24,22 @@ _VERSION = re.compile(r"/(\d+)\.(\d+)")
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """The values of a cluster file. None: nothing is proposed, and the file says why."""
+    """The proposed values of a cluster file. None: no value is proposed, and a comment in the file says why."""
 
     partition: SitePartition | None
     node_type: NodeType | None
     account: str | None
-    accounts: tuple[str, ...]  # all that are valid in the partition
-    qos: tuple[str, ...]  # that the user may choose with this account in the partition
-    needed_qos: str | None  # one of them, if the account's default QOS is not allowed in the partition
-    module: str | None  # a module with a Python that is new enough, if it is needed
-    python: str | None  # an interpreter with another name than python3
+    accounts: tuple[str, ...]  # all accounts of the user that are valid in the partition
+    qos: tuple[str, ...]  # the QOS that the user may choose with the account in the partition
+    needed_qos: str | None  # a QOS that jobs must name, because the account's default QOS is not allowed in the partition
+    module: str | None  # a module whose Python is new enough; None: no module is needed, or there is none
+    python: str | None  # the interpreter, if its name is not python3
     folder: SharedFolder | None
     has_python: bool
 
 
 def propose(site: Survey) -> Proposal:
-    """The proposal for the first partition that this user may use: one with GPUs before the default partition."""
+    """The proposal for one partition that this user may use: a partition with GPUs is preferred to the default partition."""
     usable = [partition for partition in site.partitions if _is_usable(site, partition)]
     with_gpus = [partition for partition in usable if _largest(site, partition.name, gpus=True) is not None]
     default = [partition for partition in usable if partition.is_default]
@@ -85,14 +85,17 @@ def _is_usable(site: Survey, partition: SitePartition) -> bool:
 
 
 def _allowed_qos(names: Iterable[str], partition: SitePartition) -> list[str]:
-    """Those of the QOS that may be used in the partition."""
+    """The QOS of `names` that jobs of the partition may have."""
     if partition.qos is not None:
         return [name for name in names if name in partition.qos]
     return [name for name in names if name not in partition.denied_qos]
 
 
 def _qos(site: Survey, partition: SitePartition, account: str | None) -> tuple[tuple[str, ...], str | None]:
-    """(the QOS that the user may choose, the QOS that a job must name). No job must name one if the default is allowed."""
+    """Which QOS a job of this account may have in the partition.
+
+    Returns (the QOS that the user may choose, the QOS that a job must name or None if the account's default is allowed).
+    """
     entries = [entry for entry in site.associations if entry.account == account and entry.partition in (None, partition.name)]
     names = tuple(_allowed_qos(sorted({name for entry in entries for name in entry.qos}), partition))
     defaults = [entry.default_qos for entry in entries]
@@ -103,14 +106,14 @@ def _qos(site: Survey, partition: SitePartition, account: str | None) -> tuple[t
 
 
 class TypedPartition(NamedTuple):
-    """A partition, and a type of GPUs on its nodes."""
+    """A partition, with one of the types of GPUs that its nodes have."""
 
     partition: SitePartition
     gpus: GpuGres
 
 
 def typed_partitions(site: Survey, proposal: Proposal) -> list[TypedPartition]:
-    """For each type of GPUs one partition that accepts the proposed account and QOS, the proposed partition first."""
+    """For each type of GPUs, one partition that accepts the proposed account and QOS. The proposed partition comes first."""
     partitions = [partition for partition in site.partitions if _is_usable(site, partition)]
     partitions.sort(key=lambda partition: partition != proposal.partition)
     types: dict[str, TypedPartition] = {}
@@ -132,12 +135,12 @@ def typed_partitions(site: Survey, proposal: Proposal) -> list[TypedPartition]:
 
 
 def time_s(partition: SitePartition | None) -> int:
-    """The time limit of runs that is proposed: an hour, or less if the partition allows less."""
+    """The proposed time limit of runs, in seconds: an hour, or less if the partition allows less."""
     return min((partition.max_time_s if partition is not None else None) or HOUR_S, HOUR_S)
 
 
 def requests(proposal: Proposal) -> dict[str, list[str]]:
-    """For each way to request a GPU, the options of sbatch with which to test it. {} without a partition with GPUs."""
+    """For each way to request a GPU, the options of sbatch that use this way. Empty if no partition with GPUs is proposed."""
     kind, where = proposal.node_type, proposal.partition
     if kind is None or where is None or not kind.gpus:
         return {}
@@ -150,13 +153,16 @@ def requests(proposal: Proposal) -> dict[str, list[str]]:
 
 
 def _largest(site: Survey, partition: str, *, gpus: bool) -> NodeType | None:
-    """The most frequent type of nodes of a partition, of those with GPUs if `gpus`."""
+    """The node type with the most nodes in a partition; None if there is none. gpus: only types with GPUs are considered."""
     kinds = [kind for kind in site.node_types if kind.partition == partition and (kind.gpus or not gpus)]
     return max(kinds, key=lambda kind: kind.count, default=None)
 
 
 def _python(site: Survey) -> tuple[str | None, str | None, bool]:
-    """(a module, an interpreter, whether either or python3 itself is new enough)."""
+    """Choose a Python of the site.
+
+    Returns (a module or None, an interpreter or None, whether a Python that is new enough was found: one of these or python3).
+    """
     plain = [path for path in site.pythons if path.endswith("/python3") and site.pythons[path] >= OLDEST]
     if plain:
         return None, None, True
@@ -172,24 +178,27 @@ def _python(site: Survey) -> tuple[str | None, str | None, bool]:
 
 
 def is_python(module: str) -> bool:
-    """Whether the name of a module, such as `python/3.12.4`, is that of a Python."""
+    """Whether a module, such as `python/3.12.4`, provides a Python, judged by its name."""
     return module.rpartition("/")[0].rpartition("/")[2].lower() in PYTHON_MODULES
 
 
 def _folder(site: Survey) -> SharedFolder | None:
-    """The folder with the most free space among those that machines share; else among those whose variables sites set for large
-    data. The home folder only if there is no other."""
+    """The folder for runs: a folder in a network file system, or a folder for large data. `_preference` has the order."""
     large = [folder for folder in site.folders if folder.is_network or _is_large(folder)]
     return max(large, key=_preference, default=None)
 
 
 def _is_large(folder: SharedFolder) -> bool:
-    """Whether its variable or, without one, its path has a word with which sites name large folders."""
+    """Whether the variable of a folder, or its path if no variable names it, has a word for large data, such as scratch."""
     if folder.variable:
         return _LARGE.match(folder.variable) is not None
     return _LARGE_PATH.search(folder.path.rpartition("/")[0]) is not None
 
 
 def _preference(folder: SharedFolder) -> tuple[bool, bool, bool, int]:
-    """Variables such as CONDA_PREFIX name folders in the home folder: a variable for large data comes before them."""
+    """The sort key by which folders are compared; the largest key wins.
+
+    Folders for large data come first, because variables such as CONDA_PREFIX may name folders in the home folder. The home
+    folder itself comes last.
+    """
     return _is_large(folder), folder.variable != "HOME", folder.is_network, folder.free_bytes or 0

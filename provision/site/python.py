@@ -1,4 +1,4 @@
-"""The scripts that start Python at a site: `bin/python` for our commands, and `bin/rank-python` for ranks in a container."""
+"""The scripts that start Python at a site: `bin/python` for shardlab's commands, `bin/rank-python` for ranks in a container."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardlab.cluster import Cluster
 
 
 def scripts(cluster: Cluster, folder: PurePosixPath, source: str) -> list[Write]:
-    """The scripts of an environment in `folder`. source: the digest of our source, which they use."""
+    """The changes that write the scripts of the environment in `folder`. source: the digest of the source that they use."""
     python = f"{folder}/bin/python"
     written = [Write("write the script that starts Python", python, script(cluster, folder, source), 0o755, "")]
     if cluster.environment.container is not None:
@@ -23,7 +23,10 @@ def scripts(cluster: Cluster, folder: PurePosixPath, source: str) -> list[Write]
 
 
 def script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks: bool = False) -> bytes:
-    """The script that loads the site's modules and starts an interpreter: the environment's own or, for ranks, the image's."""
+    """The content of a script that loads the site's modules and starts an interpreter.
+
+    ranks: True for the interpreter of the container image, which ranks use; False for the interpreter of the environment.
+    """
     environment = cluster.environment
     python = f"{folder}/bin/python"
     return templates.render(
@@ -36,7 +39,7 @@ def script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks: bool 
         interpreter="python3" if ranks else f"{environment.use or f'{folder}/venv'}/bin/python",
         ranks=ranks,
         rank_python=container.rank_python(cluster, python),
-        in_container=ranks and environment.runtime == "pyxis",  # srun has started the container
+        in_container=ranks and environment.runtime == "pyxis",  # with pyxis, srun starts the container
         runtime=environment.runtime,
         image=environment.container,
         folders=container.folders(cluster),
@@ -45,12 +48,12 @@ def script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks: bool 
 
 
 def extras(cluster: Cluster) -> tuple[str, ...]:
-    """The extras of the packages that are installed: with a container, ranks use the packages of the image."""
+    """The extras of shardlab that are installed: none with a container, because ranks use the packages of the image."""
     return () if cluster.environment.container is not None else software.EXTRAS
 
 
 def caches(folder: PurePosixPath) -> list[tuple[str, str]]:
-    """Variables of tools that would otherwise write under $HOME, where users of a site have a small quota."""
+    """Environment variables that move the caches of tools out of $HOME, where users of a site have a small quota."""
     return tool_caches.variables(folder.parent / "cache")
 
 
@@ -62,9 +65,10 @@ def has_gpus(cluster: Cluster) -> bool:
 
 
 def with_modules(cluster: Cluster, argv: Sequence[str], variables: Sequence[tuple[str, str]] = ()) -> list[str]:
-    """A command after the site's modules were loaded, as in a login shell."""
+    """A command line that loads the site's modules in a login shell and then executes `argv`. variables: names with values."""
     lines = list(cluster.slurm.setup) if cluster.slurm is not None else []
     lines += [f"module load {name}" for name in cluster.environment.modules]
     lines += [f"export {name}='{value}'" for name, value in variables]
-    text = "\n".join([*(f"{line}\ntest $? = 0 || exit 1" for line in lines), 'exec "$@"'])  # a line may end with a comment
+    # Each test has a line of its own, because a line of slurm.setup may end with a comment.
+    text = "\n".join([*(f"{line}\ntest $? = 0 || exit 1" for line in lines), 'exec "$@"'])
     return ["bash", "-lc", text, "bash", *argv]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardlab.cluster import Cluster
 
-# Variables such as SBATCH_PARTITION of the login shell would change what a job requests; SQUEUE_STATES would hide jobs.
+# Removes variables of the login shell: SBATCH_PARTITION and others would change a request, SQUEUE_STATES would hide jobs.
 WITHOUT_VARIABLES = r"""
 for name in $(env | sed -n 's/^\(S\(LURM\|BATCH\|QUEUE\)_[A-Z0-9_]*\)=.*/\1/p'); do
     test "$name" = SLURM_CONF || unset "$name"
@@ -16,11 +16,13 @@ INSTALL_CPUS = 2
 
 
 def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = None, cpus: int = INSTALL_CPUS) -> list[str]:
-    """One task per node on `nodes` nodes.
+    """The options of sbatch for a job with one task on each of `nodes` nodes.
 
-    gpus: of each node, for a job that proves nodes: it gets whole nodes if runs do. None: a job that installs packages; it gets
-    few processors of any node, and one GPU if the partition has GPUs, as some partitions accept no job without a GPU.
-    cpus: of each node, if the job gets no whole nodes.
+    minutes: the time limit of the job.
+    gpus: the number of GPUs per node for a job that tests nodes; this job gets whole nodes if runs do. None: for a job that
+    installs packages; this job gets `cpus` CPUs of any node, and one GPU if the partition has GPUs, because some partitions
+    accept no job without a GPU.
+    cpus: the number of CPUs per node, unless the job gets whole nodes.
     """
     slurm = cluster.slurm
     assert slurm is not None
@@ -33,11 +35,11 @@ def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = No
         "exclude": ",".join(slurm.exclude) or None,
     }
     given = [f"--{name}={value}" for name, value in words.items() if value is not None]
-    longest = slurm.max_time_s  # a job with a longer limit waits for ever at sites that do not reject it
+    longest = slurm.max_time_s  # some sites do not reject a job with a longer limit, and never start it
     minutes = minutes if longest is None else max(1, min(minutes, longest // 60))
     given += [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={minutes}", "--export=NONE"]
     if gpus is not None and slurm.exclusive:
-        given += ["--exclusive", f"--mem={slurm.mem or 0}"]  # 0: all memory of the node
+        given += ["--exclusive", f"--mem={slurm.mem or 0}"]  # --mem=0: all memory of the node
     else:
         given.append(f"--cpus-per-task={cpus}")
         given += [f"--mem={slurm.mem}"] if slurm.mem is not None else []
@@ -50,7 +52,7 @@ def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = No
 
 
 def gpu_option(cluster: Cluster, per_node: int, nodes: int) -> str:
-    """The option that requests GPUs in the way that the site accepts."""
+    """The option of sbatch that requests GPUs in the way that the cluster file names in slurm.gpu_request."""
     assert cluster.slurm is not None
     name = f"{cluster.gpus.type}:" if cluster.gpus is not None and cluster.gpus.type else ""
     match cluster.slurm.gpu_request:

@@ -24,14 +24,14 @@ from provision.site import requests
 T = TypeVar("T")
 ASKED: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
-# Slurm's answer also if the nodes exist and are down or drained at this moment.
+# With this answer a request is undecided: Slurm gives it also if the nodes exist but are down or drained at this moment.
 UNDECIDED = re.compile(r"node configuration is not available")
-SAYS_NOTHING = "Unspecified error"  # beside the words of a submit plugin
+SAYS_NOTHING = "Unspecified error"  # sbatch prints this line in addition to the reason of a submit plugin
 _ERROR = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """What a site answered. An empty field: the site did not answer, and `unknown` has the reason by the name of the fact."""
+    """The answers of a Slurm site. If a fact was not answered, its field is empty and `unknown` has the reason, by its name."""
 
     settings: SlurmSettings = SlurmSettings()
     partitions: tuple[SitePartition, ...] = ()
@@ -45,8 +45,8 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 def survey(node: Node) -> Survey:
-    """Ask all facts at the same time. Raises Unreachable if the login fails."""
-    node.run(["true"], timeout_s=30)  # one login, before the questions
+    """Ask the login node of a site all questions, several at the same time. Raises Unreachable if the login fails."""
+    node.run(["true"], timeout_s=30)  # log in once, before several threads use the connection
     facts = Facts(node)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda fact: _asked(facts, fact), ASKED))
@@ -74,13 +74,13 @@ def _asked(facts: Facts, fact: Fact[Any]) -> None:
     try:
         facts[fact]
     except Unanswered:
-        return  # it stays among the answers
+        return  # `facts` keeps the error as the answer
 
 
 def rejections(node: Node, asked: Mapping[str, list[str]]) -> dict[str, str | None]:
-    """For each request why Slurm would reject a job with these options of sbatch; None if Slurm would accept the job.
+    """For each request, why Slurm would reject a job with these options of sbatch; None if Slurm would accept the job.
 
-    `sbatch --test-only` submits nothing. Raises Unreachable.
+    asked: the options of each request, by its name. `sbatch --test-only` submits nothing. Raises Unreachable.
     """
     return {name: _rejection(node.run, options) for name, options in asked.items()}
 
@@ -92,7 +92,7 @@ def _rejection(run: Callable[..., Any], options: list[str]) -> str | None:
     if answer.code == 0:
         return None
     lines = [_ERROR.sub("", line).strip() for line in answer.stderr.splitlines()]
-    lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # a plugin may draw a frame
+    lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # without drawn frames
     telling = [line for line in lines if not line.endswith(SAYS_NOTHING)] or lines
     text = "; ".join(telling) or ("no answer" if answer.code is None else f"exit code {answer.code}")
     return "".join(char if char.isprintable() else "?" for char in text)[:200]

@@ -1,5 +1,5 @@
-"""Brings the wheels of a site's packages into its shared folder: its login node downloads them or, if no package index answers
-there, this machine downloads them and sends them over the connection."""
+"""Brings the wheels of all packages into the shared folder of a site. The login node downloads them; if no package index
+answers there, this machine downloads them and sends them over the SSH connection."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from shardlab.remote import CommandOutput
 DOWNLOAD_S = 3600.0
 ANSWER_S = 300.0
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
-FROM_SOURCE = ("deepspeed",)  # packages without wheels in the index; what pip builds of them runs with any Python
-OLDEST_GLIBC = 17  # of manylinux2014, the oldest for which packages still publish wheels
+FROM_SOURCE = ("deepspeed",)  # packages without wheels in the index; a wheel that pip builds of them works with any Python
+OLDEST_GLIBC = 17  # glibc 2.17 of manylinux2014, the oldest platform for which packages still publish wheels
 TARGET = """\
 import json, platform, sys
 version = '%d.%d' % sys.version_info[:2]
 kind = {'system': sys.platform, 'machine': platform.machine(), 'libc': platform.libc_ver()}
 print(json.dumps({'python': version, **kind}))
 """
-# Prints the digests of the wheels that are complete: `put` renames a file when all of it has arrived.
+# Prints the digests of the wheels in a folder. They are complete: `put` gives a file its name when all of it has arrived.
 ARRIVED = 'cd "$1" 2> /dev/null || exit 0; for wheel in *.whl; do test ! -f "$wheel" || sha256sum -- "$wheel"; done'
 
 
 class InterpreterPlatform(msgspec.Struct, frozen=True):
-    """The interpreter for which wheels are wanted. libc: its name and version, such as ("glibc", "2.28")."""
+    """The interpreter for which wheels are wanted. libc: name and version of its C library, such as ("glibc", "2.28")."""
 
     python: str
     system: str
@@ -47,10 +47,12 @@ class InterpreterPlatform(msgspec.Struct, frozen=True):
 
 
 class WheelDownload:
-    """A change that fills `folder` with the wheels of `requirements`.
+    """A change that fills a folder of the site with the wheels of all required packages.
 
-    on_node: argv on the login node that downloads them there. interpreter: argv of the site's interpreter. here: an existing
-    folder of this machine for a temporary copy; None: this machine is the login node.
+    on_node: the command that downloads the wheels on the login node.
+    interpreter: the command that starts the site's interpreter.
+    folder: the folder of the site. needed: the requirements.
+    here: an existing folder of this machine for a temporary copy of the wheels; None: this machine is the login node.
     """
 
     script = ""
@@ -68,18 +70,18 @@ class WheelDownload:
 
     @property
     def says(self) -> str:
-        """See Change. With the machine that downloaded the packages, after it was carried out."""
+        """The sentence for this change, as `Change.says`. After the download, it says which machine downloaded the packages."""
         if self._where:
             return f"download the packages {self._where}"
         return f"download the packages on the login node{', or here and send them' if self.here is not None else ''}"
 
     @property
     def command(self) -> str:
-        """See Change."""
+        """The command that downloads the wheels on the login node, as `Change.command`."""
         return shlex.join(self.on_node)
 
     def make(self, node: Node) -> None:
-        """Raises Unanswered if neither machine can download the packages."""
+        """Download the wheels. Raises Unanswered if neither the login node nor this machine can download them."""
         answer = node.run(self.on_node, timeout_s=DOWNLOAD_S)
         if answer.code == 0:
             self._where = "on the login node"
@@ -109,7 +111,7 @@ class WheelDownload:
             raise Unanswered(f"{node.name}: its Python cannot be identified: {error}") from None
 
     def _send(self, node: Node, wheels: Sequence[Path]) -> None:
-        """Send the wheels that are not there yet, for example since an earlier connection broke."""
+        """Send wheels from this machine to the site. Wheels that an interrupted command has sent before are skipped."""
         answer = node.run(["sh", "-c", ARRIVED, "arrived", str(self.folder)], timeout_s=ANSWER_S)
         arrived = {line.partition("  ")[2]: line.partition("  ")[0] for line in answer.stdout.splitlines()}
         for wheel in wheels:
@@ -126,13 +128,16 @@ HELP = "Set environment.wheelhouse to a folder of wheels at the site, or environ
 
 
 def download(folder: Path, target: InterpreterPlatform, needed: Sequence[str]) -> list[Path]:
-    """The wheels of the requirements for another machine's interpreter, downloaded into `folder`. Raises Unanswered."""
+    """Download the wheels of the requirements `needed` into `folder`, for the interpreter `target` of another machine.
+
+    Returns the paths of the wheels. Raises Unanswered.
+    """
     own = (sys.platform, platform.machine())
-    if (target.system, target.machine) != own:  # pip would leave out packages that only the other system needs
+    if (target.system, target.machine) != own:  # pip would skip packages that only the other system needs
         theirs = f"{target.system} {target.machine}"
         raise Unanswered(f"this machine is {' '.join(own)}, the site is {theirs}; pip downloads only for its own system.")
     here = ".".join(platform.python_version_tuple()[:2])
-    if target.python != here:  # a package may need another one for some versions of Python; pip decides that by its own version
+    if target.python != here:  # requirements may depend on the version of Python, and pip uses its own version to decide
         raise Unanswered(
             f"`provision` runs here with Python {here}, the site's Python is {target.python}; for another version, pip may "
             f"choose the wrong packages. Run `provision` with Python {target.python}, or let environment.modules or "
@@ -149,7 +154,7 @@ def download(folder: Path, target: InterpreterPlatform, needed: Sequence[str]) -
 
 
 def wanted(target: InterpreterPlatform) -> list[str]:
-    """The options by which `pip download` finds wheels for an interpreter, not newer than its C library."""
+    """The options of `pip download` for wheels that work with the interpreter `target` and its C library."""
     words = ["--only-binary=:all:", "--implementation=cp", f"--python-version={target.python}"]
     name, version = target.libc
     _, _, minor = version.partition(".")
