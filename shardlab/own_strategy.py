@@ -23,7 +23,8 @@ class OwnStrategy(msgspec.Struct, frozen=True):
 
     code: the digest of the files that define the strategy.
     file: the path of the file that defines the strategy, in the workspace from which the run was submitted.
-    A field without a comment means the same as in trainers.strategy.Strategy.
+
+    The other fields mean the same as in trainers.strategy.Strategy.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]  # the name in a matrix
