@@ -42,7 +42,7 @@ storage: {{shared: SHARED}}
 slurm: {{}}
 ssh: {{between_nodes: true}}
 """
-# Parts of the last message of debootstrap, apt-get or pip when the package archives cannot be reached.
+# Texts of which one is in the last message of debootstrap, apt-get or pip if the package archives cannot be reached.
 ARCHIVES_ARE_AWAY = (
     "debootstrap failed: E: Failed getting release file", "E: Failed to fetch", "E: Unable to fetch some archives",
     "E: Unable to locate package", "failed: ERROR: No matching distribution found",
@@ -51,9 +51,9 @@ ARCHIVES_ARE_AWAY = (
 
 
 def are_archives_away(said: str) -> bool:
-    """Whether `provision warm`, which printed this text, failed because the package archives cannot be reached.
+    """Whether `provision warm` failed because the package archives cannot be reached. said: the text that it printed.
 
-    True only if its last line is one sentence that says so.
+    True only if the last line of the text is one sentence with this reason.
     """
     lines = said.strip().splitlines()
     return bool(lines) and lines[-1].startswith("error: ") and any(words in lines[-1] for words in ARCHIVES_ARE_AWAY)
@@ -90,7 +90,10 @@ class Practice:
         return PracticeMachine(self.cluster.name, name, "", 0, "", Path(), "")
 
     def give_disk(self, name: str, size: str) -> None:
-        """Put the files of a node that does not exist yet on a small disk. If the disk exists, change its size."""
+        """Mount a small disk of this size at the folder in which the files of a practice node will be stored.
+
+        The node must not exist yet. If the disk exists already, its size is changed.
+        """
         folder = self.machine(name).folder
         folder.mkdir(exist_ok=True)
         options = f"remount,size={size}" if os.path.ismount(folder) else f"size={size}"
@@ -110,9 +113,9 @@ class Practice:
 
 
 def bad(stdout: str) -> str:
-    """The operations and checks of a JSON document of `provision` that failed.
+    """The operations and checks that failed, according to the JSON document that `provision --json` printed.
 
-    Returns the whole text if the text is not such a document.
+    stdout: the output of `provision --json`; it is returned unchanged if it is not a JSON document.
     """
     try:
         said = json.loads(stdout)
@@ -125,7 +128,7 @@ def bad(stdout: str) -> str:
 
 
 def states(said: dict) -> dict:
-    """The operations in a JSON document of `provision`, by node name and operation name."""
+    """(name of a node, name of an operation) -> the entry of this operation in a JSON document of `provision`."""
     return {(node["name"], one["name"]): one for node in said["nodes"] for one in node["operations"]}
 
 
