@@ -133,7 +133,7 @@ def states(said: dict) -> dict:
 
 
 def clusters(folder: Path, file: str = FILE, release: str | None = None) -> Iterator[Practice]:
-    """A verified cluster of practice nodes with this release of Debian. Everything is removed at the end."""
+    """Yield a verified cluster of practice nodes with this release of Debian. The cluster is removed at the end."""
     with unprovisioned(folder, file, release) as found:
         said = found.provision()
         assert said["verified"] is True
@@ -142,12 +142,12 @@ def clusters(folder: Path, file: str = FILE, release: str | None = None) -> Iter
 
 @contextlib.contextmanager
 def unprovisioned(folder: Path, file: str, release: str | None = None) -> Iterator[Practice]:
-    """A cluster whose practice nodes are not booted yet. Everything is removed at the end."""
+    """Yield a cluster whose practice nodes are not booted yet. The cluster is removed at the end."""
     folder.mkdir()
     found = Practice(folder, file + (f"release: {release}\n" if release else ""))
     name = found.cluster.name
     found.provision("down")
-    before = _state()  # there may be other clusters
+    before = _state()  # other clusters may exist on this machine
     with found.start("warm") as warm:
         _, why = warm.communicate(timeout=1800)
     if warm.returncode:
