@@ -123,7 +123,7 @@ def _steps(folder: RunDir, what: Cell, repeat: int) -> float:
 
 
 def _lines(path: Path, records: list[Record]) -> None:
-    with LineWriter(path):  # LineWriter makes the folder
+    with LineWriter(path):  # only used because LineWriter creates the folder of the file
         path.write_bytes(msgspec.json.Encoder().encode_lines(records))
 
 

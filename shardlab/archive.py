@@ -5,7 +5,7 @@ another person, so nothing in it is believed: names, sizes and checksums are che
 
     archive.json                     ArchiveIndex: what the archive contains, and what was left out
     workspace/matrix/                the matrix file, with the model files that it names
-    workspace/archived-cluster.yaml  the cluster, without secrets; the name keeps commands from using it as their cluster
+    workspace/archived-cluster.yaml  the cluster file, without secrets; not named cluster.yaml, so that no command uses it
     workspace/environment.json       the software and the machines of the runs
     workspace/.shardlab/matrices/    the expansion of the matrix
     workspace/runs/                  the run folders
@@ -41,8 +41,8 @@ ENVIRONMENT = "environment.json"
 BLOCK = 1 << 20  # bytes that are read at a time
 MOST_INDEX = 1 << 28  # bytes that archive.json may have
 MOST_FILES = 2_000_000
-# What an archive may contain. A file cluster.yaml or a folder of templates could make commands in the opened workspace log in
-# to machines, or run a script, that its author chose.
+# The files and folders that an archive may contain. A file cluster.yaml and a folder of templates are not allowed: they could
+# make commands in the unpacked workspace log in to machines, or run a script, that the author of the archive chose.
 TOP_FILES = {CLUSTER, ENVIRONMENT}
 FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in CODE))
 MOST_NAME = 1000  # characters that the name of a file may have
@@ -95,16 +95,16 @@ class ArchiveIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_index(path: Path) -> ArchiveIndex:
-    """The checked content of archive.json in an archive. Raises InputError if the file is not a valid archive."""
+    """Read and check archive.json in the archive `path`. Raises InputError if the file is not a valid archive."""
     with _opened(path) as found:
         return _index(path, found)
 
 
 def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
-    """Check the size and the SHA-256 of each file of an archive, and write the files that are wanted into a new folder.
+    """Check the size and the SHA-256 of each file of the archive `path`, and write the wanted files into an empty folder.
 
-    folder: an empty folder; it gets the files without the leading `workspace/`. wanted: whether to write a file, by its path
-    below `workspace/`.
+    folder: the empty folder; a file `workspace/NAME` of the archive becomes `NAME` in it. wanted: is called with the path of
+    each file below `workspace/`; returns whether to write this file.
 
     Raises InputError if the archive is damaged or is not valid, and WorkspaceError if a file cannot be written; the caller then
     removes the folder.
@@ -126,7 +126,7 @@ def may_contain(name: str) -> bool:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An archive, opened for reading. Errors of zipfile in the block become InputError."""
+    """Open an archive for reading. Errors of zipfile in the block become InputError."""
     try:
         with files.open_regular(path) as handle, zipfile.ZipFile(handle) as found:
             yield found
@@ -166,7 +166,10 @@ def _index(path: Path, found: zipfile.ZipFile) -> ArchiveIndex:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a path in an archive is one that an archive may contain, stays in its folder, and can be printed."""
+    """Whether an archive may contain a file with this path.
+
+    The path must be in TOP_FILES or FOLDERS, must not lead out of its folder, and must contain only printable characters.
+    """
     if not name.startswith(INSIDE) or len(name) > MOST_NAME or not name.isprintable() or "\\" in name:
         return False
     below = name.removeprefix(INSIDE)
@@ -194,8 +197,11 @@ def _content(found: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 
 def _check_and_write(path: Path, found: zipfile.ZipFile, name: str, stated: ArchivedFile, target: Path | None) -> None:
-    """Check a file, and write it unless `target` is None. Reading ends at the stated size, so that a small archive cannot fill
-    the disk."""
+    """Check a file of an archive against archive.json, and write it to `target` unless `target` is None.
+
+    At most the stated size is written, so that a small archive cannot fill the disk. path: the archive. name: the path of the
+    file in the archive. stated: its size and SHA-256 according to archive.json.
+    """
     digest, left = hashlib.sha256(), stated.bytes
     try:
         if target is not None:

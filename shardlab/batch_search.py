@@ -1,7 +1,7 @@
-"""A search for a batch size, which is run one try after another: what is searched, and which size is tried next.
+"""A search for a batch size, which makes one try after another: what is searched, and which batch size is tried next.
 
-A try is an ordinary run of a cell. The next size depends only on how the tries before it ended, so every command that reads
-the runs of a workspace finds the same path, and a search that was interrupted continues where it was.
+A try is an ordinary run of a cell. The next batch size depends only on how the earlier tries ended. So every command that reads
+the runs of a workspace finds the same next try, and a search that was interrupted continues where it was.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shardlab.cell import Cell
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Goal = Literal["largest_that_fits", "fastest"]
 GOAL_WORDS = {"largest_that_fits": "the largest that fits", "fastest": "the fastest"}
-# The units of data in a pass until the planner chooses the size of the first try. With a single unit, a model with BatchNorm
-# may have nothing to normalize over, and its cell would be refused.
+# The batch size of one pass in the cell until the planner chooses the size of the first try. The number 1 would not do: with
+# one unit of data, a model with BatchNorm may have nothing to normalize over, and the cell would be refused.
 PLACEHOLDER = 2
 SMALLEST_GAP = 8  # the search for the fastest ends when the sizes around the best differ from it by at most 1/SMALLEST_GAP
-# The most tries between two neighbours in the sequence of powers of two: each halves a gap next to the best size, and a gap of
-# the whole size has to become SMALLEST_GAP times smaller.
+# The most tries that the search for the fastest makes after it has stopped doubling and halving. Each of these tries halves a
+# gap next to the best size, until the gap is SMALLEST_GAP times smaller than the best size.
 REFINEMENTS = 3 * int(math.log2(SMALLEST_GAP))
 
 
@@ -63,18 +63,19 @@ class BatchSearch(msgspec.Struct, frozen=True):
 
     @property
     def in_units(self) -> tuple[int, int, int]:
-        """start, smallest and largest as units of data of a pass."""
+        """(start, smallest, largest), each divided by the number of passes of a step: the batch size of one pass."""
         start, smallest, largest = (max(size // self.unit, 1) for size in (self.start, self.smallest, self.largest))
         return start, smallest, largest
 
     @property
     def most_tries(self) -> int:
-        """The most tries that the search can need, whatever the tries find."""
+        """The largest number of tries that the search can need, in the worst case."""
         start, smallest, largest = self.in_units
         up, down = math.ceil(math.log2(largest / start)), math.ceil(math.log2(start / smallest))
         if self.goal == "fastest":
             return 1 + max(up, 1 + down) + REFINEMENTS
-        # After the first size up (or down) that ends the doubling, each further try halves the sizes that remain in question.
+        # The search doubles (or halves) the size until one size fits and its double does not. After that, each try halves the
+        # number of sizes that can still be the answer.
         ups = [(start << step, min(start << (step + 1), largest)) for step in range(up)]
         found_up = [2 + step + _halvings(high - low) for step, (low, high) in enumerate(ups)]
         downs = [(max(start >> (step + 1), smallest), start >> step) for step in range(down)]
@@ -83,28 +84,30 @@ class BatchSearch(msgspec.Struct, frozen=True):
 
 
 class TryOutcome(msgspec.Struct, frozen=True):
-    """How a try ended. fits: whether it completed; if not, it was out of memory. throughput: units of data per second."""
+    """How a try ended. fits: whether the try completed; False: it ran out of memory. throughput: units of data per second."""
 
     fits: bool
     throughput: float = 0.0
 
 
 def try_cell(cell: Cell, size: int) -> Cell:
-    """The cell of a try: `cell` with another batch size, and as many passes of a step. size: units of data per data-parallel
-    rank and step, a multiple of the number of passes."""
+    """The cell of a try: `cell` with another batch size and the same number of passes in a step.
+
+    size: units of data per data-parallel rank and step; it must be a multiple of the number of passes.
+    """
     micro = size // cell.gradient_accumulation_steps
     return msgspec.structs.replace(cell, micro_batch_size=micro, global_batch_size=size * cell.dp)
 
 
 def family(cell: Cell) -> str:
-    """The hash that all tries of a search have in common: that of the cell without its batch size."""
+    """A hash that is the same for the cells of all tries of a search, because the batch size does not influence it."""
     return try_cell(cell, PLACEHOLDER * cell.gradient_accumulation_steps).hash()
 
 
 def next_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | None:
-    """The size of the next try; None if the search has found its answer, or that no size fits.
+    """The batch size of the next try; None if the search has ended, with the best size or because no size fits.
 
-    outcomes: how the tries so far ended, by their sizes.
+    outcomes: for each try so far, its batch size -> how it ended.
     """
     if not outcomes:
         return search.start
@@ -116,7 +119,7 @@ def next_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | 
 
 
 def best_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | None:
-    """The best size of the tries so far; None if none of them completed."""
+    """The best batch size among the tries so far; None if no try has completed. outcomes: as in `next_size`."""
     fitting = [size for size, outcome in outcomes.items() if outcome.fits]
     if search.goal == "largest_that_fits":
         return max(fitting, default=None)
@@ -124,12 +127,19 @@ def best_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | 
 
 
 def _halvings(gap: int) -> int:
-    """The number of tries that find the boundary between a size that fits and one that is `gap` larger and does not."""
+    """The number of tries that the search needs to find the largest size that fits by halving.
+
+    gap: the difference between a size that does not fit and a smaller size that fits.
+    """
     return math.ceil(math.log2(gap))
 
 
 def _next_for_largest(tried: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
-    """Doubled or halved until one size fits and its double does not; then the middle of the two, until they are neighbours."""
+    """The next size in the search for the largest that fits; None if it was found, or if even `smallest` does not fit.
+
+    The size is doubled or halved until one size fits and a larger size does not. Then the size in the middle of these two is
+    tried, until their difference is 1. tried: for each size of a pass that was tried, how the try ended.
+    """
     fits = max((size for size, outcome in tried.items() if outcome.fits), default=None)
     over = min((size for size, outcome in tried.items() if not outcome.fits and size > (fits or 0)), default=None)
     if fits is None:
@@ -141,8 +151,11 @@ def _next_for_largest(tried: Mapping[int, TryOutcome], smallest: int, largest: i
 
 
 def _next_for_fastest(tried: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
-    """Doubled or halved as long as this is faster; then the middle of the larger gap next to the fastest size, until both gaps
-    are small."""
+    """The next size in the search for the fastest; None if it was found, or if even `smallest` does not fit.
+
+    The size is doubled and halved until larger and smaller sizes than the fastest have been tried. Then the middle of the
+    larger gap next to the fastest size is tried, until both gaps are small. tried: as in `_next_for_largest`.
+    """
     fitting = {size: outcome.throughput for size, outcome in tried.items() if outcome.fits}
     if not fitting:
         least = min(tried)

@@ -1,4 +1,4 @@
-"""A cell: one combination of the values in a matrix. `Draft` is a cell as a matrix file has it; `Cell` is a resolved cell."""
+"""A cell: one combination of the values in a matrix. `Draft`: a cell as the matrix file states it. `Cell`: a resolved cell."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
-FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler slowed the ranks on its node down by a fifth
+FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler made the ranks on its node slower by a fifth
 SLOWEST_HZ = 0.5  # smallest rate of telemetry; if a run fails, a node without telemetry for 10 s is treated as lost
-TELEMETRY_HZ = 2.0
+TELEMETRY_HZ = 2.0  # default rate of telemetry
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})$")]
@@ -25,20 +25,20 @@ State = Literal[
 
 
 class Role(enum.Enum):
-    """What a key of a cell is about. Each key of `Cell` has one role; `keys_of` finds the keys of a role."""
+    """What a key of a cell decides. Each key of `Cell` has one role; `keys_of` finds the keys that have a role."""
 
     MODEL = enum.auto()  # which model, and the shape of its inputs
     PRECISION = enum.auto()
     OPTIMIZER = enum.auto()
     CLIPPING = enum.auto()  # how gradients are changed before the optimizer uses them
-    DATA = enum.auto()  # which items are in which step
+    DATA = enum.auto()  # which items of the data set are trained in which step
     LENGTH = enum.auto()  # how long a run trains, and the learning rate over this time
     STRATEGY = enum.auto()  # how ranks share the work
     EXECUTION = enum.auto()  # how a rank computes its part of the model
     RANKS = enum.auto()  # the number of ranks of each kind
     PASSES = enum.auto()  # how a rank divides its part of a batch into passes
     NODES = enum.auto()
-    HARDWARE = enum.auto()  # on which accelerators a run trains; their results are compared and never averaged together
+    HARDWARE = enum.auto()  # on which accelerators a run trains; results on different hardware are never averaged together
     START = enum.auto()  # what starts a rank, and what the rank may use
     INSTRUMENTS = enum.auto()
     BOOKKEEPING = enum.auto()  # keys that cannot change what is measured
@@ -293,9 +293,10 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self.micro_batch_size * self.gradient_accumulation_steps
 
     def hash(self) -> str:
-        """The hash of the cell: 12 hexadecimal digits. It depends on the values of the keys and not on their order.
+        """The hash of the cell: 12 hexadecimal digits. It depends on the values of the keys and not on the order of the keys.
 
-        Keys that cannot change the measured work are left out: the time limits, the expected end states, and the proof.
+        Keys with the role BOOKKEEPING cannot change the measured work and are left out: the time limits, the expected end
+        states, and whether the same-work proof runs.
         """
         return self._hash
 
@@ -319,21 +320,21 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 @functools.cache
 def keys_of(*roles: Role) -> frozenset[str]:
-    """The names of the keys of `Cell` that have one of these roles."""
+    """The names of the keys of `Cell` whose role is one of these roles."""
     hints = get_type_hints(Cell, include_extras=True)
     return frozenset(name for name, hint in hints.items() if any(role in hint.__metadata__ for role in roles))
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
-    """The hash of a resolved cell. cell: the cell as plain data, as in run.json.
+    """The hash of a resolved cell. cell: the cell as dicts, lists, text and numbers, as in run.json.
 
-    The tiny twins of different cells have different hashes.
+    The hash of a tiny twin also depends on the hash of the original cell.
     """
     bookkeeping = keys_of(Role.BOOKKEEPING)
     identity = {key: value for key, value in cell.items() if key not in bookkeeping}
     for key in ("gpu_type", "workload_code", "strategy_code"):
         if identity.get(key) is None:
-            identity.pop(key, None)  # so that cells of older versions, which lack this key, keep their hashes
+            identity.pop(key, None)  # so that a cell of an older version, which lacks this key, has the same hash as before
     if identity["instruments"].get("telemetry_hz") == TELEMETRY_HZ:
         identity["instruments"] = {key: value for key, value in identity["instruments"].items() if key != "telemetry_hz"}
     if cell.get("rehearses") is not None:
@@ -342,7 +343,7 @@ def cell_hash(cell: dict[str, Any]) -> str:
 
 
 class BatchError(ValueError):
-    """The batch sizes of a cell contradict each other. key: the cell key that has to change."""
+    """The batch sizes of a cell contradict each other. key: the name of the cell key whose value has to change."""
 
     def __init__(self, key: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -350,7 +351,7 @@ class BatchError(ValueError):
 
 
 def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
-    """(global_batch_size, micro_batch_size, gradient_accumulation_steps) of a draft on `dp` data-parallel ranks.
+    """Compute (global_batch_size, micro_batch_size, gradient_accumulation_steps) of a draft on `dp` data-parallel ranks.
 
     Raises BatchError if the sizes contradict each other, or if a size cannot be divided evenly.
     """
@@ -386,7 +387,7 @@ def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
 
 
 def seconds(text: str) -> int:
-    """A time ``[D-]HH:MM:SS`` in seconds. Raises ValueError for text in another format, and for a time of 0."""
+    """The number of seconds in a duration ``[D-]HH:MM:SS``. Raises ValueError for text in another format, and for 0 seconds."""
     match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,2}):([0-5]\d):([0-5]\d)", text)
     if not match:
         raise ValueError(f'found {text!r}. Allowed: a time as "HH:MM:SS" or "D-HH:MM:SS", in quotes.')

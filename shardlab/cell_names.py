@@ -9,17 +9,18 @@ import msgspec
 
 from shardlab.cell import Cell, Optimizer, Schedule
 
-# Keys of a cell whose value is a mapping. Each member of the mapping has a dotted name, such as optimizer.lr.
+# Keys of a cell whose value is a mapping with known members. Each member has a dotted name, such as optimizer.lr.
 _REFINED: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "schedule": Schedule}
 _WITHOUT = ("instruments", "options", "rehearses", *_REFINED)
 ARGUMENTS = frozenset({"accuracy_pct", "of"})  # arguments of a metric in a claim that do not select a cell
+# All names without a dot.
 PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _WITHOUT), "gpu_batch_size")
 
 
 def names(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a resolved cell, by name. Members of mappings have dotted names, such as optimizer.lr.
 
-    cell: the cell as plain data, as in run.json.
+    cell: the cell as dicts, lists, text and numbers, as in run.json.
     """
     flat = {name: cell[name] for name in PLAIN if name in cell}
     for key in (*_REFINED, "options"):
@@ -38,6 +39,6 @@ def is_name(name: str) -> bool:
 
 
 def matches(cell: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a cell has all these values, given by name. For a tiny twin, the values of the original cell are compared."""
+    """Whether a cell has all values in `wanted`, which are given by name. For a tiny twin, the original cell is compared."""
     known = names(cell.get("rehearses") or cell)
     return all(name in known and known[name] == value for name, value in wanted.items())

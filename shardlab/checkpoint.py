@@ -1,8 +1,9 @@
-"""A run's checkpoints on disk. A checkpoint is either complete or absent, and damage is found before a checkpoint is used.
+"""The checkpoints of a run on disk. A checkpoint is either complete or absent, and damage is found before a checkpoint is used.
 
-A checkpoint is written in RUN/checkpoints/.step-00000010.tmp. When all its files are synced, manifest.json lists them with
-sizes and checksums, and one rename makes the folder step-00000010. A kill at any moment leaves the previous checkpoint intact.
-A checkpoint contains only JSON and the plain bytes of tensors, no pickle: reading it executes no code.
+The checkpoint after step 10 is first written into the folder RUN/checkpoints/.step-00000010.tmp. When all its files are synced,
+manifest.json is written, which lists the files with sizes and checksums, and the folder is renamed to step-00000010. If the
+process is killed at any moment, the previous checkpoint is intact. A checkpoint contains only JSON and the plain bytes of
+tensors, no pickle, so reading a checkpoint executes no code.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def path_of(run: Path, step: int) -> Path:
-    """The folder of the checkpoint of a step, once it is complete."""
+    """The folder that contains the checkpoint of a step after the checkpoint is complete. run: the run folder."""
     return run / FOLDER / f"step-{step:08d}"
 
 
@@ -77,9 +78,9 @@ def step_of(path: Path) -> int:
 
 
 def begin(run: Path, step: int) -> Path:
-    """Make an empty temporary folder for a checkpoint, and remove the temporary folders that killed processes left.
+    """Make an empty temporary folder for a checkpoint and return its path. Raises WorkspaceError.
 
-    Raises WorkspaceError.
+    Temporary folders of earlier checkpoints, which remain if processes are killed, are removed.
     """
     with files.as_workspace_error("write"):
         for left in (run / FOLDER).glob(".step-*.tmp"):
@@ -106,13 +107,13 @@ def commit(run: Path, manifest: CheckpointManifest, keep: int) -> None:
 
 
 def publish(run: Path, step: int) -> None:
-    """Give the temporary folder of a checkpoint its final name. Raises WorkspaceError.
+    """Rename the temporary folder of a checkpoint to its final name. Raises WorkspaceError.
 
-    If each node has its own part of the run's folder, the folders of the nodes without rank 0 have no manifest.
+    If the nodes of the run share no folder, each node does this with its own files, and only the node of rank 0 has a manifest.
     """
     final = path_of(run, step)
     with files.as_workspace_error("write"):
-        if final.exists():  # an earlier attempt in this folder wrote it, and this attempt skipped it as damaged
+        if final.exists():  # an earlier process of the run wrote this checkpoint, and it was found damaged and not used
             shutil.rmtree(final)
         growing_path(run, step).rename(final)
         files.sync_folder(final.parent)
@@ -130,7 +131,7 @@ def remove_old(run: Path, keep: int) -> None:
 
 
 def whole(run: Path) -> list[Path]:
-    """The complete checkpoints of a run, newest first. They are not checked for damage; `read` and `damage` do this."""
+    """The folders of the complete checkpoints of a run, newest first. This function does not look for damage in them."""
     with contextlib.suppress(FileNotFoundError):
         steps = [(int(match[1]), path) for path in (run / FOLDER).iterdir() if (match := _WHOLE.fullmatch(path.name))]
         return [path for _, path in sorted(steps, reverse=True)]
@@ -173,7 +174,7 @@ _STRATEGY = keys_of(Role.STRATEGY, Role.EXECUTION)
 
 
 def why_not(saved: Cell, cell: Cell, layout: str, of_workload: Iterable[str]) -> str | None:
-    """Why a run of `cell` cannot resume from a checkpoint of the cell `saved`, as part of a sentence; None if it can.
+    """Why a run of `cell` cannot resume from a checkpoint of the cell `saved`, as part of a sentence; None if the run can.
 
     layout: the layout of the checkpoint. of_workload: the names of the workload's own options, which must not differ.
     """

@@ -21,9 +21,9 @@ MOST_LISTED = 12  # largest number of values that a message lists
 
 
 def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> list[Problem]:
-    """The problems that can be found without the cells: wrong tests of claims, and unknown metrics of reported numbers.
+    """Find wrong tests of claims and unknown metrics of reported numbers, as far as this is possible without the cells.
 
-    text: the matrix file. tests: the tests of the claims. reported: the metrics of the reported numbers.
+    text: the matrix file. tests: the test of each claim. reported: the metric of each reported number.
     """
     problems = []
     for index, test in enumerate(tests):
@@ -41,10 +41,10 @@ def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> l
 def without_cells(
     text: Document, tests: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
 ) -> list[Problem]:
-    """A problem for each claim that names a cell which the matrix neither contains nor excludes.
+    """A problem for each claim whose test names a cell that the matrix neither contains nor excludes.
 
-    cells: all cells of the matrix, also cells that the user did not select. excluded: the combinations that the matrix
-    excludes.
+    text: the matrix file. tests: the test of each claim. cells: all cells of the matrix, also cells that the user did not
+    select. excluded: the combinations that the matrix excludes.
     """
     known = [cell_names.names(msgspec.to_builtins(cell)) for cell in cells] if tests else []
     known += list(excluded)
@@ -58,7 +58,7 @@ def without_cells(
 
 
 def _check(test: Expression) -> None:
-    """Raises ExpressionError or UnknownName if the test uses a metric or a name that does not exist."""
+    """Check the test of a claim. Raises ExpressionError or UnknownName if the test is wrong or uses an unknown name."""
     if test.names:
         name = min(test.names)
         near = f", as in {name}(strategy='ddp')" if name in metric_names.KNOWN else ""
@@ -79,7 +79,10 @@ def _check(test: Expression) -> None:
 
 
 def _why_none(cells: Sequence[dict[str, Any]], wanted: dict[str, Any]) -> str:
-    """A sentence that names the first wanted value that no cell has, or says that no cell has all wanted values together."""
+    """Why no cell has all wanted values, as a sentence: which value no cell has, or that no cell has all values together.
+
+    cells: the values of each cell, by name. wanted: the values that a claim names.
+    """
     for key, value in wanted.items():
         values = sorted({str(cell[key]) for cell in cells if key in cell and cell[key] is not None})
         if not values:

@@ -39,12 +39,12 @@ Help for a command: shardlab COMMAND --help
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    argv: the words after the program's name, by default those of this process. The words after the name of a command
-    (provision, jobs, collect) are passed to that command.
+    argv: the arguments of the program without its own name; None: the command-line arguments of this process. All arguments
+    after the name of a command (provision, jobs, collect) are passed to that command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
-        # Imported by name: no module of the folder shardlab has an import statement for a folder above it.
+        # Imported by name, because no module of the package shardlab has an import statement for provision, jobs or collect.
         command: Callable[[list[str]], int] = importlib.import_module(f"{words[0]}.cli").main
         return command(words[1:])
     parser = _parser()

@@ -1,6 +1,6 @@
-"""The files of a workspace about the CloudLab experiment whose nodes it uses: its manifests, and a note about who created it.
+"""The files in a workspace about its CloudLab experiment: the manifests, and a note about who created the experiment.
 
-The argument `own` of all functions is the folder .shardlab of the workspace.
+The argument `own` of the functions is the folder .shardlab of the workspace.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shardlab.errors import InputError, WorkspaceError
 SCHEMA = 1
 MANIFESTS = "cloudlab"  # in .shardlab: the folder with a manifest AGGREGATE.xml of each aggregate, and with lease.json
 NOTE = "cloudlab-experiment.json"  # in .shardlab and not in the folder MANIFESTS, because that folder is replaced as a whole
-OLD = ".old"  # suffix of files that are no longer used
+OLD = ".old"  # suffix that a file or folder gets when it is no longer used
 
 
 class ExperimentNote(msgspec.Struct, frozen=True):
     """The content of .shardlab/cloudlab-experiment.json. All times are in ISO 8601 with a time zone.
 
-    If `created_by_us` is true and `uuid` is null, the command wrote the note before it asked the portal to create the
+    If `created_by_us` is true and `uuid` is null, `provision` wrote the note before it asked the portal to create the
     experiment, and may have been killed before it read the answer. The experiment may therefore exist.
     """
 
@@ -80,9 +80,10 @@ def manifests(own: Path) -> list[Path]:
 
 
 def store_manifests(own: Path, texts: Mapping[str, bytes]) -> None:
-    """Store the manifests: either all of them are stored, or nothing changes. Raises WorkspaceError.
+    """Store the manifests of the experiment in place of the stored manifests. Either all are stored, or nothing changes.
 
-    texts: the content of each manifest, by the name of its aggregate, which must be safe as a file name.
+    texts: for each manifest, the name of its aggregate, which must be safe as a file name -> its content.
+    Raises WorkspaceError.
     """
     folder = own / MANIFESTS
     staging = folder.with_suffix(".new")
@@ -98,7 +99,10 @@ def store_manifests(own: Path, texts: Mapping[str, bytes]) -> None:
 
 
 def forget(own: Path) -> None:
-    """Rename the manifests and then the note to names that end in .old, so that no command uses them. Raises WorkspaceError."""
+    """Rename the folder of the manifests and then the note, so that their names end in .old and no command uses them.
+
+    Raises WorkspaceError.
+    """
     with files.as_workspace_error("write"):
         for path in (own / MANIFESTS, path_of(own)):
             if path.exists():

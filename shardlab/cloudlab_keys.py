@@ -14,7 +14,7 @@ from shardlab.errors import InputError
 
 Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # the variable with the token of the portal; it is secret, so runs do not get it
-EXTRA_DISK = "/mydata"  # the folder where a node of an experiment has its local disk, from a blockstore or by mkextrafs.pl
+EXTRA_DISK = "/mydata"  # the folder at which the local disk of a node is mounted, by a blockstore or by mkextrafs.pl
 MOST_NAMED = 5  # largest number of nodes that a message names
 NFS_FOLDERS = ("/proj", "/users")  # CloudLab's folders of projects and users: they are on NFS over the control network
 
@@ -61,7 +61,7 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExperimentNode(msgspec.Struct, frozen=True):
-    """A node of an experiment as the cluster uses it."""
+    """A node of an experiment, with the login and the network that the cluster uses."""
 
     name: str  # the name of the node, in a form that is allowed in a cluster file
     host: str
@@ -76,8 +76,8 @@ class ExperimentNode(msgspec.Struct, frozen=True):
 def select(experiment: Experiment, user: str | None, what: str) -> list[ExperimentNode]:
     """The nodes of an experiment, each with a login and with its interface on the network that all nodes share.
 
-    user: the member of the project whose login is used; None: the member with the name of the user of this machine, or the only
-    member. what: the name of the manifest in errors. Raises InputError.
+    user: the member of the CloudLab project whose login is used; None: the member whose name is that of this machine's user, or
+    else the only member. what: the names of the manifests for errors. Raises InputError.
     """
     member = _member(experiment, user, what)
     network = _common_network(experiment.nodes)

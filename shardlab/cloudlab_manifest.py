@@ -1,8 +1,8 @@
-"""Reads the manifests of a CloudLab experiment: its nodes, logins, networks and end. A manifest is an RSpec v3 document in XML.
+"""Reads the manifests of a CloudLab experiment: its nodes, logins, networks and the time when it ends.
 
-A manifest comes from the portal or from a person, so nothing in it is trusted: a DOCTYPE is refused, the size is limited, and
-each name and address is checked before it is used. The order of elements does not matter, because it differs between real
-manifests. An element of an extension does not count as the RSpec element with the same name.
+A manifest is an RSpec v3 document in XML. It comes from the portal or from a person, so nothing in it is trusted: a DOCTYPE is
+refused, the size is limited, and each name and address is checked before it is used. The order of elements does not matter,
+because it differs between real manifests. An element in the namespace of an extension is not read as an element of RSpec.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOUNT = re.compile(r"^/[A-Za-z0-9._/-]{1,200}$")
 MAC = re.compile(r"^(?:[0-9a-f]{12}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})$")
 # A URN such as urn:publicid:IDN+wisc.cloudlab.us+node+d8545-sample1: the aggregate, the kind of object, its name.
 _URN = re.compile(r"^urn:publicid:IDN\+([A-Za-z0-9.:_-]{1,200})\+([a-z]{1,40})\+([A-Za-z0-9.:_-]{1,200})$")
-MACHINES = ("raw-pc", "raw", "")  # the types of slivers that are machines; others, such as blockstores, have no GPU
+MACHINES = ("raw-pc", "raw", "")  # the sliver types that are machines; nodes of other types, such as blockstores, are ignored
 
 
 class ManifestInterface(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Experiment(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> bytes:
-    """The content of the file of a manifest, at most MOST_BYTES + 1 bytes. Raises InputError."""
+    """Read the file of a manifest, at most MOST_BYTES + 1 bytes. Raises InputError."""
     try:
         with path.open("rb") as file:
             return file.read(MOST_BYTES + 1)
@@ -80,9 +80,9 @@ def read(path: Path) -> bytes:
 
 
 def aggregate(name: str, urn: str) -> str:
-    """The aggregate in a URN: wisc.cloudlab.us for urn:publicid:IDN+wisc.cloudlab.us+authority+cm. It is safe as a file name.
+    """The name of the aggregate (site) in a URN: wisc.cloudlab.us for urn:publicid:IDN+wisc.cloudlab.us+authority+cm.
 
-    name: the name of the manifest in errors. Raises InputError.
+    The name is safe as a file name. name: the name of the manifest for errors. Raises InputError.
     """
     found = _URN.match(urn)
     if found is None or HOST.fullmatch(found[1]) is None:
@@ -93,15 +93,15 @@ def aggregate(name: str, urn: str) -> str:
 def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     """Read an experiment from its manifests, one manifest of each aggregate.
 
-    manifests: (the name in errors, the content) of each manifest.
+    manifests: for each manifest, (its name for errors, its content).
 
-    The manifest of an aggregate also lists the nodes of the other aggregates, as they were requested, without a login. These
-    entries are ignored.
+    The manifest of an aggregate also lists the nodes of the other aggregates, as they were requested, without a login. Nodes
+    without a login are ignored if the manifest of their own aggregate lists them.
 
     Raises InputError with the name of the manifest, and MissingExtra if defusedxml is not installed.
     """
     nodes: dict[str, ManifestNode] = {}
-    passed_through: dict[str, str] = {}  # nodes without a login: manifest and node as text for errors, by name of the node
+    passed_through: dict[str, str] = {}  # for each node without a login: its name -> its manifest and name as text for errors
     ends: list[tuple[datetime, str]] = []
     for name, content in manifests:
         root = _root(name, content)
@@ -160,7 +160,7 @@ def _moment(name: str, text: str) -> datetime:
 
 
 def _links(root: Element) -> dict[str, str]:
-    """The client_id of each interface's link, by the client_id of the interface."""
+    """For each interface in a manifest: its client_id -> the client_id of its link."""
     return {
         reference.get("client_id", ""): link.get("client_id", "")
         for link in _children(root, "link")
@@ -169,7 +169,10 @@ def _links(root: Element) -> dict[str, str]:
 
 
 def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | None:
-    """The node of an element; None if the element is not a machine but, for example, a blockstore. Raises InputError."""
+    """Read a <node> element. Returns None if the node is not a machine but, for example, a blockstore. Raises InputError.
+
+    name: the name of the manifest for errors. links: as `_links` returns them.
+    """
     sliver = next((child.get("name", "") for child in _children(element, "sliver_type")), "")
     if sliver not in MACHINES:
         return None
@@ -261,11 +264,11 @@ def _tag(element: Element) -> str:
 
 
 def _children(element: Element, name: str) -> Sequence[Element]:
-    """The children with this name in the same namespace as the element, so that every version of RSpec is accepted."""
+    """The child elements with this name in the namespace of `element`, which differs between versions of RSpec."""
     namespace = element.tag.rpartition("}")[0]
     return [child for child in _extensions(element, name) if child.tag.rpartition("}")[0] == namespace]
 
 
 def _extensions(element: Element, name: str) -> Sequence[Element]:
-    """The children with this name in any namespace, such as the namespace of emulab's extension."""
+    """The child elements with this name in any namespace, such as the namespace of emulab's extension of RSpec."""
     return [child for child in element if _tag(child) == name]

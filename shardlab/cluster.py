@@ -21,12 +21,12 @@ from shardlab.network_keys import Network
 from shardlab.slurm_keys import Gpus, Slurm
 
 Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
-MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # other characters are special in the options that mount folders in a container
-# Keys that provider local does not use.
+MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # a path that can be mounted in a container: other characters have a meaning there
+# Keys of a cluster file that are not allowed with provider local.
 REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
 
 
-# Folders of the system, over which nothing is mounted and which are never exported.
+# System folders in `/`. `provision` neither mounts a disk over these folders nor exports them by NFS.
 SYSTEM_FOLDERS = set("bin boot dev etc lib lib32 lib64 proc root run sbin sys tmp usr var".split())  # noqa: SIM905
 
 
@@ -71,7 +71,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The price of a GPU for an hour, in any currency, from which `jobs plan` computes costs; null: not known."""
 
     def with_role(self, role: Role) -> list[NodeEntry]:
-        """The nodes that have this role, in the order of the file."""
+        """The nodes that have this role, in the order of the cluster file."""
         return [entry for entry in self.nodes if role in entry.roles]
 
     @property
@@ -81,7 +81,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def workspaces(self) -> PurePosixPath:
-        """The folder of the workspaces on the nodes: on shared storage, else under the same path on each node's own disk."""
+        """The folder on the nodes that contains their workspaces.
+
+        It is on the shared storage. If the nodes share no storage, it has the same path on each node's own disk.
+        """
         return PurePosixPath(self.storage.shared or self.storage.mount or LOCAL_FOLDER) / "workspaces"
 
     @property
@@ -97,9 +100,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [self.gpus.type] if self.gpus is not None and self.gpus.type is not None else []
 
     def for_gpu_type(self, gpu_type: str | None) -> Cluster:
-        """This cluster for a cell with this gpu_type: with the partition of the GPU type, and its GPUs and limits.
+        """A copy of this cluster in which `slurm` and `gpus` describe the partition with this GPU type.
 
-        gpu_type: None, or one of `gpu_types`. If it is None or has no partition, the cluster is returned unchanged.
+        gpu_type: the value in a cell: None, or one of `gpu_types`. If it is None, or if no partition has this GPU type, the
+        cluster is returned unchanged.
         """
         if self.slurm is None or gpu_type is None:
             return self
@@ -115,10 +119,10 @@ THIS_MACHINE = Cluster(schema=1, name="local", provider="local")
 
 
 def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
-    """Read and check a cluster file. Raises InputError with file:line:column for every problem in it.
+    """Read and check a cluster file. Raises InputError with file:line:column for a problem in the file.
 
-    created: the manifests of the CloudLab experiment that `provision` created. They are used if the file contains neither nodes
-    nor manifests.
+    created: the paths of the manifests of the CloudLab experiment that `provision` created. They are used if the cluster file
+    has provider cloudlab and lists neither nodes nor manifests.
     """
     text = document.load(path)
     cluster = validation.convert(text, Cluster)
@@ -127,8 +131,8 @@ def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
     _check_sets(text, cluster.data.named())
     if cluster.cloudlab is not None and cluster.cloudlab.manifests:
         manifests = [(path.parent / name).absolute() for name in cluster.cloudlab.manifests]
-        # Absolute paths, so that they can be read without the folder of the cluster file; `provision` reads the lease from
-        # them.
+        # The paths become absolute, because `provision` later reads the lease from the manifests and does not know the folder
+        # of the cluster file.
         experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(one) for one in manifests])
         cluster = msgspec.structs.replace(cluster, cloudlab=experiment)
         if not cluster.nodes:
@@ -148,7 +152,10 @@ def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
 
 
 def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> Cluster:
-    """The same as `with_experiment`, for manifests that were already read: (name in errors, content) of each manifest."""
+    """The same as `with_experiment`, for manifests that were already read.
+
+    manifests: for each manifest, (its name for errors, its content).
+    """
     what = ", ".join(name for name, _ in manifests)
     experiment = cloudlab_manifest.parse(manifests)
     nodes = [
@@ -168,9 +175,9 @@ def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> 
 
 
 def resolved_file(cluster: Cluster) -> bytes:
-    """The content of a cluster file that lists the nodes of the experiment, for a machine without the manifest.
+    """The content of a cluster file that lists all nodes, also the nodes that were read from the manifests of an experiment.
 
-    The content is JSON, which is valid YAML.
+    A machine that does not have the manifests can read this file. The content is JSON, which is valid YAML.
     """
     experiment = None if cluster.cloudlab is None else msgspec.structs.replace(cluster.cloudlab, manifest=None)
     content = msgspec.json.encode(msgspec.structs.replace(cluster, cloudlab=experiment))
@@ -273,7 +280,10 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
 
 
 def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
-    """Check that no folder is on CloudLab's NFS servers, which are on the control network; this network is only for logins."""
+    """Check that no folder in the cluster file is on CloudLab's NFS servers. Raises InputError with file:line:column.
+
+    The NFS servers are reached over the control network, and CloudLab allows only logins on this network.
+    """
     named: dict[tuple[str, str], str | None] = {
         ("storage", "shared"): cluster.storage.shared,
         ("storage", "mount"): cluster.storage.mount,
@@ -291,7 +301,7 @@ def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
 
 
 def _top(path: str) -> str:
-    """The first folder of an absolute path."""
+    """The first folder of an absolute path, such as `/proj` for `/proj/a/b`; empty for a relative path."""
     return "/" + posixpath.normpath(path).lstrip("/").partition("/")[0] if path.startswith("/") else ""
 
 
@@ -367,9 +377,9 @@ def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
 
 
 def find(given: Path | None, workspace: Path) -> Cluster:
-    """The cluster of a command: from the given file, else from cluster.yaml of the workspace, else only this machine.
+    """The cluster that a command uses: from the file `given`, else from cluster.yaml in the workspace, else THIS_MACHINE.
 
-    given: the cluster file that the user named. workspace: the folder of the workspace. Raises InputError.
+    given: the cluster file that the user named, or None. workspace: the folder of the workspace. Raises InputError.
     """
     own = workspace / "cluster.yaml"
     if given is None and own.is_symlink() and not own.exists():

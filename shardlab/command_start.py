@@ -28,9 +28,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def start(package: str) -> int:
-    """Import the command of a package, run it, and return its exit code. If a signal was ignored before, it stays ignored."""
+    """Import the module PACKAGE.cli, run its `main`, and return the exit code. A signal that is already ignored stays ignored.
+
+    package: jobs, provision, collect or shardlab.
+    """
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # in the background, a shell sets Ctrl-C to be ignored
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell starts a background command with SIGINT (Ctrl-C) ignored
             signal.signal(number, _handle)
     __import__(f"{package}.cli")
     code: int = sys.modules[f"{package}.cli"].main()
@@ -39,13 +42,13 @@ def start(package: str) -> int:
 
 
 def on_signal(act: Callable[[], object]) -> None:
-    """From now on, a signal calls `act` in the main thread. It has no effect if `start` did not start this process."""
+    """From now on, each of SIGNALS calls `act` in the main thread. No effect if this process was not started by `start`."""
     global _act
     _act = act
 
 
 def raise_on_signal() -> None:
-    """From now on, a signal raises KeyboardInterrupt in the main thread."""
+    """From now on, each of SIGNALS raises KeyboardInterrupt in the main thread."""
     on_signal(_raise)
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: common options, output on the terminal, and exit codes."""
+"""What the commands provision, jobs and collect share: common options, output on the terminal, and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardlab import __version__, command_start, printable
 from shardlab.errors import ShardlabError, WorkspaceError
 
 INTERRUPTED = "interrupted; finished work is kept, and the same command continues from there."
-_NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # a number, with or without a unit, or nothing
+_NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # the beginning of a number, or of an empty text
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,17 +52,23 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 
 class Verbs:
-    """The verbs of a command, such as `submit` of `jobs`. A verb has its own options, an example, and a function to call."""
+    """The verbs of a command, such as `submit` of `jobs`. Each verb has options, an example, and a function to call."""
 
     def __init__(self, top: Parser, common: Parser, examples: Mapping[str, str], *, sentences: bool = False) -> None:
-        """common: the options that all verbs have. examples: the example of each verb, by the name of the verb.
-        sentences: show the summary of a verb as a sentence with a full stop in its help."""
+        """Prepare the parser `top` of the command for verbs. common: the options that all verbs have.
+
+        examples: the example of each verb, by the name of the verb. sentences: whether the help of a verb shows its summary as
+        a sentence, with a capital letter and a full stop.
+        """
         self._verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
         self._common, self._examples, self._sentences = common, examples, sentences
 
     def add(self, name: str, run: Callable[..., int], summary: str) -> Parser:
-        """Add a verb; returns its parser. run: the function that carries out the verb and returns the exit code. The parsed
-        arguments have it as `run`."""
+        """Add a verb to the command; returns the parser of the verb.
+
+        run: the function that carries out the verb and returns the exit code. The parsed arguments contain this function as
+        `run`. summary: what the verb does, for the help.
+        """
         verb: Parser = self._verbs.add_parser(
             name,
             parents=[self._common],
@@ -75,11 +81,11 @@ class Verbs:
 
 
 class CleanConsole(Console):
-    """A console of rich that cleans all text with `printable.clean` and does not interpret markup in text.
+    """A console of the library rich that cleans all text with `printable.clean` and does not interpret markup in text.
 
     Strings are cleaned before rich measures them, so that columns stay aligned. The segments that rich has rendered are cleaned
-    again, so that no renderable can add an escape sequence. The only escape sequences that reach the terminal are the sequences
-    that rich makes for styles and live tables.
+    again, so that no object that is printed can add an escape sequence. The only escape sequences that reach the terminal are
+    the sequences that rich makes for styles and live tables.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -90,7 +96,7 @@ class CleanConsole(Console):
         return super().render_str(printable.clean(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """The segments of a renderable, with cleaned text. Control segments, which rich itself makes, are not changed."""
+        """The cleaned pieces of text (segments) that rich prints for an object. Control segments of rich are not changed."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             if not control:
@@ -113,12 +119,12 @@ class Output:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Output:
-        """The output with the settings of the common options --json and --verbose."""
+        """The output of a command with these parsed arguments, which contain the common options --json and --verbose."""
         return cls(json=getattr(arguments, "json", False), verbose=getattr(arguments, "verbose", False))
 
     @property
     def width(self) -> int | None:
-        """The width in columns of the terminal that tables are drawn on; None if the output is plain lines, as in a file."""
+        """The width of the terminal in columns; None if tables are printed as plain lines, for example into a file."""
         return self.results.width if self.results.is_terminal and not self.json else None
 
     def line(self, text: str, style: str | None = None) -> None:
@@ -156,9 +162,9 @@ class Output:
             return ""
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
-        """Print rows: a drawn table on a terminal, else aligned plain lines. Columns of numbers are aligned to the right.
+        """Print a table: drawn by rich on a terminal, else as aligned plain lines. Columns of numbers are aligned to the right.
 
-        styles: the style of each row on a terminal.
+        columns: the heading of each column. rows: the cells of each row. styles: the style of each row on a terminal.
         """
         on_terminal = self.results.is_terminal and not self.json
         if title:
@@ -171,19 +177,25 @@ class Output:
             stream.write(_aligned([columns, *rows], _of_numbers(columns, rows)))
 
     def log(self, log: printable.LogText, part: bytes) -> None:
-        """Print the next part of a log that nodes wrote, on standard output. log: the state of the cleaning between parts."""
+        """Print the next part of a log of a run on standard output, cleaned.
+
+        log: cleans the parts of this log one after another. part: the next bytes of the log.
+        """
         self.results.file.write(log.add(part))
         self.results.file.flush()
 
     def document(self, value: Any) -> None:
-        """Print the one JSON document of the command. Without --json, nothing is printed."""
+        """Print `value` as the one JSON document of the command. Without --json, nothing is printed."""
         if self.json:
             sys.stdout.write(msgspec.json.format(printable.json(value), indent=2).decode() + "\n")
             sys.stdout.flush()
 
 
 def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:
-    """A table of rich in the style of all our tables: two spaces between columns, no frame. styles: the style of each row."""
+    """A table of rich in the style of all our tables, without a frame.
+
+    columns: the heading of each column. rows: the cells of each row. styles: the style of each row.
+    """
     drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column, numbers in zip(columns, _of_numbers(columns, rows), strict=True):
         drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")
@@ -193,7 +205,7 @@ def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: S
 
 
 def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) -> int:
-    """Run a command and return its exit code. An exception for users becomes a sentence on stderr and an exit code.
+    """Run a command and return its exit code. A ShardlabError or OSError becomes a sentence on stderr and an exit code.
 
     interrupted: the sentence that is printed after Ctrl-C or SIGTERM; None: the command handles these signals itself.
     """
@@ -221,12 +233,12 @@ def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) ->
 
 
 def _of_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Whether each column contains only numbers, which are aligned to the right."""
+    """For each column, whether all its cells are empty or begin with a number. Such a column is aligned to the right."""
     return [all(_NUMERIC.match(row[index]) for row in rows) for index in range(len(columns))]
 
 
 def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Rows as text with exactly one line for each row. right: for each column, whether it is aligned to the right."""
+    """The rows of a table as text, one line for each row. right: for each column, whether it is aligned to the right."""
     lines = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in rows]
     widths = [max(cell_len(cell) for cell in column) for column in zip(*lines, strict=True)]
     set_ = [

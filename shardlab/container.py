@@ -1,4 +1,4 @@
-"""The container in which the ranks of a Slurm site run: the Python that starts the ranks, and the folders visible inside.
+"""The container in which ranks run at a Slurm site: the Python that starts the ranks, and the folders visible inside.
 
 Our commands and the supervisor of a run stay outside the container, because Slurm's commands are installed only outside. The
 container starts with each task of a job step. With pyxis, a plugin of srun, options of srun start the container. With the other
@@ -14,7 +14,8 @@ from shardlab import node_folder
 from shardlab.cluster import Cluster
 
 RANK_PYTHON = "rank-python"
-# A placeholder in the words of srun's command. Only a job knows $TMPDIR, so the supervisor replaces the placeholder in the job.
+# A placeholder for $TMPDIR of the node in an srun command. Only a job knows $TMPDIR, so the supervisor, which runs in the job,
+# replaces the placeholder.
 NODE_DISK = "$SHARDLAB_NODE_DISK"
 
 
@@ -40,14 +41,17 @@ def srun_options(cluster: Cluster, folder: str, *, node_disk: bool = False) -> l
         f"--container-image={environment.container}",
         f"--container-mounts={','.join(f'{path}:{path}' for path in mounts)}",
         f"--container-workdir={folder}",
-        # With the remap, every user is root in the container. The folder of a data copy has the user's number in its name, so
-        # the copies of all users would have the same name.
+        # By default, every user is root in the container. The folder with a copy of a data set has the user's number in its
+        # name, so the folders of all users would have the same name.
         *(["--no-container-remap-root"] if node_disk else []),
     ]
 
 
 def with_node_disk(command: Sequence[str]) -> list[str]:
-    """A command of srun in which NODE_DISK is replaced by this node's $TMPDIR, or by /tmp if $TMPDIR is not a folder."""
+    """An srun command in which NODE_DISK is replaced by this node's $TMPDIR, or by /tmp if $TMPDIR is not a folder.
+
+    command: the words of the command, which may contain NODE_DISK.
+    """
     return [word.replace(NODE_DISK, str(node_folder.parent()[0])) for word in command]
 
 

@@ -1,4 +1,4 @@
-"""The folder for our own files about a data path that this user cannot write to, such as a site's copy of a data set."""
+"""The folder for shardlab's own files about data sets whose folder this user cannot write to, such as a copy of the site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def is_writable(data_path: Path) -> bool:
-    """Whether this user can write to the data path, or, if it does not exist, to its nearest existing parent folder."""
+    """Whether this user can write to the folder of data sets. If the folder does not exist: to its nearest existing parent."""
     place = data_path
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -16,9 +16,9 @@ def is_writable(data_path: Path) -> bool:
 
 
 def folder_of(data_path: Path) -> Path:
-    """A folder in this user's cache for this data path. It may not exist yet.
+    """The folder in this user's cache for shardlab's own files about the data sets in `data_path`. It may not exist yet.
 
-    Two spellings of one data path, for example through a symlink, have the same folder.
+    Two spellings of one data path, for example with and without a symlink, have the same folder in the cache.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "shardlab" / "data" / hashlib.sha256(os.fsencode(data_path.resolve())).hexdigest()[:12]

@@ -13,8 +13,8 @@ import msgspec
 
 T = TypeVar("T")
 
-# The exceptions for a damaged or malicious file: the document has another type, the bytes are not UTF-8, or it is nested too
-# deeply.
+# The exceptions that a decoder raises for a damaged or malicious file: the document is not JSON of the expected type, its bytes
+# are not UTF-8, or its values are nested too deeply.
 DECODE_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _LOCK = threading.Lock()
@@ -22,7 +22,7 @@ _BUILT: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def decoder(shape: type[T]) -> msgspec.json.Decoder[T]:
-    """The decoder of a type. After it has been built, `msgspec.convert` to this type is also safe in several threads."""
+    """The JSON decoder of the type `shape`. Once it exists, `msgspec.convert` to this type is also safe in several threads."""
     built = _BUILT.get(shape)
     if built is None:
         with _LOCK:

@@ -17,8 +17,8 @@ import yaml
 
 from shardlab.errors import InputError, WorkspaceError
 
-MAX_BYTES = 4 * 1024 * 1024  # a matrix file lists axes and not cells, so a larger file is a mistake or an attack
-MAX_DEPTH = 32  # levels of nesting
+MAX_BYTES = 4 * 1024 * 1024  # the largest file that is read; a larger matrix file or cluster file is a mistake or an attack
+MAX_DEPTH = 32  # the largest number of levels of nested mappings and lists
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
@@ -42,7 +42,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem in a file. mark: its place. path: the dotted path of the key. sentence: the message for the user."""
+    """A problem in a file. mark: its place in the file. path: the dotted path of its key. sentence: the message to the user."""
 
     mark: Position
     path: str
@@ -50,10 +50,11 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct):
-    """A file's plain data, and the place of every value and of every key in the file.
+    """The content of a YAML file, and the place of every value and of every key in the file.
 
-    file: the name of the file in errors. data: the plain data. values, keys: the place of a value or key, by its path in the
-    data.
+    file: the name of the file for errors. data: the content as dicts, lists, text and numbers.
+    values: the place of each value in the file, by the path of the value in `data`.
+    keys: the place of each key in the file, by the path in `data` of the value of this key.
     """
 
     file: str
@@ -62,9 +63,9 @@ class Document(msgspec.Struct):
     keys: dict[Path_, Position] = {}
 
     def problem(self, path: Path_, sentence: str, *, at_key: bool = False) -> Problem:
-        """A problem with this sentence, placed at `path`, or at its nearest ancestor that the file contains.
+        """A problem at the place of the value with this path, or of the nearest value around it that the file contains.
 
-        at_key: use the place of the key instead of the place of its value.
+        path: the path of the value in `data`. sentence: the message. at_key: use the place of the key, not of its value.
         """
         marks = self.keys if at_key else self.values
         probe = path
@@ -74,11 +75,14 @@ class Document(msgspec.Struct):
         return Problem(mark, dotted(path), sentence)
 
     def error(self, path: Path_, sentence: str, *, at_key: bool = False) -> InputError:
-        """The problem that `problem` makes from the same arguments, as an exception to raise."""
+        """An exception for one problem, which the caller raises. The arguments are those of `problem`."""
         return self.errors([self.problem(path, sentence, at_key=at_key)])
 
     def errors(self, problems: list[Problem]) -> InputError:
-        """One exception with a line for each problem, in the order of their places in the file."""
+        """One exception for several problems, which the caller raises. Its message has one line for each problem.
+
+        The lines are in the order of the places of the problems in the file.
+        """
         ordered = sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
         lines = [f"{self.file}:{p.mark.line}:{p.mark.column}: {p.path + ': ' if p.path else ''}{p.sentence}" for p in ordered]
         return InputError("\n".join(dict.fromkeys(lines)))
@@ -109,7 +113,7 @@ def load(path: Path) -> Document:
 
 
 def parse(raw: bytes, file: str) -> Document:
-    """Parse the bytes of one YAML document. file: the name of the file in errors. Raises InputError."""
+    """Parse one YAML document. raw: the bytes of the document. file: the name of the file for errors. Raises InputError."""
     document = Document(file)
     try:
         text = raw.decode("utf-8")
@@ -117,8 +121,8 @@ def parse(raw: bytes, file: str) -> Document:
         line = raw[: error.start].count(b"\n") + 1
         raise InputError(f"{file}:{line}:1: byte {error.start} is not UTF-8 text.") from None
     try:
-        # The pure-Python loader, because the C loader does not count columns in characters. It is slow, but these files are
-        # small.
+        # The loader in pure Python is used, because the loader in C does not count columns in characters. The pure-Python
+        # loader is slow, but matrix files and cluster files are small.
         document.data = _Builder(document, yaml.parse(text, Loader=yaml.SafeLoader)).build()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -132,7 +136,7 @@ def parse(raw: bytes, file: str) -> Document:
 
 
 class _Builder:
-    """Builds plain data from the events of the YAML parser, and refuses aliases, anchors and tags before it builds values."""
+    """Builds dicts, lists, text and numbers from the events of the YAML parser. It refuses aliases, anchors and tags."""
 
     def __init__(self, document: Document, events: Iterator[yaml.Event]) -> None:
         self.document = document

@@ -20,7 +20,7 @@ from pathlib import Path
 
 
 class ShardlabError(Exception):
-    """A failure that is shown to the user as one or more sentences. exit_code: the exit code of the command."""
+    """A failure that is shown to the user as one or more sentences. exit_code: the exit code of the command that failed."""
 
     exit_code = 1
 
@@ -34,7 +34,8 @@ class InputError(ShardlabError):
 class UnknownName(InputError):
     """An unknown name. The message lists the allowed names and suggests the most similar name.
 
-    kind: the kind of thing that has the name, such as strategy. menu: the allowed names. where: the beginning of the message.
+    kind: what was named, such as `strategy`. name: the unknown name. menu: the allowed names.
+    where: where the name was found; the message begins with it.
     summaries: the meaning of each allowed name; if given, the message has a line for each allowed name.
     """
 
@@ -56,7 +57,10 @@ class WorkspaceError(ShardlabError):
 
     @classmethod
     def from_os_error(cls, error: OSError, doing: str) -> WorkspaceError:
-        """Turn an OSError into one sentence that says what failed and what to do next. doing: a verb, such as `read`."""
+        """Turn an OSError into a WorkspaceError, whose message says what failed and what to do next.
+
+        doing: a verb for what failed, such as `read`.
+        """
         place = f" {Path(error.filename)}" if error.filename else ""
         advice = {
             errno.ENOSPC: "the disk is full; free some space and run the same command again",
@@ -69,7 +73,11 @@ class WorkspaceError(ShardlabError):
 
 
 class MissingExtra(ShardlabError):
-    """A command needs an optional package that is not installed. extra: the extra of shardlab that installs the package."""
+    """A command needs an optional package that is not installed.
+
+    extra: the extra of shardlab that installs the package, as in `pip install shardlab[EXTRA]`. needed_for: what needs the
+    package. missing: the name of the package.
+    """
 
     def __init__(self, extra: str, needed_for: str, missing: str) -> None:
         super().__init__(

@@ -21,8 +21,8 @@ class ExpandedCell(msgspec.Struct, frozen=True):
 
     id: str
     cell: Cell
-    runs: list[str]  # the ids of the first attempts of its repeats
-    search: BatchSearch | None = None  # null: no search; the further tries are found by shardlab.search_path
+    runs: list[str]  # for each repeat of the cell, the id of its first attempt
+    search: BatchSearch | None = None  # null: no search; shardlab.search_path finds the tries after the first try
 
 
 class Excluded(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Excluded(msgspec.Struct, frozen=True):
 
 
 class Expansion(msgspec.Struct, kw_only=True):
-    """The content of .shardlab/matrices/NAME.json. Files of older versions lack the fields that have a default here."""
+    """The content of .shardlab/matrices/NAME.json. Files of older versions lack the fields that have a default value below."""
 
     schema: int
     name: str
@@ -41,7 +41,7 @@ class Expansion(msgspec.Struct, kw_only=True):
     path: str  # the path of the matrix file
     cells: list[ExpandedCell]
     excluded: list[Excluded]
-    scale: Literal["full", "tiny"] = "full"  # tiny: each cell is a tiny twin, and its `rehearses` is the original cell
+    scale: Literal["full", "tiny"] = "full"  # tiny: each cell is a tiny twin, whose key `rehearses` is the original cell
     reported: list[Reported] = []
     claims: list[Claim] = []
     settings: list[Setting] = []

@@ -1,4 +1,6 @@
-"""Expressions in --where, include, exclude and claims. Python's parser parses an expression, and our own code evaluates it.
+"""Expressions in the option --where and in `include`, `exclude` and `claims` of a matrix file.
+
+Python's parser parses an expression, and our own code evaluates it.
 
 An expression may contain comparisons, ``+ - * /``, ``and or not in``, numbers, text, lists, names, and calls of functions that
 the caller allows. Everything else is refused before anything is evaluated.
@@ -55,7 +57,7 @@ class Expression:
 
     @property
     def filters(self) -> list[tuple[str, dict[str, Any]]]:
-        """(function, its named arguments) of each call in the expression.
+        """For each function call in the expression: (name of the function, values of its arguments by name).
 
         Raises ExpressionError for an argument that is not a constant.
         """
@@ -77,7 +79,10 @@ class Expression:
 
 
 def _check(node: ast.AST, names: set[str], calls: set[str]) -> None:
-    """Raise ExpressionError for every construct that is not allowed. Adds the names and functions that it finds to the sets."""
+    """Raise ExpressionError if the tree contains a construct that is not allowed.
+
+    names, calls: the names and the called functions in the tree are added to these sets.
+    """
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None):
             return
@@ -125,7 +130,7 @@ class Evaluator:
         self.calls = calls or {}
 
     def value(self, node: ast.AST) -> Any:
-        """The value of a part of the tree. Raises TypeError and ZeroDivisionError as Python does."""
+        """The value of the part of the tree below `node`. Raises TypeError and ZeroDivisionError as Python does."""
         match node:
             case ast.Constant(value=constant):
                 return constant
@@ -152,29 +157,29 @@ class Evaluator:
                 raise AssertionError(ast.dump(node))
 
     def all_of(self, tests: Iterable[Any]) -> Any:
-        """The value of `and`. A test is evaluated only if all earlier tests are true."""
+        """The value of `TEST and TEST ...`. A test is evaluated only if all earlier tests are true."""
         return all(tests)
 
     def any_of(self, tests: Iterable[Any]) -> Any:
-        """The value of `or`."""
+        """The value of `TEST or TEST ...`. A test is evaluated only if all earlier tests are false."""
         return any(tests)
 
     def negated(self, test: Any) -> Any:
-        """The value of `not`."""
+        """The value of `not TEST`."""
         return not test
 
     def number(self, side: Any) -> Any:
-        """One operand of an arithmetic operation. Raises TypeError if the operand is not a number."""
+        """Return an operand of an arithmetic operation. Raises TypeError if the operand is not a number."""
         if not isinstance(side, int | float):
             raise TypeError("arithmetic needs numbers")
         return side
 
     def compared(self, left: Any, op: ast.cmpop, right: Any) -> Any:
-        """The value of one comparison."""
+        """The result of one comparison, such as `left < right`."""
         return _COMPARE[type(op)](left, right)
 
     def call(self, node: ast.Call) -> Any:
-        """The value of a call. Raises ExpressionError for a function that is not allowed."""
+        """The value of a function call. Raises ExpressionError for a function that is not allowed."""
         assert isinstance(node.func, ast.Name)
         name = node.func.id
         if name not in self.calls:
@@ -182,7 +187,7 @@ class Evaluator:
         return self.calls[name](**{k.arg: self.value(k.value) for k in node.keywords if k.arg})
 
     def _comparisons(self, left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> Iterator[Any]:
-        """The result of each comparison in a chain such as a < b < c. An operand is evaluated once, and only if needed."""
+        """The results of the comparisons in a chain such as `1 < x < 9`. An operand is evaluated once, and only if needed."""
         here = self.value(left)
         for op, other in zip(ops, others, strict=True):
             there = self.value(other)

@@ -15,8 +15,9 @@ from msgspec import inspect as types
 
 
 def of(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """The docstring of each field that has a docstring, as one line. A docstring in a subclass replaces that of its base class.
-    A field has the name that it has in a file.
+    """The docstring of each field of a struct that has a docstring, as one line, by the name that the field has in a file.
+
+    If a subclass documents a field of its base class again, the docstring in the subclass is used.
 
     Raises OSError if the source of the class cannot be read.
     """
@@ -31,7 +32,7 @@ def of(struct: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """(field, docstring) of each field that is followed by a string in the source."""
+    """(name of a field, its docstring) for each field in the source of a class that has a docstring below it."""
     for field, after in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
             text = after.value
@@ -40,7 +41,7 @@ def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def structs(root: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """A struct type and the struct types of its fields, at any depth; each type by its name."""
+    """The struct type `root` and all struct types that its fields contain, at any depth, by the names of the types."""
     found: dict[str, type[msgspec.Struct]] = {}
     waiting: list[types.Type] = [types.type_info(root)]
     while waiting:

@@ -1,4 +1,7 @@
-"""Reads, replaces and locks files. A reader sees the whole old file or the whole new file, even if the writer is killed."""
+"""Reads, replaces and locks files.
+
+When a file is replaced, a reader sees the whole old file or the whole new file, even if the writer is killed.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ class NotRegular(OSError):
 def read(path: Path | str) -> bytes:
     """The content of a regular file. Raises OSError as open does, and NotRegular for a symlink, a FIFO, a socket or a device.
 
-    Only regular files are allowed, because a file of a run may come from another machine: a symlink could point to any file,
-    and reading a FIFO could block for ever. For small files, this function is faster than Path.read_bytes.
+    Only regular files are allowed, because the files of a run may come from another machine: a symlink could point to any file
+    of this machine, and reading a FIFO could block for ever. For small files, this function is faster than Path.read_bytes.
     """
     descriptor, size = open_descriptor(path)
     try:
@@ -48,12 +51,12 @@ def read(path: Path | str) -> bytes:
 
 
 def open_regular(path: Path | str) -> io.BufferedReader:
-    """A regular file, opened for reading. Raises the same exceptions as `read`."""
+    """Open a regular file for reading. Raises the same exceptions as `read`."""
     return os.fdopen(open_descriptor(path)[0], "rb")
 
 
 def open_descriptor(path: Path | str) -> tuple[int, int]:
-    """Open a regular file for reading. Returns (its descriptor, which the caller closes; its size in bytes).
+    """Open a regular file for reading. Returns (descriptor, size of the file in bytes). The caller closes the descriptor.
 
     Raises the same exceptions as `read`.
     """
@@ -80,9 +83,9 @@ def kind_of(mode: int) -> str:
 
 
 def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
-    """Write the content to a temporary file beside `path` and rename it to `path`.
+    """Write the content to a temporary file in the folder of `path`, and rename the temporary file to `path`.
 
-    sync: whether the content is on the disk when the function returns. mode: the permissions of the file.
+    sync: whether to wait until the content is on the disk. mode: the permissions of the file.
     Raises WorkspaceError; `path` is then unchanged.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -98,9 +101,9 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0
 
 
 def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> None:
-    """Write a new file directly, without a temporary file. Raises WorkspaceError.
+    """Write a new file directly, without a temporary file. mode: the permissions of the file. Raises WorkspaceError.
 
-    The file must be in a folder that no reader uses yet, because a reader could see a half-written file.
+    The file must be in a folder that no other process reads yet, because a reader could see a half-written file.
     """
     try:
         _write(path, content, sync=False, mode=mode)
@@ -110,7 +113,7 @@ def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file beside `path`. At the end of the block, it is synced and renamed to `path`.
+    """Yield a temporary file, opened for writing. At the end of the block, the file is synced and renamed to `path`.
 
     If the block raises an exception, the temporary file is deleted and `path` is unchanged. Raises WorkspaceError.
     """
@@ -129,15 +132,18 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
-    """Write `value` as indented JSON: readers see the whole old file or the whole new file. sync: as in `write_atomic`."""
+    """Write `value` as indented JSON to the file `path`. sync, exceptions: as in `write_atomic`; also raises InputError.
+
+    InputError is raised for text that is not UTF-8 (see `as_json`).
+    """
     write_atomic(path, as_json(value), sync=sync)
 
 
 def as_json(value: Any) -> bytes:
-    """The content of a file of indented JSON with `value`.
+    """`value` as indented JSON, for the content of a file.
 
-    Raises InputError for text that is not UTF-8, such as some names of files. The text is not replaced by other text, because
-    the JSON would then contain the name of another file.
+    Raises InputError for text that is not UTF-8. Names of files can be such text. The function does not replace the bytes that
+    are not UTF-8, because the JSON would then contain the name of another file.
     """
     try:
         document = msgspec.json.encode(value)
@@ -149,7 +155,7 @@ def as_json(value: Any) -> bytes:
 
 
 def write_document(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON for people, as `write_json` does, but with "?" for bytes that are not UTF-8.
+    """Write `value` as indented JSON to the file `path`, for people to read. Bytes that are not UTF-8 become "?".
 
     Raises WorkspaceError.
     """
@@ -169,7 +175,7 @@ def make_folder(path: Path) -> None:
 
 
 def names(folder: Path | str) -> list[str]:
-    """The sorted names in a folder; none if the folder does not exist. Raises WorkspaceError."""
+    """The sorted names of the files and folders in a folder; empty if the folder does not exist. Raises WorkspaceError."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries)
@@ -180,7 +186,7 @@ def names(folder: Path | str) -> list[str]:
 
 
 def sync_folder(path: Path) -> None:
-    """Sync a folder, so that a rename in it survives a power failure, if the file system supports this."""
+    """Sync a folder, so that a rename in the folder survives a power failure, if the file system supports this."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -191,11 +197,12 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, busy: Callable[[int], object] = lambda _descriptor: None) -> Iterator[int]:
-    """Hold an exclusive lock (flock) on this file during the block; yield the descriptor of the file.
+    """Hold an exclusive lock (flock) on a lock file during the block; yield the descriptor of the file.
 
     The kernel releases the lock when the process ends, even if the process is killed.
-    busy: a function that is called with the descriptor if another process holds the lock. It raises an exception if the caller
-    must not wait; if it returns, this function waits for the lock.
+    path: the lock file, which is created if it does not exist.
+    busy: a function that is called with the descriptor if another process holds the lock. If `busy` raises an exception, the
+    block is not executed; if `busy` returns, this function waits for the lock.
     Raises WorkspaceError if the file cannot be opened.
     """
     descriptor = _open_lock(path)
@@ -211,7 +218,7 @@ def locked(path: Path, busy: Callable[[int], object] = lambda _descriptor: None)
 
 
 def _open_lock(path: Path) -> int:
-    """The descriptor of the lock file, which is created if it does not exist. Child processes do not inherit the descriptor."""
+    """Open a lock file, which is created if it does not exist. Returns the descriptor, which child processes do not inherit."""
     make_folder(path.parent)
     flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with as_workspace_error("lock"):
@@ -219,7 +226,7 @@ def _open_lock(path: Path) -> int:
             # Every user who can open the file can hold the lock, so only users with access to the folder may open the file.
             mode = 0o600 | (path.parent.stat().st_mode & 0o066)
             descriptor = os.open(path, flags | os.O_RDWR, mode)
-        except PermissionError:  # the file belongs to another user, such as root: we can lock it, but not write it
+        except PermissionError:  # the file belongs to another user, such as root: this user can lock it, but not write to it
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -255,5 +262,5 @@ def _write(path: Path, content: bytes | memoryview, *, sync: bool, mode: int) ->
 
 
 def _named(error: OSError, path: Path) -> OSError:
-    """The error with the path of the target file instead of the path of its temporary file."""
+    """The same error with `path`, the file that the user knows, instead of the path of the temporary file."""
     return OSError(error.errno, error.strerror, str(path))

@@ -1,4 +1,4 @@
-"""Finds out whether this machine is the first node of a cluster without Slurm, where commands about runs are executed."""
+"""Finds out whether this machine is the node of a cluster without Slurm on which commands about runs are executed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardlab.cluster import Cluster
 
 
 def is_here(cluster: Cluster) -> bool:
-    """Whether this machine has the name or an address of the first node in the cluster file."""
+    """Whether this machine has the name or the address of the cluster's controller (without this role, of its first node)."""
     first = cluster.controller
     return first is not None and (gethostname().partition(".")[0] == first.name or first.host in _addresses())
 

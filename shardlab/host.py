@@ -1,6 +1,6 @@
-"""The properties of this machine: processors, memory, GPUs, network interfaces and software.
+"""Reads the properties of this machine: processors, memory, GPUs, network interfaces and software.
 
-`python -m shardlab.host` prints them as JSON.
+`python -m shardlab.host` prints the properties as JSON.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def observe() -> Host:
 
 
 def usable_processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """The number of processors that this process may use, by its affinity and by the quota of its container.
+    """The number of processors that this process may use, according to its CPU affinity and the CPU quota of its container.
 
-    quota: the file of the quota in version 2 of cgroups.
+    quota: the file in which version 2 of cgroups states the quota.
     """
     affine = len(os.sched_getaffinity(0))
     try:
@@ -119,8 +119,11 @@ def boot_id() -> str:
 
 
 def this_process() -> dict[str, int | float | str]:
-    """What identifies this process among all that a machine has had: its id, when it started (seconds since the epoch), and the
-    boot id. A program that this process executes in its place (execv) keeps all three."""
+    """The process id, the start time (seconds since the epoch) and the boot id, which together identify this process.
+
+    The process id alone does not, because the kernel uses it again for later processes. If this process executes another
+    program in its place (execv), all three values stay the same.
+    """
     import psutil
 
     me = psutil.Process()
@@ -139,7 +142,7 @@ def packages() -> dict[str, str]:
 
 
 def nics(root: Path = Path("/sys/class/net")) -> list[Nic]:
-    """The network interfaces that the kernel shows, sorted by name; none in a sandbox without them in sysfs, such as gVisor."""
+    """The network interfaces in sysfs, sorted by name. The list is empty in a sandbox whose sysfs has none, such as gVisor."""
     folders = sorted(root.iterdir()) if root.is_dir() else []
     return [_nic(folder) for folder in folders if (folder / "statistics").is_dir()]
 

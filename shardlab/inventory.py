@@ -14,7 +14,7 @@ from shardlab.lease import Lease
 from shardlab.remote import Address
 from shardlab.workspace import Workspace
 
-FIRST = "Run first: provision CLUSTER.yaml"
+FIRST = "Run first: provision CLUSTER.yaml"  # the end of error messages about a missing inventory
 
 
 class InventoryNode(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ def read(workspace: Workspace, cluster: str) -> Inventory:
 
 
 def of_workspace(workspace: Workspace) -> Inventory | None:
-    """The inventory of this workspace, of any cluster; None if `provision` has not written an inventory. Raises InputError."""
+    """The inventory in this workspace, whatever its cluster is; None if `provision` has not written it. Raises InputError."""
     path = path_of(workspace)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Inventory)
@@ -86,9 +86,10 @@ def of_workspace(workspace: Workspace) -> Inventory | None:
 
 
 def leased(workspace: Workspace, cluster: str | None = None) -> Inventory | None:
-    """The inventory of this workspace if it contains a lease, else None. Raises InputError.
+    """The inventory of this workspace if its nodes are lent for a time (it contains a lease), else None. Raises InputError.
 
-    cluster: the name of the cluster; if the inventory is of another cluster, the result is None. None: any cluster.
+    cluster: the name of the expected cluster; None is returned if the inventory is of another cluster. If `cluster` is None,
+    the inventory may be of any cluster.
     """
     inventory = of_workspace(workspace)
     if inventory is None or inventory.lease is None or cluster not in (None, inventory.cluster):
@@ -116,9 +117,9 @@ def measured_all_reduces(workspace: Workspace, cluster: str) -> tuple[MeasuredAl
 
 
 def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
-    """(how to log in to the controller, the path of the interpreter there in which shardlab is installed). Raises InputError.
+    """(how to log in to the controller, the path of the Python on the controller in which shardlab is installed).
 
-    In a cluster without Slurm, if no node has the role controller, the first node is used.
+    In a cluster without Slurm, if no node has the role controller, the first node is used. Raises InputError.
     """
     inventory = read(workspace, cluster.name)
     nodes = inventory.with_role("controller") or (inventory.nodes if cluster.slurm is None else [])

@@ -18,8 +18,8 @@ from shardlab.model_file import ModelByConfiguration
 
 FOLDER = Path(__file__).parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-REFINED = ("optimizer", "schedule")  # keys whose members can be keys of an axis themselves, such as `optimizer.lr`
-OPTIONS = r"^options\..+$"  # options of a strategy or workload; only the strategy or workload knows their names
+REFINED = ("optimizer", "schedule")  # cell keys with members that a matrix file can also name directly, as in `optimizer.lr`
+OPTIONS = r"^options\..+$"  # matches options of a strategy or workload, whose names the schema does not list
 
 LIST = {"type": "array", "minItems": 1}
 
@@ -32,7 +32,7 @@ def schemas() -> dict[str, Schema]:
 
 
 def text(schema: Schema) -> bytes:
-    """The content of the file of a schema."""
+    """A schema as indented JSON, for its file."""
     return msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"
 
 
@@ -49,8 +49,8 @@ def _cluster() -> Schema:
 
 def _matrix() -> Schema:
     keys, definitions = _cell_keys()
-    # The default of a key is the value if a cell does not have the key. In a list of values or in a condition, a default would
-    # be wrong, so it is removed.
+    # The schema of a key contains its default: the value that a cell without this key has. In the schemas of axes, inclusions
+    # and exclusions a default would be wrong, so it is removed there.
     named = {key: {word: value for word, value in schema.items() if word != "default"} for key, schema in keys.items()}
     axes = _mapping({key: _values(schema) for key, schema in named.items()}, LIST)
     when = "A condition on the keys of a cell, such as `gpus > 4 and tp == 1`."
@@ -78,13 +78,16 @@ def _matrix() -> Schema:
 
 
 def _values(schema: Schema) -> Schema:
-    """The schema of a list of values of a key. The description of the key becomes the description of the list."""
+    """The schema of a list of values of a cell key. The description of the key becomes the description of the list.
+
+    schema: the schema of one value.
+    """
     value = dict(schema)
     return {"description": value.pop("description"), **LIST, "items": value}
 
 
 def _cell_keys() -> tuple[Schema, Schema]:
-    """(the schema of each cell key, dotted keys included; the definitions to which these schemas refer)."""
+    """Returns (cell key -> its schema, also for dotted keys; name of a type -> its schema, for types to which these refer)."""
     names = [field.name for field in msgspec.structs.fields(Draft)]
     definitions = _components(Draft, ModelByConfiguration)
     keys: Schema = dict(definitions.pop("Draft")["properties"])
@@ -100,9 +103,9 @@ def _cell_keys() -> tuple[Schema, Schema]:
 
 
 def _mapping(keys: Schema, option: Schema | None = None) -> Schema:
-    """The schema of a mapping with these keys, and with options by their dotted names.
+    """The schema of a mapping that may contain the given cell keys, and options such as `options.bucket_mb`.
 
-    keys: the schema of each key. option: the schema of the value of an option; None: any plain value.
+    keys: cell key -> its schema. option: the schema of the value of an option; None: text, a number, true, false or null.
     """
     return {
         "type": "object",
@@ -113,14 +116,20 @@ def _mapping(keys: Schema, option: Schema | None = None) -> Schema:
 
 
 def _document(title: str, shape: type[msgspec.Struct], definitions: Schema) -> Schema:
-    """The schema of a file whose content has the type `shape`. definitions: further definitions to which the schema refers."""
+    """The schema of a file. title: the name of the file. shape: the type of its content.
+
+    definitions: further schemas to which the schema of the file refers, by name.
+    """
     components = _components(shape)
     root = components.pop(shape.__name__)
     return {"$schema": DIALECT, **root, "title": title, "$defs": dict(sorted((components | definitions).items()))}
 
 
 def _components(*shapes: type[msgspec.Struct]) -> Schema:
-    """The schemas that msgspec makes of these types and of all types in them, with docstrings of fields as descriptions."""
+    """Name of a type -> its schema, for these types and the types of their fields. Made by msgspec.
+
+    The description of a key is the docstring of its field, which msgspec does not know.
+    """
     _, components = msgspec.json.schema_components(shapes, ref_template="#/$defs/{name}")
     for shape in shapes:
         for name, kind in field_docs.structs(shape).items():

@@ -1,4 +1,4 @@
-"""The lease of a cluster whose machines are lent for a time: when the lease ends, and when and from where this was read.
+"""The lease of a cluster whose machines are lent for a time: when the lease ends, and when and from where this time was read.
 
 `provision` writes the lease into the inventory. The end of the lease is taken from the manifests of the CloudLab experiment, or
 from the portal if the portal's answer is newer than the manifests.
@@ -18,11 +18,11 @@ from shardlab.cloudlab_experiment import MANIFESTS
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 
-STALE = timedelta(hours=6)  # an older reading is stale, because somebody may have extended or ended the experiment since then
-AHEAD = timedelta(minutes=5)  # allowed difference between two clocks; if a reading is further in the future, a clock is wrong
-URGED = timedelta(hours=2)  # before the end of the lease; enough to copy the runs of a study over a home internet connection
+STALE = timedelta(hours=6)  # if the end of the lease was read longer ago, somebody may have extended or ended the lease since
+AHEAD = timedelta(minutes=5)  # allowed difference between two clocks; if a lease was read later than this, a clock is wrong
+URGED = timedelta(hours=2)  # time before the end of the lease when users are told to copy their runs; enough at home internet
 SOURCES = {"manifest": "the manifest", "portal": "the portal"}
-PORTAL_FILE = "lease.json"  # beside the manifests of an experiment of the portal
+PORTAL_FILE = "lease.json"  # a file in the folder of the stored manifests, with the end of the lease as the portal reported it
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
@@ -45,15 +45,15 @@ class Lease(msgspec.Struct, frozen=True):
         return now >= self.expires
 
     def is_stale(self, now: datetime) -> bool:
-        """Whether the end of the lease may have changed since it was read, or the time of the reading cannot be correct."""
+        """Whether the end of the lease was read so long ago that it may have changed, or at a time that cannot be correct."""
         return now - self.read > STALE or self.lies_ahead(now)
 
     def lies_ahead(self, now: datetime) -> bool:
-        """Whether the time of the reading is in the future, which means that the clock here or at the reading is wrong."""
+        """Whether `read`, the time at which the end of the lease was read, is in the future, so that some clock is wrong."""
         return self.read - now > AHEAD
 
     def in_words(self, now: datetime) -> str:
-        """A sentence that says when the lease ends and when this was read; a second sentence if the reading is stale."""
+        """A sentence that says when the lease ends and when this time was read; a second sentence if the lease is stale."""
         left = self.left_s(now)
         when = f"in {moments.duration(left)}" if left > 0 else f"{moments.duration(-left)} ago"
         age = f"{moments.duration(max((now - self.read).total_seconds(), 0))} ago"
@@ -84,10 +84,10 @@ class _FromPortal(msgspec.Struct, frozen=True):
 
 
 def newest(own: Path, manifests: Sequence[Path]) -> Lease | None:
-    """The lease according to the newest source; None if no source says when the lease ends. Raises InputError.
+    """The lease according to the newest source, the manifests or the portal; None if no source says when it ends.
 
-    own: the folder .shardlab of the workspace. manifests: the manifests that the cluster file names; if empty, the manifests in
-    .shardlab are used.
+    own: the folder .shardlab of the workspace. manifests: the paths of the manifests that the cluster file names; if empty, the
+    manifests in .shardlab are used. Raises InputError.
     """
     manifests = manifests or cloudlab_experiment.manifests(own)
     said = _of_portal(own / MANIFESTS / PORTAL_FILE)  # first in the list, so that the portal wins if both have the same time
@@ -97,9 +97,9 @@ def newest(own: Path, manifests: Sequence[Path]) -> Lease | None:
 
 
 def keep(own: Path, expires: datetime) -> None:
-    """Store the end of the lease that the portal has just reported, with the current time. Raises WorkspaceError.
+    """Store the end of the lease that the portal has just reported, together with the current time. Raises WorkspaceError.
 
-    own: the folder .shardlab of the workspace. expires: the end of the lease.
+    own: the folder .shardlab of the workspace. expires: the end of the lease, with a time zone.
     """
     files.make_folder(own / MANIFESTS)
     said = _FromPortal(1, expires.astimezone(UTC), datetime.now(UTC).replace(microsecond=0), "portal")
@@ -107,9 +107,10 @@ def keep(own: Path, expires: datetime) -> None:
 
 
 def _of_manifests(manifests: Sequence[Path]) -> Lease | None:
-    """The lease that ends first according to the manifests; None if they do not contain an end.
+    """The lease according to the manifests: its end is the earliest end in them. None if no manifest contains an end.
 
-    The time of the reading is the time of the oldest file, because reading an old file again gives no newer information.
+    `read` is the time at which the oldest of the files was written, because an old file contains no newer information even if
+    it is read again now.
     """
     if not manifests:
         return None

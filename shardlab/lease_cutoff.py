@@ -1,6 +1,6 @@
-"""The state of a run that the end of the lease interrupted.
+"""The state of a run that was interrupted because the lease of its nodes (the time for which they are lent) ended.
 
-The state follows only from the records of the run, because the scheduler is gone together with the nodes.
+The state follows only from the records of the run, because the scheduler that could report it is gone together with the nodes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from shardlab import moments
 from shardlab.lease import Lease
 from shardlab.state import JudgedState
 
-# If a run was running when the lease ended, its last record is at most this much older than the end. A run writes samples twice
-# a second, and steps and events; the ten minutes allow for records that the nodes had not yet written to the shared folder.
+# If the last record of a run was written at most this time before the end of the lease, the run was still running when the
+# lease ended. A run writes samples twice a second, and steps and events. The ten minutes allow for records that the nodes had
+# not yet written to the shared folder.
 NEAR = timedelta(minutes=10)
 
 
 def judge_by_records(verdict: JudgedState, lease: Lease | None, last_record: datetime, now: datetime) -> JudgedState:
-    """The state of a run, corrected if the lease ended before the run did; else the state is returned unchanged.
+    """The state of a run; if the lease of its nodes ended before the run, the state says so instead of pending or running.
 
-    verdict: the state that follows from the records alone. lease: the lease of the nodes, if it is known.
-    last_record: the time of the last record, by the clocks of the nodes. now: the current time.
-    Records that are newer than the end of the lease show that the lease was extended, so the state is not changed.
+    verdict: the state that follows from the records alone, which is returned in all other cases.
+    lease: the lease of the nodes; None if it is not known.
+    last_record: the time of the last record of the run, by the clocks of the nodes. now: the current time.
+    A record that is newer than the end of the lease shows that the lease was extended; `verdict` is then returned.
     """
     if lease is None or not lease.has_ended(now) or verdict.state not in ("pending", "running"):
         return verdict
@@ -38,7 +40,7 @@ def judge_by_records(verdict: JudgedState, lease: Lease | None, last_record: dat
 
 
 def is_near(last_record: datetime, lease: Lease) -> bool:
-    """Whether a run with this last record was still running when the lease ended."""
+    """Whether a run was still running when the lease ended. last_record: the time of the last record of the run."""
     return last_record >= lease.expires - NEAR
 
 

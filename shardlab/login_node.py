@@ -9,8 +9,8 @@ import subprocess
 from shardlab.errors import InputError
 
 ANSWER_S = 10.0  # time limit of sinfo
-# The variable with the path of a script that, at a Slurm site, loads the site's modules and starts the environment's
-# interpreter.
+# At a Slurm site, this environment variable contains the path of a script that loads the site's modules and then starts the
+# Python in which shardlab is installed.
 PYTHON = "SHARDLAB_PYTHON"
 
 
@@ -28,7 +28,7 @@ def is_login_node() -> bool:
 
 
 def must_not_be(*, here: bool) -> None:
-    """Check this machine before ranks start on it. Raises InputError if it is a login node, unless `here` is True (--here)."""
+    """Raise InputError if this machine is a login node, before ranks start on it. here: the user gave --here: do not check."""
     if not here and is_login_node():
         raise InputError(
             "this machine is a login node of a Slurm cluster (sinfo answers, and this process is in no job). Training here "

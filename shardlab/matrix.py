@@ -1,8 +1,8 @@
 """Reads a matrix file and expands its axes, zips, exclusions and inclusions into the combinations that will run.
 
 `axes`, `exclude` and `include` mean the same as in a GitHub Actions matrix. All values of the axes are combined. A combination
-that matches an exclusion is left out, with the reason. An inclusion adds its keys to every combination whose values on the axes
-it would not change. If there is no such combination, the inclusion becomes a new combination.
+that matches an entry of `exclude` is left out, and the reason is kept. An entry of `include` adds its keys to every combination
+whose values on the axes the entry would not change. If there is no such combination, the entry becomes a new combination.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardlab.model_file import ModelByConfiguration, ModelFile
 from shardlab.study import Assumed, Claim, Note, Reported, Setting, Traces
 
 MAX_CELLS = 100_000
-Placed = dict[str, tuple[Any, Path_]]  # cell key -> its value and the place of the value in the file
+Placed = dict[str, tuple[Any, Path_]]  # cell key -> (value of the key, path of this value in the matrix file)
 
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
@@ -90,20 +90,22 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One combination: its keys, and for each key the place in the file where its value is written."""
+    """One combination of a matrix, which becomes a cell."""
 
-    keys: dict[str, Any]
-    origin: dict[str, Path_]
+    keys: dict[str, Any]  # cell key -> its value
+    origin: dict[str, Path_]  # cell key -> the path of its value in the matrix file
 
     def draft(self) -> Draft:
-        """The keys as a typed draft of a cell. Raises msgspec.ValidationError if a required key is missing."""
+        """The keys of this combination as a Draft. Raises msgspec.ValidationError if a required key is missing."""
         return msgspec.convert(_nested(self.keys), Draft)
 
 
 class Matrix(msgspec.Struct, frozen=True):
-    """A checked matrix: its points in the order of its axes, and what it excludes.
+    """A matrix file that was read, checked and expanded.
 
-    models: those that the file describes by their configuration, by the name that replaces them in `file` and `points`.
+    document: the content of the file, with the place of each value. path: the path of the file.
+    points: the combinations, in the order of the axes. excluded: the combinations that the file excludes.
+    models: the models that the file describes by their configuration, by the names that stand for them in `file` and `points`.
     """
 
     file: MatrixFile
@@ -119,12 +121,12 @@ class Matrix(msgspec.Struct, frozen=True):
         return self.file.name
 
     def problem(self, point: Point, key: str, sentence: str) -> Problem:
-        """A problem at the place in the file where `key` of `point` is written, or at the strategy if the file has no `key`."""
+        """A problem at the place in the file that gives `point` its value of `key`; without this key, at its strategy."""
         return self.document.problem(origin(point, key) or origin(point, "strategy"), sentence)
 
 
 def shipped() -> dict[str, Path]:
-    """The matrix files that are shipped with the package, by name."""
+    """The paths of the matrix files that are shipped with shardlab, by the names of the matrices."""
     folder = resources.files("matrices")
     files = (Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     return {path.stem: path for path in sorted(files)}
@@ -176,7 +178,10 @@ def key_type(key: str) -> Any:
 
 
 def origin(point: Point, key: str) -> Path_:
-    """The place of the value of `key` in the file. The file may contain it as a dotted key (`optimizer.lr`) or in a mapping."""
+    """The path in the matrix file of the value that `point` has for `key`; empty if the file has no such value.
+
+    The file may contain the value of a dotted key (`optimizer.lr`) under this key, or in the mapping `optimizer`.
+    """
     head, _, tail = key.partition(".")
     if key in point.origin:
         return point.origin[key]
@@ -241,7 +246,10 @@ def _check_value(text: Document, key: str, value: Any, path: Path_, problems: li
 
 
 def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
-    """Check that the entries about the study (assumed, settings, reported, claims) use only keys and metrics that exist."""
+    """Check that the entries about the study (assumed, settings, reported, claims) use only keys and metrics that exist.
+
+    problems: a problem is appended for each wrong key, value or metric.
+    """
     for index, assumed in enumerate(file.assumed):
         if key_type(assumed.key) is None:
             known = [field.name for field in msgspec.structs.fields(Draft)]
@@ -314,7 +322,7 @@ def _cross(file: MatrixFile) -> Iterator[Placed]:
 
 
 def _merge(*layers: Placed) -> Placed:
-    """Merge layers of keys; a later layer replaces the keys of earlier layers.
+    """Merge several sets of keys with values into one set. If several sets have a key, the value in the last set is used.
 
     `gpu_batch_size` and `global_batch_size` replace each other, and so do `steps` and `epochs`.
     """
@@ -356,7 +364,7 @@ def _plain(point: Placed) -> dict[str, Any]:
 
 
 def _nested(keys: dict[str, Any]) -> dict[str, Any]:
-    """The keys with each dotted key, such as optimizer.lr, replaced by a member of its mapping (optimizer)."""
+    """The keys of a cell, in which each dotted key, such as optimizer.lr, has become a member of the mapping `optimizer`."""
     nested = {key: dict(value) if isinstance(value, dict) else value for key, value in keys.items() if "." not in key}
     for key, value in keys.items():
         head, _, tail = key.partition(".")

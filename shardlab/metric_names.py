@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-STATE = "state"  # the end state of the cell; not a metric, but claims use it in the same way
+STATE = "state"  # the end state of a cell; it is not a metric, but a claim names it in the same way as a metric
 PLAIN = (
     "final_accuracy_pct", "additional_compute_ms", "additional_exposed_communication_ms", "additional_waiting_ms",
     "additional_idle_ms", "additional_non_compute_ms", "overhead_ms", "compute_loss_pct", "speed_gain_pct",

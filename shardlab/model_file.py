@@ -1,8 +1,8 @@
 """A model that a matrix gives by its configuration, without code: `workload: {transformers: FILE}` or `{torchvision: NAME}`.
 
 A configuration is only data. It is read here without the transformers library. It is refused if it refers to code, or to
-anything else outside the file. A run contains a copy of the configuration in one canonical spelling, and the digest of this
-copy is a key of the cell, so that two different files with the same name are two different models.
+anything else outside the file. A run contains a copy of the configuration, with sorted keys and without spaces. The digest of
+this copy is a key of the cell, so that two different files with the same name are two different models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardlab.document import Document, Path_, Problem
 from shardlab.errors import InputError
 from shardlab.plugin_source import MOST_BYTES, PluginSource
 
-SUFFIX = ".json"  # of the copy of the configuration in the folder of a run
+SUFFIX = ".json"  # suffix of a configuration, and of its copy in a run folder
 LONGEST_NAME = 40  # characters of the name of a model
 MOST_DEPTH = 32  # levels of nesting
 _CODE = "it names Python code of another person, which is never executed"
@@ -55,10 +55,13 @@ class ModelByConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """A model that a matrix describes by its configuration.
+    """A model that a matrix file describes by its configuration.
 
-    name: of the workload. path: of the configuration within the folder of the matrix; None if torchvision defines the model.
-    origin: what errors and plans name: the file, or torchvision. content: the file in the folder of a run.
+    name: the name of the workload.
+    path: the path of the configuration within the folder of the matrix file; None if torchvision defines the model.
+    origin: the path of the configuration, or `torchvision: NAME`, as errors and plans name the model.
+    content: the content of the file that a run contains.
+    seq_len: the tokens of a sequence; None: not given.
     """
 
     name: str
@@ -69,7 +72,7 @@ class ModelFile(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> PluginSource:
-        """The file of the model that a run contains."""
+        """The file with the configuration of this model that a run contains, as the source of a plug-in."""
         return PluginSource(Path(self.name + SUFFIX), {self.name + SUFFIX: self.content})
 
 
@@ -114,7 +117,10 @@ def read_content(content: bytes) -> dict[str, Any]:
 
 
 def _places(sections: dict[str, Any]) -> Iterator[tuple[Any, str | int, Path_]]:
-    """(mapping or list that contains the value, key or index in it, path in the file) of each value of `workload`."""
+    """Find each value of the key `workload` in a matrix file, so that `named` can replace it. sections: as in `named`.
+
+    Yields (the mapping or list that contains the value, its key or index there, its path in the matrix file).
+    """
     if "workload" in sections["defaults"]:
         yield sections["defaults"], "workload", ("defaults", "workload")
     lists: list[tuple[Path_, dict[str, list[Any]]]] = [(("axes",), sections["axes"])]
@@ -184,7 +190,7 @@ def _configuration(file: Path) -> dict[str, Any]:
 
 
 def _check(has: str, value: Any, depth: int) -> None:
-    """Raises InputError for a key that is not allowed, at any depth. has: the first words of the message."""
+    """Raise InputError if a configuration has a key that is not allowed, at any depth. has: the first words of the message."""
     if depth > MOST_DEPTH:
         raise InputError(f"{has} values deeper than {MOST_DEPTH} levels.")
     if isinstance(value, dict):

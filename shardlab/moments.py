@@ -1,4 +1,4 @@
-"""Writes durations and times as text for people, and reads times in ISO 8601. The text of a time has UTC and the local time."""
+"""Writes durations and times as text for people, and reads times in ISO 8601. A time is written in UTC and in local time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from datetime import UTC, datetime, tzinfo
 def read(text: str) -> datetime | None:
     """Read a time in ISO 8601, with or without a time zone.
 
-    None: the text is not a time, or its year is so small or so large that the time cannot be converted to every time zone.
+    Returns None if the text is not a time in ISO 8601, or if its year is so small or so large that the time cannot be converted
+    to every time zone.
     """
     try:
         moment = datetime.fromisoformat(text)

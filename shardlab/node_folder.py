@@ -1,4 +1,6 @@
-"""A folder on a node's own disk, shared by the processes of a run on this node: filled once, removed when no process uses it.
+"""A folder on a node's own disk that the processes of a run on this node share, for example for a copy of the data set.
+
+The first process fills the folder, and the last process removes the folder.
 
 Every process that uses the folder holds a shared lock (flock); the process that fills or removes the folder holds an exclusive
 lock. The kernel releases a lock when its process ends, even if the process is killed. A folder that a killed run left is
@@ -21,13 +23,16 @@ from socket import gethostname
 from shardlab import files
 from shardlab.errors import WorkspaceError
 
-FILLED = ".filled"  # the file in a folder that is written last
-LOCK = ".lock"  # suffix of the lock file beside a folder
+FILLED = ".filled"  # an empty file in the shared folder, written last: if it exists, the folder is completely filled
+LOCK = ".lock"  # suffix of the lock file beside the shared folder
 PAUSE_S = 0.05  # seconds between two attempts to get a lock
 
 
 def parent() -> tuple[Path, str]:
-    """(the folder of this node in which folders are made, the reason in words): $TMPDIR, or /tmp if $TMPDIR is not a folder."""
+    """(the folder on this node in which shared folders are made, why this folder was chosen, in words).
+
+    The folder is $TMPDIR, or /tmp if $TMPDIR is not set or is not a folder.
+    """
     given = os.environ.get("TMPDIR", "")
     if given and Path(given).is_absolute() and Path(given).is_dir():
         return Path(given), "$TMPDIR"
@@ -35,9 +40,9 @@ def parent() -> tuple[Path, str]:
 
 
 def name_of(run: Path) -> str:
-    """The name of the folder for a run. run: the path of the run's folder in its workspace.
+    """The name of the shared folder for a run. run: the path of the run folder in the workspace.
 
-    The name contains a digest of this path, because two workspaces may each have a run with the same id.
+    The name contains a digest of the path of the run folder, because two workspaces may each have a run with the same id.
     """
     return f"{run.name}-{hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:8]}"
 
@@ -62,15 +67,15 @@ def shared(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def remove_unused() -> list[str]:
-    """Remove the folders of this user on this node that no process uses, because the runs that made them were killed.
+    """Remove this user's shared folders on this node that no process uses. They remain if the processes of a run are killed.
 
-    Returns the names of the folders that are in use. Raises WorkspaceError.
+    Returns the names of the shared folders that processes still use. Raises WorkspaceError.
     """
     own, in_use = _own_folder(), []
     with files.as_workspace_error("remove"):
         for lock_file in own.glob(f"{_name('')}*{LOCK}"):
             folder = lock_file.with_name(lock_file.name.removesuffix(LOCK))
-            with contextlib.suppress(FileNotFoundError):  # another process removed it
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed the folder and its lock file
                 lock = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 if not _leave(folder, lock):
                     in_use.append(folder.name.removeprefix(_name("")))
@@ -78,7 +83,10 @@ def remove_unused() -> list[str]:
 
 
 def _own_folder() -> Path:
-    """A folder that only this user can open, because all users may share $TMPDIR. Raises WorkspaceError."""
+    """The folder in which the shared folders of this user are made. Raises WorkspaceError.
+
+    Only this user can open it, because all users of the node may share $TMPDIR.
+    """
     own = parent()[0] / f"shardlab-data-{os.geteuid()}"
     with files.as_workspace_error("make"):
         with contextlib.suppress(FileExistsError):
@@ -94,7 +102,10 @@ def _name(name: str) -> str:
 
 
 def _use(folder: Path, fill: Callable[[Path], None]) -> int:
-    """Fill the folder unless it is filled. Returns the descriptor of the lock file, which holds a shared lock on the folder."""
+    """Wait until another process has filled the folder, or fill it. fill: called with the empty folder.
+
+    Returns the descriptor of the lock file. This process holds a shared lock until it closes the descriptor.
+    """
     while True:
         lock = os.open(f"{folder}{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process fills the folder
@@ -128,7 +139,11 @@ def _is_filled(folder: Path, lock: int) -> bool:
 
 
 def _is_current(folder: Path, lock: int) -> bool:
-    """Whether the lock file still has its name. False: another process removed the folder and the lock file."""
+    """Whether the lock file that was opened is still the lock file of the folder.
+
+    False: another process removed the folder and its lock file after this process had opened the lock file.
+    lock: the descriptor of the lock file.
+    """
     try:
         return os.path.samestat(os.fstat(lock), os.lstat(f"{folder}{LOCK}"))
     except FileNotFoundError:
@@ -136,7 +151,10 @@ def _is_current(folder: Path, lock: int) -> bool:
 
 
 def _leave(folder: Path, lock: int) -> bool:
-    """Release the lock, and remove the folder if no other process uses it. Returns whether the folder is removed."""
+    """Release the lock, and remove the folder if no other process uses it. Returns False if another process uses the folder.
+
+    lock: the descriptor of the lock file.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_current(folder, lock):

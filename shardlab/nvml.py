@@ -9,9 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 T = TypeVar("T")
-# The words of `nvidia-smi topo` for the connection of two GPUs, by NVML's level of their nearest common ancestor.
+# The words of `nvidia-smi topo` for the connection between two GPUs, by NVML's number for their nearest common ancestor in the
+# PCI tree.
 ANCESTORS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-# The reasons why a GPU lowers its clocks, by NVML's bits (nvmlClocksEventReasons). The other bits mean user settings or idle.
+# The reasons why a GPU lowers its clocks, by NVML's bits (nvmlClocksEventReasons). The bits that are left out mean that a user
+# set the clocks, or that the GPU is idle.
 POWER_CAP = "power cap"
 THROTTLES = {
     0x04: POWER_CAP,
@@ -50,7 +52,10 @@ class Gpu(msgspec.Struct, omit_defaults=True):
 
 
 def gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
-    """Ask NVML for the GPUs of this machine. Returns (driver version, GPUs, None), or (None, None, reason) if NVML fails."""
+    """Ask NVML for the GPUs of this machine. Returns (version of the driver, GPUs, None).
+
+    If NVML is not installed or fails, returns (None, None, the reason in words).
+    """
     import pynvml
 
     try:
@@ -90,7 +95,7 @@ def users() -> dict[str, list[Process]] | None:
     try:
         handles = [_asked(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(nvml.nvmlDeviceGetCount())]
         found = {}
-        for handle in filter(None, handles):  # a container may hide some GPUs: they have no handle
+        for handle in filter(None, handles):  # a GPU that a container hides has no handle
             entries = _asked(compute_processes, handle) or []
             found[nvml.nvmlDeviceGetUUID(handle)] = [Process(entry.pid, _name(entry.pid)) for entry in entries]
         return found
@@ -123,7 +128,7 @@ def throttles(handle: Any) -> list[str]:
 
 
 def throttled_by(bits: int) -> list[str]:
-    """The values of THROTTLES for these bits of NVML."""
+    """The reasons, as values of THROTTLES, for which these bits of NVML stand."""
     return [name for bit, name in THROTTLES.items() if bits & bit]
 
 
@@ -154,7 +159,7 @@ def _gpu(handle: Any, uuid: str) -> Gpu:
 
 
 def _nvlinks(handle: Any) -> dict[str, int] | None:
-    """The number of active NVLinks by the PCI address of the other end; None if there are no NVLinks or NVML reports none."""
+    """The number of a GPU's active NVLinks, by the PCI address of their other end; None if NVML reports no active NVLink."""
     import pynvml as nvml
 
     ends: dict[str, int] = {}
@@ -173,7 +178,10 @@ def _path(gpu: Any, other: Any) -> str | None:
 
 
 def _asked(question: Callable[..., T], *about: Any) -> T | None:
-    """The answer of NVML to a question; None if this GPU does not support the question."""
+    """Call a function of NVML and return its result; None if NVML raises an error, for example if the GPU does not support it.
+
+    question: the function. about: its arguments.
+    """
     import pynvml
 
     try:

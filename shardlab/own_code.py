@@ -1,7 +1,7 @@
-"""Executes a plug-in of a workspace, which is a Python file of the user. An error names the file and the line.
+"""Executes a plug-in of a workspace, which is a Python file of the user. An error message names the file and the line.
 
-The content that is executed is the content that was read into a PluginSource and digested. A later change of the files, or
-bytecode beside the files, has no effect.
+The code that is executed is the content that was read into a PluginSource, whose digest is known. If the files change after
+that, or if Python's bytecode lies beside the files, this has no effect.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from shardlab.plugin_source import PluginSource
 
 
 class HelperFinder(MetaPathFinder, Loader):
-    """An importer for the helpers in one folder of plug-ins. It uses the contents that were read, and not the files.
+    """An importer for the helpers in one folder of plug-ins. It executes the contents in `source`, not the files on the disk.
 
-    source: the plug-in that needs the helpers.
+    source: the source of the plug-in that imports the helpers.
     """
 
     def __init__(self, source: PluginSource) -> None:
@@ -44,7 +44,7 @@ class HelperFinder(MetaPathFinder, Loader):
 
 
 def execute(source: PluginSource) -> ModuleType:
-    """Execute the file of a plug-in, which may import its helpers. Returns its module.
+    """Execute the file of a plug-in, which may import its helpers. Returns the module that was executed.
 
     Raises an InputError that names the file and, if possible, the line.
     """
@@ -52,7 +52,7 @@ def execute(source: PluginSource) -> ModuleType:
     module = ModuleType(f"{source.file.parent.name}.{source.name}")
     module.__file__ = file
     _let_import(HelperFinder(source))
-    sys.modules[module.__name__] = module  # dataclasses look for it in sys.modules
+    sys.modules[module.__name__] = module  # a dataclass in the file looks for its module in sys.modules
     try:
         exec(compile(source.contents[source.file.name], file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     except (Exception, SystemExit) as error:
@@ -81,9 +81,10 @@ def _let_import(finder: HelperFinder) -> None:
 
 
 def sentence(file: str, error: BaseException) -> str:
-    """An error in the user's code as a sentence. It begins with the file and line of the error, which may be in a helper.
+    """An error in the user's code as a sentence. The sentence begins with the file and line of the error.
 
-    file: the file of the plug-in, which is named if the traceback contains no line of this folder.
+    file: the file of the plug-in. The error may be in this file or in a helper. If the traceback contains no line of the
+    folder of plug-ins, the sentence names only `file`.
     """
     said = next(iter(str(error).splitlines()), "").rstrip(".")
     if isinstance(error, SyntaxError):
@@ -93,6 +94,6 @@ def sentence(file: str, error: BaseException) -> str:
 
 
 def place(error: BaseException, folder: Path) -> str | None:
-    """`FILE:LINE` of the innermost line in this folder in the traceback of an error; None if the traceback has no such line."""
+    """`FILE:LINE` of the innermost line of code in `folder` in the traceback of an error; None if there is no such line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == folder]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None

@@ -14,15 +14,16 @@ from shardlab.cell import Cell, Precision
 from shardlab.own_workload import OwnWorkload
 from shardlab.registry import Option
 
-FOLDER = "strategies"  # in a workspace, and the folder of the copies in the folder of a run
+FOLDER = "strategies"  # the folder of these files in a workspace; a run folder has a folder of the same name for its copies
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 
 class OwnStrategy(msgspec.Struct, frozen=True):
-    """The data of a strategy. Its functions stay in its file; only processes of trainers execute this file.
+    """The properties of a strategy of the workspace. Its functions stay in its file, which only processes of trainers execute.
 
     code: the digest of the files that define the strategy.
-    file: the path of the defining file in the workspace from which the run was submitted.
+    file: the path of the file that defines the strategy, in the workspace from which the run was submitted.
+
     The other fields mean the same as in trainers.strategy.Strategy.
     """
 
@@ -45,7 +46,7 @@ class OwnStrategy(msgspec.Struct, frozen=True):
 
 
 class StrategyDescription(msgspec.Struct, frozen=True):
-    """The answer of `python -m trainers describe` about a file of strategies.
+    """What `python -m trainers describe` prints about a file of WORKSPACE/strategies.
 
     strategies: the strategies that the file defines. fault: why the file defines no strategy, as a sentence; else empty.
     """
@@ -55,7 +56,7 @@ class StrategyDescription(msgspec.Struct, frozen=True):
 
 
 class RefusalQuestion(msgspec.Struct, frozen=True):
-    """A question to `python -m trainers refuse`, sent as a line of JSON: does this strategy refuse this cell?
+    """A question to the process `python -m trainers refuse`, as a line of JSON: does this strategy refuse this cell?
 
     strategy: the name of the strategy. cell: a resolved cell. own_workload: the workload of the cell, if a file of the
     workspace defines it.
@@ -67,7 +68,7 @@ class RefusalQuestion(msgspec.Struct, frozen=True):
 
 
 class RefusalAnswer(msgspec.Struct, frozen=True):
-    """The answer to a RefusalQuestion, sent as a line of JSON.
+    """The answer of `python -m trainers refuse` to a RefusalQuestion, as a line of JSON.
 
     why: the reason for the refusal, as a sentence; None: the strategy does not refuse the cell.
     fault: the error in the code of the strategy, as a sentence; else empty.

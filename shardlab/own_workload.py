@@ -10,7 +10,7 @@ import msgspec
 from shardlab.cell import Optimizer
 from shardlab.registry import Option
 
-FOLDER = "workloads"  # in a workspace, and the folder of the copies in the folder of a run
+FOLDER = "workloads"  # the folder of these files in a workspace; a run folder has a folder of the same name for its copies
 
 
 class OwnWorkload(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class OwnWorkload(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """The answer of `python -m trainers describe` about a file of workloads.
+    """What `python -m trainers describe` prints about a file of WORKSPACE/workloads.
 
     workloads: the workloads that the file defines. fault: why the file defines no workload, as a sentence; else empty.
     """

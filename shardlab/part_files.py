@@ -1,6 +1,7 @@
-"""Rules for the files of a run whose nodes share no folder, so that each node has its own part of the run's folder.
+"""Rules for merging the files of a run whose nodes share no folder, so that each node has a run folder of its own.
 
-The rules say which files only the first node may write, and whether one copy of a file is the beginning of another copy.
+The rules say which files only the first node of the run may write, and whether one copy of a file is the beginning of another
+copy.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from shardlab import files
 HOST = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 EVENTS = rf"events\.(?:ranks|rank-\d{{5,}}|(?:node|gpus|data)-{HOST})\.jsonl"  # the event files that nodes write
 STEPS = r"rank-\d{5,}\.jsonl"  # the files of step records, in the folder steps
-# The first node derives the state of the run from these files, so another node must not be able to change them.
+# The names of the files that only the first node writes. The first node derives the state of the run from these files, so
+# another node must not be able to change them.
 _OF_FIRST_NODE = re.compile(
     rf"claim(?:/.*)?|run\.json|job\.[^/]*|log/job\.log|log/ssh\.[^/]*|(?!{EVENTS}$)events\..*", re.DOTALL
 )
-# Suffixes of files that processes append to. A copy of such a file may contain only its beginning.
+# Suffixes of files to which processes append. A copy of a file with such a suffix may contain only the beginning of the file.
 GROWING = (".jsonl", ".log")
 BLOCK = 1 << 20  # bytes that are compared at a time
 
@@ -33,7 +35,7 @@ def is_growing(name: str) -> bool:
 
 
 def is_beginning(short: Path, long: Path) -> bool:
-    """Whether a file is the beginning of another file, or equal to it. Raises OSError, NotRegular."""
+    """Whether the file `short` is the beginning of the file `long`, or equal to it. Raises OSError, NotRegular."""
     with files.open_regular(short) as ours, files.open_regular(long) as theirs:
         while block := ours.read(BLOCK):
             if theirs.read(len(block)) != block:

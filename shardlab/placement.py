@@ -12,7 +12,7 @@ PLACED = "placed"  # the name of the event; `nodes` in its data contains the nam
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where a run was started. first_node: the name of the machine that recorded the event, which is the first node.
+    """The nodes on which a run was started. first_node: the host name of the first node, which recorded the event PLACED.
 
     nodes: the names of the run's nodes, as in the inventory.
     """

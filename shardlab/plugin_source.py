@@ -1,9 +1,9 @@
-"""The source files of a plug-in of a workspace: one Python file, and the helpers in the same folder.
+"""The source files of a plug-in of a workspace: the Python file that defines it, and the helpers in the same folder.
 
 WORKSPACE/workloads/NAME.py defines the workload NAME, and WORKSPACE/strategies/NAME.py defines a family of strategies. Files in
-these folders whose names begin with `_` are helpers, which the other files may import. Every helper is a part of each plug-in
-in its folder. The digest of the file and its helpers is a key of the cell, so that two different plug-ins with the same name
-make different cells.
+these folders whose names begin with `_` are helpers, which the other files may import. Each plug-in has all helpers of its
+folder. The digest of the file and the helpers is a key of the cell, so two cells differ if their plug-ins have the same name
+but different contents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from shardlab import files
 from shardlab.errors import InputError, WorkspaceError
 
-CARRIED = ("workloads", "strategies")  # folders of a workspace whose plug-ins are executed by runs and uploaded to the cluster
+CARRIED = ("workloads", "strategies")  # folders of a workspace with plug-ins that runs execute, so the cluster needs a copy
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 MOST_BYTES = 1 << 20  # largest size of one file
 
@@ -52,9 +52,9 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read(file: Path) -> PluginSource:
-    """The source of the plug-in that a file defines. A configuration of a model (.json) has no helpers.
+    """Read the source of the plug-in that a file defines: a Python file with its helpers, or a model configuration (.json).
 
-    Raises InputError if the name is not allowed for a plug-in, or if a file is too long or cannot be read.
+    Raises InputError if the name of the file is not allowed for a plug-in, or if a file is too long or cannot be read.
     """
     if file.suffix == ".json":
         return PluginSource(file, {file.name: _content(file)})
@@ -67,7 +67,7 @@ def read(file: Path) -> PluginSource:
 
 
 def texts(workspace: Path) -> dict[str, bytes]:
-    """The contents of all plug-ins and helpers of a workspace that runs execute, by their paths in the workspace.
+    """The contents of all plug-ins and helpers in the folders CARRIED of a workspace, by their paths in the workspace.
 
     Raises InputError for a file that is too long or cannot be read.
     """

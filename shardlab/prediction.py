@@ -50,7 +50,7 @@ def exactly(value: float) -> PredictedRange:
 
 
 def total(ranges: Mapping[str, PredictedRange]) -> PredictedRange:
-    """The sum of the ranges. If the terms are independent, this range is wider than necessary, which is the safe side."""
+    """The sum of the ranges. If the numbers are independent of each other, the sum is wider than necessary, which is safe."""
     return sum(ranges.values(), start=ZERO)
 
 
@@ -111,9 +111,10 @@ def path_in(run_folder: Path) -> Path:
 
 
 def read(run_folder: Path) -> Prediction | None:
-    """The prediction of a run; None if the file does not exist or is damaged, which is allowed because no result depends on it.
+    """The prediction of a run; None if prediction.json does not exist or is damaged.
 
-    Raises WorkspaceError if the file cannot be read.
+    A missing prediction is no error, because no result of a run depends on it. Raises WorkspaceError if an existing file cannot
+    be read.
     """
     try:
         return decoder(Prediction).decode(files.read(path_in(run_folder)))

@@ -1,7 +1,7 @@
 """Makes text from a node or from another person's file safe to show.
 
-Text from elsewhere may contain escape sequences that control a terminal, marks that change the reading direction, or characters
-without width. All of these can hide or fake the text that a person reads. All our output is cleaned by this module: the
+Such text may contain escape sequences that control a terminal, marks that change the reading direction, or characters without
+width. All of these can hide or fake the text that a person reads. This module cleans the output of all parts of shardlab: the
 terminal (`shardlab.console`), the report (`templates.render_page`), and the tables, figures and exports of `collect`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-LONGEST_LINE = 4000  # characters: 50 lines of a terminal that is 80 wide
+LONGEST_LINE = 4000  # characters; such a line fills 50 lines of a terminal with 80 columns
 REPLACEMENT = "?"  # every encoding and every font has this character
 _CSI = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")  # control sequences of ECMA-48: colours, cursor movements
 _LINE_END = re.compile(r"\r\n?")
@@ -39,7 +39,7 @@ def one_line(text: str) -> str:
 
 
 def mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of a value made of dicts and lists, in which `change` is applied to every text, also to keys."""
+    """A copy of a value that consists of dicts and lists, in which `change` was applied to every text, also to dict keys."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -71,9 +71,9 @@ def escaped(document: bytes) -> bytes:
 
 
 class LogText:
-    """Turns a log into text that is safe to show. Its parts are given in the order of the file.
+    """Turns a log into text that is safe to show. The log is given in parts, in the order of the file.
 
-    A part may end in the middle of a line or of a character.
+    A part of the log may end in the middle of a line or of a character.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,10 @@ class LogText:
         self._column = 0  # number of characters that the last line has so far
 
     def add(self, part: bytes) -> str:
-        """The text to show for the next part. A carriage return starts a new line, so that no shown text is overwritten."""
+        """The text to show for the next part of the log. In this text, a carriage return of the log starts a new line.
+
+        A terminal would otherwise overwrite text that it has already shown.
+        """
         shown = []
         for place, line in enumerate(visible(self._decoder.decode(part)).split("\n")):
             if place:
@@ -96,7 +99,7 @@ class LogText:
 
 
 def visible(text: str) -> str:
-    """The text cleaned as by `clean`, but lines are not cut."""
+    """The text cleaned in the same way as by `clean`, except that long lines are not cut."""
     text = _LINE_END.sub("\n", _CSI.sub("", text)).expandtabs()
     if text.replace("\n", "").isprintable():
         return text
@@ -112,6 +115,6 @@ def _cut(line: str) -> str:
 
 
 def _json_escape(char: str) -> str:
-    """The JSON escape of a character: two escapes (a surrogate pair) for a character above U+FFFF, else one."""
+    """The JSON escape of a character, such as \\u202e. A character above U+FFFF gets two escapes (a surrogate pair)."""
     units = char.encode("utf-16-be").hex()
     return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))

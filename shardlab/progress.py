@@ -11,12 +11,12 @@ from shardlab.record import StepRecord
 
 
 class Progress(msgspec.Struct):
-    """The progress of a run.
+    """The progress of a run, according to the step records of one of its ranks.
 
     step: the number of the last timed step; None before the first timed step.
-    counted: the number of timed steps that neither an instrument nor a suspension slowed down.
-    busy_s: the total duration of the counted steps, in seconds. units: the units of data that the rank processed in these
-    steps.
+    counted: the number of timed steps whose times are used, because neither an instrument nor a suspension slowed them down.
+    busy_s: the total duration of the counted steps, in seconds.
+    units: the units of data, such as images or tokens, that the rank processed in the counted steps.
     """
 
     step: int | None = None
@@ -25,7 +25,7 @@ class Progress(msgspec.Struct):
     units: int = 0
 
     def add(self, records: Iterable[StepRecord]) -> None:
-        """Add the next step records of the rank. Records with `watched` true move `step` forward but are not counted."""
+        """Add the next step records of the rank. A record whose `watched` is true changes `step`, but is not counted."""
         for record in records:
             if record.warmup:
                 continue
@@ -36,11 +36,14 @@ class Progress(msgspec.Struct):
                 self.units += record.units
 
     def rate_per_s(self, cell: Cell) -> float | None:
-        """Units of data that all ranks process per second; None before the first counted step."""
+        """Units of data that all ranks together process per second; None before the first counted step."""
         return self.units * cell.dp / self.busy_s if self.busy_s else None
 
     def left_s(self, cell: Cell) -> float | None:
-        """Seconds until the last step; None before the first counted step, and for a cell whose length is given in epochs."""
+        """The expected seconds until the run's last step.
+
+        None before the first counted step, and for a cell whose length is given in epochs.
+        """
         if not self.busy_s or cell.steps is None or self.step is None:
             return None
         return (cell.steps - self.step) * self.busy_s / self.counted

@@ -1,8 +1,8 @@
-"""Finds the proxy jumps on the way to a machine (ProxyJump in `~/.ssh/config`) by asking OpenSSH.
+"""Finds the machines through which an SSH connection to a machine goes (ProxyJump in `~/.ssh/config`) by asking OpenSSH.
 
-fabric cannot be used for this: it uses several jumps in the opposite order, and treats `ProxyJump none` as a jump through a
-machine named none. OpenSSH's own ProxyJump cannot be used either: it applies the options for host keys on its command line only
-to the last machine.
+The library fabric cannot be used for this: it uses several jumps in the opposite order, and treats `ProxyJump none` as a jump
+through a machine named none. OpenSSH's own ProxyJump cannot be used either: OpenSSH applies the options for host keys on its
+command line only to the last machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _JUMP = re.compile(r"(?:ssh://)?(?:(.*)@)?(?:\[(.+)\]|([^:]+))(?::(\d+))?/?")
 
 
 class Jump(msgspec.Struct, frozen=True):
-    """A machine on the way, or the target machine. user, port: if None, `~/.ssh/config` decides."""
+    """A machine through which a connection goes (a proxy jump), or the machine at its end.
+
+    user, port: for the login to this machine; None: `~/.ssh/config` decides.
+    """
 
     host: str
     user: str | None = None
@@ -36,8 +39,8 @@ class Jump(msgspec.Struct, frozen=True):
 class Route(msgspec.Struct, frozen=True):
     """How to connect to a machine.
 
-    jumps: the machines on the way, in the order of the connections. command: the ProxyCommand of `~/.ssh/config` if there are
-    no jumps; else empty.
+    jumps: the machines through which the connection goes, in the order of the connections. command: the ProxyCommand of
+    `~/.ssh/config` if there are no jumps; else empty.
     """
 
     jumps: tuple[Jump, ...] = ()
@@ -64,14 +67,14 @@ def way(to: Jump) -> Route | None:
 
 
 def option(jumps: Sequence[Jump], rules: Sequence[str]) -> list[str]:
-    """The option of an OpenSSH command that connects through these machines; empty if there are no jumps.
+    """The option with which an OpenSSH command connects through the machines `jumps`; empty if there are no jumps.
 
-    rules: options, such as those for host keys, that apply to the login on each of these machines.
+    rules: further options, such as the options for host keys, for the login on each of these machines.
     """
     through: list[str] = []
     for jump in jumps:
         words = shlex.join([*rules, *through, *jump.words]).replace("%", "%%")
-        through = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # OpenSSH replaces %h and %p; other % are doubled above
+        through = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # OpenSSH replaces %h and %p; every % in `words` is doubled
     return through
 
 

@@ -19,10 +19,10 @@ from shardlab.errors import WorkspaceError
 
 SCHEMA = 1
 # Names of events.
-CLOCK = "clock"  # the difference between the clocks of the event's host and of rank 0's host, at the start or end of a run
+CLOCK = "clock"  # contains the difference between the clock of the event's host and the clock of rank 0's host
 SAMPLER_ENDED = "sampler_ended"  # the sampler of the event's host ended while the run continued; `code` is its exit code
 TRACKER_ENDED = "tracker_ended"  # the process that logs the run to a tracker failed; `code` is its exit code
-_NO_OBJECT = re.compile(rb"\n[^{]")
+_NO_OBJECT = re.compile(rb"\n[^{]")  # a line that does not begin with `{`, so it is not a JSON object
 _UNFINISHED = "Input data was truncated"  # msgspec's error message for a line that contains only the beginning of a record
 
 
@@ -331,9 +331,10 @@ def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
 
 
 def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None:
-    """(line number from 1, reason) of the first line that is not a valid record; None if all lines are valid.
+    """(line number from 1, reason) of the first line of a file that is not a valid record; None if all lines are valid.
 
-    A line that a killed writer left incomplete does not count: the next writer starts a new line after it.
+    A line that a killed writer left incomplete does not count as damage, because such a line is expected: the next writer
+    starts a new line after it. kind: the type of the records.
     """
     decoder = msgspec.json.Decoder(kind)
     for number, line in enumerate(files.read(path).split(b"\n")[:-1], start=1):
@@ -366,14 +367,11 @@ class LineWriter:
             raise WorkspaceError.from_os_error(error, "write") from error
 
     def write(self, record: Record, *, sync: bool = False) -> None:
-        """Append one record. sync: wait until the record is on the disk, for a record that must not be lost.
-
-        Raises WorkspaceError.
-        """
+        """Append one record to the file. sync: whether to wait until the record is on the disk. Raises WorkspaceError."""
         line = self._encoder.encode(record) + b"\n"
         try:
             written = os.write(self._descriptor, line)
-            if written < len(line):  # the disk is full: the second write raises the error that says so
+            if written < len(line):  # the disk is full: the second write raises an OSError with this reason
                 os.write(self._descriptor, line[written:])
             if sync:
                 os.fsync(self._descriptor)

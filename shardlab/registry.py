@@ -1,7 +1,7 @@
-"""Finds and loads the plug-ins of a package, such as strategies, and defines the options that plug-ins have.
+"""Finds and loads the plug-ins of shardlab, such as strategies, and defines the options that plug-ins have.
 
-Each Python file in the folder of the package is a plug-in, or a family that contains several plug-ins. The error for an unknown
-name lists all names.
+Plug-ins of one kind are the Python files in the folder of one package. Each file is a plug-in, or a family that contains
+several plug-ins.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Option(msgspec.Struct, frozen=True):
         return None if self._allows(value) else f"found {_spelled(value)}. Allowed: {self.allowed}."
 
     def with_default(self, default: Value) -> Option:
-        """The same option with another default. Raises ValueError if this default is not allowed."""
+        """A copy of this option with another default. Raises ValueError if the option does not allow this default."""
         return msgspec.structs.replace(self, default=default)
 
     @property
@@ -92,16 +92,19 @@ def _spelled(value: Value) -> str:
 
 @functools.cache
 def modules(package: str) -> tuple[str, ...]:
-    """The names of the plug-in files in the folder of a package, sorted. Files whose names begin with `_` are left out."""
+    """The names of the plug-in files of a package, sorted. Files whose names begin with `_` are left out.
+
+    package: the name of the package, such as `trainers.strategies`.
+    """
     folder = importlib.import_module(package)
     return tuple(sorted(entry.name for entry in pkgutil.iter_modules(folder.__path__) if not entry.name.startswith("_")))
 
 
 @functools.cache
 def load(package: str, name: str, kind: str) -> ModuleType:
-    """Import the plug-in file `name` of a package. kind: the word for such a plug-in in the error, such as `strategy`.
+    """Import the plug-in file `name` of a package. kind: what the error calls such a plug-in, for example `strategy`.
 
-    Raises UnknownName, which lists the allowed names.
+    Raises UnknownName, which lists all allowed names, if the package has no such file.
     """
     menu = modules(package)
     if name not in menu:

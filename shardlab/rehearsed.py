@@ -1,7 +1,7 @@
-"""The result of a rehearsal: the memory, collectives and floating-point operations of one step of a cell.
+"""The result of rehearsing a cell: the memory, collectives and floating-point operations of one step of the cell.
 
-A rehearsal finds them without the hardware that the cell needs. ``python -m trainers rehearse`` writes the result
-(docs/planner.md), and the planner reads it. This module does not import torch.
+To rehearse a cell, ``python -m trainers rehearse`` runs one step of it without the hardware that the cell needs, and writes the
+result (docs/planner.md). The planner reads the result. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ real_tensors: tensors have memory, so only a small model can be rehearsed as a w
 
 
 class RehearsalRequest(msgspec.Struct, frozen=True):
-    """What is to be rehearsed. Other keys are ignored, so that the run.json of a run is also a request."""
+    """The cell that is to be rehearsed. Unknown keys are ignored, so that the run.json of a run is also a valid request."""
 
     cell: Cell
     own_workload: OwnWorkload | None = None
@@ -37,9 +37,11 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
     """The strategy of the cell, if a file of the workspace defines it; the file must be where `own_strategy.file` says."""
 
     def key(self, *, full_depth: bool) -> str:
-        """The name of the answer in the cache: a digest of all that the answer depends on, 16 hexadecimal digits.
+        """The name of the answer to this request in the cache of answers: a digest of 16 hexadecimal digits.
 
-        It covers the keys of the cell that change a step, our source and the installed packages.
+        The digest covers all that the answer depends on: the keys of the cell that change a step, our source, the installed
+        packages, and full_depth. full_depth: whether a deep model is rehearsed with all its blocks, and not extrapolated from
+        two smaller numbers of blocks.
         """
         depends = keys_of(
             Role.MODEL, Role.PRECISION, Role.CLIPPING, Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES
@@ -102,7 +104,7 @@ class RehearsedCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class RehearsedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step of one rank. It is not the first step, which allocates the optimizer's state.
+    """What was found about a rank in one step. It is not the first step, which also allocates the optimizer's state.
 
     at_peak: the memory at the moment when it is largest. kept: the memory between two steps.
     """

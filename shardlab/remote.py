@@ -28,9 +28,9 @@ from shardlab.proxy_jump import Jump
 
 CONNECT_S = 10.0  # time limit of a connection and of a login
 KEEPALIVE_S = 15  # seconds between two keepalive messages
-GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL for a remote command; this side waits two more such periods before it gives up
+GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL for a remote command; this process waits 2 * GRACE_S longer for the answer
 CHUNK = 1 << 16  # bytes that are received at a time
-# A variable in the environment of every remote command of this process, by which `Remote.end` finds the commands.
+# An environment variable of every remote command that this process starts. `Remote.end` finds the commands by this variable.
 SESSION = f"SHARDLAB_SESSION={secrets.token_hex(8)}"
 HostKeys = Literal["strict", "accept-new"]
 
@@ -56,7 +56,7 @@ mv -fT -- "$new" "$1"
 
 
 class CommandOutput(msgspec.Struct, frozen=True):
-    """The output of a command. code: its exit code, or -N if signal N ended it here; None if the time limit was over."""
+    """The output of a command. code: its exit code; None if the time limit was over; -N if signal N ended it here."""
 
     code: int | None
     stdout: str
@@ -87,10 +87,10 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Remote:
-    """A machine that is reached over SSH. The first command logs in; later commands, of any thread, use the same connection."""
+    """A machine that is reached over SSH. The first command logs in; later commands of all threads use the same connection."""
 
     def __init__(self, address: Address, *, may_sudo: bool = True) -> None:
-        """may_sudo: whether `end` may use sudo, which it needs to end commands of root."""
+        """may_sudo: whether the method `end` may use sudo, without which it cannot end commands of root."""
         self.address = address
         self._may_sudo = may_sudo
         self._lock = threading.Lock()
@@ -109,9 +109,9 @@ class Remote:
     ) -> CommandOutput:
         """Run the command `argv` on the machine. Its words are passed on unchanged: no shell interprets them.
 
-        timeout_s: the command is ended on the machine after this time. env: further variables. stdin: its standard input.
-        root: run it with sudo. All users of the machine can read argv and env, so a secret must be passed by `stdin`. Raises
-        Unreachable.
+        timeout_s: seconds after which the command is ended on the machine. env: further environment variables. stdin: the
+        standard input of the command. root: whether to run the command with sudo. All users of the machine can read argv and
+        env, so a secret must be passed by `stdin`. Raises Unreachable.
         """
         words = [
             "env",
@@ -124,7 +124,7 @@ class Remote:
         # `timeout` on the machine ends the command even if this process is gone. sudo comes before `timeout`, because otherwise
         # `timeout` could not end a process of root.
         words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
-        mark = secrets.token_hex(8)  # a line before the output of the command: a .bashrc may print text earlier
+        mark = secrets.token_hex(8)  # printed on a line before the output of the command, because a .bashrc may print text too
         # `cat` reads the rest of the input, so that the session ends only after the end of its input. If we sent the end of the
         # input to a session that is already over, the server would close the connection, and all other commands would fail.
         # If a signal ended the command, $? is 128 + the number of the signal.
@@ -145,7 +145,7 @@ class Remote:
             raise Unreachable(f"{self.address.host}: the connection broke: {_said(error)}.") from error
         finally:
             self._running.pop(mark, None)
-        ended = answer.code in (124, 137) and time.monotonic() - begin >= timeout_s  # the codes of `timeout`
+        ended = answer.code in (124, 137) and time.monotonic() - begin >= timeout_s  # exit codes of `timeout` at the time limit
         code = None if ended else answer.code
         return CommandOutput(code, _after(mark, answer.stdout), _after(mark, answer.stderr))
 
@@ -198,10 +198,10 @@ class Remote:
 
 
 def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
-    """The words of a command of OpenSSH that logs in to a machine. The caller adds one word, which the shell there executes.
+    """An `ssh` command, as a list of words, that logs in to a machine. The caller adds one word: what the shell there executes.
 
-    It is used for commands that run for a long time or need a terminal. It never asks for input. The host keys of the machine
-    and of proxy jumps are checked with the same files and rules as in `Remote`. terminal: whether the command needs a terminal.
+    It is used for remote commands that run for a long time or need a terminal (`terminal`). It never asks for input. The host
+    keys of the machine and of proxy jumps are checked with the same files and rules as in `Remote`.
     """
     known = [address.known_hosts] if address.known_hosts is not None else []
     files_ = " ".join(f'"{_literal(path, quotes=True)}"' for path in [*known, Path("~/.ssh/known_hosts").expanduser()])
@@ -220,24 +220,24 @@ def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
 
 
 def rsync_words(address: Address) -> tuple[str, str]:
-    """(the name of the machine in a path of rsync, the option of rsync with the ssh command for the login)."""
+    """(host, option): the host as rsync needs it in HOST:PATH, and rsync's option --rsh with the ssh command for the login."""
     *ssh, host = ssh_command(address)
     return f"[{host}]" if ":" in host else host, f"--rsh={shlex.join([word for word in ssh if word != '--'])}"
 
 
 def _literal(path: Path, *, quotes: bool = False) -> str:
-    """A path for an option of ssh. Every % is doubled, because ssh replaces % and a letter. quotes: for double quotes."""
+    """A path for an option of ssh. Every % is doubled, because ssh replaces %x. quotes: whether to escape " and backslashes."""
     text = str(path).replace("%", "%%")
     return text.replace("\\", "\\\\").replace('"', '\\"') if quotes else text
 
 
 def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
-    """The command that writes its standard input to `path`. It fails if the input differs from `content`."""
+    """The words of a command that writes its standard input to `path`. It fails if the standard input is not `content`."""
     return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
 
 
 def for_any_shell(script: str) -> str:
-    """A command that runs a script of sh in every login shell. In base64, because csh allows no newline or `!` in quotes."""
+    """A command that runs a sh script in any login shell: in base64, because csh allows no newline or `!` in quotes."""
     return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
 
 
@@ -252,10 +252,10 @@ def fingerprint(key: bytes) -> str:
 
 
 def _converse(channel: Any, stdin: bytes, silence_s: float) -> CommandOutput:
-    """Send the input of a command and receive its output until it ends.
+    """Send the input of a remote command and receive its output until the command ends.
 
-    The exit code is None if the machine sends nothing for `silence_s` seconds. Raises OSError if the connection ends before the
-    command ends.
+    channel: paramiko's channel on which the command was started. The exit code in the result is None if the machine sends
+    nothing for `silence_s` seconds. Raises OSError if the connection ends before the command ends.
     """
     channel.settimeout(silence_s)
     with ThreadPoolExecutor(3) as pool:
@@ -278,7 +278,7 @@ def _send(channel: Any, stdin: bytes) -> None:
 
 
 def _receive(read: Callable[[int], bytes]) -> bytes | None:
-    """The whole content of a stream; None if nothing arrived until the timeout of the channel."""
+    """Receive the whole output of a command on one stream; None if nothing arrives for the timeout of the channel."""
     parts = []
     try:
         while part := read(CHUNK):
@@ -289,7 +289,7 @@ def _receive(read: Callable[[int], bytes]) -> bytes | None:
 
 
 def _after(mark: str, text: str) -> str:
-    """The text after the line that contains the mark; empty if there is no such line."""
+    """The text after the line that ends with the mark; empty if there is no such line."""
     return text.partition(mark + "\n")[2]
 
 
@@ -316,7 +316,7 @@ def _open(address: Address) -> Any:
 
 
 def _connections(address: Address) -> list[Any]:
-    """fabric's connections to the proxy jumps, in order, and then to the machine itself. They are not open yet."""
+    """fabric's connections to the proxy jumps, in order, and to the machine itself, which is the last. None of them is open."""
     import fabric
 
     def connection(to: Jump, gateway: Any, keys: dict[str, Any]) -> Any:
@@ -354,7 +354,7 @@ def _policy(address: Address) -> Any:
 
 
 def _why_not_open(error: Exception, host: str, port: int | None, address: Address) -> str:
-    """Why a login failed, as the rest of a sentence that begins with the name of the machine."""
+    """Why a login failed. The text is the second part of a sentence that begins with the name of the machine."""
     import paramiko
 
     if isinstance(error, paramiko.BadHostKeyException):
@@ -391,7 +391,7 @@ def _remember(known_hosts: Path, hostname: str, key: Any) -> None:
 
 def _said(error: BaseException) -> str:
     """The reason of an error in words, without the number of an OSError, which is None in errors of paramiko."""
-    several = getattr(error, "errors", None)  # of paramiko's NoValidConnectionsError: the error of each address
+    several = getattr(error, "errors", None)  # paramiko's NoValidConnectionsError contains an error for each address
     if isinstance(error, OSError) and isinstance(several, dict) and several:
         reasons = dict.fromkeys(f"{_said(why)} (port {place[1]})" for place, why in several.items())
         return ", ".join(reasons)

@@ -1,9 +1,9 @@
-"""The workspace on a cluster that belongs to a workspace on this machine, and how commands are executed there.
+"""The workspace on a cluster that belongs to a workspace on this machine, and how commands are executed on the cluster.
 
-Runs of a cluster are stored in a second workspace on its shared storage, where the nodes read and write them. If the nodes
-share no folder, the second workspace is on the controller. The commands that submit and watch runs are executed on the
-controller, beside Slurm. The workspace on this machine contains only the cluster file, the matrices of the user, and
-.shardlab/away.json, which says where the workspace on the cluster is.
+The runs of a cluster are stored in a second workspace on the shared storage of the cluster, where the nodes read and write
+the files of the runs. If the nodes share no folder, the second workspace is on the controller. The commands that submit and
+watch runs are executed on the controller, where Slurm's commands are installed. The workspace on this machine contains only
+the cluster file, the matrices of the user, and .shardlab/away.json, which says where the workspace on the cluster is.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import Address, HostKeys, for_any_shell, ssh_command
 from shardlab.workspace import Workspace
 
-LIMIT_S = 120.0  # time limit of an answer
-LOOK_S = 0.1  # seconds between two checks whether the command has ended
-MOST_BYTES = 1 << 26  # largest answer: 64 MiB are enough for a hundred thousand runs
-# A file in the workspace on the cluster that contains the mark. If this machine can read it under the same path, both machines
-# see the same folder.
+LIMIT_S = 120.0  # seconds in which a command on the cluster must answer
+LOOK_S = 0.1  # seconds between two checks whether the ssh command has ended
+MOST_BYTES = 1 << 26  # largest answer of a command on the cluster: 64 MiB are enough for a hundred thousand runs
+# A file in the workspace on the cluster that contains RemoteWorkspace.mark. If this machine can read the file under the same
+# path, the folder on the cluster is also visible on this machine.
 MARK = ".away"
-MATRICES = "away-matrices.json"  # in .shardlab: by file name, the path on this machine of each matrix that was delivered
+MATRICES = "away-matrices.json"  # in .shardlab: for each matrix file sent to the cluster, its name -> its path on this machine
 NO_SHARED_FOLDER = (
     "the cluster {}: it has no folder that all nodes share, in which the jobs of Slurm find their runs. Set storage.shared in "
     "its file."
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Received(msgspec.Struct):
-    """The answer of `python -m shardlab.upload`. version: the version of shardlab on the cluster."""
+    """What `python -m shardlab.upload` prints on the cluster. version: the version of shardlab on the cluster."""
 
     version: str
 
@@ -56,8 +56,9 @@ class Received(msgspec.Struct):
 class RemoteWorkspace(msgspec.Struct, frozen=True):
     """The content of .shardlab/away.json.
 
-    workspace: the folder on the cluster.
-    mark: host and path of the workspace on this machine to which the folder belongs.
+    host, port, user, identity, known_hosts, host_keys: how to log in to the cluster, as in shardlab.remote.Address.
+    workspace: the path of the workspace on the cluster.
+    mark: host and path of the workspace on this machine to which the workspace on the cluster belongs.
     python: the interpreter on the cluster in which shardlab is installed.
     """
 
@@ -72,23 +73,24 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
     python: str
     workspace: str
     mark: str
-    shared: bool = False  # whether commands use the one connection of shardlab.shared_connection
+    shared: bool = False  # whether all commands share one SSH connection (shardlab.shared_connection)
 
     @property
     def address(self) -> Address:
-        """How to log in to the machine on which the workspace on the cluster is used."""
+        """How to log in to the machine on which commands use the workspace on the cluster."""
         identity = Path(self.identity) if self.identity else None
         return Address(self.host, self.port, self.user, identity, Path(self.known_hosts), self.host_keys, self.shared)
 
     def command(self, module: str, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:
-        """The argv of ssh that runs a shardlab command on the cluster, for the workspace there.
+        """The ssh command, as a list of words, that runs a shardlab command on the cluster for the workspace there.
 
-        module: the Python module of the command. arguments: its verb and options. terminal: whether it draws on a terminal.
+        module: the Python module of the shardlab command. arguments: its verb and options. terminal: whether the shardlab
+        command draws on the terminal of this machine.
         """
         return [*ssh_command(self.address, terminal=terminal), f"exec {shlex.join(self._words(module, arguments))}"]
 
     def _words(self, module: str, arguments: Sequence[str]) -> list[str]:
-        verb = arguments[:1]  # --workspace comes before the other words: one of them may be `--`, after which no option follows
+        verb = arguments[:1]  # --workspace comes right after the verb: after an argument `--`, it would not be an option
         return [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
 
     def ask(
@@ -103,12 +105,13 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
     ) -> T:
         """Run a shardlab command with --json on the cluster, and return its JSON document, decoded as the type `shape`.
 
-        module, arguments: as in `command`. given: standard input of the command. limit_s: time limit in seconds.
+        module, arguments: as in `command`. given: standard input of the command. limit_s: time limit of the command in seconds.
         told: returns True if the caller no longer waits for the answer; it is called several times a second.
         Raises ShardlabError with the error of the command, or if the document is not of the type `shape`.
         """
         self._log_in()
-        mark = secrets.token_hex(8)  # a line before the output of the command: a .bashrc may print text earlier
+        # A line with the mark comes before the output of the command, because a .bashrc may print text before the command does.
+        mark = secrets.token_hex(8)
         line = f"{mark}\n".encode()
         script = f"echo {mark}; echo {mark} >&2; exec {shlex.join(self._words(module, [*arguments, '--json']))}"
         code, *streams = _answered([*ssh_command(self.address), for_any_shell(script)], given, limit_s, told)
@@ -119,7 +122,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         if document and not is_too_large and (code is None or code == LOST or code < 0):
             raise ShardlabError(f"{self.host}: the connection broke in the middle of an answer; run the same command again.")
         if not document:
-            said = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # ssh ends its lines with \\r\\n
+            said = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # the lines of ssh end with \\r\\n
             raise ShardlabError(f"{self.host}: {said.removeprefix('error: ') or f'exit code {code}, and no answer'}")
         try:
             return decoder(shape).decode(document)
@@ -132,7 +135,10 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
             ) from None
 
     def hand_over(self, module: str, arguments: Sequence[str]) -> int:
-        """Run a shardlab command on the cluster, connected to this terminal; returns its exit code. Raises ShardlabError."""
+        """Run a shardlab command on the cluster with this terminal as its input and output; returns its exit code.
+
+        module, arguments: as in `command`. Raises ShardlabError.
+        """
         self._log_in()
         terminal = sys.stdout.isatty() and sys.stdin.isatty()
         code = terminal_relay.run(self.command(module, arguments, terminal=terminal), terminal=terminal)
@@ -141,7 +147,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         return code
 
     def _log_in(self) -> None:
-        """Open the SSH connection that all commands share, if the site has such a connection. It may ask for a code.
+        """Open the SSH connection that all commands share, if `shared` is true. The site may ask the user for a code.
 
         Raises NoLogin.
         """
@@ -150,11 +156,12 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
 
 
 def _answered(argv: Sequence[str], given: bytes, limit_s: float, told: Callable[[], bool]) -> tuple[int | None, bytes, bytes]:
-    """Run a command. Returns (exit code, standard output, standard error), at most MOST_BYTES of each output.
+    """Run the ssh command `argv`. Returns (exit code, standard output, standard error), at most MOST_BYTES of each output.
 
-    The exit code is None if the command had to be ended: its output was too large, `told` returned True, or the time limit was
+    given, limit_s, told: as in `RemoteWorkspace.ask`.
+    The exit code is None if the command was ended because its output was too large, `told` returned True, or the time limit was
     over. The output goes to files and not to pipes, because an SSH connection that stays open for later commands would keep
-    pipes open.
+    the pipes open.
     """
 
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
@@ -185,10 +192,10 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
-    """The workspace on this cluster in which the runs of this workspace are stored. Raises InputError.
+    """The workspace on the cluster in which the runs of `workspace` are stored. Raises InputError.
 
-    If away.json was written for this workspace, the folder that away.json names is used again. A new name could differ from it,
-    because the name of the folder is made from the path of the workspace, and the workspace may have been moved since.
+    If away.json was written for `workspace`, the folder that away.json names is used again. Its name must not be made again,
+    because it is made from the path of `workspace`, and the user may have moved `workspace` since.
     """
     if cluster.storage.shared is None and not cluster.has_separate_folders:
         raise InputError(NO_SHARED_FOLDER.format(cluster.name))
@@ -211,12 +218,15 @@ def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
 
 
 def twin(workspace: Workspace, cluster: Cluster) -> Workspace:
-    """The workspace on a cluster in which the runs of this workspace are stored, for use on that cluster. Raises InputError."""
+    """The workspace on the cluster in which the runs of `workspace` are stored, as an object for use on the cluster itself.
+
+    Raises InputError.
+    """
     return Workspace(Path(_folder(workspace, cluster)[0]))
 
 
 def _folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
-    """(the folder on the cluster, its mark: host and path of the workspace on this machine)."""
+    """(the path of the workspace on the cluster, its mark, which contains the host and path of `workspace` on this machine)."""
     parent = cluster.workspaces
     mark = f"{gethostname()}:{workspace.real_path}\n"
     before = known(workspace)
@@ -232,9 +242,10 @@ def _folder_name(workspace: Workspace, mark: str) -> str:
 
 
 def _is_ours(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
-    """Whether away.json was written for this workspace. False: this workspace is a copy of the workspace that it belongs to.
+    """Whether the away.json of a workspace was written for it. False: the workspace is a copy, made together with away.json.
 
-    A workspace that was moved keeps its runs. A workspace that another machine sees under another path keeps its runs as well.
+    A workspace that was moved, or that another machine sees under another path, is not a copy and keeps its runs.
+    recorded: the content of away.json.
     """
     path = Path(recorded.mark.partition(":")[2].removesuffix("\n"))
     if path.resolve() == workspace.real_path:
@@ -246,7 +257,10 @@ def _is_ours(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
 
 
 def known(workspace: Workspace) -> RemoteWorkspace | None:
-    """The recorded workspace on a cluster (away.json), or None if the runs are on this machine. Raises InputError."""
+    """The content of away.json in this workspace; None if there is no such file, because the runs are stored here.
+
+    Raises InputError if the file cannot be decoded.
+    """
     path = workspace.own / "away.json"
     try:
         return decoder(RemoteWorkspace).decode(files.read(path))
@@ -257,7 +271,10 @@ def known(workspace: Workspace) -> RemoteWorkspace | None:
 
 
 def of_this_workspace(workspace: Workspace) -> RemoteWorkspace | None:
-    """The same as `known`, for a command that changes runs. Also raises InputError if the runs belong to another workspace."""
+    """The same as `known`, for a command that changes runs. Also raises InputError if this workspace is a copy of another.
+
+    The runs on the cluster then belong to the other workspace.
+    """
     away = known(workspace)
     if away is not None and not _is_ours(workspace, away):
         original = away.mark.partition(":")[2].removesuffix("\n")
@@ -269,19 +286,25 @@ def of_this_workspace(workspace: Workspace) -> RemoteWorkspace | None:
 
 
 def keep(workspace: Workspace, away: RemoteWorkspace) -> None:
-    """Record in away.json of this workspace where its runs are on the cluster. Raises WorkspaceError."""
+    """Write away.json in this workspace, which says where its runs are stored on the cluster. Raises WorkspaceError."""
     files.make_folder(workspace.own)
     files.write_json(workspace.own / "away.json", away)
 
 
 def keep_matrix(workspace: Workspace, file: Path) -> None:
-    """Record the path of a matrix file on this machine; only its name is known on the cluster. Raises WorkspaceError."""
+    """Record the path of a matrix file on this machine, because the cluster knows only the name of the file.
+
+    Raises WorkspaceError.
+    """
     files.make_folder(workspace.own)
     files.write_json(workspace.own / MATRICES, {**_matrices(workspace), file.name: str(file.absolute())})
 
 
 def path_here(workspace: Workspace, path: str) -> str:
-    """The path on this machine of a matrix that has this path on the cluster; the same path if it was not recorded."""
+    """The path of a matrix file on this machine. path: the path of its copy on the cluster.
+
+    If the path on this machine was not recorded by `keep_matrix`, `path` is returned.
+    """
     there = known(workspace)
     delivered = there is not None and str(PurePosixPath(path).parent) == f"{there.workspace}/matrices"
     return _matrices(workspace).get(PurePosixPath(path).name, path) if delivered else path
@@ -295,6 +318,9 @@ def _matrices(workspace: Workspace) -> dict[str, str]:
 
 
 def deliver(away: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:
-    """Upload files into the workspace on the cluster. texts: the contents by their paths in it. Raises ShardlabError."""
+    """Upload files into the workspace on the cluster. texts: for each path relative to that workspace, the content of the file.
+
+    Raises ShardlabError.
+    """
     document = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK: away.mark}
     away.ask("shardlab.upload", [], Received, given=json.dumps(document).encode())

@@ -28,7 +28,7 @@ LOOK_S = 0.1  # seconds between two checks whether rsync has ended
 PROGRESS = ("--info=progress2", "--no-human-readable")  # rsync then prints the number of bytes transferred so far
 _ARRIVED = re.compile(rb"(?:^|\r)\s*([0-9]+)\s+[0-9]+%")
 MOST_PROGRESS = 1000  # bytes at the end of the progress output that are read; enough for several lines
-# A part of rsync's error message if other text arrives before its own protocol.
+# A part of rsync's error message if the other machine sends other text before the data of rsync.
 NOT_CLEAN = "is your shell clean"
 NOT_CLEAN_WHY = (
     "a startup file of the shell on the other machine, such as ~/.bashrc, prints text; it must print nothing for a command "
@@ -37,14 +37,14 @@ NOT_CLEAN_WHY = (
 
 
 class RsyncEnd(msgspec.Struct, frozen=True):
-    """How rsync ended. code: its exit code; None if the caller ended it. said: its first error message, or empty."""
+    """How rsync ended. code: its exit code; None if it was ended early (`told`). said: its first error message, or empty."""
 
     code: int | None
     said: str = ""
 
 
 def must_be_installed(what: str) -> None:
-    """Raises ShardlabError if rsync is not installed on this machine. what: the part of shardlab that needs rsync."""
+    """Raise ShardlabError if rsync is not installed on this machine. what: the part of shardlab that needs rsync."""
     if shutil.which("rsync") is None:
         raise ShardlabError(f"{what} needs rsync, which is not installed on {gethostname()}: apt install rsync.")
 
@@ -59,12 +59,12 @@ def run(
     holds: Sequence[int] = (),
     report: Callable[[int], None] | None = None,
 ) -> RsyncEnd:
-    """Copy the files and folders with these names.
+    """Run rsync to copy the files and folders with the given names.
 
-    options: further options of rsync. names: paths relative to source. source, target: folders, as in a command of rsync.
-    told: returns True if the transfer must end early; it is called several times a second.
-    holds: descriptors of locks, which rsync inherits, so that the locks are held until rsync ends.
-    report: is called from time to time with the number of bytes that have arrived so far.
+    options: further options of rsync. names: paths relative to `source`. source, target: folders as rsync expects them, such as
+    `HOST:PATH`. told: returns True if the transfer must end early; it is called several times a second.
+    holds: descriptors of locked files, which rsync inherits, so that the locks are held until rsync ends.
+    report: is called from time to time with the number of bytes that have been copied so far.
     """
     argv = ["rsync", "--from0", "--files-from=-", *(PROGRESS if report else ()), *options, source, target]
     with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as progress:
@@ -95,7 +95,7 @@ def run(
 
 
 def _report(progress: int, report: Callable[[int], None]) -> None:
-    """Call `report` with the last number of bytes in rsync's progress output. progress: the descriptor of this output."""
+    """Call `report` with the number of bytes that rsync printed last. progress: the descriptor of rsync's progress output."""
     end = os.fstat(progress).st_size
     if arrived := _ARRIVED.findall(os.pread(progress, MOST_PROGRESS, max(end - MOST_PROGRESS, 0))):
         report(int(arrived[-1]))
@@ -117,7 +117,7 @@ def put_in_place(source: Path, target: Path) -> None:
 
 
 def new_mode(mode: int) -> int:
-    """The permissions that a new file or folder of this user gets if it is created with `mode`."""
+    """The permissions that a new file or folder gets if a process with the current umask creates it with `mode`."""
     now = os.umask(0o077)
     os.umask(now)
     return mode & ~now

@@ -20,8 +20,8 @@ from shardlab.own_strategy import OwnStrategy
 from shardlab.own_workload import OwnWorkload
 from shardlab.trace_part import TracePart
 
-# A variable that the supervisor sets for ranks that keep checkpoints: the time, in seconds since the epoch, when they save a
-# checkpoint and end.
+# An environment variable that the supervisor sets for the ranks of a run with checkpoints. It contains the time, in seconds
+# since the epoch, at which the ranks save a checkpoint and end.
 SAVE_AT = "SHARDLAB_SAVE_AT"
 RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 _PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
@@ -84,7 +84,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:
-    """The id of a run, which is also the name of its folder: the name of the cell, the repeat, and from 2 on the attempt."""
+    """The id of a run, which is also the name of its folder: the cell's name, the repeat, and the attempt if it is not 1."""
     name = f"{cell.name()}-r{repeat}"
     return name if attempt == 1 else f"{name}-a{attempt}"
 
@@ -105,7 +105,7 @@ def parts_of(name: str) -> RunIdParts | None:
 
 
 def attempt_of(name: str) -> tuple[str, int]:
-    """(the run id of the first attempt, the number of this attempt) for a run id; (name, 1) for any other name."""
+    """Split a run id into (the run id of the first attempt, the number of this attempt). For any other name: (name, 1)."""
     parts = parts_of(name)
     return (parts.first, parts.attempt) if parts else (name, 1)
 

@@ -1,4 +1,4 @@
-"""The folder of a run: the paths of its files, functions that read them, and the state of the run according to them."""
+"""The run folder: the paths of its files, functions that read these files, and the state of the run according to the files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALIDATION = "validation.jsonl"
 
 
 class RunDir:
-    """The folder runs/RUN_ID of a workspace. Its properties and methods with a noun as name are the paths of files."""
+    """The folder runs/RUN_ID of a workspace. A property or method that is named after a file, such as `log`, gives its path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class RunDir:
         return self.path / "env" / f"{host}.json"
 
     def hosts(self) -> list[str]:
-        """The names of the machines that described themselves (env/HOST.json) when the ranks of the run connected."""
+        """The names of the hosts that have a file env/HOST.json, which a host writes when the ranks of the run connect."""
         return [name.removesuffix(".json") for name in files.names(f"{self.path}/env") if name.endswith(".json")]
 
     def steps_file(self, rank: int) -> Path:
@@ -75,7 +75,7 @@ class RunDir:
         return self.path / VALIDATION
 
     def samples_file(self, host: str) -> Path:
-        """The file with the telemetry of a host."""
+        """The file with the telemetry samples of a host."""
         return self.path / "samples" / f"{host}.jsonl"
 
     def trace_file(self, rank: int) -> Path:
@@ -99,7 +99,7 @@ class RunDir:
         return run_file.read(self.run_json)
 
     def read_result(self) -> Result | None:
-        """The result, or None if there is none yet. Raises InputError if the file is damaged."""
+        """The content of result.json, or None if the file does not exist yet. Raises InputError if the file is damaged."""
         try:
             return decoder(Result).decode(files.read(self.result))
         except FileNotFoundError:
@@ -110,9 +110,9 @@ class RunDir:
             raise InputError(f"{self.result}: is not a result of this version: {error}.") from None
 
     def write_event(self, writer: str, event: str, *, sync: bool = True, **data: Any) -> None:
-        """Append an event to the event file of `writer`. data: details of the event.
+        """Append an event to the event file of `writer`. event: the kind of the event. data: details of the event.
 
-        sync: whether the event is on the disk when the method returns; False if the state of the run does not depend on the
+        sync: whether to wait until the event is on the disk. False is enough if the state of the run does not depend on the
         event.
         """
         now = time.time()
@@ -123,8 +123,8 @@ class RunDir:
     def events(self, *, strict: bool = False) -> list[Event]:
         """The events of all writers, sorted by their times. Damaged lines are left out.
 
-        strict: raise InputError with the file and the line number if a line is damaged, because the state of the run is then
-        unknown.
+        strict: whether to raise InputError, with the file and the line number, if a line is damaged. The state of the run is
+        then unknown.
         """
         events: list[Event] = []
         for name in files.names(self.path):
@@ -137,7 +137,7 @@ class RunDir:
         return sorted(events, key=lambda event: event.wall_s)
 
     def steps(self, rank: int) -> RecordLines[StepRecord]:
-        """The step records of a rank, and the number of damaged lines."""
+        """The step records of a rank, and how many lines of the file are damaged."""
         return read_lines(self.steps_file(rank), StepRecord)
 
     def timed_steps(self, gpus: int) -> int:
@@ -149,10 +149,12 @@ class RunDir:
         return self.told(self.events())[0]
 
     def told(self, events: Sequence[Event], run: run_file.Run | None = None) -> tuple[state.JudgedState, Result | None]:
-        """(the state of this run according to its files, its result if it has ended).
+        """(the state of this run according to its files, the content of its result.json).
+
+        The second value is None if the run has not ended or has no result.json.
 
         events: the events of this run. run: the content of run.json, if the caller has already read it.
-        The step records are read only if the supervisor of the run did not record the number of steps when the run ended.
+        The step records are read only if the supervisor of the run did not record at its end that all steps were completed.
         """
         exited = next((event for event in reversed(events) if event.event == "exited"), None)
         if exited is None:
@@ -170,22 +172,25 @@ class RunDir:
 def judged(
     run: run_file.Run, result: Result | None, events: Sequence[Event], steps: Mapping[int, Sequence[StepRecord]]
 ) -> state.JudgedState:
-    """The state of a run according to records that were already read. steps: the step records of each rank, by rank."""
+    """The state of a run according to records that the caller has already read.
+
+    run: the content of run.json. result: the content of result.json, or None. steps: the step records of each rank, by rank.
+    """
     recorded = _timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events)
     return state.judge(events, has_result=result is not None, steps=recorded, steps_asked=_asked(run, result))
 
 
 def _asked(run: run_file.Run, result: Result | None) -> int | None:
-    """The number of timed steps that the run must have. If the length is given in epochs, only the result contains the number;
-    None if there is no result."""
+    """The number of timed steps that the run must have. If the length of the run is given in epochs, only the result contains
+    this number; None if there is no result."""
     return run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
 
 
 def _timed_steps(ranks: Sequence[Sequence[StepRecord]], events: Sequence[Event]) -> int:
     """The number of timed steps that every rank that trains has recorded, including ranks that were lost during the run.
 
-    ranks: the step records of each rank. If the run resumed from a checkpoint of another cell, the steps before the checkpoint
-    count, although this run has no records of them.
+    ranks: the step records of each rank. If the run resumed from a checkpoint of another cell, the run has no records of the
+    steps before the checkpoint; these steps count as well.
     """
     resumed = any(event.event == "resumed" for event in events)
     timed = [[record.step for record in records if not record.warmup] for records in ranks]

@@ -1,4 +1,4 @@
-"""Checks the key `search` of a matrix file against the other keys of the file."""
+"""Checks that a matrix file with the key `search` has no other keys that contradict a search for a batch size."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _REFUSED = {
 
 
 def problems(text: Document) -> list[Problem]:
-    """A problem for each key of the file that a search does not allow; none if the file has no search. text: a matrix file
-    whose types were checked."""
+    """A problem for each key of a matrix file that is not allowed together with `search`; none if the file has no search.
+
+    text: the matrix file. The types of its values must have been checked before.
+    """
     data: dict[str, Any] = text.data
     if data.get("search") is None:
         return []
@@ -40,7 +42,7 @@ def problems(text: Document) -> list[Problem]:
 
 
 def _cell_keys(data: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
-    """(the path of the section, the key) for each key of a cell that the file gives."""
+    """For each cell key in the matrix file: (the path of the section that contains the key, the key)."""
     yield from ((("defaults",), key) for key in data.get("defaults") or {})
     yield from ((("axes",), key) for key in data.get("axes") or {})
     for name in ("zip", "include"):

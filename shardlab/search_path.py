@@ -1,4 +1,4 @@
-"""The tries of a search in a workspace, in the order in which they were made, and what the search does next."""
+"""Reads how far a search for a batch size has come: its tries in the order in which they were made, and the next try."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ class SearchTry(msgspec.Struct, frozen=True):
 
 
 class SearchPath(msgspec.Struct, frozen=True):
-    """A search in a workspace, by the records of its runs.
+    """How far a search for a batch size has come, according to the records of its runs.
 
-    cell: the cell of the first try. tries: in the order of the search. Each of them completed or was out of memory, but for the
-    last, on which the search may wait. following: the size of the next try, which has no folder yet; None if the search waits
-    for its last try, or has ended.
+    cell: the cell of the first try.
+    repeat: the number of the search among the repeats of its cell.
+    tries: the tries in the order of the search. All except the last completed or ran out of memory; the last may be running.
+    following: the batch size of the next try, which has no run folder yet; None if the search waits for its last try, or has
+    ended.
     """
 
     cell: Cell
@@ -45,7 +47,7 @@ class SearchPath(msgspec.Struct, frozen=True):
 
     @property
     def outcomes(self) -> dict[int, TryOutcome]:
-        """How the tries ended that completed or were out of memory, by their sizes."""
+        """For each try that completed or ran out of memory: its batch size -> how it ended."""
         return {one.size: outcome for one in self.tries if (outcome := _outcome(one)) is not None}
 
     @property
@@ -55,17 +57,17 @@ class SearchPath(msgspec.Struct, frozen=True):
 
     @property
     def best(self) -> int | None:
-        """The answer of a search that has ended: a batch size, or None if no size fits. None also while it goes on."""
+        """The batch size that the search found; None if no size fits, or if the search has not ended."""
         return batch_search.best_size(self.search, self.outcomes) if self.has_ended else None
 
     @property
     def current(self) -> Cell:
-        """The cell of the next try, or of the last try if there is no next."""
+        """The cell of the next try; if there is no next try, the cell of the last try."""
         return batch_search.try_cell(self.cell, self.following if self.following is not None else self.tries[-1].size)
 
     @property
     def answer(self) -> str:
-        """The answer in words, such as `the largest that fits is 24`; '' while the search goes on."""
+        """The result of the search in words, such as `the largest that fits is 24`; empty if the search has not ended."""
         if not self.has_ended:
             return ""
         if self.best is None:
@@ -75,7 +77,7 @@ class SearchPath(msgspec.Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """The sizes that were tried with their states, such as `16 completed, 32 oom, 24 running`."""
+        """The batch sizes that were tried, with the states of their runs, such as `16 completed, 32 oom, 24 running`."""
         steps = [f"{one.size} {one.state}" for one in self.tries]
         return ", ".join([*steps, *([f"next {self.following}"] if self.following is not None else [])])
 
@@ -83,7 +85,8 @@ class SearchPath(msgspec.Struct, frozen=True):
 def walk(runs: Path, cell: Cell, search: BatchSearch, repeat: int) -> SearchPath:
     """Follow a search through the run folders of a workspace.
 
-    runs: the folder of all runs. cell: the cell of any try. repeat: the number of the search among the repeats of its cell.
+    runs: the folder of all runs. cell: the cell of any try of the search. repeat: the number of the search among the repeats of
+    its cell, because each repeat is a search of its own.
     """
     first = batch_search.try_cell(cell, search.start)
     path = SearchPath(first, search, repeat, [], search.start)
@@ -100,14 +103,14 @@ def walk(runs: Path, cell: Cell, search: BatchSearch, repeat: int) -> SearchPath
 
 
 def _outcome(one: SearchTry) -> TryOutcome | None:
-    """What a try says about its size; None if it says nothing, because it did not end or ended for another reason."""
+    """Whether the batch size of a try fits, and its throughput; None if the try neither completed nor ran out of memory."""
     if one.state == "completed":
         return TryOutcome(True, one.throughput or 0.0)
     return TryOutcome(False) if one.state == "oom" else None
 
 
 def _read(runs: Path, cell: Cell, size: int, repeat: int) -> SearchTry | None:
-    """The try of this cell by the records of its last attempt; None if it has no folder."""
+    """Read the try with this cell and batch size from the run folder of its last attempt; None if it has no run folder."""
     attempt = 1
     if not (runs / run_id(cell, repeat)).is_dir():
         return None

@@ -1,7 +1,8 @@
-"""One SSH connection to a login node that provision, jobs and collect share, so that a site asks for a second factor only once.
+"""The SSH connection to a login node that provision, jobs and collect share, so that a site asks for a second factor only once.
 
-OpenSSH's own client keeps the connection open in the background (ControlMaster, ControlPersist). The socket of the connection
-is in a folder that only this user can open, because everybody who can open the socket can log in.
+OpenSSH's own client keeps the connection open in the background (ControlMaster, ControlPersist). Other commands reach the
+connection through a socket. The socket is in a folder that only this user can open, because everybody who can open the socket
+can log in.
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ from pathlib import Path
 from shardlab import files
 from shardlab.errors import ShardlabError, WorkspaceError
 
-KEPT = "4h"  # how long the connection stays open after the last command
-LOGIN_S = 300.0  # time limit of a login; long, because a person may have to find a token
-# Bytes of the longest path of the folder: the path of a socket has at most 107 bytes, and OpenSSH adds 58 to the folder's path.
+KEPT = "4h"  # how long the connection stays open after the last command that used it
+LOGIN_S = 300.0  # time limit of a login; long, because a person may have to find a hardware token or a phone
+# The longest path of the folder of the sockets, in bytes. The path of a socket has at most 107 bytes, and OpenSSH adds 58 bytes
+# to the path of the folder.
 LONGEST = 49
 
 
 class NoLogin(ShardlabError):
-    """The login failed. The message says why."""
+    """The login to a login node failed. The message says why."""
 
 
 def folder() -> Path:
-    """The folder of the sockets, which only this user can open. It is made if it does not exist. Raises WorkspaceError."""
+    """The folder of the sockets, which only this user can open. The folder is made if it does not exist.
+
+    Raises WorkspaceError.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "ssh"
     short = Path(f"/tmp/shardlab-ssh-{os.geteuid()}")
     path = cache if len(os.fsencode(cache)) <= LONGEST else short
@@ -41,21 +46,25 @@ def folder() -> Path:
 
 
 def options() -> list[str]:
-    """The options with which a command of OpenSSH uses the connection, or opens the connection if the site asks no question."""
+    """The options with which a command of OpenSSH uses the shared connection.
+
+    If the connection is not open, a command with these options opens it, but only if the site asks for no password or code.
+    """
     socket = str(folder() / "%C")
     return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEPT}"]
 
 
 def is_open(command: Sequence[str]) -> bool:
-    """Whether the connection is open, so that a command needs no login. command: as in `open_connection`."""
+    """Whether the shared connection is open, so that a command needs no login. command: as in `open_connection`."""
     asked = [*_before_host(command), "-O", "check", *_host(command)]
     return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
 def open_connection(command: Sequence[str], host: str) -> None:
-    """Log in unless the connection is open. If the site asks for a password or a code, the user answers on the terminal.
+    """Open the shared connection if it is not open. The user answers on the terminal if the site asks for a password or code.
 
-    command: the words of `ssh` with `options()`, then `--` and the host. host: the name of the host in messages.
+    command: a command of OpenSSH as a list of words: `ssh` with `options()`, then `--` and the host.
+    host: the name of the host for messages.
     Raises NoLogin.
     """
     words = list(command)

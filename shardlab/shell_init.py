@@ -1,8 +1,8 @@
-"""Code for the user's shell that makes `jobs submit` and our other verbs work, although `jobs` is a builtin of the shell.
+"""Shell code that makes `jobs submit` and the other verbs of shardlab's command `jobs` work in the user's shell.
 
-``jobs`` is a builtin of bash, zsh and fish, so these shells never run an executable with this name. The code defines a function
-or an alias. It passes ``jobs submit`` and our other verbs to this program, and all other uses, such as ``jobs -l``, to the
-builtin.
+``jobs`` is a builtin of bash, zsh and fish, so these shells never run an executable with this name. The shell code defines a
+function or an alias with the name ``jobs``. It passes ``jobs submit`` and the other verbs of shardlab to shardlab, and all
+other uses, such as ``jobs -l``, to the builtin.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shardlab.errors import UnknownName
 
 VERBS = ("plan", "render", "submit", "status", "logs", "cancel", "retry", "matrices", "strategies", "workloads", "launchers")
 
-# `function jobs` and not `jobs()`, because zsh would expand an alias named jobs in `jobs()`. `${1-}` and not `$1`, because `$1`
-# is an error under `set -u` if there is no argument.
+# The code says `function jobs` and not `jobs()`, because zsh would expand an alias named jobs in `jobs()`. It says `${1-}` and
+# not `$1`, because under `set -u`, `$1` is an error if there is no argument.
 ZSH = """\
 function jobs {{
     case "${{1-}}" in
@@ -28,11 +28,11 @@ function jobs {{
 }}
 """
 
-# In a pipeline, bash empties the table of jobs in each part that does not start with the builtin itself. A plain function would
-# therefore print nothing for `jobs | cat`, or for `$(jobs -p | wc -l)`, which many prompts use. So the alias calls the builtin
-# as `jobs -x COMMAND`: the builtin replaces `%1` by a process id and runs COMMAND; our function turns process ids back into
-# `%1`. An alias works from the next line on and only in an interactive shell. `bash -c` and scripts get a function instead;
-# there, a pipe from `jobs` stays empty.
+# In a pipeline, bash empties the table of jobs in each part of the pipeline whose first word is not the builtin `jobs`. A plain
+# function would therefore print nothing for `jobs | cat`, or for `$(jobs -p | wc -l)`, which many prompts use. So the alias
+# calls the builtin as `jobs -x COMMAND`: the builtin replaces `%1` by a process id and runs COMMAND, and our function turns
+# process ids back into `%1`. Bash expands aliases only in an interactive shell, and only from the line after their definition.
+# `bash -c` and scripts get a function instead; with this function, `jobs | cat` prints nothing.
 BASH = """\
 function _shardlab_jobs {{
     case "${{1-}}" in
@@ -70,9 +70,9 @@ SHELLS = ("bash", "fish", "zsh")
 
 
 def init(shell: str | None, command: list[str] | None = None) -> str:
-    """The code for the shell. It has the same effect if a shell evaluates it several times.
+    """The shell code that `shardlab shell-init` prints. A shell may evaluate the code several times with the same effect.
 
-    shell: the name of the shell; None: the shell that started this program.
+    shell: the name of the shell, such as bash; None: the shell that started this program.
     command: the words that run this program; None: the words with which this program was started.
     Raises UnknownName for a shell that is not supported.
     """
@@ -86,7 +86,7 @@ def init(shell: str | None, command: list[str] | None = None) -> str:
 
 
 def running_shell() -> str:
-    """The name of the shell that started this program; if another program started it, the login shell ($SHELL) or ""."""
+    """The name of the shell that started this program. If no known shell did, the name in $SHELL, or "" if it is not set."""
     try:
         parent = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
     except OSError:
@@ -95,13 +95,13 @@ def running_shell() -> str:
 
 
 def our_command() -> list[str]:
-    """The words that run this installation of shardlab again, with absolute paths, so that they work in any folder."""
+    """The words of a command that runs this installation of shardlab. Their paths are absolute, so they work in any folder."""
     started = shutil.which(sys.argv[0])
     if started and Path(started).name == "shardlab":
         return [str(Path(started).absolute())]
-    return [sys.executable, "-P", "-m", "shardlab"]  # -P: a folder `jobs` in the current folder is not our package
+    return [sys.executable, "-P", "-m", "shardlab"]  # with -P, Python imports no modules from the current folder
 
 
 def fish_quote(word: str) -> str:
-    """`word` in single quotes of fish. In such quotes, a backslash is literal unless a quote or a backslash follows it."""
+    """`word` in single quotes for fish. A backslash in single quotes is literal unless a quote or a backslash follows it."""
     return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"

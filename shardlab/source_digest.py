@@ -1,6 +1,7 @@
 """Digests of our source and of the installed packages.
 
-A run refuses to start if its source or packages changed since it was submitted. It finds this out by comparing these digests.
+A run refuses to start if our source or the installed packages changed after the run was submitted. To find this out, it
+compares the digests of the submission with the digests now.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("shardlab", "matrices", "templates", "jobs", "trainers", "collect")  # our packages with files that a run may use
-# The beginning of shardlab's own name among the installed packages. It is left out, because a run uses a copy of our source.
+# The beginning of the name of shardlab's own .dist-info folder. The digest of the installed packages leaves shardlab out,
+# because a run uses a copy of our source.
 OURS = "shardlab-"
 
 
@@ -22,7 +24,10 @@ def source(root: Path = ROOT) -> str:
 
 
 def of(packages: Iterable[str], root: Path = ROOT) -> str:
-    """The digest of all files of some of our packages: 12 hexadecimal digits. packages: their names."""
+    """The digest of all files of some of our packages: 12 hexadecimal digits.
+
+    packages: the names of the packages. root: the folder that contains them.
+    """
     sha256 = hashlib.sha256()
     for path in sources(packages, root):
         sha256.update(path.relative_to(root).as_posix().encode() + b"\n")
@@ -37,7 +42,10 @@ def packages() -> str:
 
 
 def sources(packages: Iterable[str], root: Path = ROOT) -> Iterator[Path]:
-    """The files of these packages of ours, package by package, sorted by path. root: the folder that contains our packages."""
+    """The files of some of our packages, package by package, sorted by path within a package.
+
+    packages: the names of the packages. root: the folder that contains them.
+    """
     for package in packages:
         for path in sorted((root / package).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
@@ -45,10 +53,10 @@ def sources(packages: Iterable[str], root: Path = ROOT) -> Iterator[Path]:
 
 
 def _installed() -> set[str]:
-    """The names of the .dist-info folders that pip made, which contain the name and version of each installed package.
+    """The names of the .dist-info folders of the installed packages. Each name contains the name and version of a package.
 
     The files in these folders are not read, because that takes seconds on slow storage.
     """
-    # setuptools adds a folder `_vendor` with its own copies of packages to sys.path when a process imports it.
+    # When a process imports setuptools, setuptools adds its folder `_vendor`, with its own copies of packages, to sys.path.
     folders = (Path(entry) for entry in sys.path if entry and Path(entry).name != "_vendor")
     return {found.name for folder in folders if folder.is_dir() for found in folder.glob("*.dist-info")}

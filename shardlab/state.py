@@ -1,4 +1,4 @@
-"""The states of a run, and how a state follows from the events of the run. The state unknown never counts as success."""
+"""The states of a run, and how the state of a run follows from its events. The state `unknown` never counts as success."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ STATES = {
     "unknown": "its records are damaged, or contradict the scheduler",
 }
 SENDING = ("submitting", "submitted", "refused")  # events of a submission; refused: the scheduler or a node rejected the run
-HOLDING = ("held", "released")  # events of a run that waits: it must not start, or it may start again
-FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}
+HOLDING = ("held", "released")  # held: the run must not start before a person releases it; released: it may start again
+FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}  # the states in which a run can end
 
 
 class JudgedState(msgspec.Struct, frozen=True):
-    """A state of a run. why: the reason for the state, as a sentence; empty if there is nothing to explain."""
+    """The state of a run, one of STATES. why: the reason for the state, as a sentence; empty if there is nothing to explain."""
 
     state: str
     why: str = ""
-    held: bool = False  # a pending or planned run that starts only after a person releases it
+    held: bool = False  # whether the run, which is pending or planned, starts only after a person releases it
 
 
 def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked: int | None) -> JudgedState:
-    """The state of a run according to its own events. The scheduler may know more; `jobs` combines both.
+    """The state of a run according to its own events. `jobs` combines this state with what the scheduler reports.
 
-    events: the events of all writers.
-    has_result: whether result.json exists.
+    events: the events of the run, of all processes that write events.
+    has_result: whether result.json of the run exists.
     steps: the number of timed steps that every rank has recorded.
-    steps_asked: the number of timed steps that the run must have; None if the length is given in epochs and there is no result,
-    which would contain the number.
+    steps_asked: the number of timed steps that the run must have; None: not known, because the length of the run is given in
+    epochs and there is no result.json, which would contain the number.
     """
     ordered = sorted(events, key=lambda e: e.wall_s)
     # If the ranks were started again in the same folder, only the events since the last start count.
     starts = [position for position, event in enumerate(ordered) if event.event == "started"]
     ordered = ordered[starts[-1] :] if len(starts) > 1 else ordered
     by_name = {event.event: event for event in ordered}
-    # If several ranks failed, the first failure is the reason: the other ranks failed because they lost the first rank.
+    # If several ranks failed, the first failure is the reason: the other ranks failed because the first failed rank was gone.
     by_name.update({event.event: event for event in reversed(ordered) if event.event == "failed"})
     ended = by_name.get("exited")
     if ended is None:
@@ -60,8 +60,8 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
         if last is not None and is_unsent and "started" not in by_name and (hold is None or hold.wall_s < last.wall_s):
             return JudgedState("planned", str(last.data.get("why", "")))
         if hold is not None and "started" not in by_name:
-            # A run that is not in a scheduler is held because of the lease. A run in a scheduler is held because packages
-            # changed.
+            # A run that the scheduler does not have is held because of the lease. A run in the scheduler's queue is held
+            # because packages changed.
             return JudgedState("planned" if is_unsent else "pending", str(hold.data.get("why", "")), held=True)
         for name, state in (("started", "running"), *((name, "pending") for name in SENDING), ("rendered", "planned")):
             if name in by_name:
@@ -72,17 +72,20 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
 
 
 def _last_hold(ordered: Sequence[Event]) -> Event | None:
-    """The last event `held` of the run; None if the run was never held, or if it was released later."""
+    """The last event `held` of a run; None if the run was never held, or if it was released after this event.
+
+    ordered: the events of the run, sorted by time.
+    """
     last = next((event for event in reversed(ordered) if event.event in HOLDING), None)
     return last if last is not None and last.event == "held" else None
 
 
 def last_sending(ordered: Sequence[Event]) -> Event | None:
-    """The last event among the events SENDING, which says whether the run is in the scheduler; None if there is no such event.
+    """The last event of the kinds SENDING, which says whether the run is in the scheduler; None if there is no such event.
 
-    ordered: the events of a run, sorted by time. The node that writes `refused` and the controller that writes `submitted` have
-    different clocks, so the order of these two events may be wrong. If both contain the token of a submission, a refusal
-    therefore counts only for the submission with the same token, and the times are ignored.
+    ordered: the events of the run, sorted by time. The node that writes `refused` and the controller that writes `submitted`
+    have different clocks, so the order of these two events may be wrong. Each submission has a token. If both events contain a
+    token, `refused` counts only for the submission with the same token, and the times are ignored.
     """
     sending = [event for event in ordered if event.event in SENDING]
     place, sent = next(((i, e) for i, e in reversed(list(enumerate(sending))) if e.event != "refused"), (-1, None))

@@ -1,4 +1,4 @@
-"""Suspensions of a run: the supervisor of the run measures and records each suspension.
+"""Suspensions of a run: how the supervisor of the run measures them, and how readers of the records take them into account.
 
 A run is suspended if its job is suspended or its processes are stopped. If a suspension overlaps a step, the duration of the
 step says nothing about the speed of the work. Readers of the records use the loss of this step, but not its duration.
@@ -24,8 +24,9 @@ Pause = tuple[float, float]  # first and last moment of a suspension, in seconds
 def of(events: Iterable[Event]) -> list[Pause]:
     """The suspensions that the events of a run record. The times are of the clock on the machine of the supervisor.
 
-    The data of such an event contains `seconds`, the duration of the suspension. It contains `ended_s`, the end of the
-    suspension in seconds since the epoch, if the event was written later than this end.
+    Each suspension has one event of the kind EVENT. The data of the event contains `seconds`, the duration of the suspension.
+    If the event was written some time after the suspension had ended, its data also contains `ended_s`, the end of the
+    suspension in seconds since the epoch.
     """
     noted = ((event.data.get("ended_s", event.wall_s), event.data.get("seconds")) for event in events if event.event == EVENT)
     return [(end_s - seconds, end_s) for end_s, seconds in noted if isinstance(seconds, int | float)]
@@ -37,7 +38,10 @@ def total_s(pauses: Iterable[Pause]) -> float:
 
 
 def set_aside(records: Sequence[StepRecord], pauses: Sequence[Pause]) -> Sequence[StepRecord]:
-    """The step records of a rank. If a suspension overlaps a step, its `watched` is true, so that its times are not used."""
+    """The step records of a rank, with `watched` set to true for each step that a suspension overlaps.
+
+    Readers do not use the times of a step record whose `watched` is true.
+    """
     if not pauses:
         return records
     return [
@@ -52,15 +56,16 @@ def began(record: StepRecord) -> float:
 
 
 def holds(begin_s: float, end_s: float, pauses: Iterable[Pause]) -> bool:
-    """Whether a suspension overlaps this period, which is given in seconds since the epoch."""
+    """Whether a suspension overlaps the period from begin_s to end_s, in seconds since the epoch."""
     return any(begin_s < end and begin < end_s for begin, end in pauses)
 
 
 class SuspensionWatch:
     """Measures how long this process was suspended, because its job was suspended or somebody stopped the process.
 
-    The ranks of the run are suspended at the same time. A separate thread reads the clock twice a second, so that the time in
-    which the main thread waits for a slow disk does not count as a suspension.
+    When this process, the supervisor of a run, is suspended, the ranks of the run are suspended as well. A separate thread
+    reads the clock twice a second, and a long gap between two readings is a suspension. The main thread could not do this,
+    because the time in which it waits for a slow disk would look like a suspension.
     """
 
     def __init__(self) -> None:
@@ -75,7 +80,7 @@ class SuspensionWatch:
         self._over.set()
 
     def take_s(self) -> float:
-        """Seconds of suspension since the last call, including a suspension that has just ended."""
+        """Seconds for which the process was suspended since the last call of `take_s`, including a suspension just ended."""
         self._look()
         with self._lock:
             suspended_s, self._suspended_s = self._suspended_s, 0.0

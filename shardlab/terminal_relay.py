@@ -1,7 +1,7 @@
 """Runs a command such as ssh, and removes from its output every escape sequence that could control our terminal.
 
-A live table that the command draws needs styles and cursor movements. The few sequences that rich uses for tables are passed
-on, and all other sequences are removed.
+A command that draws a live table uses escape sequences for styles and cursor movements. The few sequences that rich uses for
+live tables are passed on to the terminal, and all other sequences are removed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from typing import TextIO
 from shardlab import printable
 
 PART = 2**16  # bytes that are read from a pipe at a time
-# After the command has ended, its pipes are read until they are silent for this time. Waiting for their end could last for
-# ever, because a background process of the command may hold them open.
+# After the command has ended, its output pipes are read until no output has arrived for this time (seconds). The pipes may
+# never reach their end, because a background process of the command may hold them open.
 DRAIN_S = 0.2
 END_S = 2.0  # seconds from SIGTERM to SIGKILL
-_DRAWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r")  # styles; hide, show, move up the cursor; clear a line
+_DRAWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r")  # set a style; hide, show or move the cursor; clear a line
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]{0,20})?\Z")
 
 
 class TerminalFilter:
-    """Filters one output stream of the command, which arrives in parts. drawing: pass on the sequences that rich uses."""
+    """Filters one output stream of a command, which arrives in parts.
+
+    drawing: whether to pass on the escape sequences that rich uses for live tables.
+    """
 
     def __init__(self, *, drawing: bool) -> None:
         self._drawing = drawing
@@ -53,7 +56,10 @@ class TerminalFilter:
 
 
 def run(argv: Sequence[str], *, terminal: bool) -> int:
-    """Run the command with our standard input and return its exit code. terminal: whether the command draws on our terminal."""
+    """Run a command with our standard input, print its filtered output, and return its exit code.
+
+    argv: the words of the command. terminal: whether the command draws live tables on our terminal.
+    """
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -87,7 +93,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _pass(descriptor: int, passing: TerminalFilter, stream: TextIO) -> bool:
-    """Read the next part from a pipe and write it, filtered, to the stream. Returns False at the end of the pipe."""
+    """Read the next part of the command's output from a pipe and write the filtered text to our stream.
+
+    descriptor: the descriptor of the pipe. passing: the filter of this pipe. Returns False at the end of the pipe.
+    """
     part = os.read(descriptor, PART)
     stream.write(passing.add(part, last=not part))
     stream.flush()

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 
 def variables(cache: PurePosixPath) -> list[tuple[str, str]]:
-    """The name and the value of each environment variable. cache: the folder in which the tools then keep their files."""
+    """The name and value of each environment variable that moves a cache. cache: the folder into which all caches are moved."""
     return [
         ("PIP_CACHE_DIR", f"{cache}/pip"),
         ("XDG_CACHE_HOME", str(cache)),

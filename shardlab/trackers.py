@@ -11,13 +11,13 @@ FOLDER = "track"  # in a workspace: the folder of the files that trackers write
 
 
 def must_be_known(tracker: str, where: str) -> None:
-    """Raises UnknownName if there is no such tracker. where: the option with the name of the tracker, for the message."""
+    """Raise UnknownName if `tracker` is not in TRACKERS. where: the command-line option that names it, for the message."""
     if tracker not in TRACKERS:
         raise UnknownName("tracker", tracker, TRACKERS, where=where)
 
 
 def must_be_installed(tracker: str, needed_for: str) -> None:
-    """Raises MissingExtra if a package that the tracker needs is not installed. needed_for: the beginning of the message."""
+    """Raise MissingExtra if a package that the tracker needs is not installed. needed_for: the beginning of the message."""
     for extra, package in ((tracker, tracker), ("report", "polars")):
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(extra, needed_for, package)

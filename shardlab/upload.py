@@ -1,10 +1,11 @@
-"""Receives files of a workspace on a cluster: reads them from standard input and writes them into the workspace here.
+"""Runs on a cluster: reads files from standard input and writes them into the workspace on the cluster.
 
-The user's machine sends them with shardlab.remote_workspace. The input is a JSON object that maps the path of each file to its
-text.
+The user's machine sends the files of its own workspace with shardlab.remote_workspace. The input is a JSON object that maps
+the path of each file to its text.
 
-The templates, own workloads and own strategies of a workspace always arrive together with its cluster file. If a cluster file
-arrives, every such file here that did not arrive with it was removed on the user's machine, so it is removed here.
+The templates, workload files and strategy files of a workspace are always sent together with its cluster file. If the input
+contains a cluster file, every template, workload file or strategy file that is on the cluster but not in the input was removed
+on the user's machine, so it is removed on the cluster.
 
 python -m shardlab.upload --workspace DIR --json
 """
@@ -20,7 +21,7 @@ from shardlab import __version__, console, files, plugin_source, workspace_trust
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.workspace import Workspace
 
-INVENTORY = PurePosixPath(".shardlab/inventory.json")  # the scheduler reads the nodes and their lease there
+INVENTORY = PurePosixPath(".shardlab/inventory.json")  # the only file of .shardlab that may be sent: it lists nodes and lease
 
 
 def main() -> int:
@@ -43,9 +44,10 @@ def main() -> int:
         for file in (*workspace.own_templates.rglob("*.j2"), *plugins):
             if str(file.relative_to(workspace.path)) not in received:
                 file.unlink()
-        # All code in this workspace came from the user's machine, where the user trusts it, so it is trusted here as well.
+        # All code in this workspace came from the user's machine, where the user trusts the code, so it is trusted here too.
         if not workspace_trust.is_trusted(workspace):
-            with contextlib.suppress(WorkspaceError):  # home folder not writable: a command that needs the code reports it
+            # If the home folder is not writable, the workspace stays untrusted, and a command that needs its code reports it.
+            with contextlib.suppress(WorkspaceError):
                 workspace_trust.trust(workspace)
     console.Output.of(arguments).document({"version": __version__})
     return 0

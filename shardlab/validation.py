@@ -1,4 +1,4 @@
-"""Validates the plain data of a file against a type, and reports each problem with its place and what is allowed."""
+"""Checks the content of a YAML file against a type. Each problem is reported with its place and what is allowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def convert(document: Document, shape: type[T], *, at: Path_ = ()) -> T:
-    """Convert the data of a document to the type `shape`. at: the path of a part of the data; (): all data.
+    """Convert the content of a document to the type `shape`. at: convert only the part with this path; (): the whole content.
 
     Raises an InputError that lists every problem with file:line:column.
     """
@@ -30,7 +30,7 @@ def convert(document: Document, shape: type[T], *, at: Path_ = ()) -> T:
 
 
 def check(document: Document, data: Any, shape: Any, path: Path_, problems: list[Problem]) -> None:
-    """Check `data`, which is at `path` in the document, against the type `shape`. Appends every problem to `problems`."""
+    """Check `data`, the part of the document with this path, against the type `shape`. Appends every problem to `problems`."""
     shape = _unwrap(shape, data)
     if _is_struct(shape):
         _check_struct(document, data, shape, path, problems)
@@ -67,13 +67,14 @@ def _check_struct(document: Document, data: Any, shape: type[msgspec.Struct], pa
 
 
 def _unwrap(shape: Any, data: Any) -> Any:
-    """The member of a union type that `data` is meant to have, so that errors mention only this member.
+    """If `shape` is a union of types, the type in the union that the user meant, so that errors mention only this type.
 
-    None is removed from the union. If a mapping and a short form are allowed, the data decides which of them is meant.
+    None is removed from the union. If the union has a mapping and its short form, such as text, the mapping is meant if `data`
+    is a mapping.
     """
     if get_origin(shape) in (Union, types.UnionType):
         members = [m for m in get_args(shape) if m is not type(None)]
-        if len(members) > 1:  # a mapping, or its short form
+        if len(members) > 1:  # the union has a mapping and its short form
             members = [m for m in members if isinstance(data, dict) == _is_struct(m)]
         if data is not None and len(members) == 1:
             return _unwrap(members[0], data)
@@ -85,7 +86,10 @@ def _is_struct(shape: Any) -> bool:
 
 
 def _sentence(data: Any, shape: Any, detail: str) -> str:
-    """The message for a value of the wrong type: what was found and what is allowed. detail: msgspec's message."""
+    """The message for a value that does not match the type `shape`: what was found, and what is allowed.
+
+    detail: the error message of msgspec.
+    """
     bare = get_args(shape)[0] if get_origin(shape) is typing.Annotated else shape
     if get_origin(bare) is Literal:
         allowed = ", ".join(str(choice) for choice in get_args(bare))

@@ -22,10 +22,9 @@ from shardlab.rundir import RunDir
 class Workspace:
     """A user's workspace. No file or folder is created in it before something has to be stored.
 
-    path: the absolute path of the folder as the user wrote it. It may contain symlinks. It is kept, because the nodes of a
-    cluster may know the folder only by this path, for example if the shared folder is a symlink on one of the machines.
-    real_path: the path without symlinks and `..`. Two spellings of the path of one workspace have the same real_path, so
-    real_path identifies the workspace.
+    path: the absolute path of the workspace as the user wrote it, which may contain symlinks. The nodes of a cluster may know
+    the workspace only by this path, for example if the shared folder is a symlink on one of the machines.
+    real_path: the path without symlinks and `..`. It is the same for all spellings of `path`, so it identifies the workspace.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,9 +55,9 @@ class Workspace:
         return workspace
 
     def exposed(self) -> list[str]:
-        """A sentence for each folder of the workspace that other users of this machine can change; empty if they cannot.
+        """A sentence for each folder of the workspace that other users of this machine can change; empty if there is none.
 
-        The folders may belong to this user, to root, and under sudo to the user who called sudo.
+        This user, root and, under sudo, the user who called sudo do not count as other users.
         """
         caller = os.environ.get("SUDO_UID", "")
         trusted = {0, os.geteuid(), int(caller) if caller.isdecimal() else 0}
@@ -75,11 +74,14 @@ class Workspace:
         return whys
 
     def relative(self, path: str) -> Path:
-        """The absolute path for a path in a file of the user, which is relative to the workspace. `~` is the home folder."""
+        """The absolute path for a path that the user wrote, for example in the cluster file. `~` is the home folder.
+
+        path: relative to the workspace, unless it is absolute or begins with `~`.
+        """
         return (self.path / Path(path).expanduser()).absolute()
 
     def data(self, given: str | None) -> Path:
-        """The folder of data sets. given: data.path of the cluster file; None or empty: a folder in .shardlab."""
+        """The folder that contains the data sets. given: data.path of the cluster file; None or empty: use .shardlab/data."""
         return self.relative(given) if given else self.own / "data"
 
     def run(self, run_id: str) -> RunDir:
@@ -106,7 +108,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock of this workspace for adding and removing runs. If another process holds the lock, wait for it.
+        """Hold the lock of this workspace, without which no run may be added or removed. Waits while another process holds it.
 
         The kernel releases the lock when the process ends, even if the process is killed.
         """

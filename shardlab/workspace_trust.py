@@ -1,9 +1,9 @@
-"""Decides whether code in a workspace may be executed: if the workspace was created on this account, or the user trusts it.
+"""Decides whether code in a workspace may be executed: only if this user created the workspace, or trusts it (--trust).
 
 A workspace that was unpacked from an archive, or copied from elsewhere, may contain code of another person. A file in
-.shardlab, the mark, says that the workspace was created here or that the user trusts it (--trust). A mark in an archive is not
-valid: the mark contains a seal that is made with a key in the user's home folder from the inode numbers of the workspace, of
-.shardlab and of the mark itself, and a copy has other inode numbers.
+.shardlab, the mark, says that the workspace was created on this account or that the user trusts it. A mark that was copied is
+not valid: it contains a seal, which is computed with a key in the user's home folder from the inode numbers of the workspace,
+of .shardlab and of the mark, and a copy has other inode numbers.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 MARK = "trusted.json"  # in .shardlab
 CODE = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
-ANSWERS = "own"  # in .shardlab: frozen copies of code, and the answers of `python -m trainers` about it
+ANSWERS = "own"  # in .shardlab: copies of the workspace's code, and the answers of `python -m trainers` about this code
 SOURCE = "source"  # in .shardlab: copies of shardlab's own source, which runs use
-KEY_BYTES = 32
+KEY_BYTES = 32  # length of the key in the user's home folder
 
 
 class TrustMark(msgspec.Struct, frozen=True):
@@ -45,10 +45,10 @@ class TrustMark(msgspec.Struct, frozen=True):
 
 
 def begin(workspace: Workspace) -> None:
-    """Mark a workspace as trusted if it is new: nothing is stored in it yet, and it contains no code.
+    """Mark a workspace as trusted if it is new: shardlab has stored nothing in it yet, and it contains no code.
 
-    It must be called before the first file is stored. If the mark cannot be written, for example because the home folder is
-    read-only, code of the workspace is executed only with --trust.
+    This function must be called before the first file is stored in the workspace. If the mark cannot be written, for example
+    because the home folder is read-only, code of the workspace is executed only with --trust.
     """
     if not workspace.own.exists() and not workspace.runs.exists() and not any(map(has_code, _folders(workspace))):
         with contextlib.suppress(WorkspaceError):
@@ -80,7 +80,7 @@ def trust(workspace: Workspace) -> None:
         for answer in (workspace.own / ANSWERS).glob("*.json"):  # another person may have written these answers
             answer.unlink(missing_ok=True)
         for folder in (workspace.own / SOURCE, *_folders(workspace)):
-            for bytecode in folder.glob("**/__pycache__"):  # Python would execute it instead of the code that the user has read
+            for bytecode in folder.glob("**/__pycache__"):  # Python would execute bytecode, not the source that the user read
                 shutil.rmtree(bytecode, ignore_errors=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -92,10 +92,10 @@ def trust(workspace: Workspace) -> None:
 
 
 def must_be_trusted(workspace: Workspace, code: Sequence[Path], *, trusted: bool) -> None:
-    """Check that the code may be executed.
+    """Raise InputError if code of the workspace is to be executed, but the workspace is not trusted.
 
-    code: the files that will be executed; if there are none, nothing is checked. trusted: mark the workspace as trusted
-    (--trust). Raises InputError if the workspace is not trusted.
+    code: the files that are to be executed; if the list is empty, nothing is checked. trusted: whether the user gave --trust;
+    the workspace is then marked as trusted.
     """
     if not code or is_trusted(workspace):
         return

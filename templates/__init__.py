@@ -1,9 +1,9 @@
-"""The templates (jinja2) of scripts, configuration files and pages of the report, and the functions that render them.
+"""Renders the templates (jinja2) of scripts, configuration files and pages of the report, which are in this folder.
 
-If a template uses a name that has no value, this is an error and never an empty string. In scripts, templates pass every value
-through the filter ``quote``; in pages, every value is cleaned and escaped. A workspace may contain its own templates, which
-another person may have written. Scripts are therefore rendered in jinja2's sandbox, in which a template cannot execute Python
-code.
+If a template uses a name that has no value, rendering fails; the name never becomes an empty string. Templates of scripts pass
+every value through the filter ``quote``; in pages, every value is cleaned and escaped. A workspace may contain its own
+templates of scripts, which another person may have written. Scripts are therefore rendered in jinja2's sandbox, in which a
+template cannot execute Python code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FAULTS = (
 
 
 class TemplateFault(Exception):
-    """A template of a workspace cannot be rendered. The message names its file, its line and the reason."""
+    """A template of a workspace cannot be rendered. The message names the file and line of the template and the reason."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -74,8 +74,8 @@ def render_page(name: str, clean: Callable[[str], str], **values: Any) -> str:
 def parts(name: str, own: Path | None = None) -> list[str]:
     """The names of the template `name` and of all templates that it includes, imports or extends, directly or indirectly.
 
-    Only names in quotes are found. A missing template is left out, and the parts of a template that jinja2 cannot parse are
-    left out; `render` reports these errors.
+    A template is found only if another template names it as a text in quotes. Missing templates are left out, and so are the
+    templates that a template with a syntax error names; `render` reports these errors. own: as in `render`.
     """
     environment, found, left = _scripts(own), list[str](), [name]
     while left:
@@ -128,13 +128,15 @@ _COMMON: dict[str, Any] = {
     "trim_blocks": True,
     "lstrip_blocks": True,
     "keep_trailing_newline": True,
-    "auto_reload": False,  # so that one command renders all scripts from the same version of a template
+    "auto_reload": False,  # a template is read once, so that one command renders all scripts from the same version of it
 }
 
 
 def _place(error: BaseException, own: Path, file: Path) -> str:
-    """FILE:LINE of the error, in the template `file` or in a template in `own` that it includes; only FILE if the line is not
-    known."""
+    """The place of an error as FILE:LINE, or as FILE if the line is not known.
+
+    FILE is the template `file`, or a template in the folder `own` that this template includes.
+    """
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"{error.filename or file}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

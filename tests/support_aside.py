@@ -27,7 +27,7 @@ exec sleep 600
 
 
 def why_not() -> str | None:
-    """Why this machine cannot run such a node, in one line; None if it can."""
+    """Why this machine cannot run a node in a mount namespace of its own, in one line; None if it can."""
     if os.geteuid() != 0:
         return "a node aside needs root"
     done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
@@ -64,7 +64,9 @@ class Aside:
 
 
 def settle(operation, site, target) -> list[str]:
-    """Plan an operation and make its changes; returns what the changes say. Then checks that a second plan has no changes."""
+    """Plan an operation of `provision`, make its changes, and check that a second plan has no changes.
+
+    Returns the descriptions of the changes that were made."""
     planned = operation.plan(site, target)
     assert not isinstance(planned, Nothing), planned
     for change in planned:

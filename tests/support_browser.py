@@ -14,12 +14,12 @@ from playwright.sync_api import Browser, Page, sync_playwright
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needed = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the report is not opened in a browser")
 WIDTH, HEIGHT, PHONE = 1280, 900, 390
-PATIENCE_MS = 300_000  # for a page of a whole study on a busy machine
+PATIENCE_MS = 300_000  # time limit for opening a page; long, because a report of a whole study may load on a busy machine
 
 
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
-    """Headless Chromium, closed at the end."""
+    """Start headless Chromium. It is closed at the end of the block."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM)
         yield started
@@ -48,7 +48,7 @@ class Opened:
 def opened(started: Browser, path: Path, width: int = WIDTH, **options: Any) -> Iterator[Opened]:
     """Open a report in a new page.
 
-    width: of the window, in pixels. options: of the browser context, such as color_scheme.
+    width: the width of the window in pixels. options: options of the browser context, such as color_scheme.
     """
     context = started.new_context(viewport={"width": width, "height": HEIGHT}, **options)
     context.set_default_timeout(PATIENCE_MS)
@@ -59,7 +59,7 @@ def opened(started: Browser, path: Path, width: int = WIDTH, **options: Any) -> 
 
 
 def check(report: Path) -> None:
-    """Check a report: it requests only itself, prints nothing to the console, draws every figure, and is not too wide."""
+    """Check that a report loads no other file, prints nothing to the console, draws every figure, and is not too wide."""
     with browser() as started, opened(started, report) as found:
         assert found.asked == [report.as_uri()]
         assert found.complaints == []
@@ -75,8 +75,8 @@ UNDRAWN = """() => [...document.querySelectorAll('figure')].filter((figure) =>
 
 OVERFLOW = "() => document.documentElement.scrollWidth"
 
-# JavaScript: every text whose contrast with its background is below 4.5, as WCAG 2.2 (1.4.3) defines contrast. An entry is `3.9
-# to 1: text`.
+# JavaScript: lists every text whose contrast with its background is below 4.5, as WCAG 2.2 (1.4.3) defines contrast. Example
+# of an entry in the list: `3.9 to 1: text`.
 FAINT = """() => {
   const parts = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
   const linear = (v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;

@@ -1,4 +1,4 @@
-"""One resolved cell, for tests that need a cell and do not care which."""
+"""One resolved cell, for tests that need any cell, whatever its values are."""
 
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 

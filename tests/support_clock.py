@@ -2,7 +2,7 @@
 
 
 class Clock:
-    """A monotonic clock, in seconds. A test changes `now`."""
+    """A fake monotonic clock, in seconds. A test sets the time by changing `now`."""
 
     def __init__(self):
         self.now = 1000.0

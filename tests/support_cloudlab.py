@@ -24,11 +24,12 @@ def node(
     mac: str | None = None,
     more: str = "",
 ) -> str:
-    """The XML element of a node.
+    """The XML element of a node in a manifest.
 
-    number: from 1; the addresses that are not given are computed from it.
-    address: on the experiment network. control: on the control network. host: the name that logins use.
-    mac: of the interface on the experiment network, without colons.
+    number: the number of the node, from 1. Addresses that are not given are computed from this number.
+    address: the node's address on the experiment network. control: its address on the control network.
+    host: the host name for logins.
+    mac: the MAC address of the node's interface on the experiment network, without colons.
     more: further XML elements inside the node's element.
     """
     machine = f"{hardware}-sample{number}"

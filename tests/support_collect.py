@@ -70,7 +70,10 @@ def loss_at(step: int) -> float:
 
 
 def step_ms(what: Cell, rank: int, step: int, repeat: int) -> float:
-    """The duration of a step in ms: ranks share the work with 10 % overhead; rank 1 is 2 ms slower; repeats differ by 1 ms."""
+    """The duration of a step of a rank in ms, computed from a formula.
+
+    Ranks share the work with 10 % overhead, rank 1 is 2 ms slower than rank 0, and each repeat is 1 ms slower than the last.
+    """
     overhead = {"single": 1.0, "ddp": 1.1, "fsdp2": 1.25}.get(what.strategy, 1.0)
     return 100 * overhead / what.gpus + 2 * rank + repeat + 3 * math.sin(step * 1.7)
 
@@ -107,7 +110,7 @@ def prepare(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1,
 
 
 def loaded(what: Cell, **records: Any) -> LoadedRun:
-    """A run of this cell with these records, as a metric receives it. The run has no folder."""
+    """A run of this cell with these records, in memory, as metrics receive a run. The run has no folder on the disk."""
     run = run_file(what)
     return LoadedRun(RunDir(Path(run.run_id)), JudgedState("completed", ""), run, **records)
 
@@ -118,7 +121,7 @@ def event(folder: RunDir, name: str, after_s: float, **data: Any) -> None:
 
 
 def train(folder: RunDir, steps: int | None = None, gpu: bool | dict[str, Any] = False, loss_shift: float = 0.0) -> float:
-    """Write the step records of every rank and the telemetry. Returns the end of the last step, in seconds after START_S.
+    """Write the step records and the telemetry of a run. Returns the end of the last step, in seconds after START_S.
 
     Warm-up steps take ten times as long as timed steps.
     """
@@ -186,7 +189,7 @@ def sample(folder: RunDir, ended: float, gpu: bool | dict[str, Any] = False, hz:
 
 
 def finish(folder: RunDir, ended: float, **found: Any) -> None:
-    """Write a completed result and an exit with code 0. found: fields of Result that replace the default ones."""
+    """Write the result and the last event of a run that ended with exit code 0. found: fields of Result with other values."""
     result = Result(
         schema=1,
         run_id=folder.run_id,
@@ -237,7 +240,7 @@ def completed(
 ) -> RunDir:
     """Write a run that completed.
 
-    gpus: of its host. found: fields of its result. options: further arguments of `train`.
+    gpus: the GPUs of the run's host. found: fields of the run's result. options: further arguments of `train`.
     """
     folder = prepare(workspace, what, repeat, attempt, rehearsal)
     event(folder, "started", -2)
@@ -259,9 +262,9 @@ def failed(workspace: Workspace, what: Cell, repeat: int, said: str, steps: int 
 def keep(
     workspace: Workspace, cells: list[Cell], repeats: int = 3, title: str = "Strategies on two ranks", **study: Any
 ) -> None:
-    """Write the expansion of a matrix with these cells.
+    """Write the expansion of a matrix with these cells into the workspace.
 
-    study: further fields, such as claims, reported numbers, settings, assumptions, notes and excluded cells.
+    study: further fields of the expansion, such as claims, reported numbers, settings, assumptions, notes and excluded cells.
     """
     plain = {"schema": 1, "name": "quickstart", "title": title, "path": "matrices/quickstart.yaml", "cells": [], "excluded": []}
     kept = msgspec.convert(plain | study, Expansion)
@@ -270,7 +273,7 @@ def keep(
 
 
 def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:
-    """A workspace with runs in many states.
+    """Make a workspace with runs in many states.
 
     Completed: single on 1 rank, ddp on 2 ranks with two launchers, fsdp2 on 2 ranks. Other runs failed, ran out of memory or
     reached their time limit, and the cell zero3 was never run. A telemetry file is cut in its last line, and another file has

@@ -38,13 +38,13 @@ def write(folder, model_type, **changed):
 
 
 def model_of(folder, model_type, **changed):
-    """The model of such a configuration file, as read from a matrix in the folder."""
+    """Write a configuration file of an architecture, and return the model that a matrix file in the folder gets from it."""
     seq_len = None if model_type in ("vit", "resnet") else SEQ_LEN
     return read_model(ModelByConfiguration(transformers=write(folder, model_type, **changed), seq_len=seq_len), folder)
 
 
 def described(folder, model):
-    """What `describe_model` finds out about a model. Imports torch."""
+    """What `describe_model` reports about a model that is given by its configuration. Imports torch."""
     from trainers.tasks import vision_library
 
     vision_library.load()
@@ -59,7 +59,7 @@ def described(folder, model):
 
 
 def use(run_dir, model, known, **options):
-    """Change a run of another workload into a run of this model."""
+    """Change the run folder of a run of another workload so that the run trains this model."""
     run = run_dir.read_run()
     defaults = {option.name: option.default for option in (*menu.strategy(run.cell.strategy).options, *known.options)}
     cell: Cell = msgspec.structs.replace(

@@ -39,7 +39,7 @@ class UserNode(LoginNodeHere, eq=False):
 
 
 def make_image(image: Path, mounts: list[Path], variables: dict[str, str]) -> None:
-    """Make the image.
+    """Make an image for Charliecloud.
 
     mounts: empty folders for bind mounts. variables: environment variables of the image, which its interpreter reads.
     """
@@ -65,9 +65,9 @@ def make_image(image: Path, mounts: list[Path], variables: dict[str, str]) -> No
 
 
 def record_packages(image: Path, **versions: str | None) -> None:
-    """Write a record of each package that the ranks need, in the tested versions.
+    """Write into an image a record of each package that the ranks need, with the version with which shardlab is tested.
 
-    versions: replace the tested versions; None leaves the package out.
+    versions: package -> a version that replaces the tested version; None: the package has no record.
     """
     (library,) = (image / "usr/lib").glob("python3*")
     pinned = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s]+)", software.constraints().decode(), re.MULTILINE))

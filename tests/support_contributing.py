@@ -21,12 +21,12 @@ LIMIT_S = 600
 
 
 def text_of(name: str) -> str:
-    """The text of a page."""
+    """The text of a page of docs/contributing."""
     return (DOCS / "contributing" / f"{name}.md").read_text()
 
 
 def copied(folder: Path) -> Path:
-    """A copy of the repository without its environment."""
+    """Copy the repository, without its virtual environment, into a folder."""
     for part in COPIED:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.png", "*.svg"))
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -34,7 +34,7 @@ def copied(folder: Path) -> Path:
 
 
 def change(name: str, folder: Path) -> None:
-    """Make the changes of a page in a copy of the repository.
+    """Make the changes that a page describes in a copy of the repository.
 
     A block whose title is a path is a new file, or a diff of an existing file. A table `file of that page | becomes` copies
     files of docs/own-strategies.md.
@@ -56,7 +56,7 @@ def shown(name: str) -> list[str]:
 
 
 def applied(content: str, diff: str, path: str) -> str:
-    """The content of a file after a diff without line numbers, whose place must be unique."""
+    """The content of a file after applying a diff without line numbers. The lines of the diff must fit at one place only."""
     lines = diff.splitlines(keepends=True)
     before = "".join(line[1:] for line in lines if line[0] in " -")
     after = "".join(line[1:] for line in lines if line[0] in " +")

@@ -68,7 +68,7 @@ def put(folder: Path, members):
 def tar(path: Path, members, *more, zipped=True):
     """Write a tar archive.
 
-    members: file name to bytes. more: TarInfo objects, or pairs (TarInfo, bytes), that are added at the end.
+    members: file name -> its bytes. more: TarInfo objects, or pairs (TarInfo, bytes), that are added at the end of the archive.
     """
     with tarfile.open(path, "w:gz" if zipped else "w") as archive:
         for name, content in members.items():
@@ -86,10 +86,10 @@ def sha256(path: Path):
 
 
 class Server:
-    """An HTTP server for one file, with Range and ETag.
+    """An HTTP server for one file, which supports the headers Range and ETag.
 
-    cuts: the n-th answer stops after `cuts[n]` bytes. `asked` holds the Range header of each request, and `sent` the bytes of
-    each answer.
+    cuts: the server closes the connection of its n-th answer after `cuts[n]` bytes. `asked` contains the Range header of each
+    request, and `sent` the number of bytes of each answer.
     """
 
     def __init__(self, content: bytes, cuts=(), *, ranges=True) -> None:

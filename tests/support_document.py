@@ -1,4 +1,4 @@
-"""The parts of which descriptions of JSON documents consist (support_documents.py)."""
+"""The types with which support_documents.py describes JSON documents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Struct = type[msgspec.Struct]
 
 
 class Key(NamedTuple):
-    """A key of a document that no type describes. value: what it holds, with names of types. always: never absent."""
+    """A key of a JSON document that is not a field of a type in the code.
+
+    value: the type of its value in words. always: whether every document has the key.
+    """
 
     value: str
     what: str
@@ -19,11 +22,11 @@ class Key(NamedTuple):
 
 
 class Described(NamedTuple):
-    """A document.
+    """The description of a JSON document.
 
-    keys: by hand, for what no type describes; they replace fields of the type.
-    kind: the type of the document, or of the entries of a list.
-    listed: whether the document is a list of such objects. only: the fields that it has, if not all.
+    keys: keys that are described by hand, because they are not fields of `kind`, or are described better than these fields.
+    kind: the type of the document, or of its entries if the document is a list.
+    listed: whether the document is a list of such objects. only: the fields of `kind` that the document has, if not all.
     """
 
     name: str
@@ -34,7 +37,7 @@ class Described(NamedTuple):
     only: tuple[str, ...] = ()
 
     def key_names(self) -> tuple[set[str], set[str]]:
-        """(the keys that are always there, all keys)."""
+        """(the keys that every such document has, all keys that such a document can have)."""
         always, every = of_type(self.kind) if self.kind else (set(), set())
         if self.only:
             always, every = always & set(self.only), every & set(self.only)
@@ -42,7 +45,7 @@ class Described(NamedTuple):
 
 
 def of_type(kind: Struct) -> tuple[set[str], set[str]]:
-    """(the fields that are always in the JSON of a type, all fields)."""
+    """(the fields of a type that its JSON always contains, all fields of the type)."""
     fields = msgspec.structs.fields(kind)
     every = {field.encode_name for field in fields}
     return ({field.encode_name for field in fields if field.required} if kind.__struct_config__.omit_defaults else every), every

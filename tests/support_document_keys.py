@@ -19,7 +19,7 @@ TYPES = {
     for root in (*USED, *(one.kind for one in NAMED.values() if one.kind))
     for name, kind in field_docs.structs(root).items()
 }
-# Where a key holds a list of objects that have a description of their own.
+# The keys whose value is a list of objects, for which support_documents.py has a separate description.
 INSIDE = {
     ("provision", "nodes"): "nodes of provision",
     ("jobs plan", "cells"): "cells of jobs plan",
@@ -28,9 +28,9 @@ INSIDE = {
 
 
 def wrong(name: str, document: Any) -> list[str]:
-    """The keys of a document that the description does not have, and those that it has and the document lacks.
+    """The keys of a document that its description does not contain, and the described keys that the document lacks.
 
-    name: of the description. A file of several lines is given as one document per line.
+    name: the name of the description. If a file has one JSON object per line, each line is passed as a document.
     """
     described = NAMED[name]
     if described.listed:

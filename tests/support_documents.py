@@ -381,7 +381,7 @@ USED = (
     Advice, JudgedRule, Outcome, HardwareType, CollectiveUse, RankWait, StepDifference, OperatorDifference, IdleCauses,
     LaunchDelays, PhaseTime, LayerTime, MemoryUse, MatrixProduct, AttentionUse, ComparedClock, Straggler, Host,
 )  # fmt: skip
-# Keys that documents add to those of a type.
+# For some types: the keys that their objects in JSON documents have in addition to the fields of the type.
 ALSO = {
     InventoryNode: {
         "addresses": Key("mapping or null", "name of a network interface -> its IPv4 addresses"),

@@ -49,7 +49,7 @@ for names and units, and the types that both have.
 
 
 def files() -> str:
-    """The page about files."""
+    """The content of the page json-files.md."""
     events = ["### Kinds of events\n", "Most of them; a reader should ignore kinds that it does not know.\n"]
     events += ["| event | meaning |", "|---|---|"]
     events += [f"| `{name}` | {meaning} |" for name, meaning in EVENTS.items()]
@@ -58,14 +58,14 @@ def files() -> str:
 
 
 def output() -> str:
-    """The page about the output of --json. Types that the page about files has are linked."""
+    """The content of the page json-output.md. For a type that json-files.md describes, it has a link to that page."""
     there = _types([one.kind for one in FILES if one.kind])
     own = _types([*USED, *(one.kind for one in COMMANDS if one.kind)])
     return _page("Output of --json", OUTPUT_RULES, COMMANDS, [], {n: k for n, k in own.items() if n not in there}, there)
 
 
 def _types(roots: Sequence[Struct]) -> dict[str, Struct]:
-    """The types and all types in them, by name."""
+    """The types `roots` and all types that their fields contain, by name."""
     found: dict[str, Struct] = {}
     for root in roots:
         found |= field_docs.structs(root)
@@ -104,7 +104,7 @@ def _page(
 
 
 def _anchor(heading: str) -> str:
-    """The anchor of a heading in the site."""
+    """The anchor that a heading has in the HTML pages of the documentation."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
@@ -136,7 +136,7 @@ def _fields(kind: Struct, links: dict[str, str], replaced: Mapping[str, Key] = {
 
 
 def _value(schema: Schema) -> str:
-    """Describes in words which values a key may have."""
+    """The values that a key may have, in words. schema: the JSON Schema of the key."""
     if "$ref" in schema:
         return str(schema["$ref"])
     if "anyOf" in schema:

@@ -29,7 +29,7 @@ from shardlab.cloudlab_keys import EXTRA_DISK
 NAME = "test-cloudlab"
 NODES = ("gpu0", "gpu1")
 LEASE = timedelta(hours=30)
-CONTROL, EXPERIMENT = "host0", "exp0"  # names of the interfaces on a node
+CONTROL, EXPERIMENT = "host0", "exp0"  # names of a node's interfaces on the control network and the experiment network
 BRIDGE = network.label(f"{NAME}/experiment")
 PARTITION = "/dev/sda4"  # on a node: the unused partition of the boot disk
 MACHINES = f"""\
@@ -40,7 +40,7 @@ nodes: [{", ".join(f"{{name: {name}}}" for name in NODES)}]
 lan: {{subnet: 10.89.79.0/24}}
 storage: {{shared: SHARED}}
 """
-# The kernel of practice nodes has no NFS, so the nodes share a folder of this machine.
+# The cluster file of the experiment. The kernel of practice nodes has no NFS, so the nodes share a folder of this machine.
 CLUSTER = f"""\
 schema: 1
 name: {NAME}
@@ -52,8 +52,9 @@ data: {{{{path: {EXTRA_DISK}/datasets}}}}
 environment: {{{{wheelhouse: /opt/wheels}}}}
 slurm: {{{{partition: gpu}}}}
 """
-# What CloudLab's program does: it makes a file system in partition 4 of the boot disk and mounts it now and at every boot. It
-# fails if the folder does not exist, or if the partition has a file system and -f is not given.
+# A script that does the same as CloudLab's program mkextrafs.pl: it makes a file system in partition 4 of the boot disk, and
+# mounts the file system now and at every boot. It fails if the folder does not exist, or if the partition already has a file
+# system and the option -f is not given.
 MKEXTRAFS = f"""\
 #!/bin/sh
 set -e
@@ -106,7 +107,7 @@ class PracticeExperiment:
         (self.path / "cluster.yaml").write_text(CLUSTER.format(identity=identity, shared=self.practice.shared))
 
     def links(self, name: str) -> dict[str, dict[str, Any]]:
-        """The network interfaces of a node with their counters, by interface name. This does not log in to the node."""
+        """The network interfaces of a node with their counters, by interface name. Reading them needs no login to the node."""
         said = json.loads(self._in_network(name, "ip", "-json", "-statistics", "link", "show"))
         return {link["ifname"]: link for link in said}
 
@@ -151,7 +152,7 @@ class PracticeExperiment:
 
 
 def experiments(folder: Path, workspace: Path) -> Iterator[PracticeExperiment]:
-    """An experiment with booted nodes that `provision` has not set up. Everything is removed at the end."""
+    """Yield an imitated experiment whose nodes are booted, but not yet set up by `provision`. It is removed at the end."""
     with contextlib.ExitStack() as stack:
         disks = [stack.enter_context(disk(folder.with_name(f"{folder.name}-{name}.img"))) for name in NODES]
         practice = stack.enter_context(unprovisioned(folder, MACHINES))
@@ -170,7 +171,7 @@ def experiments(folder: Path, workspace: Path) -> Iterator[PracticeExperiment]:
 
 @contextlib.contextmanager
 def disk(file: Path) -> Iterator[str]:
-    """A block device of this machine, backed by a new file. Both are removed at the end."""
+    """Yield a block device of this machine whose content is in a new file. The device and the file are removed at the end."""
     with file.open("wb") as handle:
         handle.truncate(1 << 30)
     try:

@@ -41,7 +41,7 @@ class FakeGpus:
     def run(self, ranks: int = 1, *, small_gpu: int | None = None, **keys: Any) -> tuple[RunDir, list[int]]:
         """Run a cell; returns the run and the exit codes of its ranks.
 
-        keys: of the cell. small_gpu: the rank whose GPU has almost no memory.
+        keys: keys of the cell. small_gpu: the number of the rank whose GPU has almost no memory.
         """
         run_dir = self.bench.run_dir(**{"steps": 3, "launcher": "torchrun", **keys})
         return run_dir, self.again(run_dir, ranks, small_gpu=small_gpu)

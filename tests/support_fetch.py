@@ -21,9 +21,10 @@ from shardlab import remote_workspace
 from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.workspace import Workspace
 
-# The files that control this script: `fault` has one line with the number of a connection (from 1), a number of bytes, and what
-# happens to this connection after these bytes (cut, kill or none). `answer` is sent on the first connection instead of the
-# cluster's own answer. `before` is a script that runs before each connection, with the connection's number as its argument.
+# The stand-in of `ssh`. Three files in the folder of the test control it. `fault`: one line with the number of a connection
+# (from 1), a number of bytes, and what happens to this connection after these bytes (cut, kill or none). `answer`: is sent on
+# the first connection instead of the cluster's own answer. `before`: a script that runs before each connection, with the number
+# of the connection as its argument.
 SSH = """\
 #!/bin/sh
 for word; do test "$word" != -G || exit 0; done
@@ -42,7 +43,7 @@ if test "$(wc -l < "@/connections")" != "$which"; then exec sh -c "$*"; fi
 if test "$what" = cut; then sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 $$; }; fi
 sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 "$SHARDLAB_TEST_PID"; cat; }
 """
-# Runs the command `collect fetch`. The command can be killed just before it touches a file of its workspace.
+# A Python script that runs the command `collect fetch`. It can kill the command just before it touches a file of its workspace.
 COMMAND = """
 import os, sys
 os.environ["SHARDLAB_TEST_PID"] = str(os.getpid())
@@ -60,7 +61,7 @@ sys.exit(main(["fetch", "--workspace", workspace, *sys.argv[3:]]))
 
 
 class Cluster:
-    """A cluster with a workspace.
+    """A workspace on this machine, and a workspace on an imitated cluster that contains the runs.
 
     there: the workspace on the cluster. here: the workspace on this machine, whose runs are on the cluster.
     """
@@ -79,7 +80,7 @@ class Cluster:
         self.no_fault()
 
     def send(self) -> None:
-        """Mark the workspace here as `jobs submit` does: its runs are on the cluster."""
+        """Write away.json into the workspace `here`, as `jobs submit` does. It says that the runs are on the cluster."""
         where: dict[str, Any] = {"host": "far", "port": None, "user": None, "identity": None, "known_hosts": "/none"}
         rest = {"schema": 1, "cluster": "far", "host_keys": "strict", "python": sys.executable, "mark": "far:/ws\n"}
         remote_workspace.keep(self.here, RemoteWorkspace(workspace=str(self.there.path), **where, **rest))
@@ -89,10 +90,10 @@ class Cluster:
         (self.folder / "fault").write_text("0 0 none\n")
 
     def fault(self, connection: int, after_bytes: int, what: str) -> None:
-        """Set the fault of a connection.
+        """Let a fault happen in a connection to the cluster.
 
-        connection: its number, from 1. after_bytes: when the fault happens.
-        what: "cut" cuts the connection; "kill" kills the command and keeps the connection.
+        connection: the number of the connection, from 1. after_bytes: the fault happens after this number of bytes was sent.
+        what: "cut" cuts the connection; "kill" kills the command `collect fetch` and keeps the connection.
         """
         self.no_fault()
         (self.folder / "fault").write_text(f"{connection} {after_bytes} {what}\n")
@@ -127,7 +128,7 @@ def tree(folder: Path, *but: str) -> dict[str, tuple[str, int, int]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The bytes of each file of a run, by path in the run's folder; manifest.json is left out."""
+    """The content of each file of a run except manifest.json, by the path of the file in the run folder."""
     files = {
         str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"
     }
@@ -135,5 +136,5 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def copy_run(run: Path, name: str) -> Path:
-    """Copy a run to another name."""
+    """Copy a run folder, so that the workspace has the same run under another run id."""
     return Path(shutil.copytree(run, run.with_name(name)))

@@ -1,7 +1,7 @@
 """Forks the ranks of a cell from a test's own script, so that the script can change or inspect them before they start."""
 
-# The last part of a test's script. The script defines a `cell` and a function `rank`. This part forks all ranks of the cell. If
-# a rank fails, its traceback is printed, the other ranks are killed, and the script exits with 1.
+# Code that tests append to their scripts. The script defines a `cell` and a function `rank`, and the appended code forks all
+# ranks of the cell. If a rank fails, its traceback is printed, the other ranks are killed, and the script exits with 1.
 FORK_RANKS = """
 import signal, traceback
 store = tempfile.mkdtemp() + "/store"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 
 class Noted:
-    """An object of a profile script. The script may set any attribute."""
+    """An object that a profile script makes, such as a node. Attributes that the script sets are recorded."""
 
     def __init__(self, name: str, **attributes: Any) -> None:
         self.name = name
@@ -51,9 +51,9 @@ class Request:
 
 
 class Context:
-    """geni-lib's Context.
+    """The stand-in of geni-lib's class Context.
 
-    bindings: the values that a user entered at the portal; they replace the defaults of the parameters.
+    bindings: the values that a user entered at the portal for parameters of the profile, in place of the defaults.
     """
 
     bindings: ClassVar[dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Compares a whole text with a golden file, and makes the run whose texts are compared."""
+"""Compares a whole text with a golden file (a file with the expected text), and makes a run for tests that use golden files."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ HOSTILE = '/tmp/it\'s "here"\n; touch owned; $(touch owned) `touch owned` #'
 
 
 def same_as_golden(name: str, text: str) -> None:
-    """Compare a text with its golden file. `make golden` writes the golden files instead."""
+    """Check that a text equals its golden file. With `make golden`, the text is written to the golden file first."""
     path = GOLDEN / name
     if os.environ.get("SHARDLAB_GOLDEN") == "write":
         path.write_text(text)

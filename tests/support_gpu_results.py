@@ -37,7 +37,7 @@ def problems(folder: Path) -> list[str]:
 
 
 def _unread(file: Path) -> str:
-    """Why a trace has no GPU kernels, or a snapshot has no memory segments; '' if the file is good."""
+    """Why a file is not a trace with GPU kernels, or not a memory snapshot with memory segments; '' if the file is good."""
     if not file.exists():
         return f"{file.name} is not there"
     if file.name.endswith("-trace.json.gz"):

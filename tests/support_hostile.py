@@ -18,9 +18,9 @@ from shardlab.run import run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-# This text sets the title of the window, clears the screen, reverses the reading direction, hides a letter, changes the colour
-# by a one-byte control character, rings the bell, deletes, returns to the start of the line and breaks the line. It also
-# contains markup of rich.
+# A hostile text. On a terminal, it sets the title of the window, clears the screen, reverses the reading direction, hides a
+# letter, changes the colour by a one-byte control character, rings the bell, deletes, returns to the start of the line and
+# breaks the line. It also contains markup of the library rich.
 STEERING = (
     "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\u200b\x9b31m\x07\x7f\rover\x1b[1;1H\n\u2028[bold]b[/bold][link=x]l[/link]:smile:"
 )
@@ -33,7 +33,7 @@ SAID_BY_NODES = {
 
 
 def matrix(path: Path) -> Workspace:
-    """A workspace in which titles, claims, reasons, host names and logs contain STEERING."""
+    """Make a workspace in which titles, claims, reasons, host names and logs contain the hostile text STEERING."""
     workspace = support.matrix(path)
     single, ddp, odd = support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2, options={STEERING: STEERING})
     faster = "throughput_per_s(strategy='ddp', launcher='torchrun') / throughput_per_s(strategy='single') >= 1.5"
@@ -56,7 +56,7 @@ def matrix(path: Path) -> Workspace:
 
 
 def failed_run(workspace: Workspace) -> RunDir:
-    """The failed run whose reason contains STEERING."""
+    """The run that failed for a reason whose text contains STEERING."""
     return workspace.run(run_id(support.cell("fsdp2", 2, options={STEERING: STEERING}), 2))
 
 

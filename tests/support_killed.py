@@ -1,6 +1,6 @@
 """Runs `provision` and kills it after a change that it made. Usage: support_killed.py SEEN CLUSTER.yaml ...
 
-SEEN is a file with the changes after which `provision` was already killed, one per line.
+SEEN is a file that lists, one per line, the changes after which `provision` was already killed.
 
 `provision` is killed only once for each change. Some changes, such as an update of the package lists, leave nothing that a
 later run could see, so a later run makes them again. If `provision` were killed each time, no run would get past such a

@@ -16,7 +16,7 @@ import psutil
 from shardlab.record import Event, StepRecord
 from shardlab.rundir import RunDir
 
-HANG_S = 900.0  # after this time a process counts as hung; the value is high because machines differ in speed and load
+HANG_S = 900.0  # seconds after which a process counts as hung; the value is high because machines differ in speed and load
 # The workload is vgg16-tiny: its ranks need half of the processor time to start, because they do not import transformers.
 MATRIX = """\
 schema: 1
@@ -31,7 +31,8 @@ defaults:
 """
 
 
-# The default time limit. Only a test that fails waits so long; imports on a cold and busy machine take minutes.
+# The default time limit of a command, in seconds. It is long, because imports on a cold and busy machine take minutes. Only a
+# test that fails waits so long.
 PATIENCE_S = 600.0
 
 
@@ -63,7 +64,7 @@ class Bench:
         return {run["id"]: run["state"] for run in self.json("jobs", "status")["runs"]}
 
     def folders(self) -> list[RunDir]:
-        """The folders of rendered runs. Hidden folders, whose runs are only partly rendered, are left out."""
+        """The run folders of rendered runs. A run that is only partly rendered has a hidden folder, which is left out."""
         return [RunDir(path.parent) for path in sorted((self.path / "runs").glob("[!.]*/run.json"))]
 
     def logs(self) -> str:
@@ -72,7 +73,7 @@ class Bench:
 
 
 def benches(folder: Path) -> Iterator[Bench]:
-    """A Bench. At the end its runs are cancelled and its processes are killed."""
+    """Yield a Bench. At the end, its runs are cancelled and the processes that they left are killed."""
     made = Bench(folder)
     yield made
     made.run("jobs", "cancel", "--all")
@@ -81,7 +82,7 @@ def benches(folder: Path) -> Iterator[Bench]:
 
 
 def time_limit_s(folder: Path) -> int:
-    """A time limit in seconds: long enough for two forked ranks to record their first steps under the present load.
+    """Measure a time limit in seconds that lets two forked ranks record their first steps under the present load.
 
     A time limit starts with the run and not with its first step. So the first run makes the fork server import everything, and
     the start of the second run is measured.
@@ -101,7 +102,7 @@ def clock(seconds: int) -> str:
 
 
 def holds_pause(record: StepRecord, stood_still: Event) -> bool:
-    """Whether the middle of a suspension lies within a step."""
+    """Whether the middle of a suspension lies within a step. stood_still: the event that records the suspension."""
     middle = stood_still.wall_s - stood_still.data["seconds"] / 2
     return record.wall_s - record.step_ms / 1000 < middle < record.wall_s
 
@@ -113,9 +114,10 @@ def logs(folder: Path) -> str:
 
 
 def until(true: Callable[[], Any], what: str, limit_s: float = PATIENCE_S, *, least_pause_s: float = 0.05) -> Any:
-    """Call `true` until its result is true, and return the result. Fails after limit_s.
+    """Call `true` until its result is true, and return the result. The test fails after limit_s seconds.
 
-    Between two calls it sleeps for twice as long as a call takes, so that other processes get the processor.
+    what: what the test waits for, in words. Between two calls, this function sleeps for twice as long as a call takes, so that
+    other processes get the processor.
     """
     deadline = time.monotonic() + limit_s
     while (begun := time.monotonic()) < deadline:

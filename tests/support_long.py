@@ -6,5 +6,5 @@ LONG = os.environ.get("SHARDLAB_TESTS") == "long"
 
 
 def only_long(*cases: object) -> tuple[object, ...]:
-    """Further cases of a parametrized test, which run only in the long form."""
+    """These further cases of a parametrized test, if the long forms of tests run; else no cases."""
     return cases if LONG else ()

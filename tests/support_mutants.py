@@ -49,7 +49,7 @@ NUMBERS = b"0123456789"
 
 
 def mutant(content: bytes, pick: random.Random) -> bytes:
-    """The bytes of a trace, changed at one to three random places."""
+    """A mutant of a trace: the bytes of the trace file, changed at one to three random places."""
     for _ in range(pick.randint(1, 3)):
         at, length = pick.randrange(len(content) + 1), int(2 ** pick.uniform(0, 12))
         kind = pick.randrange(7)
@@ -77,7 +77,7 @@ def _with_value(content: bytes, at: int, pick: random.Random) -> bytes:
 
 
 def check(path: Path) -> None:
-    """Read a trace and compute every figure that needs only this file.
+    """Read a trace, compute every figure that needs only this trace, and check that the figures are possible.
 
     Raises the exception of the reader, or AssertionError.
     """

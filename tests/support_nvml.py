@@ -42,7 +42,7 @@ class StubNvml:
         """Define GPUs with these UUIDs.
 
         power_w, energy_j, reasons (NVML's bits of throttling) and answers (names as in nvml.cpp) apply to all GPUs.
-        of: maps the index of a GPU to answers of this GPU alone.
+        of: maps the index of a GPU to answers that only this GPU gives.
         processes: maps the index of a GPU to the process ids that use it.
         mig: maps the index of a GPU to its MIG instances, each with its UUID and its used memory.
         xids: all XID errors up to now, as pairs (index of the GPU, XID number).
@@ -68,7 +68,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> StubNvml:
 
 @pytest.fixture(scope="module")
 def old_nvml(tmp_path_factory: pytest.TempPathFactory) -> StubNvml:
-    """The stub of NVML as in a driver older than version 510."""
+    """The stub of NVML, compiled with only the functions that a driver older than version 510 has."""
     return _compiled(tmp_path_factory, "-DOLD_DRIVER")
 
 

@@ -1,4 +1,4 @@
-"""Own workloads in tests: what `describe` says about a file, and a run that a test makes by hand."""
+"""Makes workloads that a file of the workspace defines, and run folders of such workloads, for tests."""
 
 import msgspec
 from support_cells import CELL
@@ -17,14 +17,17 @@ def described(folder, text):
 
 
 def cell_of(known, strategy, **keys):
-    """A cell of this workload on two ranks, with default options."""
+    """A cell with a workload of the workspace on two ranks, with the default options of the workload."""
     options = {option.name: option.default for option in (*menu.strategy(strategy).options, *known.options)}
     keys = {"gpus": 2, "dp": 1, "seq_len": None, "workload_code": known.code, "options": options} | keys
     return msgspec.structs.replace(CELL, workload=known.name, strategy=strategy, **keys)
 
 
 def run_dir_of(bench, folder, known, strategy, **keys):
-    """A run folder of this workload, with a copy of its code. `described` must have written the workload to `folder`."""
+    """Make the run folder of a run of a workload of the workspace, with a copy of the workload's code.
+
+    folder: the folder to which `described` has written the workload before.
+    """
     run_dir = bench.run_dir(strategy=strategy, **keys)
     run, options = run_dir.read_run(), cell_of(known, strategy).options
     cell = msgspec.structs.replace(run.cell, workload=known.name, seq_len=None, workload_code=known.code, options=options)

@@ -1,4 +1,4 @@
-"""Follows a page of docs/ as a reader does: writes its files into a workspace, then runs its commands."""
+"""Follows a page of docs/ as a reader does: writes the files that the page shows into a workspace, then runs its commands."""
 
 import re
 import shlex

@@ -7,7 +7,7 @@ ADAMW = Optimizer(name="adamw", lr=1e-4)
 
 
 def cell(workload="gpt2-large", strategy="ddp", gpus=1, *, micro=1, passes=1, tp=1, pp=1, options=None, **keys):
-    """A cell whose micro-batch has `micro` items. A step has `passes` forward and backward passes."""
+    """A cell with this workload and strategy. micro: items in a micro-batch. passes: micro-batches of a rank in a step."""
     of_workload, of_strategy = menu.workload(workload), menu.strategy(strategy)
     defaults = {option.name: option.default for option in (*of_workload.options, *of_strategy.options)}
     dp = gpus // tp // pp

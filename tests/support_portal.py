@@ -45,8 +45,8 @@ class TestPortal:
 
     faults: what the portal does with the next requests, by HTTP method and end of the path. Each fault is used once.
     polls: how many times a new experiment can be read before its nodes are ready.
-    date: the Date header of every answer. grants: maps the hours that an extension asks for to the hours that the portal
-    grants.
+    date: the Date header of every answer. grants: a function that gets the hours for which an extension asks and returns the
+    hours that the portal grants.
     """
 
     __test__ = False
@@ -124,9 +124,9 @@ def two_nodes(site: str = "wisc.cloudlab.us") -> str:
 
 
 def nodes(ready: bool, **more: Any) -> list[dict[str, Any]]:
-    """What the portal says about two nodes.
+    """The part of the portal's answer about an experiment that describes its two nodes.
 
-    ready: if False, the second node is still booting.
+    ready: whether both nodes have booted; False: the second node is still booting.
     """
     up = {"status": "ready", "state": "started", "rawstate": "ISUP", "startup_status": None, "urn": URN}
     boots = {**up, "status": "booting", "state": "started", "rawstate": "BOOTING"}
@@ -134,7 +134,7 @@ def nodes(ready: bool, **more: Any) -> list[dict[str, Any]]:
 
 
 class Server(ThreadingHTTPServer):
-    """The HTTP server. A connection that a client breaks off is not an error."""
+    """The HTTP server of the stand-in portal. A connection that a client breaks off is not reported as an error."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -142,7 +142,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The handler of one request. The state is in the server's attribute `portal`."""
+    """Answers one request to the stand-in portal. The state of the portal is in the server's attribute `portal`."""
 
     protocol_version = "HTTP/1.1"
     server: Any
@@ -265,7 +265,7 @@ def carried_out_then(fault: Fault) -> Fault:
 
 @contextmanager
 def serve(folder: Path) -> Iterator[TestPortal]:
-    """A portal that serves requests at its `url` during the block.
+    """Yield a stand-in portal that answers requests at its `url` during the block.
 
     folder: gets the private key and the certificate of the server.
     """

@@ -23,7 +23,7 @@ provider: cloudlab
 cloudlab: {{project: myproj, hardware: d8545, nodes: 2, lan_mbps: 25000, blockstore_gib: 0, portal_url: "{}"}}
 ssh: {{user: alice, host_keys: accept-new}}
 """
-# Runs the command in a process of its own, with the short polling interval of the tests.
+# A Python script that runs `provision` in a process of its own, with the short polling interval of the tests.
 COMMAND = (
     "import sys; from shardlab import command_start; from provision.cloudlab import readiness, termination; "
     "readiness.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start('provision'))"
@@ -41,7 +41,7 @@ HOSTILE = {
 
 
 class Place:
-    """A workspace, its stand-in portal, and the last output of `provision`."""
+    """A workspace, the stand-in portal that `provision` uses for it, and the output of the last `provision`."""
 
     def __init__(self, folder, portal, capsys):
         self.folder, self.portal, self.capsys = folder, portal, capsys
@@ -52,7 +52,7 @@ class Place:
     def provision(self, *words):
         """Run `provision`; returns its exit code.
 
-        The nodes cannot be reached. So the exit code is 1 if `provision` gets far enough to contact them.
+        The nodes cannot be reached. So the exit code is 1 if `provision` succeeds so far that it tries to contact the nodes.
         """
         code = cli.main(["--workspace", str(self.folder), *words])
         said = self.capsys.readouterr()
@@ -83,7 +83,7 @@ class Place:
 
 @contextmanager
 def place_of_portal(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Iterator[Place]:
-    """A workspace without an experiment. The token is in the user's token file."""
+    """Make a workspace without an experiment, and its stand-in portal. The portal's token is in the user's token file."""
     server, home, workspace = (tmp_path / name for name in ("portal", "home", "workspace"))
     for folder in (server, home / ".config/shardlab", workspace):
         folder.mkdir(parents=True)

@@ -189,7 +189,7 @@ class Study:
         return [folder.judge().state for folder in self.workspace.all_runs()]
 
     def times_sent(self):
-        """The pairs (how often a run was submitted, how often it ended) that occur in the runs' folders."""
+        """For all runs, the different pairs (how often a run was submitted, how often it ended), from their events."""
         return {
             (sum(event.event == "submitted" for event in folder.events()), sum(e.event == "exited" for e in folder.events()))
             for folder in self.workspace.all_runs()

@@ -17,9 +17,9 @@ KINDS = {  # Kineto's name of a collective, our name, and whether the message si
 
 
 class RankOfRun:
-    """One rank: its trace events and its collective calls.
+    """One rank of a generated run: its trace events and its collective calls.
 
-    events: times in ns.
+    events: the trace events; their times are in ns.
     calls: tuples (name, step, start in ns, end in ns, message size in bytes, waiting time in ns).
     """
 
@@ -67,7 +67,7 @@ def arguments(kind: str, elements: int, size: int, ranks: str, name: str = "3") 
 
 
 def run(seed: int, *, size: int = 3, steps: int = 2) -> list[RankOfRun]:
-    """Ranks that share one clock.
+    """Generate the ranks of a run. The times of all ranks are of one clock.
 
     Collectives that synchronize end at the same time on all ranks, so the waiting time of each rank is known. All times are
     below 10 us.
@@ -77,7 +77,7 @@ def run(seed: int, *, size: int = 3, steps: int = 2) -> list[RankOfRun]:
     now = 1000
     for step in range(steps):
         begin = now
-        # the time at which the stream of the collectives is free, for each rank
+        # For each rank, the time in ns at which its stream for collectives is free.
         free = [now + pick.randint(20, 60) for _ in ranks]
         for _ in range(pick.randint(1, 4)):
             kind = pick.choice(list(KINDS))
@@ -119,5 +119,5 @@ def is_collective(event: dict) -> bool:
 
 
 def moments(events: list[dict]) -> set[int]:
-    """Every nanosecond at which at least one of the events is running."""
+    """The set of all nanoseconds at which at least one of the events is running."""
     return {ns for event in events for ns in range(event["ts"], event["ts"] + event["dur"])}

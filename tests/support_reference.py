@@ -13,8 +13,8 @@ from shardlab.state import STATES
 
 Schema = dict[str, Any]
 WRITTEN = "This page is written from the code by `make golden`.\n"
-# Types of the schema that get no section of their own on the page.
-# `exclude` and `include` describe what these types allow beyond the keys of a cell
+# Types of the JSON Schema that get no section of their own on the page, because the keys `exclude`, `include` and `axes`
+# describe what these types allow.
 OMITTED = ("Inclusion", "Exclusion", "Axes")
 DOTTED = "Members of `optimizer` and `schedule` may also be given alone, such as `optimizer.lr`."
 CLUSTER = (
@@ -30,7 +30,7 @@ PAGES = {"cluster": ("Keys of cluster.yaml", CLUSTER), "matrix": ("Keys of matri
 
 
 def keys(name: str) -> str:
-    """The page about the keys of a file: one table for the file and one for each mapping in it."""
+    """The page about the keys of cluster.yaml or matrix.yaml: a table for the file and a table for each mapping in the file."""
     schema = json_schema.schemas()[name]
     title, about = PAGES[name]
     parts = [f"# {title}\n", WRITTEN, f"{about}\n", *_table(schema)]
@@ -64,7 +64,7 @@ def _default(part: Schema) -> str:
 
 
 def _value(part: Schema) -> str:
-    """Describes in words which values a key may have."""
+    """The values that a key may have, in words. part: the JSON Schema of the key."""
     if "$ref" in part:
         kind = part["$ref"].rpartition("/")[2]
         return "as an axis" if kind == "Axes" else f"[{kind}](#{kind.lower()})" if kind not in OMITTED else "keys of a cell"
@@ -92,7 +92,7 @@ def _cell(text: str) -> str:
 
 
 def commands() -> str:
-    """The page with the help texts of all commands. The golden files contain these texts."""
+    """The page with the help texts of all commands, which are read from the golden files."""
     parts = [
         "# Commands\n",
         WRITTEN,

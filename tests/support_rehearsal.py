@@ -139,7 +139,10 @@ class Rehearser:
         )  # fmt: skip
 
     def __call__(self, cell, real="nothing", *, full_depth=False):
-        """(The answer, the measurement for each of its ranks, or None if nothing is measured)."""
+        """Rehearse a cell. Returns (the answer of the rehearsal; the measurement of each rank in it, or None without one).
+
+        real: what is also measured in a real step: memory, collectives or nothing.
+        """
         self._process.stdin.write(msgspec.json.encode((cell, real, full_depth)) + b"\n")
         self._process.stdin.flush()
         ready, _, _ = select.select([self._process.stdout], [], [], HANG_S)

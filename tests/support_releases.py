@@ -21,13 +21,13 @@ ON_EACH = ("test_practice_line", "test_slurm_line", "test_slurm_launchers")
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Run each test of the files in ON_EACH once for each release."""
+    """Run each test of the files in ON_EACH once for each selected release of Debian."""
     if metafunc.module.__name__.rpartition(".")[2] in ON_EACH and "release" in metafunc.fixturenames and RELEASES != (OWN,):
         metafunc.parametrize("release", RELEASES, indirect=True, scope="session")
 
 
 def place(item: pytest.Item) -> int:
-    """The sort key of tests: the release of this machine comes first, then the other releases."""
+    """The sort key of a test: tests on this machine's release of Debian come first, then the tests of each other release."""
     callspec = getattr(item, "callspec", None)
     found = callspec.params.get("release", OWN) if callspec is not None else OWN
     return RELEASES.index(found) if found in RELEASES else -1

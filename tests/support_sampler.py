@@ -23,7 +23,7 @@ def records(out: Path) -> list[Sample]:
 
 
 def sampled(process: "subprocess.Popen[str]", out: Path, more: int = 1) -> None:
-    """Wait until the sampler has written this many more samples."""
+    """Wait until the sampler has written `more` further samples to the file `out`."""
     before = len(records(out)) if out.exists() else 0
     until(lambda: process.poll() is not None or len(records(out)) >= before + more, "it writes samples")
     assert process.poll() is None, process.communicate()

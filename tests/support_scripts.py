@@ -24,7 +24,7 @@ from support_line import HANG_S
 
 
 class Scripts:
-    """Starts the process that has imported everything, and sends scripts to it."""
+    """Starts the process that has already imported torch, and sends the scripts of tests to this process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
@@ -58,7 +58,7 @@ class Scripts:
             return subprocess.CompletedProcess([script, *words], code, stdout.read_text(), stderr.read_text())
 
     def _answer(self) -> Any:
-        """The next answer of the process, decoded; None if there is no answer within HANG_S."""
+        """The next answer of the process, decoded from JSON; None if no answer arrives within HANG_S seconds."""
         assert self._process is not None
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], HANG_S)

@@ -15,7 +15,8 @@ name: m
 defaults: {workload: gpt2-tiny, strategy: ddp, gpus: 1, seq_len: 16, steps: 1, prove: "off", launcher: fork}
 search: {key: gpu_batch_size, for: GOAL, at_most: 8}
 """
-# The script of a try. The file `dies-SIZE` ends it before its supervisor starts, as a kill of all processes does.
+# The template of the job script of a try. If the file `dies-SIZE` exists, the script kills itself before it starts the
+# supervisor, as if all processes of the run had been killed.
 SCRIPT = """\
 #!/bin/bash
 {% for option in options | default([]) %}
@@ -33,8 +34,8 @@ exec PYTHON -m jobs.attempt . -- PYTHON RANKS $size
 class SearchedWorkspace:
     """A workspace with a matrix that searches a batch size from 1 to 8.
 
-    template: the name of the script's template; ranks of `ssh.sh` are started over SSH. goal: of the search. limit: the largest
-    size that fits. While the file `holds-SIZE` exists, a try of this size does not end.
+    template: the name of the template of the job script; with `ssh.sh`, ranks are started over SSH. goal: the goal of the
+    search. limit: the largest size that fits. While the file `holds-SIZE` exists, a try of this size does not end.
     """
 
     def __init__(self, folder: Path, template: str = "local.sh", goal: str = "largest_that_fits", limit: int = 2) -> None:
@@ -49,7 +50,7 @@ class SearchedWorkspace:
         (folder / "limit").write_text(str(limit))
 
     def jobs(self, verb: str, *words: str, code: int = 0) -> str:
-        """What a command prints; it must end with this exit code."""
+        """Run a command of `jobs`, check its exit code, and return what it prints. code: the expected exit code."""
         more = ["--matrix", str(self.matrix)] if verb in ("submit", "plan") else []
         command = [sys.executable, "-m", "jobs", verb, *more, *words, "--workspace", str(self.workspace.path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -80,7 +81,7 @@ class SearchedWorkspace:
         return path
 
     def when_started(self, size: int) -> RunDir:
-        """The run of this size, as soon as its ranks have started."""
+        """Wait until the ranks of the try of this batch size have started, and return its run folder."""
         while True:
             for folder in self.folders():
                 if folder.read_run().cell.micro_batch_size == size and (folder.path / "ranks").exists():

@@ -1,4 +1,6 @@
-"""The stand-in for the ranks of a try: a batch larger than a limit is out of memory. Run in the folder of the run.
+"""A stand-in for the ranks of a try of a search: if SIZE is larger than a limit, it ends as out of memory.
+
+It is started in the run folder:
 
 python support_search_ranks.py SIZE
 """

@@ -112,14 +112,14 @@ Host uni
 
 
 class Site:
-    """The cluster, the user's files on its shared folder, and the commands that the user runs on this machine (the desk)."""
+    """The imitated site, the user's files in its shared folder, and the commands that the user runs on this machine (desk)."""
 
     def __init__(self, slurm: SlurmCluster, folder: Path) -> None:
         self.slurm, self.folder = slurm, folder
         self.home, self.scratch = slurm.shared / "site" / "home", slurm.shared / "site" / "scratch"
         self.shared = self.scratch / "shardlab"
         self.desk = folder / "desk"
-        # a short path: a Unix socket is created there, and the path of a socket has a maximum length
+        # The folder has a short path, because a Unix socket is created in it, and the path of a socket has a maximum length.
         self.cache = Path(tempfile.mkdtemp(prefix="site"))
         self._before = self._person()
         for path in (self.home / ".ssh", self.scratch, self.desk):
@@ -236,7 +236,7 @@ def _quoted(text: str) -> str:
 
 @contextlib.contextmanager
 def package_index(wheels: Path, folder: Path, address: str) -> Iterator[str]:
-    """The URL of a package index with these wheels.
+    """Yield the URL of a package index that offers the wheels in the folder `wheels`.
 
     address: the address of this machine at which the index answers.
     """

@@ -56,7 +56,7 @@ def is_allowed(test: str, reason: str) -> bool:
 
 
 def _fail_if_not_allowed(report: Report) -> Report:
-    """Turn a skip that is not in the table into a failure that says why."""
+    """Change the report of a skipped test into a failure if the table ALLOWED does not allow the skip."""
     if CI and report.skipped and not hasattr(report, "wasxfail"):
         reason = _reason(report)
         if not is_allowed(report.nodeid, reason):

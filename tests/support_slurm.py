@@ -196,7 +196,7 @@ class Study:
         return submission.all_of(Workspace(self.path))
 
     def queue(self) -> list[str]:
-        """The names of this user's jobs that wait or run. An array has one name."""
+        """The names of this user's jobs that wait or run in Slurm. All jobs of a job array have the same name."""
         return self.slurm.run("head", "squeue -h --me -o %j").split()
 
     def logs(self) -> str:
@@ -217,7 +217,7 @@ class Desk:
     """A workspace on this machine, from which a user works on the cluster."""
 
     def __init__(self, slurm: SlurmCluster, folder: Path, before: Sequence[str] = ()) -> None:
-        """before: words that stand before each command."""
+        """before: words that are put before the words of each command, such as `env NAME=VALUE`."""
         self.slurm, self.path, self.before = slurm, folder, before
         (folder / "cluster.yaml").write_text(slurm.file.read_text())
         own = Workspace(folder).own
@@ -239,7 +239,7 @@ class Desk:
         return subprocess.CompletedProcess(process.args, code, stdout, stderr)
 
     def twin(self) -> Study:
-        """The workspace on the cluster that has the runs of this workspace."""
+        """The workspace on the cluster in which the runs of the user's workspace are stored."""
         found = remote_workspace.known(Workspace(self.path))
         assert found is not None
         return Study(self.slurm, Path(found.workspace))

@@ -21,8 +21,8 @@ from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-# A call with the option -G goes to the real client. If there is a file named after the address of a node, its text is the error
-# with which the login fails.
+# The stand-in of `ssh`. With the option -G, it calls the real client. If a file is named after the address of a node, the login
+# to this node fails, and the text of the file is the error message.
 SSH = """#!/bin/sh
 for word; do
   case $word in -G) exec /usr/bin/ssh "$@";; esac

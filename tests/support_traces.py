@@ -12,12 +12,12 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<
 ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 COPY = "Memcpy HtoD (Pinned -> Device)"
 MEMORY = {"gpu_memcpy", "gpu_memset"}
-# start times in ns: Kineto now counts from a base of its own; it used to count from the epoch
+# Two start times of a trace in ns. New versions of Kineto count from a base of their own; old versions count from the epoch.
 NEW, OLD = 4_458_676_522_000_000, 1_712_195_495_507_000_137
 
 
 class Rank:
-    """The events of one rank as dictionaries. Times are whole ns."""
+    """Generates the trace events of one rank, as dictionaries. Their times are whole nanoseconds."""
 
     def __init__(self, rank: int, *, seed: int = 0, steps: int = 4, kernels: int = 12, start: int = NEW) -> None:
         self.rank = rank
@@ -115,7 +115,7 @@ def truth(events: list[dict]) -> dict[str, int]:
 
 
 def sweep(spans: list[tuple[str, int | Fraction, int | Fraction]], window: tuple | None = None) -> dict:
-    """How long each kind of event was running, in ns.
+    """How long each kind of event, and each combination of kinds, was running, in ns.
 
     spans: tuples (kind, begin, end). window: (begin, end) of the time that counts; by default from the first to the last edge.
     """

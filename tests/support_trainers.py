@@ -17,7 +17,7 @@ from shardlab.rundir import RunDir
 from trainers import menu
 
 PYTHON = sys.executable
-SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)  # not adam, because adam would hide a gradient with a wrong scale
+SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)  # adam would hide that a gradient has a wrong scale
 
 
 class Bench:
@@ -91,7 +91,7 @@ class Bench:
         return [sum(row) / ranks for row in zip(*columns, strict=True)]
 
     def reference(self, **keys):
-        """The losses of a run on one rank. A run with the same keys is made only once."""
+        """The losses of a run on one rank, with which other runs are compared. Equal keys are trained only once."""
         key = repr(sorted({"workload": "gpt2-tiny", **keys}.items()))
         if key not in self._references:
             self._references[key] = self.losses(**keys)

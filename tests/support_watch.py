@@ -20,7 +20,7 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\x1b[31m\u202e&a
 
 @contextlib.contextmanager
 def served(workspace, *options):
-    """Start the server; gives the address of its page.
+    """Start `collect watch` and yield the address of its page.
 
     At the end, Ctrl-C must end the server with exit code 0.
     """
@@ -58,7 +58,10 @@ def asked(url, path="", method="GET", **headers):
 
 
 def running(workspace, strategy="ddp", steps=100, done=20, **options):
-    """A run of two ranks that is at work, started now. done: how many timed steps it has recorded."""
+    """Write the records of a run of two ranks that started now and is running.
+
+    done: the number of timed steps that the run has recorded.
+    """
     what = support.cell(strategy, 2, steps=steps)
     folder = support.prepare(workspace, what)
     with LineWriter(folder.events_file("node")) as lines:

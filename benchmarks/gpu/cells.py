@@ -26,9 +26,9 @@ GRACE_S = 30.0  # a cell that is running when the time of the proof is over may 
 
 @dataclass(frozen=True)
 class How:
-    """How the cells of a stage are run.
+    """How the cells of a stage of the GPU proof (prove.py) are run.
 
-    over: the transport of collectives in words, for the records.
+    over: what carries the collectives, in words, for the records, such as `NCCL`.
     out: the folder for traces and snapshots.
     where: an expression that selects cells; '' selects all cells.
     ends: the value of time.monotonic() after which no further cell starts.
@@ -43,7 +43,7 @@ class How:
 
 
 def made(folder: Path, matrix: str, how: How) -> Iterator[Record]:
-    """Run the cells of a matrix and yield a record of each cell.
+    """Run the cells of a matrix and yield a record of each cell, as benchmarks/gpu/records.py describes it.
 
     folder: a new folder for the workspace. matrix: the text of the matrix file.
     """

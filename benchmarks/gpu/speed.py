@@ -130,7 +130,10 @@ class PlainCastLoop(PlainLoop):
 
 
 def at_least_54_pct() -> Finding:
-    """The goal on an H200: an MFU of 54 % at batch size 32 with a padded vocabulary; with torch.compile if eager misses it."""
+    """Check the goal on an H200: an MFU of 54 % at batch size 32 with a padded vocabulary.
+
+    If the model misses the goal without torch.compile, it is trained again with torch.compile.
+    """
     eager = row(32, 10, least_pct=54, options={"pad_vocabulary": 64})
     return eager if eager["holds"] else row(32, 10, least_pct=54, options={"pad_vocabulary": 64}, compile=True)
 
@@ -145,7 +148,7 @@ def _batch(size: int) -> dict[str, int]:
 
 
 def _figures(cell: Cell, step_ms: float) -> Finding:
-    """The figures of a row: step time, MFU, peak memory, GPU and reasons for lowered clocks.
+    """The figures of a measurement: step time, MFU, peak memory, name of the GPU, and reasons why its clocks are lowered.
 
     The MFU is the model's FLOP/s (PaLM, 2022, appendix B) divided by the peak FLOP/s in the data sheet, in percent; None if the
     peak is not known.

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import distributed_c10d
 
-# Operators that are not waited for: a send ends when the other rank receives, and the other rank may first need later work of
-# this rank.
+# Operators of which this rank does not wait for the end. A send ends only when the other rank receives, and the other rank may
+# receive only after this rank has done later work.
 SENDS = ("send",)
 _library = torch.library.Library("c10d", "IMPL")
 
@@ -42,7 +42,10 @@ def install() -> None:
 
 
 def _done(tensors: list[torch.Tensor]) -> Any:
-    """A finished Work whose future contains these tensors. DDP reads the result of its all-reduce from this future."""
+    """A finished Work (torch's handle of a collective) whose future contains these tensors.
+
+    DDP reads the result of its all-reduce from this future.
+    """
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(tensors)
     return _create_work_from_future(future).boxed()

@@ -30,8 +30,8 @@ def steps(strategy: str = "single", **keys: Any) -> tuple[float, list[float]]:
 def no_step_waits_for_the_gpu(strategy: str) -> Finding:
     """No operator makes the host wait for the GPU. torch raises an error for such an operator from the first timed step on.
 
-    torch detects operators that wait for a stream, and copies that block. It does not detect waits for an event or for the
-    device. Waits of collectives and of FSDP1's rate limiter do not occur with one rank.
+    torch detects operators that wait for a stream, and copies between host and GPU that block the host. It does not detect
+    waits for an event or for the whole device. With one rank, collectives and FSDP1's rate limiter do not wait.
     """
     try:
         train(
@@ -99,7 +99,7 @@ def the_allocator_counts_no_more_than_the_driver() -> Finding:
 
 
 def _if_nvml_answers(check: Callable[[], Finding]) -> Callable[[], Finding]:
-    """The same check, but dropped if NVML does not support its questions on this GPU (virtual GPUs, sandboxes, MIG)."""
+    """A check that calls `check`. If NVML reports an error, as on virtual GPUs, sandboxes and MIG, the check is dropped."""
 
     def checked() -> Finding:
         import pynvml
