@@ -1,10 +1,10 @@
-"""What `collect fetch` adds to rsync: one large file, many small files, and a fetch that finds nothing new.
+"""Measures how long `collect fetch` takes for one large file, for many small files, and if no run is new, and plain rsync.
 
     python benchmarks/fetch.py [--mib 1024] [--small 5000] [--runs 200] [--rounds 3]
 
-The cluster is this machine, reached by an `ssh` that is a shell script, so neither a network nor ciphers are measured. Plain
-rsync copies the same folder with `--archive --compress` over the same `ssh`, in the same round. Our time has the start of
-Python on both sides, the manifest on the cluster, and the check of each file here.
+The cluster is this machine, reached by an `ssh` that is a shell script, so neither a network nor encryption is measured. Plain
+rsync copies the same folder with `--archive --compress` over the same `ssh`, in the same round. The time of `collect fetch`
+includes the start of Python on both machines, the manifest on the cluster, and the check of each file on this machine.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What reading traces costs: processor seconds and peak memory of `collect trace`, beside those of others on the same files.
+"""Measures the CPU time and peak memory of `collect trace`, and of other programs that read the same trace files.
 
     python benchmarks/trace.py [--ranks 8] [--mb 50] [--gz] [--rounds 3] [--peer PYTHON]
 
 Writes traces as Kineto lays them out for a GPU (219 bytes an event, 9 % kernels; real ones had 224 to 319, 6 to 8 %).
---peer: a Python that has HolisticTraceAnalysis, pysimdjson or orjson; what it does not have is left out. The last two only
-parse each file as a whole and look at no event: a bound, not a rival. Each runs in a process of its own, in turns; the table
-has the median.
+--peer: a Python interpreter with HolisticTraceAnalysis, pysimdjson or orjson; a package that it does not have is left out.
+pysimdjson and orjson only parse the JSON of each file, so their times are lower bounds. The programs take turns, each in its
+own process, and the table shows the median of the times.
 """
 
 from __future__ import annotations
