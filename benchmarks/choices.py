@@ -1,9 +1,10 @@
-"""What choosing costs, and how often it is wrong.
+"""Measures how long the choice of the best cell takes, and how often the choice is wrong.
 
     python benchmarks/choices.py
 
-First the seconds of CPU to rank cells of 3 repeats and 5 metrics. Then equal cells, whose repeats are drawn from one normal
-distribution: how often one is named the best of all, and how often any is told from the one that was ahead.
+First, the seconds of CPU time to rank cells with 3 repeats and 5 metrics. Then, the choice among equal cells, whose repeats are
+drawn from one normal distribution: how often one cell is called the best, and how often at least one cell is distinguished from
+the first cell. Both are errors, because the cells are equal.
 """
 
 from __future__ import annotations

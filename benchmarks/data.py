@@ -1,12 +1,12 @@
-"""How many images or tokens a second one worker reads, our ImageNet reader beside a plain PIL and torchvision pipeline.
+"""Measures how many images or tokens per second one process reads, and compares our ImageNet reader with a plain pipeline.
 
     python benchmarks/data.py [--images 256] [--rounds 15] [--width 500] [--height 375] [--batch 32]
 
-The plain pipeline opens a file with PIL and applies torchvision's Resize(256), CenterCrop(224), ToTensor, Normalize. Both
-read the same generated JPEGs, out of the page cache, in turns, so that a machine whose speed drifts slows both alike;
-their ratio is taken round by round. A worker is one process. "1 thread" compares like with like, by the wall's
-clock and by the time that the processor gave, which says more where others use the machine too; "all threads" is what a
-rank has that is alone on its host.
+The plain pipeline opens a file with PIL and applies torchvision's Resize(256), CenterCrop(224), ToTensor and Normalize. Both
+pipelines read the same generated JPEGs from the page cache. They take turns, and their ratio is computed for each round, so
+that changes in the speed of the machine affect both. "1 thread": both use one thread; the times are wall-clock time and CPU
+time, and CPU time is more reliable if others use the machine too. "all threads": our reader uses as many threads as a rank that
+is alone on its host.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What each instrument costs: a step that it looks into over one that it leaves alone, and what it takes between steps.
+"""Measures what each instrument costs: how much slower it makes the steps that it observes, and its time between steps.
 
     python benchmarks/instruments.py                   # a 4-layer GPT-2, 256 wide, 128 positions, 4 sequences
-    python benchmarks/instruments.py --n-embd 64       # small operators, where what looks at each of them weighs most
+    python benchmarks/instruments.py --n-embd 64       # small operators: instruments that observe each operator cost most
 
-Every round makes a run of its own in this process; half of its steps are looked into. The ratio of a round is that of
-the medians. Memory by category looks into one step of a run, so that its rounds are runs of three steps.
+Each round is one run in this process, and the instrument observes half of its steps. The ratio of a round is the median time of
+the observed steps divided by the median time of the other steps. The instrument `memory: categories` observes only one step of
+a run, so its rounds are runs of three steps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the training loop costs beside a bare loop of the same model on the same data, in one process, in turns.
+"""Compares our training loop with a bare PyTorch loop that trains the same model on the same data in the same process.
 
     python benchmarks/loop.py [--workload gpt2-tiny] [--rounds 15] [--steps 20] [--n-embd 192] [--seq-len 128]
 
-Prints milliseconds a step of both (median over rounds) and their ratio round by round, so that a machine whose speed
-drifts slows both alike.
+Prints the milliseconds per step of both loops (median over the rounds) and their ratio. The loops take turns, and the ratio is
+computed for each round, so that changes in the speed of the machine affect both loops.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""How long practice nodes take from nothing to a verified 3-node Slurm cluster, a second time, and to reboot.
+"""Measures how long `provision` takes to make a verified Slurm cluster of 3 practice nodes, and the reboot of a node.
 
     sudo python benchmarks/provision.py [--rounds 1] [--subnet 10.91.0.0/24] [--shared /srv/bench-provision]
 
-The base and the wheels are cached first. The peer does by plain ssh what nobody can do without: it boots the same nodes,
-has apt install the same packages and pip the same wheels, all nodes at once, and configures and proves nothing: a bound,
-not a rival. The two take turns.
+`provision` runs twice; the second time, nothing has to be changed. The base system and the wheels are cached first. For
+comparison, in turns with `provision`, plain ssh commands do only what cannot be avoided: they boot the same nodes, and install
+the same packages with apt and the same wheels with pip, on all nodes at once. They configure and check nothing, so their time
+is a lower bound.
 """
 
 from __future__ import annotations

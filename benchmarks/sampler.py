@@ -1,10 +1,10 @@
-"""What the telemetry sampler costs: percent of one core, by rate, beside a machine with eight GPUs that answer at once.
+"""Measures the CPU time of the telemetry sampler, in percent of one core, at several rates and with eight fake GPUs.
 
     python benchmarks/sampler.py [--hz 1 10 50] [--seconds 20] [--gpus 8] [--rounds 3]
 
-The GPUs are a stub of NVML's library (tests/stub_nvml), compiled here with g++, so this is our own cost: what a driver adds per
-call, `make gpu-proof` measures on a GPU machine. Time on the processor is the kernel's own count (/proc/PID/schedstat), between
-two samples in the middle of the run, so that the start of Python is not in it.
+The GPUs are imitated by a stub of NVML's library (tests/stub_nvml), which is compiled with g++ and answers at once. So only the
+cost of our own code is measured, without the time that a real driver needs for its answers. The CPU time is read from the
+kernel (/proc/PID/schedstat) in the middle of the run, so that the start of Python does not count.
 """
 
 from __future__ import annotations

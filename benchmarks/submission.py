@@ -1,11 +1,11 @@
-"""How long it takes to send one run to Slurm: `jobs submit`, submitit and sbatch alone, whole processes, in turns.
+"""Measures how long it takes to submit one run to Slurm with `jobs submit`, with submitit, and with sbatch alone.
 
     python benchmarks/submission.py CLUSTER.yaml [--rounds 7]
 
-On a machine with Slurm's commands. The jobs may not begin before tomorrow and are cancelled at the end. `jobs submit` reads and
-checks a matrix, renders the run, writes down what it is about to send, and what Slurm answered, each synced to the disk, and
-holds a digest of packages and source that the job is checked against; submitit pickles a call. `imports` of each is its
-program up to where there is something to do.
+It needs a machine with Slurm's commands. The jobs may not start before tomorrow and are cancelled at the end. The three take
+turns, and the times are of whole processes. `jobs submit` reads and checks a matrix, renders the run, computes digests of the
+packages and the source, and writes to the disk what it submits and what Slurm answers. submitit pickles a function call. The
+lines `imports of` show how long each program takes only to start and to import its modules.
 """
 
 from __future__ import annotations

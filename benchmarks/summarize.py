@@ -1,11 +1,11 @@
-"""What summarising many runs costs: seconds and peak memory of `collect summarize`, beside reading the same files alone.
+"""Measures the time and the peak memory of `collect summarize` for many runs, and of a program that only reads the same files.
 
     python benchmarks/summarize.py [--runs 10000] [--repeats 3] [--steps 50] [--rounds 3] [--profile]
 
 Writes a workspace of completed runs as rehearsals leave them: one to four ranks, step records, telemetry at 2 Hz, events,
-result, environment, script and logs. Nothing is kept between rounds but what the operating system keeps of files. Reading
-alone is a loop that reads every byte and decodes every record into its type, in one process. --profile: once more, saying
-where the time went.
+result, environment, script and logs. Only the page cache of the operating system is kept between rounds. The program that only
+reads is a loop in one process that reads every byte and decodes every record into its type. --profile: run `collect summarize`
+once more with a profiler.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a sweep of 10,000 runs costs on a cluster with Slurm: rendered, sent, and looked at while it runs.
+"""Measures `jobs render`, `jobs submit` and `jobs status` for a sweep of 10,000 runs on a cluster with Slurm.
 
     python benchmarks/sweep.py [--runs 10000] [--sent 1000] [--rounds 3] [--profile]
 
-The commands are ours, whole, with the start of Python. Slurm's commands are stand-ins that note their call and answer at
-once, as a Slurm would in which some runs are at work and the others have completed: what is measured is our part, and how
-often Slurm is asked. `all files` is the least that any rendering writes: the same bytes into as many files. --profile: once
-more, saying where the time went.
+The times include the start of Python. Slurm's commands are stand-ins, which record each call and answer at once as if some runs
+were running and the others had completed. So only our own time is measured, and how often our commands call Slurm. The line
+`all files` is a lower bound for rendering: the time to write the same bytes into the same number of files. --profile: run
+`jobs render` and `jobs status` once more with a profiler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What reading the telemetry of one long run costs: seconds, processor time and peak memory.
+"""Measures the wall-clock time, CPU time and peak memory that reading the telemetry of one long run takes.
 
     python benchmarks/telemetry.py [--nodes 64] [--gpus 8] [--seconds 3600] [--hz 1] [--rounds 3]
 

@@ -115,7 +115,7 @@ def truth(events: list[dict]) -> dict[str, int]:
 
 
 def sweep(spans: list[tuple[str, int | Fraction, int | Fraction]], window: tuple | None = None) -> dict:
-    """How long each kind of event, and each combination of kinds, was running, in ns.
+    """How long events of each kind, events of any kind, and compute together with communication were running, in ns.
 
     spans: tuples (kind, begin, end). window: (begin, end) of the time that counts; by default from the first to the last edge.
     """
