@@ -64,7 +64,7 @@ class StorageLog(TorchDispatchMode):
         self._after_backward = False
         self.storages: list[TensorStorage] = []
         self.changes: list[StorageChange] = []
-        # The keys of these dicts are addresses of torch's StorageImpl; an address is unique as long as the storage exists.
+        # The keys of `_live` are addresses of torch's StorageImpl; an address is unique as long as the storage exists.
         self._live: dict[int, TensorStorage] = {}
         self._ends: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._fresh: dict[int, TensorStorage] = {}  # storages that the current forward pass allocated
