@@ -12,7 +12,8 @@ from shardlab import console, files, own_strategy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Execute one command, such as `run`, and return its exit code. arguments: None: those of the process."""
+    """Execute one command, such as `run`, and return its exit code. arguments: the words after the name
+    of the program; None: the words of this process's command line."""
     parser = console.Parser(prog="python -m trainers", description=__doc__)
     console.add_version(parser)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe|refuse|rehearse")
@@ -102,8 +103,8 @@ def _rehearse(file: Path | None, cache: Path | None, *, full_depth: bool) -> int
 
 
 def _do(verb: str, path: Path) -> int:
-    # Each verb imports only the modules that it needs: the client of the warm parent must start fast, so it must not import
-    # torch, which the parent has already imported.
+    # Each verb imports only the modules that it needs: `fork`, the client of the warm parent, must start fast, so it must
+    # not import torch. The warm parent, which forks the ranks, has already imported torch.
     if verb == "run":
         from trainers import process, process_exit
 

@@ -106,7 +106,8 @@ def _wrapped(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def _statistics_kept(normalised: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Keep BatchNorm's running statistics unchanged in the `with` block: recomputation would add the same batch again."""
+    """Keep BatchNorm's running statistics unchanged in the `with` block: without this, recomputation would add the
+    same batch to the statistics a second time."""
     momenta = [module.momentum for module in normalised]
     for module in normalised:
         module.momentum = 0.0

@@ -25,7 +25,8 @@ MEETINGS = 9
 def check(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, when: str) -> None:
     """Measure the clocks; the first rank of each node writes the event CLOCK. A collective.
 
-    Does nothing for a run on one node, which has only one clock. when: `start` or `end` of the training, for the event.
+    Does nothing for a run on one node, which has only one clock. when: the moment that the event names, `start` or `end` of
+    the training.
     """
     if run.world.nnodes == 1:
         return
@@ -40,7 +41,8 @@ def offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | None:
 
     Returns None if the bounds contradict each other, because a clock was set during the measurement.
     """
-    # For each collective (time of rank 0, time of this rank), each by its own clock: when the rank entered, when it left.
+    # The times at which ranks entered (`came`) and left (`done`) the collectives, as pairs (time of rank 0, time of this rank).
+    # Each rank uses its own clock.
     came: list[tuple[float, float]] = []
     done: list[tuple[float, float]] = []
     left = clock()

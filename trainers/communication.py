@@ -1,4 +1,5 @@
-"""The bytes that ranks send in a step, in three forms: by theory, counted from its collectives, and on the wire.
+"""The bytes that ranks send in a step, in three forms: by theory, counted from the collectives of a real step, and on
+the wire.
 
 Theory and count assume the ring algorithm (Patarasuk and Yuan, 2009; the bus-bandwidth factors of nccl-tests). With n ranks,
 one rank sends
@@ -64,7 +65,7 @@ class Term(msgspec.Struct, frozen=True):
     def wire_bytes(self, backend: str) -> float:
         """Bytes that this rank sends in one step for this kind of communication over a backend (`gloo`, `nccl`).
 
-        Raises KeyError for a backend without WIRE_FACTORS.
+        Raises KeyError if WIRE_FACTORS does not contain the backend.
         """
         return WIRE_FACTORS[backend][self.op](self.ranks) * self.payload_bytes * self.times
 
@@ -137,7 +138,8 @@ _C10D = {
     "broadcast_": ("broadcast", 0),
     "send": ("send", 0),
 }
-# functional operator -> (collective, whether S is the size of the input times the number of ranks; if not, S is the input's)
+# functional operator -> (collective, whether the S bytes are the size of the input times the number of ranks; False: S is
+# the size of the input)
 _FUNCTIONAL = {
     "all_reduce": ("all_reduce", False),
     "all_reduce_": ("all_reduce", False),

@@ -28,7 +28,7 @@ IGNORED = ("dtype", "torch_dtype", "use_cache", "output_attentions", "output_hid
 
 
 class Architecture(NamedTuple):
-    """A class of models in transformers that can be trained here.
+    """A class of models in transformers that shardlab can train.
 
     kind: what a model of this class is trained for. model: the Python class. model_type: its name in configurations.
     """
@@ -41,7 +41,7 @@ class Architecture(NamedTuple):
 def architecture(values: dict[str, Any]) -> Architecture:
     """The class that a configuration names. values: the content of the configuration.
 
-    Raises InputError, without the name of the file, if the configuration names no class that can be trained here.
+    Raises InputError, without the name of the file, if the configuration names no class that shardlab can train.
     """
     model_type, named = values.get("model_type"), values.get("architectures")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
@@ -86,7 +86,7 @@ def configured(found: Architecture, values: dict[str, Any], *, dropout: bool, la
         raise InputError(f"{found.model_type} consists of several models. Allowed: one model, such as its text model alone.")
     if getattr(made, "is_encoder_decoder", False):
         raise InputError(f"{found.model_type} has an encoder and a decoder. Allowed: {', '.join(CLASSES)}.")
-    # Whether the same blocks can be used with a causal mask and without one; `is_decoder` decides.
+    # Whether models of this type can work with a causal mask or without a mask; the key `is_decoder` decides which.
     either_way = found.model_type in CLASSES["masked language model"]
     if found.kind == "causal language model" and either_way and getattr(made, "is_decoder", True) is False:
         raise InputError('is_decoder: found false, so that each token sees those after it. Allowed: "is_decoder": true.')

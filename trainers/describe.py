@@ -75,7 +75,8 @@ def _known(own: OwnModel, source: PluginSource, name: str, sizes: dict[str, Valu
 
 
 def _flops(own: OwnModel, task: OwnTask) -> tuple[float | None, str]:
-    """(operations of forward and backward for one unit, or None; where the number comes from, or why there is no number)."""
+    """Count operations: (floating-point operations of forward and backward for one unit, or None; where this number comes from,
+    or why there is none)."""
     if own.flops_per_unit is not None:
         return own.flops_per_unit, GIVEN
     try:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trainers.plans.derived import Split
 
 OPTIMIZER = Optimizer(name="adamw", lr=3e-4)
-LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # limits: blocks, parameters, operations for an item
+LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # limits: blocks, parameters, FLOPs of an item
 IMAGE_SIZE = 224
 IMAGE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512)
 # The outputs for one item in two different batches may differ by this much, relative to the largest output, by rounding.
@@ -196,8 +196,9 @@ def _sizes_of_torchvision(name: str, *, twin: bool) -> Sizes:
 
 
 def _default(network: Callable[[torch.Tensor], Any], *, twin: bool) -> tuple[int, tuple[int, ...]]:
-    """(default size, all possible sizes) of the images of a network, found by trying them, because the network does not name
-    them. Widths in pixels. For a twin, only the smallest possible size. Raises InputError if the network accepts no size."""
+    """(default size, all possible sizes) of the images of a network, found by trying sizes, because the network does not name
+    its sizes. Widths in pixels. For a twin, only the smallest possible size. Raises InputError if the network accepts no
+    size."""
     able = tuple(itertools.islice(_able(network), 1 if twin else None))
     if not able:
         raise InputError(f"the network computes no image in training, of {', '.join(map(str, IMAGE_SIZES))} pixels a side.")
@@ -224,7 +225,8 @@ def _image_options(size: int, sizes: tuple[int, ...], dropout: str | None) -> tu
 
 
 def _flops(task: Task) -> tuple[float | None, str]:
-    """(operations of forward and backward for one unit, or None; where the number comes from, or why there is no number).
+    """Count operations: (floating-point operations of forward and backward for one unit, or None; where this number comes from,
+    or why there is none).
 
     Raises InputError if some parameters get no gradient, because DDP cannot train such a model.
     """
@@ -266,7 +268,8 @@ def _must_be_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
 
 
 def _computed(task: Task, items: int) -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
-    """(outputs, targets, model) for the twin's first `items` items. The weights are the same in each call."""
+    """Compute the twin's outputs for its first `items` items. Returns (outputs, targets, model); the weights are the same in
+    each call."""
     torch.manual_seed(0)
     model = task.model().train()
     batch = task.fetch(np.arange(items), torch.device("cpu"))

@@ -53,7 +53,7 @@ class Trained(ABC):
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean loss, number of right predictions) of a micro-batch, both 0-dim on the device.
+        """Evaluate a micro-batch: (mean loss, number of right predictions), both 0-dim on the device.
 
         The micro-batch has the same shape as in training. A collective; the caller has set the model to evaluation mode. Ranks
         that share a model get the same values.
@@ -90,7 +90,7 @@ class Proven(Trained):
         return float(model_options.gradient_norm(self.model.parameters()))
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
-        """The whole model's parameters by their names in `Task.model`, in fp32 on the CPU. Tied parameters are in it once.
+        """The whole model's parameters by their names in `Task.model`, in fp32 on the CPU. A tied parameter is there only once.
 
         Rank 0 returns all parameters; other ranks may return an empty dict.
         """
@@ -164,21 +164,22 @@ class Saved(ABC):
     def make_room(self, numbers: dict[str, float]) -> None:
         """Allocate the optimizer state that otherwise the first step would allocate. Called before a checkpoint is loaded.
 
-        numbers: those of the checkpoint, as in `numbers`.
+        numbers: the numbers that the method `numbers` returned when the checkpoint was saved.
         """
         state_parts.make_room(self.optimizer)
 
     def restored(self, numbers: dict[str, float]) -> None:  # noqa: B027 - most engines have nothing to do here
-        """Update everything that depends on the parts of `state`. A collective, called after a checkpoint was loaded into them.
+        """Update everything that depends on the parts of `state`. A collective, called after a checkpoint was
+        loaded into the parts.
 
-        numbers: those of the checkpoint, as in `numbers`.
+        numbers: the numbers that the method `numbers` returned when the checkpoint was saved.
         """
 
     def reordered(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         """The order of a gathered tensor's elements in `Task.model`; None if order and shape are already the same.
 
-        name: of the tensor in `state`. shape: of the tensor after its parts were gathered from all ranks. Returns indices into
-        the flattened gathered tensor, in the shape that the tensor has in `Task.model`.
+        name: the name of the tensor in `state`. shape: the shape of the tensor after its parts were gathered from all ranks.
+        Returns indices into the flattened gathered tensor, in the shape that the tensor has in `Task.model`.
         """
         return None
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def frozen(task: Task, indices: np.ndarray, device: torch.device) -> Task:
-    """A copy of the task whose models have BatchNorm layers with fixed statistics: those of the items with these indices, (n,).
+    """A copy of the task whose models have BatchNorm layers with fixed statistics: the statistics of the items `indices`, (n,).
 
     All ranks get the same statistics. The initial statistics (mean 0, variance 1) cannot be used, because with them deep
     networks overflow.

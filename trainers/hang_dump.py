@@ -1,12 +1,13 @@
-"""Writes the stacks of all threads of a hanging rank to its log, before the supervisor ends the run as `hung`."""
+"""Writes the stacks of all threads of a hanging rank to the rank's log, before the supervisor ends the run as `hung`."""
 
 from __future__ import annotations
 
 import faulthandler
 import time
 
-# The timer is restarted only after this share of the limit has passed, so that steps of a few ms are not slowed down: a start
-# takes about 50 us, reading the clock 0.1 us. The timer is a thread in C, so it works even if Python waits in a collective.
+# The timer is restarted only after this share of the time limit for a rank without progress has passed, so that steps of a few
+# ms are not slowed down: a start of the timer takes about 50 us, reading the clock 0.1 us. The timer is a thread in C, so it
+# works even if Python waits in a collective.
 RENEWED = 0.1
 # The timer fires when this share of the limit has passed since its last start, which is 0.8 to 0.9 of the limit after the last
 # progress. This is before the supervisor ends the run. Then it fires repeatedly: in each period as long as the limit, a rank
@@ -15,7 +16,7 @@ FIRES = 0.9
 
 
 class _Timer:
-    """The timer of Python's faulthandler. A process has only one such timer. It does nothing before `arm`."""
+    """The timer of Python's faulthandler. A process has only one such timer. The timer is off until `arm` is called."""
 
     def __init__(self) -> None:
         self._limit_s, self._set_s = float("inf"), 0.0

@@ -48,7 +48,8 @@ class Instrument(ABC):
         raise NotImplementedError
 
     def found(self) -> dict[str, Any]:
-        """The results for result.json. Called on every rank after the last step; those of rank 0 are written."""
+        """The results for result.json. Called on every rank after the last step; the results of rank 0
+        are written."""
         return {}
 
 

@@ -37,7 +37,7 @@ from trainers.stage import stage
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import SideStream
 
-SLOTS = 3  # number of losses that may be unread at a time: of the current step, of the step before, and one spare
+SLOTS = 3  # number of host tensors for losses: for the current step, for the step before, and one spare
 
 
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
@@ -89,7 +89,8 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, resumed)
     if meets:
         clock_check.check(run, run_dir, ranks, company, "end")
-    # The number of steps without records here, because they were made before the checkpoint of another cell's run.
+    # If the run resumed from a checkpoint of another cell's run, that run has the records of the steps before the checkpoint.
+    # `first` is the number of these steps.
     first = resumed.step if resumed and not resumed.records else 0
     mine = result.RankResult(
         train_time_s=train_time_s,

@@ -85,8 +85,8 @@ class LossScaler:
 
 
 def sign(precision: str, ranks: int) -> list[Term]:
-    """The all-reduce of the overflow flag, by which `ranks` ranks with different gradients skip a step together; empty if the
-    precision needs no loss scaling."""
+    """The all-reduce of the overflow flag, with which `ranks` ranks with different gradients agree to skip a step; no term if
+    the precision needs no loss scaling."""
     if not scales_loss(precision):
         return []
     return [Term("the sign that a gradient overflowed, once a step", "all_reduce", SIGN_BYTES, ranks)]

@@ -13,7 +13,7 @@ OUT_OF_MEMORY = (
 )  # fmt: skip
 # Errors with several possible causes. They count as out of memory if less than HARDLY_FREE of the GPU's memory is free.
 MAYBE_OUT_OF_MEMORY = ("CUBLAS_STATUS_NOT_INITIALIZED", "unable to find an engine to execute this computation")
-HARDLY_FREE = 0.05  # of the GPU's memory
+HARDLY_FREE = 0.05  # share of the GPU's memory
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -37,7 +37,8 @@ class OwnData(msgspec.Struct, frozen=True):
 def token_file(path: str, seq_len: int) -> OwnData:
     """The training sequences of a file that `python -m trainers tokenize` wrote. Inputs and targets are (n, seq_len) in int64.
 
-    The last tenth of the file is left out, because it is the validation split. path: absolute, or with ~. Raises InputError.
+    The last tenth of the file is left out, because it is the validation split. path: an absolute path, or a path with ~. Raises
+    InputError.
     """
     if seq_len < 1:
         raise InputError(f"{path}: found the sequence length {seq_len}. Allowed: from 1.")

@@ -159,7 +159,8 @@ def _optimizer(file: str, value: Any) -> Optimizer:
 def _options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
     """The options of a workload: the parameters of the function `model`. Each must have a default.
 
-    The type of an option is that of the parameter's annotation, or else that of its default. Raises InputError.
+    The type of an option is the annotation of the parameter; without an annotation, it is the type of the default. Raises
+    InputError.
     """
     code = getattr(model, "__code__", None)
     where = f"{file}:{code.co_firstlineno}" if code is not None else file

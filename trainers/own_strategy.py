@@ -49,7 +49,7 @@ def load(source: PluginSource) -> list[Strategy]:
 
 
 def add(file: Path, code: str | None) -> None:
-    """Add the strategies of a file, so that `menu.strategy_of` finds them.
+    """Add the strategies of a user's file, so that `menu.strategy_of` finds them.
 
     code: the digest of the file when the run was submitted. Raises InputError if the file has changed since then.
     """
@@ -126,7 +126,8 @@ def _checked(source: PluginSource, given: Strategy, module: str) -> Strategy:
 def _called(file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed: tuple[type, ...], cell: Cell) -> Any:
     """Call a function of the file for a cell and return its result.
 
-    Raises InputError if the function raises an error, then with the line, or if the type of its result is not allowed.
+    Raises InputError with the line if the function raises an error. Raises InputError also if the type of its result is not
+    allowed.
     """
     try:
         found = function(cell)

@@ -55,8 +55,9 @@ class Saver:
     def load(self, path: Path, manifest: CheckpointManifest) -> None:
         """Load an undamaged checkpoint into the engine. Raises InputError if it does not fit the engine.
 
-        Some tensors differ between ranks: buffers, and the errors of PowerSGD. If the number of ranks is now different, rank r
-        loads them from the saved rank (r modulo the saved number of ranks), and random numbers start again from the seed.
+        Buffers and the errors of PowerSGD differ between ranks, so a checkpoint has them for each rank. If the number of ranks
+        differs from the saved number N, rank r loads the buffers and errors of the saved rank r modulo N, and random numbers
+        start again from the seed.
         """
         self._engine.make_room(manifest.numbers)
         state: State = self._engine.state()
@@ -80,7 +81,7 @@ class Saver:
             state_parts.set_random_numbers(state, self._device)
 
     def _named(self, state: State, saved_world: int) -> dict[str, TensorPart]:
-        """The parts of a state by their names in a checkpoint. The name of a tensor that differs between ranks (`own`) begins
-        with the number of the saved rank."""
+        """The parts of a state, by the names of the parts in a checkpoint. The name of a tensor that differs
+        between ranks (`own`) begins with the number of the saved rank."""
         rank = self._rank % saved_world
         return {f"rank-{rank:05d}/{name}" if part.own else name: part for name, part in state.items()}

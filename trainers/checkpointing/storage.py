@@ -149,7 +149,7 @@ class Writer(StorageWriter):
 class Gatherer(Writer):
     """Writes checkpoints of the layout `whole`: the first rank gathers one tensor after the other and writes it.
 
-    reorder: as `Saved.reordered`; with it, the elements of a tensor are written in the order of `Task.model`.
+    reorder: the method `Saved.reordered` of the engine: it brings the elements of a tensor into the order of `Task.model`.
     """
 
     gathers = True
@@ -203,8 +203,9 @@ class Gatherer(Writer):
 class Reader(StorageReader):
     """Reads checkpoints: maps the files into memory and copies the boxes that overlap with the parts of this rank.
 
-    folder: of the checkpoint. sizes: bytes of each file by name. state: the parts to read. reorder: as `Saved.reordered`, for
-    the layout `whole`, with which a tensor may be read in another shape with the same number of elements; else None.
+    folder: the folder of the checkpoint. sizes: file name -> bytes of the file. state: the parts to read. reorder: for the
+    layout `whole`, the method `Saved.reordered` of the engine; it allows that a tensor is read in another shape with the same
+    number of elements. For the layout `sharded`, None.
     """
 
     def __init__(self, folder: Path, index: Index, sizes: dict[str, int], state: State, reorder: Reorder | None) -> None:
@@ -223,7 +224,7 @@ class Reader(StorageReader):
         """Does nothing: each checkpoint has its own reader."""
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the index was read before."""
+        """Does nothing: the caller has already read the index."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan

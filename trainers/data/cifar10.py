@@ -24,7 +24,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # per channel of
 
 
 def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
-    """Open a split, or a subset of it. Arguments as in `image_sets.open_images`.
+    """Open a split of CIFAR-10, or a random subset of the split. Arguments as in `image_sets.open_images`.
 
     Raises InputError with the file that is missing or damaged, and WorkspaceError.
     """

@@ -28,7 +28,8 @@ class ListHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The header of a list.
 
     schema: version of the format. split: `train` or `val`. classes: number of classes. found: number of images in the folder.
-    images: number of images in the list. seed: the seed by which they were drawn; None if the list has all images.
+    images: number of images in the list. seed: the seed by which these images were drawn; None if the list has all
+    images.
     """
 
     schema: int
@@ -70,7 +71,8 @@ def ready(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
 
 
 def path_of(root: Path, split: str, subset: int | None, seed: int) -> Path:
-    """The path of the list, which may not exist yet: next to `root`, or in the user's cache if that folder is not writable."""
+    """The path of the list, which may not exist yet: next to `root`, or in the user's cache if the
+    folder that contains `root` is not writable."""
     # Not inside `root`, because `root` may be a link to a folder of other users.
     return writable(root.with_name(file_name(root, split, subset, seed)))
 

@@ -31,7 +31,7 @@ MOST_THREADS = 8
 
 
 def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
-    """Open a split, or a subset of it. Arguments as in `image_sets.open_images`.
+    """Open a split of ImageNet, or a random subset of the split. Arguments as in `image_sets.open_images`.
 
     Raises InputError with the file or folder that is missing or damaged, and WorkspaceError.
     """
@@ -45,7 +45,7 @@ class ImageFolders(ImageSet):
     """The images of one split in its class folders. Each time an image is read, its checksum is compared with the list."""
 
     def __init__(self, root: Path, split: str, size: int, subset: int | None, subset_seed: int) -> None:
-        """Raises InputError with the file or folder that is wrong."""
+        """Raises InputError with the file or folder that is missing or damaged."""
         listed = image_list.ready(root, FOLDERS[split], subset, subset_seed)
         self.classes = listed.head.classes
         self._root, self._size, self._entries = root, size, listed.entries

@@ -48,10 +48,11 @@ def draw(items: int, subset: int, seed: int, name: str) -> np.ndarray:
 
 
 class Subset(ImageSet):
-    """Some images of another set. The checksum is computed from the checksum of that set and the indices of the images."""
+    """Some images of another set, `whole`. The checksum of the subset is computed from the checksum of `whole` and the
+    indices of the images."""
 
     def __init__(self, whole: ImageSet, subset: int, seed: int) -> None:
-        """Raises InputError if the set has fewer than `subset` images."""
+        """Raises InputError if `whole` has fewer than `subset` images."""
         self._whole = whole
         self._chosen = draw(whole.source.items, subset, seed, whole.source.name)
         self.classes = whole.classes

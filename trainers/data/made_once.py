@@ -14,8 +14,8 @@ from shardlab import data_cache, files
 
 
 def writable(path: Path) -> Path:
-    """`path` if it exists or if its folder is writable. Otherwise a path with the same name in this user's cache, because the
-    data path may be a folder of the site that users cannot write to."""
+    """Where to write a file: `path` if this file exists or if its folder is writable. Otherwise a path with the same file name
+    in this user's cache, because the data path may be a folder of the site that users cannot write to."""
     if path.exists() or not path.parent.exists() or data_cache.is_writable(path.parent):
         return path
     return data_cache.folder_of(path.parent) / path.name

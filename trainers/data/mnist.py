@@ -33,7 +33,7 @@ MEAN, STD = 0.1307, 0.3081  # of all pixels of the official training set, pixels
 
 
 def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
-    """Open a split, or a subset of it. Arguments as in `image_sets.open_images`.
+    """Open a split of MNIST, or a random subset of the split. Arguments as in `image_sets.open_images`.
 
     Raises InputError with the file that is missing or damaged, and WorkspaceError.
     """

@@ -41,8 +41,8 @@ def opened(run: Run, run_dir: RunDir) -> Iterator[Path]:
         yield data_path
         return
 
-    # A function, so that only the rank that copies the files builds the list of paths, and only while it copies. The paths of
-    # ImageNet need 0.6 GiB of memory.
+    # `fill` builds the list of paths, which needs 0.6 GiB of memory for ImageNet. Only the rank that copies the files calls
+    # `fill`, so the other ranks do not need this memory.
     def fill(folder: Path) -> None:
         _copy(run.cell, data_path, folder, run_dir)
 

@@ -67,7 +67,7 @@ class Order:
         return [mine[begin : begin + size] for begin in range(0, len(mine), size)]
 
     def _place(self, phase: int, step: int) -> tuple[int, int]:
-        """(epoch of a step, position of the step in this epoch)."""
+        """Where a step of a phase is: (its epoch, its position in this epoch), both from 0."""
         return divmod(step, self.steps_per_epoch if phase == TIMED else self._whole)
 
     def _permutation(self, phase: int, epoch: int) -> np.ndarray:

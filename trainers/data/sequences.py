@@ -16,7 +16,8 @@ VALIDATION = 10  # the last tenth of the sequences is the validation split
 class TokenSet(ABC):
     """One split of a data set of token sequences.
 
-    source: the record of the data set. vocabulary: every token is smaller than this number; the same in every split.
+    source: the record of the data set. vocabulary: every token is smaller than this number, which is the same in
+    every split.
     """
 
     source: DataSource

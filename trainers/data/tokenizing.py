@@ -49,7 +49,7 @@ def _bytes(texts: Iterable[Path]) -> Iterator[np.ndarray]:
 
 
 def _encoder(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
-    """(size of the vocabulary, function from text to tokens) of a tokenizer.json."""
+    """Load a tokenizer.json. Returns (size of its vocabulary, function that turns a text into tokens)."""
     import numpy as np
 
     try:
@@ -69,7 +69,7 @@ def _encoder(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
 
 
 def _pieces(text: Path) -> Iterator[str]:
-    """The text in pieces: after each read, the text up to the last line end. The rest is kept for the next piece."""
+    """Read a text file in pieces. Each piece ends at the last line end that was read; the rest is kept for the next piece."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     held, read = "", 0
     try:

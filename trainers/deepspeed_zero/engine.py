@@ -44,7 +44,7 @@ class ZeroEngine(ReplicatedEngine):
         """deferred: fills a model that is on the meta device; only for stage 3. None: the model is in host memory."""
         _set_up(ranks)
         self.stage = stage
-        divisible = 2 * ranks.world_size  # ZeRO++ does not quantise parameters whose size this number does not divide
+        divisible = 2 * ranks.world_size  # ZeRO++ quantises only parameters whose size is divisible by this number
         self._matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1 and p.numel() % divisible == 0)
         elements = [p.numel() for p in model.parameters() if p.requires_grad]
         self.config = deepspeed_config.make(cell, stage, elements=sum(elements), pin_memory=ranks.device.type == "cuda")
@@ -74,7 +74,8 @@ class ZeroEngine(ReplicatedEngine):
         own = self._own_weights()
         for name, parameter in self.model.module.named_parameters():
             if name in drawn and self.stage == 3:
-                # DeepSpeed's function that sets a whole parameter fails if its size is not divisible by the number of ranks.
+                # DeepSpeed's function that sets a whole parameter fails if the parameter's size is not divisible by the number
+                # of ranks.
                 part = sharded_build.part_of(drawn[name], self.data_rank, self.data_ranks) if whole else drawn[name]
                 safe_set_local_fp32_param(parameter, part.to(self.device))
             elif name in drawn and self.stage:
@@ -83,7 +84,8 @@ class ZeroEngine(ReplicatedEngine):
                 own[parameter].detach().copy_(drawn[name])
 
     def _own_weights(self) -> dict[torch.Tensor, torch.Tensor]:
-        """At stage 0, where nothing is sharded: 16-bit weight of the model -> its fp32 weight. Empty at other stages."""
+        """At stage 0, where nothing is sharded: a dict from each 16-bit weight of the model to its fp32 weight. Empty at other
+        stages."""
         optimizer = self.model.optimizer
         low, full = (getattr(optimizer, name, []) for name in ("fp16_groups", "fp32_groups"))
         return {p: weight for many, weights in zip(low, full) for p, weight in zip(many, weights)} if self.stage == 0 else {}
@@ -94,7 +96,8 @@ class ZeroEngine(ReplicatedEngine):
 
     def backward(self, loss: torch.Tensor) -> None:
         if self.stage == 0 and self.cell.precision == "fp16":
-            # At stage 0, DeepSpeed 0.19 divides gradients by the loss scale in `step`, but it never multiplies the loss by it.
+            # At stage 0, DeepSpeed 0.19 divides gradients by the loss scale in `step`, but it never multiplies the loss by
+            # this scale.
             loss = loss * self._scaling().cur_scale
         self.model.backward(loss, scale_wrt_gas=False)  # the loss is already divided by the number of micro-batches
 
@@ -141,7 +144,8 @@ class ZeroEngine(ReplicatedEngine):
             found["master_parameter"] += zero.fp32_partitioned_groups_flat
             found["parameter"] = [p.ds_tensor for p in parameters]
             found["gathered"] = [p.data for p in parameters]
-            # `buffer` is before `gradient`: for some time gradients are views of this buffer, and the first category counts.
+            # For some time, gradients are views of this buffer. A tensor counts for the first category that has it, so `buffer`
+            # must stand before `gradient`.
             found = {"buffer": [bucket.buffer for bucket in zero.ipg_buckets.values() if bucket.buffer is not None], **found}
         return found
 
@@ -199,7 +203,7 @@ class ZeroEngine(ReplicatedEngine):
         return terms
 
     def _fetched(self) -> tuple[int, int]:
-        """(elements that a pass gathers, counted each time they are gathered; elements that are not sharded).
+        """The numbers of parameter elements (that a pass gathers, counted each time they are gathered; that are not sharded).
 
         After its use a parameter is freed, unless it is needed again within max_reuse_distance elements. DeepSpeed's default
         is 10^9. A model with less than half of this number of elements is therefore gathered once per pass and then kept: it
@@ -268,7 +272,8 @@ def _set_up(ranks: Ranks) -> None:
     if ranks.device.type == "cuda":
         from deepspeed.accelerator import cuda_accelerator
 
-        # With NVML, DeepSpeed asks for free memory by numbers in CUDA_VISIBLE_DEVICES, and fails if it has UUIDs.
+        # With NVML, DeepSpeed asks for free memory by numbers in CUDA_VISIBLE_DEVICES, and
+        # fails if this variable has UUIDs.
         cuda_accelerator.pynvml = None
     if ranks.device.type == "cpu":
         # On its first start, DeepSpeed would take a minute to compile an operation that only inference uses.

@@ -1,4 +1,5 @@
-"""Gathers the parameters or gradients that ZeRO has sharded, so that every rank has them whole; many in one collective.
+"""Gathers the parameters or gradients that ZeRO has sharded, so that every rank has them whole. One collective gathers many
+parameters.
 
 DeepSpeed's own `safe_get_full_grad` and `safe_get_full_fp32_param` need one collective per parameter. Over gloo, a same-work
 proof took more time for these calls than for its steps. The number of sent bytes is the same.
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_grad
 
-BUCKET = 2**24  # elements per collective: 64 MiB in fp32; a rank needs two copies of them
+BUCKET = 2**24  # elements per collective: 64 MiB in fp32; a rank needs memory for two copies of these elements
 
 
 def whole(parameters: Iterable[Any], *, gradients: bool) -> Iterator[torch.Tensor]:

@@ -21,8 +21,8 @@ from trainers.checkpointing.state_parts import State
 def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> State:
     """This rank's parts of the fp32 weights and of the optimizer state.
 
-    engine: DeepSpeed's. inner: torch's optimizer, which DeepSpeed's optimizer may wrap. sizes: number of elements of each whole
-    parameter, by the parameter's id.
+    engine: the engine of DeepSpeed. inner: torch's optimizer, which DeepSpeed's optimizer may wrap. sizes: number of elements
+    of each whole parameter, by the parameter's id.
     """
     outer, named = engine.optimizer, [(model_options.plain_name(name), p) for name, p in engine.module.named_parameters()]
     if outer is inner:
@@ -43,8 +43,8 @@ def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> S
 
 
 def make_room(engine: Any, inner: torch.optim.Optimizer) -> None:
-    """Make the optimizer allocate its state. At stage 3, DeepSpeed gives the optimizer its parameters only during a step, so
-    they are set for this time."""
+    """Make the optimizer allocate its state. At stage 3, torch's optimizer has its parameters only during a step of
+    DeepSpeed, so this function gives the optimizer the parameters for a short time."""
     outer = engine.optimizer
     lent = hasattr(outer, "_set_fp32_optimizer_param_groups")
     if lent:

@@ -57,7 +57,7 @@ class DdpEngine(ReplicatedEngine):
             yield
         wrapped._join_config = _JoinConfig(
             enable=False, throw_on_early_termination=False, is_first_joinable=False
-        )  # torch itself does not switch it off, and a validation may follow
+        )  # torch itself does not switch `join` off after the step, and a validation may follow
 
     def theory(self) -> list[Term]:
         n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
@@ -123,7 +123,7 @@ class PowerSgdEngine(DdpEngine):
 
 
 def _powersgd(model: nn.Module) -> tuple[int, int]:
-    """(bytes of the gradients that PowerSGD does not compress, bytes of the two factors of all other gradients).
+    """What PowerSGD sends: (bytes of the gradients that it does not compress, bytes of the two factors of all other gradients).
 
     PowerSGD (Vogels et al., 2019) treats a gradient with r rows as an r x c matrix. Its two factors have RANK (r + c) elements.
     """

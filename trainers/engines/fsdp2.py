@@ -91,8 +91,8 @@ class Fsdp2Engine(FullySharded):
 def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, replicated: bool) -> Fsdp2Engine:
     """The engine of a variant.
 
-    reshard_after_forward: free the gathered parameters of a block after forward and gather them again for backward; else they
-    are kept for backward. replicated: shard over the ranks of each replica (a 2-D mesh), not over all ranks.
+    reshard_after_forward: free the gathered parameters of a block after forward and gather them again for backward; if false,
+    they are kept for backward. replicated: shard over the ranks of each replica (a 2-D mesh), not over all ranks.
     """
     mesh = replicas_mesh(cell, ranks) if replicated else ranks.mesh((ranks.world_size,))
     pinned = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
@@ -115,7 +115,8 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, 
 
 
 def _prefetch(blocks: list[FSDPModule], ahead: int) -> None:
-    """Make each block start to gather the next `ahead` blocks: those after it in forward, those before it in backward."""
+    """Make each block start to gather the next `ahead` blocks: the blocks after it in forward, the blocks before it
+    in backward."""
     for index, block in enumerate(blocks):
         if ahead:
             block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + ahead])

@@ -30,10 +30,10 @@ def build_server(cell: Cell, task: Task, ranks: Ranks, *, waits: bool = False) -
 def mode(cell: Cell, *, waits: bool) -> Mode:
     """How servers treat pushes. The sections are those of the study (see trainers/strategies/parameter_server.py).
 
-    waits: one update for each step of all workers, with the mean of their gradients, as one process would do it (section 3.4,
-    synchronous). If it is false, each push is an update at once, with the same learning rate (section 5.2: one recipe for all).
-    If the cell has the options of bounded staleness (section 5.3.1, which gives no numbers), the bound is that of Ho et al.
-    (2013), and the weight of a gradient is 1 / (1 + staleness).
+    waits: true: servers make one update for each step of all workers, with the mean of their gradients, as one process would do
+    (section 3.4, synchronous). False: each push is an update at once, with the same learning rate (section 5.2: one recipe for
+    all). If the cell has the options of bounded staleness (section 5.3.1, which gives no numbers), the bound is that of Ho et
+    al. (2013), and the weight of a gradient is 1 / (1 + staleness).
     """
     if "staleness_bound" not in cell.options:
         return Mode(waits=waits)

@@ -66,7 +66,8 @@ def activations(cell: Cell, task: Task, held: MeshModel) -> list[Term]:
              written, n, plan.forward_reductions * blocks),
         Term("gradients of what column-parallel layers read, each block and pass", "all_reduce",
              read, n, plan.backward_reductions * blocks),
-        # Recomputation stops when it has all tensors that backward needs. The last all-reduce of a block comes after that.
+        # Recomputation stops when it has all tensors that backward needs. The last all-reduce of a block would come
+        # later, so recomputation does not repeat it.
         Term("what they write once more but for the last of a block, each recomputed block and pass", "all_reduce",
              written, n, (plan.forward_reductions - 1) * again),
     ]  # fmt: skip

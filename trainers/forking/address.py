@@ -100,7 +100,8 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: list[i
 
 
 def receive(connection: socket.socket, descriptors: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
-    """Receive (the next message, or None if the other end has closed the connection; the open files that came with it).
+    """Receive a message. Returns (the message, or None if the other end has closed the connection; the open files sent with
+    it).
 
     descriptors: number of open files to expect. If it is 0, the message is read byte by byte, so that the message after it
     stays in the socket.

@@ -20,8 +20,8 @@ from trainers.forking import address
 
 START_LIMIT_S = 300  # time to import torch and transformers from a slow disk whose files are not cached
 LOOK_EVERY_S = 0.02
-# The environment variables that a warm parent gets from the client that starts it. A run gets the whole environment of its own
-# client.
+# The environment variables that a warm parent gets from the client that starts the warm parent. The ranks of a run get the
+# whole environment of the client that requests the run.
 INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "XDG_RUNTIME_DIR")
 
 

@@ -91,10 +91,10 @@ def _die_with(parent: int) -> None:
 
 
 def _dispensable(run_dir: RunDir) -> list[int]:
-    """The ranks without which the run can continue. There are none unless the strategy tolerates lost ranks.
+    """The ranks without which the run can continue. There are no such ranks unless the strategy tolerates lost ranks.
 
-    With such a strategy, they are all ranks that train, except rank 0, after their setup. Before the end of a rank's setup,
-    other ranks wait for it.
+    With a strategy that tolerates lost ranks, each rank that trains, except rank 0, is dispensable as soon as its setup is
+    complete. Before that time, the other ranks wait for this rank.
     """
     run = run_dir.read_run()
     cell = run.cell

@@ -132,7 +132,8 @@ class Checkpoints(Instrument):
             self._saved_step = manifest.step if run is self._run_dir else 0
             self._train_time.before_s = manifest.train_time_s if ours else 0.0
             return Resumed(manifest.step, records)
-        # If the nodes share no folder, the first node has checked a checkpoint and sent it to the others, so this is an error.
+        # If the nodes share no folder, the first node has checked a checkpoint and sent it to the other nodes. That no node can
+        # use a checkpoint is therefore an error.
         if self._run.separate_folders and self._run.resume:
             raise InputError(f"no checkpoint of {', '.join(self._run.resume)} can be used on all nodes; see the run's events.")
         if self._run_dir.steps(self._rank).records:
@@ -164,7 +165,7 @@ class Checkpoints(Instrument):
         if self._run.separate_folders:
             if self._leads_node:
                 checkpoint.publish(self._run_dir.path, step)
-            self._company.barrier()  # the manifest is written last: it says that the parts of all nodes are complete
+            self._company.barrier()  # the manifest, which is written last, says that the parts of all nodes are complete
         if self._rank == 0:
             manifest = CheckpointManifest(
                 schema=SCHEMA,
@@ -186,7 +187,7 @@ class Checkpoints(Instrument):
         self._save_s += time.perf_counter() - started
 
     def ends(self, step: int) -> bool:
-        """Whether all ranks save and end after this step. All ranks return the same."""
+        """Whether all ranks save a checkpoint and end after this step. All ranks return the same."""
         started = time.perf_counter()
         if not self._why and self._is_time():
             self._why = "its time limit is near"

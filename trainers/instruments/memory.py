@@ -7,8 +7,8 @@ import torch
 
 
 class MemoryMeter:
-    """Call `start` before a step and `read` after it. Neither waits for the device, because the allocator's numbers are on the
-    host."""
+    """Measures the memory of one step after the other: call `start` before a step and `read` after it. Neither call waits for
+    the device, because the allocator's numbers are on the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -97,8 +97,8 @@ def estimate(parameters: int, precision: str, optimizer: Optimizer, *, cut: dict
     The study of GPT-2 on two H100s uses the same estimate in its section 4.2.1: its numbers (474.70, 474.70 and 949.40 MiB) are
     those of 124,439,808 parameters with 4 bytes.
 
-    parameters: number of trainable parameters of the whole model. cut: number of ranks over which a category is sharded, by
-    category; 1 for a category that is not in it.
+    parameters: number of trainable parameters of the whole model. cut: category -> number of ranks over which
+    it is sharded; a category that is missing here is not sharded.
     """
     w = 2 if precision == "bf16-pure" else 4
     states = STATES[optimizer.name] if optimizer.name != "sgd" or optimizer.momentum else 0

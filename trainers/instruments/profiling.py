@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Profiler(Instrument):
-    """Profiles the ranks that the cell names. Its steps are marked as slowed down on the other ranks too, because these ranks
-    wait for the profiled ranks."""
+    """Profiles the ranks that the cell names. The profiled steps are marked as slowed down on the other ranks too, because
+    these ranks wait for the profiled ranks."""
 
     name = "profile"
 

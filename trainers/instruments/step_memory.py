@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 class StepMemory:
     """A context around one step: `log` has all changes of memory on a device. A storage has one category from its allocation
-    to its end: as what the engine keeps it, else how an operator uses it, else how long it exists."""
+    to its release. If the engine keeps the storage (`Accounted.keeps`), the engine names the category; else the use by an
+    operator decides, else the time of the release."""
 
     def __init__(self, engine: Accounted, device: torch.device, log: type[StorageLog] = StorageLog) -> None:
-        """log: its kind, for a subclass that notes more."""
+        """log: the class of the log; a subclass of StorageLog may record more."""
         self._engine = engine
         self._named: dict[int, str] = {}
-        self._looking = False  # for gradients, from the end of backward to the optimizer's step
+        self._looking = False  # whether gradients are searched now: from the end of backward to the optimizer's step
         self.log = log(device, self._between)
 
     def __enter__(self) -> StepMemory:
@@ -39,7 +40,7 @@ class StepMemory:
             self._name(self._engine.keeps())
 
     def category(self, number: int) -> str:
-        """The category of a storage of the log, by its number; known when the step is over."""
+        """The category of the storage with this number in the log. It is known only after the step."""
         storage = self.log.storages[number]
         return self._named.get(number) or self._by_use(storage)
 

@@ -37,8 +37,8 @@ class TensorStorage:
 
 
 class StorageChange(NamedTuple):
-    """A change of a storage's size. t_s: seconds since the start of the step. phase: one of PHASES. number: of the storage.
-    nbytes: added bytes; negative if the storage shrank or was released."""
+    """A change of a storage's size. t_s: seconds since the start of the step. phase: one of PHASES. number: the storage's
+    number. nbytes: added bytes; negative if the storage shrank or was released."""
 
     t_s: float
     phase: str
@@ -64,7 +64,7 @@ class StorageLog(TorchDispatchMode):
         self._after_backward = False
         self.storages: list[TensorStorage] = []
         self.changes: list[StorageChange] = []
-        # By the address of torch's StorageImpl, which is unique as long as the storage exists.
+        # The keys of `_live` are addresses of torch's StorageImpl; an address is unique as long as the storage exists.
         self._live: dict[int, TensorStorage] = {}
         self._ends: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._fresh: dict[int, TensorStorage] = {}  # storages that the current forward pass allocated
@@ -116,7 +116,7 @@ class StorageLog(TorchDispatchMode):
         return self._seen(local.untyped_storage()) if _is_plain(local) else None
 
     def _turn(self, phase: str) -> None:
-        """Detect the end of a forward or backward pass. phase: that of the operator that runs next."""
+        """Detect the end of a forward or backward pass. phase: the phase of the operator that runs next."""
         if phase == BACKWARD:
             for storage in self._fresh.values():
                 storage.saved = True

@@ -1,1 +1,1 @@
-"""What strategies have in common whose ranks have only parts of a model: the mesh, a rank's part, and the pipeline's step."""
+"""Code for strategies whose ranks have only parts of a model: the mesh, the part of a rank, and the step of a pipeline."""
