@@ -18,18 +18,19 @@ from shardlab import files
 from shardlab.errors import InputError, WorkspaceError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-ROOM = 2**20  # bytes that `must_have_room` tries to allocate
-STALE_S = 3600  # the temporary folder of a killed writer is removed after this time; a newer folder may still be in use
+ROOM = 2**20  # size in bytes of the test file with which `must_have_room` checks that the disk is not full
+STALE_S = 3600  # a temporary folder older than this belongs to a killed writer and is removed; a newer one may be in use
 
 
 @contextlib.contextmanager
 def replacing(folder: Path, ours: frozenset[str], what: str = "a report") -> Iterator[Path]:
     """Yield a new, empty folder; when the block ends without an error, the new folder replaces `folder`.
 
-    ours: the names of files and folders that `folder` may contain; what: what these files are, for the error message.
+    ours: the names of files and folders that the writer creates in `folder`. what: a noun for the content of `folder`, such as
+    "a report", for the error message.
 
-    Raises InputError, before anything is written, if `folder` contains any other name: replacing the folder would delete
-    files that do not belong to us.
+    Raises InputError, before anything is written, if `folder` contains a name that is not in `ours`: to replace the folder
+    would delete files that somebody else put there.
     """
     _refuse_foreign(folder, ours, what)
     fresh = _beside(folder)
@@ -57,8 +58,11 @@ def replacing(folder: Path, ours: frozenset[str], what: str = "a report") -> Ite
 def must_have_room(fresh: Path) -> None:
     """Raise OSError if the disk that contains the new folder is full.
 
-    Needed for a library that writes in a separate process and does not report that a write failed. If the disk was too full
-    for the library, it is also too full for the test file that this function allocates.
+    The export to Weights & Biases needs this check, because its library writes in a separate process and does not report that
+    a write failed. If the disk was too full for the library, the disk is also too full for the test file that this function
+    allocates.
+
+    fresh: the new folder, as `replacing` yields it.
     """
     probe = fresh / ".room"
     with probe.open("xb", buffering=0) as handle:
@@ -88,12 +92,12 @@ def _sweep(folder: Path) -> None:
 
 
 def _exchange(fresh: Path, folder: Path) -> None:
-    """Exchange two folders in one system call; afterwards the path `fresh` contains the old folder."""
+    """Exchange the new folder `fresh` and the old folder `folder`: each gets the path of the other."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename and rename(_AT_FDCWD, os.fsencode(fresh), _AT_FDCWD, os.fsencode(folder), _RENAME_EXCHANGE) == 0:
         return
-    # Some file systems (NFS) cannot exchange two folders in one step, so we rename them one after the other. If the process is
-    # killed between the two renames, the old folder still exists, under its temporary name.
+    # Some file systems (NFS) cannot exchange two folders in one step, so the folders are renamed one after the other. If the
+    # process is killed between two renames, the old folder still exists under the temporary name `old`.
     old = _beside(folder)
     folder.rename(old)
     fresh.rename(folder)

@@ -39,7 +39,7 @@ EXAMPLES = {
     "track": "collect track ddp-gpt2-tiny-g2-b8-ea59285ce745-r1 --to tensorboard",
     "metrics": "collect metrics",
 }
-# Verbs that read a workspace and then may remind the user to fetch the runs. `fetch` itself needs no reminder.
+# Verbs that read a workspace. If the lease of the nodes ends soon, these verbs remind the user to fetch the runs.
 OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "watch", "compare", "export", "archive")
 LAST_PORT = 65535
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _urge(workspace: Workspace) -> str | None:
-    """A sentence that asks the user to fetch the runs, if the lease of the nodes ends soon; else None."""
+    """A sentence that asks the user to fetch the runs, if the lease of the nodes ends soon; None if it does not."""
     lease = inventory.known_lease(workspace)
     return lease.urge(datetime.now(UTC)) if lease is not None else None
 

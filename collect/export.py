@@ -24,31 +24,32 @@ from shardlab.errors import MissingExtra, UnknownName
 
 
 class OpenRun(Protocol):
-    """A run that is open in an experiment tracker; points are added until the run ends."""
+    """A run in an experiment tracker to which values of steps (points) can be added until the run ends."""
 
     def log(self, points: Sequence[TrackedStep]) -> None:
-        """Add points. Their steps must not be earlier than the steps that were added before."""
+        """Add the values of some steps. The step numbers must not be smaller than those of earlier calls."""
 
     def end(self, run: Tracked) -> None:
-        """Add the final metrics and any new keys of the configuration, then close the run."""
+        """Add the final metrics and the keys of the configuration that are new since the run was opened; close the run."""
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
-    """An export format, as `collect export --to` offers it.
+    """An export format that `collect export --to NAME` offers.
 
-    write: fills a new, empty folder. The first path is this folder; the second path is the folder's final path, for formats
-    that write paths into files.
+    write: the function that writes the export into a new, empty folder. Its first path is this folder. Its second path is the
+    place to which the folder is moved afterwards; formats that write paths into files need it.
 
-    follow: only for experiment trackers: opens a run that is still going on. Its arguments are the name of the experiment, the
-    run, and a folder that several runs share. Anything that the folder already contains of this run is replaced.
+    follow: only for experiment trackers: the function that opens a run while the run is still going on. Its arguments are the
+    name of the experiment, the run, and a folder that several runs share. If the folder already contains files of this run,
+    they are replaced.
     """
 
     name: str
     summary: str  # one line that describes the format
-    holds: frozenset[str]  # every name that the folder of the export may contain
+    holds: frozenset[str]  # names of all files and folders that this format writes
     write: Callable[[Loaded, Summary, Path, Path], None]
-    extra: str | None = None  # the optional set of packages that the format needs; None: it needs no other packages
-    package: str = ""  # the package of `extra` that the format imports
+    extra: str | None = None  # the extra of shardlab (optional packages) that must be installed; None: no extra is needed
+    package: str = ""  # name of the package, installed with `extra`, that the format imports
     follow: Callable[[str, Tracked, Path], OpenRun] | None = None
 
 
@@ -75,16 +76,17 @@ def export(name: str) -> Export:
 def package(name: str) -> ModuleType:
     """Import a module of an optional package by its name.
 
-    The module is imported only where it is used, because no other command needs the package; so its types are not known here.
+    The module is imported only when a format needs it, because all other commands must work without the package. So mypy
+    does not know the types of the module.
     """
     return importlib.import_module(name)
 
 
 @contextlib.contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Set environment variables inside the block and restore them afterwards.
+    """Set environment variables inside a `with` block, and restore their earlier values at its end.
 
-    For libraries that have no other way to set an option.
+    Some libraries of experiment trackers read options only from environment variables.
     """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -99,7 +101,7 @@ def environment(**values: str) -> Iterator[None]:
 
 
 def write(format_: Export, loaded: Loaded, summary: Summary, folder: Path) -> list[Path]:
-    """Write the folder of an export, or replace an earlier export in it; returns the paths of the files and folders in it.
+    """Write an export into `folder`, in place of an earlier export there. Returns the paths of its files and folders.
 
     Raises InputError if the folder contains anything that does not belong to this format, and WorkspaceError if the folder
     cannot be written.

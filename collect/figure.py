@@ -1,4 +1,4 @@
-"""Parts that all figures share: the layout, the look of each cell, and a limit on points so that the page opens fast.
+"""What all figures of the report share: the layout, the look of each cell, and a limit on points so that the page opens fast.
 
 Colours are the page's CSS variables, such as ``var(--series-1)``; the page resolves them for light, dark and print.
 """
@@ -21,16 +21,16 @@ from shardlab.cell import Cell
 
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_POINTS = 600  # points of one line in a figure: about as many as a screen can show
-FEW = 40  # if a line has at most this many points, each point gets a mark: a point between two gaps would be invisible
-MOST_SHOWN = 12  # lines that are visible when the page opens; the reader can turn on the others in the legend
-MOST_CELLS = 100  # cells of a group that are drawn: the largest study has 59 cells, and nobody reads a longer legend
+FEW = 40  # a line of at most this many points gets a mark at each point: without marks, a point between gaps is invisible
+MOST_SHOWN = 12  # the most lines that are visible when the page opens; the reader can turn on the other lines in the legend
+MOST_CELLS = 100  # the most cells of a workload that are drawn: the largest study has 59 cells; a longer legend is not readable
 LEGEND_HEIGHT_PX = 132  # a higher legend scrolls; otherwise, on a phone, the legend would leave no room for the figure
 LABELS_PX = 64  # space to the left of a plot, for the tick labels and the title of a numeric y axis
 ROW_PX, DENSE_ROW_PX, MARGIN_PX = 34, 24, 76  # height of a row, of a row in a figure with many rows, and of the margins
-PLAYED = ", played"  # behind the title of a panel and the name of a line whose values a stub of NVML made up
+PLAYED = ", played"  # suffix of the title of a panel or the name of a line whose values a stub of NVML made up
 FEW_ROWS = 16  # a figure with more rows than this uses DENSE_ROW_PX
-PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44  # width of a picture (key: whether it is wide), height of its title
-LEGEND_PX, LINE_PX = 200, 20  # approximate width of a name in the legend of a picture, and height of a line of names
+PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44  # width of an image file (key: is it wide?), height of its title
+LEGEND_PX, LINE_PX = 200, 20  # for the legend of an image file: approximate width of a name, and height of a line of names
 
 
 class Figure(msgspec.Struct):
@@ -47,15 +47,15 @@ class Figure(msgspec.Struct):
 class CellMark(msgspec.Struct, frozen=True):
     """A cell, and how figures draw it."""
 
-    label: str  # HTML-escaped, because plotly interprets some HTML tags in every text
+    label: str  # name of the cell in the figure, HTML-escaped because plotly interprets some HTML tags in every text
     strategy: int  # the place of the cell's strategy among the strategies of the report, from 0
-    look: Look
+    look: Look  # colour, shape and dash
     row: CellRow
     cell: LoadedCell
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The cells of one workload, which figures show together.
+    """The cells of one workload. A figure shows the cells of one group.
 
     Each workload has its own figures, because units, losses and step times of different models cannot be compared.
     """
@@ -163,7 +163,7 @@ def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
-    """The additional layout of a figure that is written as a separate image: title, background, and size in pixels.
+    """The layout that a figure needs in addition if it is written as an image file: title, background, and size in pixels.
 
     If the figure has a legend, the title is set as the title of the legend, because plotly reserves space only for the legend.
     """
@@ -193,9 +193,9 @@ def by_cell_height(group: Group) -> int:
 
 
 def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:
-    """A trace that writes the state of each cell without a value, as text where the cell's mark would be.
+    """A plotly trace for the cells without a value: it writes the state of each such cell, such as `oom`, into its row.
 
-    drawn: for each mark of the group, whether the figure draws a value for it.
+    drawn: for each cell of the group, in the order of `marks`, whether the figure draws a value for this cell.
     """
     missing = [(mark.label, mark.row.state) for mark, has in zip(group.marks, drawn, strict=True) if not has]
     return {
@@ -223,7 +223,7 @@ def _strategies(marks: Sequence[CellMark]) -> int:
 
 
 def interval(estimate: Estimate, colour: str) -> dict[str, Any]:
-    """The 95 % interval of a mean as plotly's error bar along x; invisible if the interval is not known."""
+    """An error bar of plotly along x that shows the 95 % interval of a mean; invisible if the interval is not known."""
     if estimate.low is None or estimate.high is None:
         return {"visible": False}
     return {
@@ -238,7 +238,7 @@ def interval(estimate: Estimate, colour: str) -> dict[str, Any]:
 
 
 def points_a_line(lines: int) -> int:
-    """The number of points per line in a figure with this many lines.
+    """The largest number of points that each line may have in a figure with `lines` lines.
 
     The number is chosen so that the whole figure has at most as many points as MOST_SHOWN lines of MOST_POINTS points, but a
     line has at least 100 points.
@@ -247,10 +247,11 @@ def points_a_line(lines: int) -> int:
 
 
 def thin(x: Sequence[float], y: Sequence[float | None], most: int = MOST_POINTS) -> tuple[list[float], list[float | None]]:
-    """Reduce a line to at most about `most` points.
+    """Reduce the points of a line to at most about `most` points. Returns the x values and the y values that are kept.
 
-    The line is divided into sections of equal length. Of each section, the smallest and the largest value are kept, so that no
-    peak is lost, and also the first unknown value (None), if there is one, so that no line is drawn across a gap.
+    The points are divided into sections of equal size. Of each section, the points with the smallest and the largest y are
+    kept, so that no peak is lost. If y is unknown (None) somewhere in the section, the first such point is kept too, so that
+    no line is drawn across a gap.
     """
     if len(x) <= most:
         return list(x), list(y)

@@ -1,4 +1,4 @@
-"""The summary, the step records and the host samples as flat tables (polars frames), for files that other programs read."""
+"""Makes flat tables (polars frames) of the summary, the step records and the host samples; writes them as CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ CELL_KEYS = (
 
 
 def frames(loaded: Loaded, summarized: Summary) -> dict[str, pl.DataFrame]:
-    """The tables `summary`, `steps` and `samples`, by name."""
+    """{name of a table: the table}, for the tables `summary`, `steps` and `samples`."""
     return {"summary": summary(summarized), "steps": steps(loaded), "samples": samples(loaded)}
 
 
 def write_csv(frame: pl.DataFrame, path: Path) -> None:
-    """Write a new CSV file. Raises WorkspaceError if the file cannot be written.
+    """Write a table as a new CSV file. Raises WorkspaceError if the file cannot be written.
 
-    A spreadsheet reads a text that begins with = + - or @ as a formula and computes it, so an apostrophe is written before
-    these texts. No name of shardlab begins with these characters. Columns of numbers are not changed.
+    A spreadsheet takes a text that begins with = + - or @ for a formula and computes it. So an apostrophe is written before
+    each text that begins with one of these characters. No name of shardlab does. Columns of numbers are not changed.
     """
     formula = pl.col(pl.String).str.contains(r"^\s*[=+\-@]")
     guarded = pl.when(formula).then(pl.lit("'") + pl.col(pl.String)).otherwise(pl.col(pl.String))
@@ -38,12 +38,12 @@ def write_csv(frame: pl.DataFrame, path: Path) -> None:
 
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
-    """Write a new Parquet file. Raises WorkspaceError if the file cannot be written."""
+    """Write a table as a new Parquet file. Raises WorkspaceError if the file cannot be written."""
     _write(_printable(frame).write_parquet, path)
 
 
 def _write(into: Callable[[io.BytesIO], Any], path: Path) -> None:
-    """Let polars write into memory, then write the bytes into the file.
+    """Write a new file at `path` with the bytes that `into`, a write function of polars, writes into memory.
 
     If polars writes into a file and the disk is full, polars raises an error that does not name the reason.
     """
@@ -53,7 +53,7 @@ def _write(into: Callable[[io.BytesIO], Any], path: Path) -> None:
 
 
 def _printable(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with `printable.one_line` applied to every text. Each distinct text is converted only once per column."""
+    """The table with every text converted by `printable.one_line`. Equal texts of a column are converted only once."""
     for name, kind in frame.schema.items():
         if kind == pl.String:
             texts = frame[name].unique().drop_nulls().to_list()
@@ -66,7 +66,7 @@ def _printable(frame: pl.DataFrame) -> pl.DataFrame:
 def summary(summarized: Summary) -> pl.DataFrame:
     """One row per cell. For every metric there are five columns: its value, both ends of its 95 % interval, unit and kind.
 
-    A metric that no cell has still has its columns, which are then empty: so the columns of the table are always the same.
+    If no cell has a value of a metric, the columns of this metric are empty. So every summary has the same columns.
     """
     text, number = pl.String, pl.Float64
     schema: dict[str, Any] = {"matrix": text, "cell": text, "state": text, "n": pl.Int64}
@@ -85,20 +85,20 @@ def summary(summarized: Summary) -> pl.DataFrame:
             flat |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
             flat |= {f"{name}_unit": found.unit, f"{name}_kind": found.kind}
         rows.append(flat | {"rehearsal": summarized.rehearsal})
-    known = {key for row in rows for key in row}  # only a few of the hundreds of columns have values
+    known = {key for row in rows for key in row}  # columns with a value: only a few of the hundreds of columns
     return pl.DataFrame({key: [row.get(key) for row in rows] if key in known else [None] * len(rows) for key in schema}, schema)
 
 
 def steps(loaded: Loaded) -> pl.DataFrame:
-    """All step records of all runs, also of earlier attempts. The first columns are the cell and the id of the run.
+    """One row per step record of all runs, also of earlier attempts. The first columns are the cell and the id of the run.
 
-    Warm-up steps are included; a column marks them.
+    Records of warm-up steps are included; a column marks them.
     """
     return _with_run({(cell.id, run.run_id): run.steps for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
 
 
 def samples(loaded: Loaded) -> pl.DataFrame:
-    """All host samples of all runs, also of earlier attempts. The first columns are the cell and the id of the run."""
+    """One row per host sample of all runs, also of earlier attempts. The first columns are the cell and the id of the run."""
     return _with_run({(cell.id, run.run_id): run.samples.hosts for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
 
 

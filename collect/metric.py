@@ -1,4 +1,4 @@
-"""Defines a metric: a pure function with a name, a unit, a direction and a sentence that defines it."""
+"""Defines what a metric is: a pure function of records, with a name, a unit, a direction and a definition in a sentence."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Argument = float | str
 
 
 class Compared(NamedTuple):
-    """The input of a metric that compares a cell with its baseline."""
+    """The input of a metric that compares a cell with its baseline, such as the speed-up."""
 
-    cell: Cell
+    cell: Cell  # the cell that is compared with `baseline`
     value: float  # mean of the compared metric over the repeats of `cell`
     baseline: Cell
     baseline_value: float  # mean of the compared metric over the repeats of `baseline`
@@ -39,7 +39,7 @@ class MetricColumn(msgspec.Struct, frozen=True):
     place: int  # columns of a table are ordered by this number
     heading: str
     digits: int = 4  # significant digits; sizes in bytes always have 3
-    headings: dict[str, str] = {}  # kind -> heading if all values have this kind; if kinds differ, each value shows its kind
+    headings: dict[str, str] = {}  # kind -> heading if all values are of this kind; if kinds differ, each value shows its kind
     has_interval: bool = False  # whether half the width of the 95 % interval follows each value
 
 
@@ -53,15 +53,17 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     direction: Direction
     definition: str
-    column: MetricColumn | None = None  # None: the metric is only in the files and in claims
+    column: MetricColumn | None = (
+        None  # None: no table shows the metric; it is only in the exported files and in claims of studies
+    )
     of_run: Callable[[LoadedRun], Quantity | None] | None = None
     of_run_at: Callable[[LoadedRun, Any], Quantity | None] | None = None
     of_cells: Callable[[Compared], Quantity | None] | None = None
-    compares: str = ""  # the metric of a run that `of_cells` compares
-    argument: str = ""  # name by which claims give the additional argument of `of_run_at` or of the compared metric
-    example: Argument | None = None  # a value of the right type for `argument`
-    exact: bool = False  # counted or computed, so every repeat gives the same value and one repeat is enough
-    of_all_steps: bool = False  # includes steps that an instrument slowed down: not compared if instruments differ
+    compares: str = ""  # for `of_cells`: name of the metric of a run whose values are compared
+    argument: str = ""  # name of the additional argument of `of_run_at` or of the compared metric, as claims of studies give it
+    example: Argument | None = None  # an example of a value for `argument`, which shows its type
+    exact: bool = False  # whether the value is counted or computed: then every repeat gives the same value, and one is enough
+    of_all_steps: bool = False  # whether steps that an instrument slowed down count: then not compared if instruments differ
 
 
 _own: list[Metric] = []  # metrics that the current workspace defines itself
@@ -70,7 +72,7 @@ _own: list[Metric] = []  # metrics that the current workspace defines itself
 def quantities(run: LoadedRun) -> dict[str, Quantity]:
     """All metrics of shardlab that have a known value for this run, by name, in the order of `menu`.
 
-    They are computed once per run. `collect.own_metrics` adds the metrics that the workspace defines itself.
+    The values are computed once and stored in the run. `collect.own_metrics` adds metrics that the workspace defines itself.
     """
     if run.quantities is None:
         values = ((metric.name, metric.of_run(run)) for metric in _shipped() if metric.of_run)
@@ -84,9 +86,9 @@ def menu() -> tuple[Metric, ...]:
 
 
 def set_own(metrics: Sequence[Metric]) -> None:
-    """Put these metrics of the workspace at the end of the menu, in place of the metrics of an earlier call.
+    """Put metrics that the workspace defines at the end of `menu`, in place of the metrics of an earlier call.
 
-    metrics: without their functions, because another process computes their values.
+    metrics: these metrics without their functions, because another process computes their values.
     """
     _own[:] = metrics
 

@@ -19,7 +19,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def spread(value: float) -> str:
-    """Half the width of an interval, with two significant digits.
+    """Half the width of an interval (the number after ±), as text with two significant digits.
 
     More digits would suggest that the uncertainty itself is known precisely.
     """
@@ -29,7 +29,10 @@ def spread(value: float) -> str:
 
 
 def bytes_unit(values: list[float]) -> tuple[str, float]:
-    """(name, size in bytes) of the unit that suits the largest of these values in bytes."""
+    """Choose the unit (B, KiB, MiB or GiB) for a column of sizes. values: the sizes in bytes; the largest size decides.
+
+    Returns (name of the unit, number of bytes in one unit).
+    """
     largest = max(values, default=0)
     for name, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if largest >= size:
@@ -38,7 +41,7 @@ def bytes_unit(values: list[float]) -> tuple[str, float]:
 
 
 def moment(seconds: float) -> str:
-    """A time in seconds since the epoch, as date and time in UTC."""
+    """A time as text, such as `2031-06-01 12:30 UTC`. seconds: the time in seconds since the epoch."""
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -25,7 +25,7 @@ from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
 FOLDER = "metrics"
-ANSWER_S = 3600  # time limit of the separate process, which reads all records of the matrix once more
+ANSWER_S = 3600  # time limit of the separate process, which itself reads all records of the matrix
 
 
 class DescribedMetric(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class OwnMetrics(msgspec.Struct, frozen=True):
 
     metrics: list[DescribedMetric] = []
     values: dict[str, dict[str, Quantity]] = {}  # run id -> metric name -> value
-    faults: list[str] = []  # sentences that say why a file defines no metric, or why a metric has no value
+    faults: list[str] = []  # why files define no metric, or why metrics have no value: one sentence for each fault
 
     def remarks(self) -> list[str]:
         """The remarks for a report: which file computed which metrics, and which metrics could not be computed."""
@@ -59,14 +59,14 @@ class OwnMetrics(msgspec.Struct, frozen=True):
         return [*made, *self.faults]
 
     def on_menu(self) -> None:
-        """Put the metrics, without their functions, on the menu, in place of the metrics of an earlier command."""
+        """Add these metrics, without their functions, to `collect.metric.menu`, in place of those of an earlier call."""
         metric.set_own([
             Metric(name=o.name, unit=o.unit, direction=o.direction, definition=o.definition, column=o.column)
             for o in self.metrics
         ])  # fmt: skip
 
     def add_to(self, loaded: Loaded) -> None:
-        """Put the metrics on the menu, and their values into the runs of `loaded`."""
+        """Add these metrics to `collect.metric.menu`, and their values to the runs of `loaded`."""
         self.on_menu()
         for run in loaded.runs:
             if run.run_id in self.values:
@@ -76,8 +76,9 @@ class OwnMetrics(msgspec.Struct, frozen=True):
 def of(workspace: Workspace, matrix: str | None, *, trusted: bool) -> OwnMetrics:
     """The metrics that the workspace defines, and their values for the runs of a matrix.
 
-    matrix: the name of the matrix; None: no values are computed. trusted: mark the workspace as trusted. If the workspace is
-    not trusted, no file is executed, and `faults` says so. Raises WorkspaceError if a file of the workspace cannot be read.
+    matrix: the name of the matrix; None: no values are computed. trusted: whether the user has just allowed the code of the
+    workspace (--trust); the workspace is then marked as trusted. If the workspace is not trusted, no file is executed, and
+    `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read.
     """
     found = plugin_source.files_in(workspace.path / FOLDER)
     if not found:

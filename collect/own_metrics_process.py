@@ -1,6 +1,7 @@
 """Executes the files of a workspace that define metrics, and computes these metrics for the runs of a matrix.
 
-`collect.own_metrics` starts it as a separate process: python -m collect.own_metrics_process ANSWER WORKSPACE MATRIX FILE...
+`collect.own_metrics` starts this module as a separate process:
+python -m collect.own_metrics_process ANSWER WORKSPACE MATRIX FILE...
 If MATRIX is '', the metrics are only described, and no values are computed.
 """
 
@@ -24,13 +25,14 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 
 def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
-    """Write the metrics, their values and the faults to the JSON file `answer`, as `OwnMetrics`.
+    """Write the metrics, their values and the faults to the JSON file `answer`, in the form of `OwnMetrics`.
 
-    paths: the files that define metrics; matrix: the name of a matrix, or '' for no values.
+    workspace: the path of the workspace. matrix: the name of the matrix whose runs get values; '': no values are computed.
+    paths: the files that define metrics.
     """
     described: list[DescribedMetric] = []
     faults: list[str] = []
-    known: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (its file, the metric)
+    known: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (path of the file that defines it, the metric)
     for path in map(Path, paths):
         try:
             source = plugin_source.read(path)
@@ -58,7 +60,11 @@ def taken() -> set[str]:
 
 
 def _metrics(path: Path, found: object) -> list[Metric]:
-    """The metrics in the value of METRICS of a file. Raises InputError if it is not a tuple or list of metrics of one run."""
+    """Check the value of the variable METRICS of a file, and return its metrics as a list.
+
+    path: the file. found: the value. Raises InputError if the value is not a tuple or list of metrics that are functions of
+    one run.
+    """
     if not isinstance(found, (tuple, list)) or not found or not all(isinstance(one, Metric) for one in found):
         raise InputError(f"{path}: METRICS is no tuple of metrics. Needed: METRICS = (Metric(...),) of collect.metric.")
     for one in found:

@@ -1,8 +1,8 @@
-"""Defines how a strategy is drawn: with the same look in all figures of a report, different from all other strategies.
+"""Defines the look of each strategy in figures: equal in all figures of a report, and different from all other strategies.
 
 Each strategy has its own colour and shape. The variants of a strategy, such as another number of ranks, differ in the fill of
-the shape and the dash of the line. So a reader who cannot see colours can use the shapes, and lines without marks differ in
-their dash.
+the shape and the dash of the line. So a reader who cannot see colours can tell strategies apart by their shapes, and lines
+without marks by their dash.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SHAPES = (
 )  # fmt: skip
 FILLS = ("", "-open", "-dot", "-open-dot")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-MARKS_A_LINE = 6  # at most this many marks on a line of many points
-MOST_STRATEGIES, MOST_VARIANTS = 24, 24  # so many strategies and variants have different looks; after that, looks repeat
+MARKS_A_LINE = 6  # the most marks that a line of many points gets
+MOST_STRATEGIES, MOST_VARIANTS = 24, 24  # with more strategies, or more variants of a strategy, some looks are equal
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -33,24 +33,31 @@ class Look(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> dict[str, Any]:
-        """The settings of a line for plotly."""
+        """The settings with which plotly draws the lines of this cell."""
         return {"color": self.colour, "dash": self.dash, "width": 2}
 
     def marks(self, size_px: float) -> dict[str, Any]:
-        """The settings of marks for plotly. size_px: their size; the outline is wide enough for shapes without fill."""
+        """The settings with which plotly draws the marks of this cell. size_px: the size of a mark in pixels.
+
+        The outline is wide enough for shapes without fill.
+        """
         outline = {"color": self.colour, "width": 1.5}
         return {"color": self.colour, "symbol": self.symbol, "size": size_px, "line": outline}
 
     @property
     def some_marks(self) -> dict[str, Any]:
-        """The settings of a few marks along a line of many points: they identify the line without hiding it."""
+        """The settings with which plotly draws a few marks along a line of many points.
+
+        These marks identify the line without hiding it.
+        """
         return self.marks(6) | {"maxdisplayed": MARKS_A_LINE}
 
 
 def look(strategy: int, variant: int = 0) -> Look:
     """The look of a variant of a strategy.
 
-    strategy: the place of the strategy in the report, from 0. variant: the place of the variant in the strategy, from 0.
+    strategy: number of the strategy in the report, from 0. variant: number of the variant among the variants of the strategy,
+    from 0.
 
     After 8 strategies the colours repeat, and the shapes and dashes are shifted so that no look repeats. After 12 variants the
     pairs of fill and dash would repeat (there are 4 fills and 6 dashes, and both numbers divide 12), so the dash is shifted
@@ -63,7 +70,10 @@ def look(strategy: int, variant: int = 0) -> Look:
 
 
 def variants(strategies: Sequence[int]) -> list[Look]:
-    """A look for each entry of a figure. strategies: the strategy of each entry; its n-th entry gets the n-th variant."""
+    """A look for each cell of a figure. strategies: for each cell, the number of its strategy.
+
+    The n-th cell of a strategy gets the look of the n-th variant of this strategy.
+    """
     counts: Counter[int] = Counter()
     found = []
     for strategy in strategies:

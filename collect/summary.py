@@ -1,4 +1,4 @@
-"""The results of a matrix as one typed value, `Summary`. All tables, the page, the files and --json show only this value."""
+"""Computes the results of a matrix as one typed value, `Summary`. Tables, page, files and --json show only this value."""
 
 from __future__ import annotations
 
@@ -136,7 +136,11 @@ class Summary(msgspec.Struct, dict=True):
 
 
 def summarize(loaded: Loaded, baseline: str) -> Summary:
-    """Compute every metric of every cell over its repeats. Of each repeat, the latest attempt counts, if it completed."""
+    """Compute the summary of a matrix: every metric of every cell over the repeats of the cell, and all that follows from them.
+
+    Only the latest attempt of each repeat counts, and only if it completed. baseline: the strategy that speed-ups are relative
+    to.
+    """
     rows = [_row(cell) for cell in loaded.cells]
     _compare(loaded.cells, rows, baseline)
     measurements = Measurements(loaded, rows)
@@ -223,7 +227,7 @@ def _remarks(
     profiled: int,
     looked_into: list[str],
 ) -> list[str]:
-    """The remarks that every output prints, because they affect how its numbers must be read."""
+    """The remarks that every output prints, because a reader of the numbers must know them."""
     remarks = []
     if any(rehearsals):
         share = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
@@ -261,7 +265,7 @@ def _remarks(
 
 
 def _incomplete_telemetry(loaded: Loaded) -> list[Coverage]:
-    """The incomplete telemetry of runs that completed. Other runs have no means, so for them it does not matter."""
+    """The coverage of telemetry where it is incomplete, only of runs that completed: no means are computed of other runs."""
     completed = {run.run_id for run in loaded.runs if run.completed}
     return [entry for run in loaded.runs for entry in run.coverage if entry.incomplete and entry.run in completed]
 
@@ -297,7 +301,7 @@ def _row(cell: LoadedCell) -> CellRow:
 
 
 def _over_repeats(values: list[Quantity]) -> Estimate | None:
-    """The mean of a metric over repeats, or None if the values have different kinds or units and so no common mean."""
+    """The mean of a metric over repeats, or None if the values have different kinds or units, so that no mean exists."""
     if len({(quantity.unit, quantity.kind) for quantity in values}) > 1:
         return None
     return estimate([quantity.value for quantity in values], values[0].unit, values[0].kind)

@@ -22,11 +22,11 @@ from shardlab.workspace import Workspace
 
 
 class TrackedStep(msgspec.Struct, frozen=True):
-    """The values of a timed step over all ranks: loss, step_ms, throughput_per_s, and the results of a validation after it."""
+    """The values of a timed step over all ranks: loss, step time, throughput, and the results of a validation after it."""
 
-    step: int
-    wall_s: float  # seconds since the epoch
-    values: dict[str, float]  # name -> value; a value that is not known has no entry
+    step: int  # number of the step
+    wall_s: float  # time of the step record, in seconds since the epoch
+    values: dict[str, float]  # name, such as `loss` or `step_ms` -> value; a value that is not known has no entry
 
 
 class Tracked(msgspec.Struct, frozen=True):
@@ -36,8 +36,8 @@ class Tracked(msgspec.Struct, frozen=True):
     group: str  # the short name of the cell; all repeats of the cell have the same group
     state: str
     tags: list[str]
-    config: dict[str, Any]  # the resolved cell with flat keys, and the origin of the run (matrix, repeat, commit ...)
-    points: list[TrackedStep]
+    config: dict[str, Any]  # keys of the resolved cell, flattened, and where the run comes from (matrix, repeat, commit ...)
+    points: list[TrackedStep]  # the timed steps
     metrics: dict[str, float]  # names and units as in the summary; empty if the run did not complete
     began_s: float | None  # time of the first step record, in seconds since the epoch; None: there are no records
     ended_s: float | None  # time of the last step record, in seconds since the epoch; None: there are no records
@@ -65,9 +65,10 @@ def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
 
 
 def one(workspace: Workspace, folder: RunDir) -> tuple[str, Tracked]:
-    """(name of the experiment in a tracker, the run as its records are now).
+    """Read one run as its records are now, for a tracker that follows the run while it is still going on.
 
-    Raises InputError if run.json or the expansion of the matrix cannot be read.
+    Returns (name of the experiment in the tracker, the run). Raises InputError if run.json or the expansion of the matrix
+    cannot be read.
     """
     expansion, cell = workspace.expansion(folder.read_run().matrix), folder.read_run().cell
     labels = columns.labels_of([flat(msgspec.to_builtins(entry.cell)) for entry in expansion.cells])

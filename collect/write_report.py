@@ -1,4 +1,4 @@
-"""Writes the folder of the report, completely or not at all."""
+"""Writes the report of a matrix into a folder, completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def write(
     images: Sequence[str] = (),
     shown_in: Path | None = None,
 ) -> None:
-    """Write index.html, summary.json, tables/ and, in the formats of `images`, figures/.
+    """Write the report into `folder`: index.html, summary.json, tables/ and, if `images` names formats, figures/.
 
-    shown_in: the folder in which readers open the report, if it is not `folder`; links to runs are relative to this folder.
+    images: formats of image files in which all figures are also written, such as `png`.
+    shown_in: the folder in which readers open the report, if it is not `folder`; links to runs are relative to `shown_in`.
 
     If the process is killed, the folder contains either the complete earlier report or the complete new report. Raises
     InputError if the folder contains anything that does not belong to a report, WorkspaceError if it cannot be written, and

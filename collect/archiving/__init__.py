@@ -1,1 +1,1 @@
-"""Archives: one file with the runs of a matrix, its report and what is needed to repeat it; shardlab.archive has the format."""
+"""Archives: one file with the runs of a matrix, the report, and what is needed to repeat the matrix (see shardlab.archive)."""

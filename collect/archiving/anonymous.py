@@ -1,8 +1,8 @@
 """Replaces the names of users, hosts, accounts, sites and paths in the files of an archive by pseudonyms such as `host1`.
 
-A name gets the same pseudonym in all files, so that records which belong together still do. The names are collected from the
-cluster file, the inventory, the records of the runs and this machine. GPU UUIDs, MAC addresses and other UUIDs are found by
-their form.
+A name gets the same pseudonym in all files, so that a reader still sees which records are about the same host. The names are
+collected from the cluster file, the inventory, the records of the runs and this machine. GPU UUIDs, MAC addresses and other
+UUIDs are found by their form.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.state import STATES
 from shardlab.workspace import Workspace
 
-MOST_UNZIPPED = 2**30  # bytes of a gzip file that are searched
-SHORTEST = 2  # characters of a name; a shorter name would be found in half of all texts
-LEAST_INSIDE = 5  # bytes of a name; a shorter one stands in many words by chance, such as `vm` in NVML
-# Folders that every Linux system has: they identify nobody.
+MOST_UNZIPPED = 2**30  # the largest unzipped size in bytes of a gzip file; a larger file is not archived
+SHORTEST = 2  # the fewest characters of a name that is replaced: a name of one character occurs in most texts
+LEAST_INSIDE = 5  # the fewest bytes of a name that is searched within words: shorter names occur by chance (`vm` in NVML)
+# These folders are not replaced: every Linux system has them, so they identify nobody.
 SYSTEM = (
     "/",
     "/tmp",
@@ -56,7 +56,8 @@ BY_FORM = {
     "uuid": re.compile(rb"(?<![0-9A-Za-z-])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![0-9A-Za-z-])"),
     "mac": re.compile(rb"(?<![0-9A-Fa-f:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9A-Fa-f:])"),
 }
-# In logs, every IPv4 address is replaced. In other files only known addresses are, because versions of packages look like them.
+# In logs, every IPv4 address is replaced. In other files, only the known addresses of nodes are replaced, because a version of
+# a package can look like an IPv4 address.
 IPV4 = re.compile(rb"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 
 
@@ -67,9 +68,10 @@ class Pseudonyms:
     """
 
     def __init__(self, names: Iterable[tuple[str, str]], words: Collection[str] = ()) -> None:
-        """names: (kind, name) of each name to replace. words: texts that must stay, besides the keys of records.
+        """names: (kind, name) of each name to replace, such as ("host", "gpu1"). words: texts that must not be replaced, in
+        addition to the keys of records (WORDS).
 
-        Raises InputError if a name is also such a text.
+        Raises InputError if a name equals a text that must not be replaced.
         """
         self.counts: dict[str, int] = {}
         self._of: dict[bytes, bytes] = {}
@@ -91,7 +93,7 @@ class Pseudonyms:
                 spelled.setdefault(spelling.lower(), pseudonym)
         self._spelled = spelled
         longest = sorted(spelled, key=len, reverse=True)
-        # Letters and digits beside a name make it part of another word; `_` and `-` do not: events.gpu1-ib.jsonl.
+        # A name is part of another word if a letter or a digit is beside it. `_` and `-` may be beside a name: gpu1-ib.
         alone = [b"(?<![A-Za-z0-9])" * (text[:1] != b"/") + re.escape(text) for text in longest]
         inside = [re.escape(text) for text in longest if len(text) >= LEAST_INSIDE]
         self._names = re.compile(rb"(?:" + b"|".join(alone) + rb")(?![A-Za-z0-9])", re.IGNORECASE) if alone else None
@@ -102,7 +104,7 @@ class Pseudonyms:
         return f"/{kind}{number}".encode() if kind == "path" else f"{kind}{number}".encode()
 
     def replaced(self, content: bytes, *, is_log: bool = False) -> bytes:
-        """A text with pseudonyms in place of names. is_log: whether to replace all IPv4 addresses."""
+        """The text `content` with pseudonyms in place of names. is_log: whether to replace all IPv4 addresses too."""
         if self._names is not None:
             content = self._names.sub(lambda match: self._spelled[match[0].lower()], content)
         for kind, pattern in (*BY_FORM.items(), *([("address", IPV4)] if is_log else [])):
@@ -123,7 +125,7 @@ class Pseudonyms:
 
 
 def of(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
-    """The pseudonyms for an archive. Raises InputError as `Pseudonyms` does."""
+    """The pseudonyms for an archive. Raises InputError if a name equals a key or value that must not be replaced."""
     found = [*_paths(workspace, loaded, cluster), *_of_cluster(cluster), *_of_runs(loaded), *_of_here(workspace)]
     keys = [value for one in loaded.cells for value in (one.cell.strategy, one.cell.workload, one.cell.launcher)]
     return Pseudonyms(found, {*STATES, *keys, loaded.expansion.name})
@@ -154,7 +156,7 @@ def _must_be_text(content: bytes) -> None:
 
 
 def _spellings(name: str) -> set[bytes]:
-    """A name as it stands in plain text, JSON, shell scripts and HTML."""
+    """All spellings of a name: in plain text, in JSON, in shell scripts and in HTML, where some characters are escaped."""
     ascii_, unicode_ = json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1]
     return {text.encode() for text in (name, ascii_, unicode_, shlex.quote(name), html.escape(name))}
 
@@ -227,7 +229,7 @@ def _home() -> str:
 
 
 def _words() -> frozenset[str]:
-    """The keys of records, runs, cells and machines. If one of them were replaced, the files could not be read any more."""
+    """The keys of records, runs, cells and machines. Never replaced, because commands could then not read the files."""
     modules = (expansion, host, record, run, study)
     types = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     structs = {one for one in (*types, Cell) if issubclass(one, msgspec.Struct)}

@@ -58,10 +58,13 @@ class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: float, output: Output, *, hidden: bool) -> int:
-    """Write an archive, and print what is in it. Returns the exit code. hidden: --anonymous.
+    """Write an archive of a matrix, and print what the archive contains. Returns the exit code: 1 if names are still in it.
 
-    Raises InputError if the file `out` is there and is not an archive, or if a name cannot be replaced; ShardlabError if the
-    archive would be larger than `most_gib` GiB.
+    matrix: name of the matrix; None: the last matrix. out: path of the archive; None: in the workspace, named after the
+    matrix. most_gib: the limit of the size in GiB. hidden: whether to replace names (--anonymous).
+
+    Raises InputError if the file `out` exists and is not an archive, or if a name cannot be replaced; ShardlabError if the
+    files that an archive needs are larger than `most_gib` GiB.
     """
     if not 0 < most_gib <= 2**20:
         raise InputError(f"--max-gib: found {most_gib:g}. Allowed: more than 0, up to {2**20}.")
@@ -96,7 +99,8 @@ def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: f
 def open_(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
     """Check an archive, write its files into a new workspace, and write the report there. Returns the exit code.
 
-    out: the folder of the new workspace; None: in the current folder, named after the archive. trusted: --trust.
+    file: the archive. out: the folder of the new workspace; None: a folder in the current folder, named after the archive.
+    trusted: whether to execute code of the archive, such as metrics (--trust).
     """
     path = Path(file)
     stem = path.name.removesuffix(archive.SUFFIX).removesuffix(".zip")
@@ -135,7 +139,7 @@ def as_workspace(file: Path) -> Iterator[Workspace]:
 
 
 def _numbers(summary: bytes) -> dict[str, Any] | None:
-    """The content of a summary.json without the time when it was written; None: it cannot be read."""
+    """The content of a summary.json, without the time at which it was written. None if the content cannot be read."""
     try:
         content = msgspec.json.decode(summary, type=dict[str, Any])
     except DECODE_FAULTS:
@@ -144,14 +148,17 @@ def _numbers(summary: bytes) -> dict[str, Any] | None:
 
 
 def _is_not_page(name: str) -> bool:
-    """Whether a file is written when an archive is opened. The report is made anew, because a page of another person could
-    contain any script; its summary is kept to be compared."""
+    """Whether the file `name` of an archive is written when the archive is opened.
+
+    Of the archived report, only summary.json is written, to compare its numbers. The other files of the report are not,
+    because a page of another person could contain any script: the report is made anew.
+    """
     return not name.startswith("report/") or name == SUMMARY
 
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A new temporary folder beside a path, which is removed at the end of the block unless it was renamed."""
+    """A new temporary folder in the parent folder of `target`. It is removed at the end of the block, unless it was renamed."""
     with files.as_workspace_error("write"):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
@@ -163,7 +170,10 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
-    """The names that still stand within longer words, each with its files. Compressed files are not searched again."""
+    """Search the files of an archive for names that still stand within longer words. Compressed files are not searched.
+
+    Returns {name: the files that contain it}.
+    """
     found: dict[str, list[str]] = {}
     for name in index.files:
         if not name.endswith(pack.STORED):

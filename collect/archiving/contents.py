@@ -1,4 +1,4 @@
-"""Chooses the files of a workspace that go into an archive, and says for every other file of its runs why it is left out."""
+"""Chooses the files of a workspace that go into an archive. For each file of a run that is left out, it gives the reason."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shardlab.workspace import Workspace
 from shardlab.workspace_trust import CODE
 
 MATRIX = "matrix"
-# Files of a run that never go into an archive: weights are large, and their size says nothing about a comparison.
+# Files of a run that never go into an archive: checkpoints are large, and no comparison needs them.
 NEVER = ("checkpoints/*",)
-# Files of a run that are left out, one group after the other, if the archive would be larger than its limit: first what is
-# largest and answers the most special questions. Without telemetry, metrics of memory, energy and network are missing, so it
-# is last.
+# Files of a run that are left out, one group after the other, until the archive is not larger than its limit. The first groups
+# have the largest files, which only special questions need. Telemetry is the last group, because metrics of memory, energy and
+# network need it.
 GROUPS = (
     ("memory snapshots", ("memory/*.snapshot.json.gz",)),
     ("profiler traces", ("trace/*",)),
@@ -43,10 +43,10 @@ class ArchiveSource(msgspec.Struct, frozen=True):
 
 
 def chosen(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple[list[ArchiveSource], list[LeftOut]]:
-    """(the files of the archive, the files that are left out).
+    """Choose the files of an archive. Returns (files that go into the archive, files that are left out with the reasons).
 
-    most_bytes: the limit of the sum of all files, uncompressed. Raises ShardlabError if the files that an archive needs are
-    larger than the limit.
+    most_bytes: the limit of the sum of the sizes of all files, uncompressed. Raises ShardlabError if the files that every
+    archive needs are larger than the limit.
     """
     sources, left_out = _runs(loaded)
     sources += _matrix(loaded, left_out)
@@ -73,7 +73,10 @@ def _in_run(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _runs(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOut]]:
-    """The files of all runs that ended. manifest.json is left out without a remark, because the archive gets a new one."""
+    """Choose the files of all runs that ended. Returns (files that go into the archive, files that are left out).
+
+    manifest.json is in neither list, because the archive gets a new manifest.
+    """
     sources: list[ArchiveSource] = []
     left_out: list[LeftOut] = []
     for run in loaded.runs:
@@ -95,7 +98,7 @@ def _runs(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOut]]:
 
 
 def _matrix(loaded: Loaded, left_out: list[LeftOut]) -> list[ArchiveSource]:
-    """The matrix file and the model files that it names. Reasons why the matrix file is missing are added to `left_out`."""
+    """The matrix file and the model files that it names. If the matrix file cannot be read, `left_out` gets the reason."""
     path = Path(loaded.expansion.path)
     try:
         asked = matrix_file.load(path)

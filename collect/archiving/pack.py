@@ -1,4 +1,4 @@
-"""Writes the zip file of an archive. Equal content gives an equal file."""
+"""Writes the zip file of an archive. If the contents of two archives are equal, their zip files are equal byte by byte."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardlab import archive, files
 from shardlab.archive import ArchivedFile, ArchiveIndex, LeftOut
 from shardlab.errors import InputError
 
-FIRST = (1980, 1, 1, 0, 0, 0)  # the earliest time that zip can store; every file gets it
-STORED = (".gz", ".png", ".parquet")  # files that are compressed already
+FIRST = (1980, 1, 1, 0, 0, 0)  # the time of every file in the archive: the earliest time that zip can store
+STORED = (".gz", ".png", ".parquet")  # suffixes of files that are compressed already, so that zip does not compress them again
 
 
 def must_be_replaceable(out: Path) -> None:
-    """Raise InputError if there is a file at `out` that is not an archive, because it would be lost."""
+    """Raise InputError if there is a file at `out` that is not an archive: the new archive would overwrite this file."""
     if not out.exists() and not out.is_symlink():
         return
     try:
@@ -29,7 +29,11 @@ def must_be_replaceable(out: Path) -> None:
 
 
 def index(folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOut], *, anonymous: bool) -> ArchiveIndex:
-    """The index of an archive with the files of a folder. runs: the ids of the runs in the folder."""
+    """Make the index (archive.json) of an archive of all files in `folder`.
+
+    matrix: name of the matrix. runs: ids of the runs in the folder. left_out: files that are not in the archive.
+    anonymous: whether names were replaced.
+    """
     from shardlab import __version__
 
     listed = {}
@@ -52,7 +56,10 @@ def index(folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[Lef
 
 
 def write(out: Path, folder: Path, described: ArchiveIndex) -> int:
-    """Write the archive of a folder to `out`, completely or not at all. Returns its size in bytes. Raises WorkspaceError."""
+    """Write the files of `folder` as an archive to `out`, completely or not at all. Returns the size of the archive in bytes.
+
+    described: the index of the archive. Raises WorkspaceError if `out` cannot be written.
+    """
     with files.writing(out) as handle, zipfile.ZipFile(handle, "w", zipfile.ZIP_DEFLATED) as zipped:
         with zipped.open(_entry(archive.INDEX), "w") as member:
             member.write(files.as_json(described))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-# The beginnings of private keys and of the tokens of services that logs of training runs name, and assignments to variables
-# that hold a secret. A token is at least 16 characters long, so that documentation such as `hf_...` is no match.
+# The patterns match the beginnings of private keys, the tokens of services that training runs use (their logs may contain the
+# tokens), and assignments to variables that hold a secret. After its prefix, a token has at least 16 characters, so that
+# `hf_...` in a text of documentation does not match.
 PATTERNS = {
     "a private key": re.compile(rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"),
     "a token": re.compile(rb"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|xoxb-|sk-|AKIA)[A-Za-z0-9_-]{16,}"),
@@ -16,5 +17,5 @@ PATTERNS = {
 
 
 def found(content: bytes) -> str | None:
-    """What in a text looks like a secret, as a noun such as `a token`; None: nothing does."""
+    """The kind of secret that a text seems to contain, such as `a token`. None if nothing in the text looks like a secret."""
     return next((what for what, pattern in PATTERNS.items() if pattern.search(content)), None)

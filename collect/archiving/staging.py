@@ -1,4 +1,4 @@
-"""Makes the folder whose files become an archive: a workspace with the chosen files, the cluster, and a report of its own."""
+"""Makes the folder whose files become an archive: a workspace with the chosen files, the cluster, and a new report of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardlab.workspace import Workspace
 
 
 class RunEnvironment(msgspec.Struct, frozen=True):
-    """The software of runs. Runs with the same software have one entry."""
+    """The versions of packages and the git commit that some runs used. Runs with the same software share one entry."""
 
     runs: list[str]
     versions: dict[str, str]
@@ -41,9 +41,9 @@ class ArchivedEnvironment(msgspec.Struct, frozen=True):
 
 
 def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms | None) -> list[LeftOut]:
-    """Copy the files into `folder`, and return those that cannot be archived.
+    """Copy files into `folder`. Returns the files that were not copied, with the reasons, for example a secret in a file.
 
-    pseudonyms: replaces names in contents and file names; None: files are copied unchanged.
+    sources: the files to copy. pseudonyms: replaces names in contents and file names; None: files are copied unchanged.
     """
     left_out = []
     for source in sources:
@@ -67,7 +67,7 @@ def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms 
 
 
 def describe(folder: Path, loaded: Loaded, described: Cluster, pseudonyms: Pseudonyms | None) -> None:
-    """Write the expansion, the cluster without secrets, and environment.json into `folder`."""
+    """Write three files into `folder`: the expansion of the matrix, the cluster without secrets, and environment.json."""
     expansion = loaded.expansion
     kept = msgspec.structs.replace(expansion, path=f"{contents.MATRIX}/{Path(expansion.path).name}")
     documents = {
@@ -83,8 +83,10 @@ def describe(folder: Path, loaded: Loaded, described: Cluster, pseudonyms: Pseud
 
 
 def finish(folder: Path, matrix: str, *, trusted: bool) -> Summary:
-    """Write the manifests of the runs and the report. Returns the summary. trusted: whether to execute the metrics of the
-    workspace for the report."""
+    """Write the manifests of the runs in `folder` and the report of the matrix. Returns the summary of the report.
+
+    trusted: whether to execute the metrics that the workspace defines itself, so that the report contains them.
+    """
     staged = Workspace(folder)
     for run in staged.all_runs():
         manifest.write(run, manifest.make(run, manifest.list_files(run.path), complete=True))
@@ -92,7 +94,10 @@ def finish(folder: Path, matrix: str, *, trusted: bool) -> Summary:
 
 
 def report(workspace: Workspace, matrix: str, *, trusted: bool) -> Summary:
-    """Write the report of a matrix, and return its summary."""
+    """Write the report of a matrix, and return its summary.
+
+    trusted: whether to mark the workspace as trusted first, so that the metrics that it defines itself are executed.
+    """
     loaded = load(workspace, matrix)
     if trusted:
         workspace_trust.trust(workspace)

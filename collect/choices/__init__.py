@@ -1,1 +1,1 @@
-"""Computes from the measurements which strategy to choose: ranks the cells that do the same work, by each criterion."""
+"""Computes from the measurements which strategy to choose: ranks the cells that do the same work, by speed, memory and more."""

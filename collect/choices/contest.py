@@ -27,6 +27,7 @@ Outcome = Literal[
 ]
 RESULTS = ("measured", "does not fit", "over the limit")  # outcomes that say something about a strategy
 UNRANKED = ("other work", "gpu trouble", "looked into", "not ranked")  # outcomes of cells that were measured but not ranked
+# The reason why a measured cell is not ranked, if a cell that differs only in its instruments is ranked in its place.
 PLAINER = "the same cell was also measured with fewer instruments, and that measurement is ranked"
 _GOING = {"planned", "pending", "running", "unknown"}
 _USUAL = (
@@ -37,7 +38,7 @@ _USUAL = (
     "epochs",
     "launcher",
     "optimizer.name",
-)  # the keys that are tried first to distinguish the families of a workload
+)  # keys of a cell that are tried first to name the difference between two families of a workload
 
 
 class Contender(msgspec.Struct, omit_defaults=True):
@@ -70,7 +71,7 @@ class Contest(msgspec.Struct):
 
 
 class Ground(NamedTuple):
-    """Rows of a workload that differ only in ranks, batch size, and the way in which the ranks share the work."""
+    """Cells (rows of the summary) of a workload that differ only in ranks, batch size, and how the ranks share the work."""
 
     workload: str
     about: str  # in words, the values that distinguish this ground from other grounds of the workload
@@ -78,7 +79,7 @@ class Ground(NamedTuple):
 
 
 def grounds(rows: Sequence[CellRow]) -> list[Ground]:
-    """Group all rows into grounds. Each row is in one ground. The order of `rows` does not change the result."""
+    """Group rows of the summary into grounds. Each row is in exactly one ground; the order of `rows` does not matter."""
     options = _shared_options(rows)
     by_work: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.id):
@@ -149,7 +150,10 @@ def _outcome(row: CellRow) -> Outcome:
 
 
 def _names(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
-    """Each row with a name: its strategy and, if several rows have this strategy, the values in which these rows differ."""
+    """(name, row) for each row of a contest.
+
+    A name is the strategy and, if several rows have this strategy, the values in which these rows differ.
+    """
     by_strategy: dict[str, list[CellRow]] = defaultdict(list)
     for row in rows:
         by_strategy[row.cell["strategy"]].append(row)
@@ -175,7 +179,7 @@ def natural(name: str) -> list[str | int]:
 
 
 def _shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
-    """For each workload, the options that all of its cells have. An option that only some cells have belongs to a strategy."""
+    """{workload: names of the options that all its cells have}. An option of only some cells belongs to a strategy."""
     found: dict[str, set[str]] = {}
     for row in rows:
         have = set(row.cell["options"])
@@ -190,10 +194,10 @@ def _told(row: CellRow) -> dict[str, Any]:
 
 
 def _shown(row: CellRow, options: dict[str, set[str]]) -> dict[str, Any]:
-    """The values that are equal in all rows of a family, with dotted keys.
+    """{dotted key: value} of the cell of `row`, for the keys whose values are equal in all rows of its ground.
 
-    For a tiny twin, the values of the cell that the twin stands for come first; the values of the twin itself get the prefix
-    `rehearses.`.
+    options: as `_shared_options` returns. For a tiny twin, the values are those of the cell that the twin stands for; the
+    values of the twin itself follow, with the prefix `rehearses.` before their keys.
     """
     found: dict[str, Any] = {}
     for whose, cell in (("", _told(row)), ("rehearses.", row.cell)):

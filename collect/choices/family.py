@@ -1,4 +1,4 @@
-"""Answers which strategy to choose for a workload: from its contests, and with a decision tree that groups equal answers."""
+"""Answers which strategy to choose for a workload: by its contests, as a decision tree that groups contests of equal answer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Family(msgspec.Struct):
 
 
 def choose(measurements: Measurements) -> list[Family]:
-    """The families of a matrix: each contains the rows of a workload that can be compared."""
+    """The families of a matrix. The cells of a family are cells of one workload that can be compared."""
     return [_family(measurements, *ground) for ground in grounds(measurements.rows)]
 
 
@@ -76,7 +76,10 @@ def _family(measurements: Measurements, workload: str, about: str, rows: dict[tu
 
 
 def _fits(contests: Sequence[Contest], places: Sequence[int]) -> list[Fit]:
-    """Which cells fit, for these contests. Contests with the same cells that do not fit, or may not fit, are grouped."""
+    """Which cells fit into memory in some contests. Contests in which the same cells do not fit, or may not fit, are grouped.
+
+    contests: all contests of a family. places: the places in `contests` of the contests to use.
+    """
     found: dict[Hashable, Fit] = {}
     for place in places:
         fits: list[str] = []
@@ -90,9 +93,9 @@ def _fits(contests: Sequence[Contest], places: Sequence[int]) -> list[Fit]:
 
 
 def _sort_in(contender: Contender, fits: list[str], rest: Fit) -> None:
-    """Add the name of a contender to the right list.
+    """Add the name of a contender to `fits`, or to the list of `rest` that says why it does not fit or is not known to fit.
 
-    A measured cell fits even if it is not ranked. A cell that ran out of memory in any repeat does not fit.
+    A measured cell fits, also if it is not ranked. A cell that ran out of memory in any repeat does not fit.
     """
     if "oom" in contender.partly:
         rest.does_not_fit.append(contender.name)
@@ -110,7 +113,7 @@ def _question(contests: Sequence[Contest], criterion: str) -> CriterionChoice:
     found: dict[Hashable, Answer] = {}
     for place, contest in enumerate(contests):
         if criterion == SENT and contest.ranks == 1:
-            continue  # nothing is sent
+            continue  # a contest on one rank has no answer for the sent bytes: one rank sends nothing
         answer = _answer(contest, criterion)
         alike = found.setdefault((answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer)
         alike.contests.append(place)

@@ -20,7 +20,7 @@ from collect.verdicts.selection import Measurements
 ACCURACY = "final_accuracy_pct"
 SENT = "sent_counted_bytes"
 CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT, ACCURACY, "energy_per_unit_j")
-ALIKE = 1e-3  # counts whose relative difference is smaller count as equal, e.g. if one strategy also sums a scalar
+ALIKE = 1e-3  # counts count as equal if their relative difference is at most this, e.g. if one strategy also sums a scalar
 Word = Literal["best", "not told apart", "equal", "same work", "as measured"]
 
 
@@ -55,9 +55,9 @@ class Standing(msgspec.Struct, omit_defaults=True):
 
 
 class _Mean:
-    """The mean of a metric of a cell and its error, computed in the same way as for verdicts.
+    """The mean of a metric over the repeats of a cell, and the error of this mean, computed in the same way as for verdicts.
 
-    known: (standard error of the mean, degrees of freedom), or None if the scatter is not known.
+    known: (standard error of the mean, degrees of freedom), or None if the scatter of the repeats is not known.
     """
 
     def __init__(self, measurements: Measurements, metric: Metric, row: CellRow) -> None:
@@ -77,16 +77,16 @@ class _Mean:
         return self.value - half, self.value + half
 
     def draws(self) -> Drawn:
-        """Random draws of the mean: the same draws that a claim about this number uses. Only if the error is known."""
+        """Random draws of the mean: the same draws that a claim of a study about this number uses. The error must be known."""
         assert self.known is not None
         drawn = draws(self.value, *self.known, f"{self.metric.name} {self.row.id}")
         return drawn if isinstance(drawn, np.ndarray) else np.full(DRAWS, drawn)
 
 
 def standings(measurements: Measurements, rows: Sequence[CellRow]) -> list[Standing]:
-    """Rank cells by each criterion that two or more of them have in the same unit.
+    """Rank the cells of a contest by each criterion for which two or more of the cells have values in the same unit.
 
-    rows: the cells of one contest that may be ranked.
+    rows: the cells of one contest that may be ranked. Returns one standing per criterion.
 
     A cell is the best if it is significantly ahead of each other cell. These tests need no correction for their number,
     because all of them have to hold (Berger, 1982). If no cell is the best, a cell is excluded from the best cells only if it
@@ -137,7 +137,7 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[CellRow]) ->
 
 
 def _told_apart(best: _Mean, other: _Mean, level: float) -> bool | None:
-    """Whether `best` is ahead of `other` in all but the share `level` of draws; None if the scatter of either is not known.
+    """Whether `best` is ahead of `other` in all but the share `level` of draws; None if the scatter of a cell is not known.
 
     The intervals decide most pairs without draws. If the intervals do not overlap, `best` is ahead: the half-width of the
     difference is at most the sum of both half-widths, which it reaches for the heaviest tails of t (1 degree of freedom). If

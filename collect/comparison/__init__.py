@@ -1,1 +1,1 @@
-"""Compares two workspaces or two matrices of one workspace: the same cells, their results, and the machines they ran on."""
+"""Compares two workspaces, or two matrices of a workspace: the results of cells in both, and the machines that they ran on."""

@@ -20,13 +20,15 @@ from shardlab.workspace import Workspace
 
 MOST_VALUES = 6  # values of a key that a sentence lists
 SHOWN = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
+# Colour of a row, by the verdict on B.
 STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
 
 
 def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Output) -> int:
-    """Compare A and B, and print tables or the JSON document. Returns the exit code.
+    """Compare two sets of results, A and B, and print tables or the JSON document. Returns the exit code.
 
-    Raises InputError if A or B is neither a matrix of this workspace nor a folder nor an archive.
+    a, b: each the name of a matrix of `workspace`, the folder of another workspace, or an archive. matrix: the matrix of other
+    workspaces to compare; None: their last matrix. Raises InputError if A or B is none of the three.
     """
     with contextlib.ExitStack() as opened:
         sides = [_open(workspace, name, matrix, opened) for name in (a, b)]
@@ -41,10 +43,10 @@ def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Outpu
 
 
 def _open(workspace: Workspace, name: str, matrix: str | None, opened: contextlib.ExitStack) -> tuple[Workspace, str | None]:
-    """Find A or B: returns its workspace and the name of its matrix, or None for the last matrix.
+    """Find the workspace that contains A or B. Returns (workspace, name of the matrix; None: the last matrix).
 
-    name: the name of a matrix of this workspace, or else the folder of a workspace, or an archive. opened: keeps an archive
-    unpacked until it is closed.
+    name: the name of a matrix of this workspace, or else the folder of a workspace, or an archive. opened: if `name` is an
+    archive, its files stay unpacked in a temporary folder until `opened` is closed.
     """
     if name in workspace.expansions():
         if matrix is not None:

@@ -104,7 +104,7 @@ class Half(msgspec.Struct, frozen=True):
 
 
 def compare(a: Half, b: Half) -> Comparison:
-    """Match the cells of A and B, and compare them."""
+    """Match the cells of A with those of B, and compare the metrics of each pair."""
     found = match(a.loaded.cells, b.loaded.cells)
     measured = [Measurements(half.loaded, half.summary.rows) for half in (a, b)]
     rows = [{row.id: row for row in half.summary.rows} for half in (a, b)]
@@ -153,7 +153,7 @@ def _pair(label: str, a: _Known, b: _Known) -> ComparedCell:
 
 
 def _different_work(a: _Known, b: _Known) -> str:
-    """The reason why the two cells are not compared, or '' if they are compared."""
+    """The reason why a cell in A and the same cell in B are not compared, or '' if they are compared."""
     proofs = [side[1].same_work for side in (a, b)]
     if any(proof and proof.verdict == "different" for proof in proofs) or (
         proofs[0] and proofs[1] and proofs[0].verdict != proofs[1].verdict
@@ -236,5 +236,5 @@ def _mean(metric: Metric, side: _Known) -> Mean:
 
 
 def told_apart(figures: Iterable[MetricComparison]) -> list[MetricComparison]:
-    """The metrics that differ significantly, compared with the scatter of repeats."""
+    """Of these metrics, those whose values in A and B differ more than the scatter of repeats explains."""
     return [figure for figure in figures if figure.verdict not in ("equal", "not to be told apart", "undecided")]

@@ -9,7 +9,7 @@ from collect.loading.loaded_run import LoadedRun
 
 
 def known(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
-    """The sorted values of each property of machines and software, over all runs.
+    """{name of a property of machines or software: its sorted values over all runs}.
 
     Host names are left out, because another machine of the same kind is no reason for different results.
     """

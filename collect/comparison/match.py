@@ -12,10 +12,10 @@ from collect.loading.load import LoadedCell
 from shardlab import cell_names
 from shardlab.cell import Role, keys_of
 
-# Keys that may differ between two whole matrices although their cells still train the same, only in another way. Options are
-# not included, because some options belong to the workload and change what is trained.
+# Keys of a cell that may differ between two matrices although their cells train the same model on the same data in another
+# way. Options are not included, because some options belong to the workload and change what is trained.
 _MAY_DIFFER = keys_of(Role.NODES, Role.HARDWARE, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION)
-# Keys that are ignored: they follow from other keys, or do not change the training.
+# Keys of a cell that matching ignores: their values follow from other keys, or do not change the training.
 _LEFT_OUT = {"gpu_batch_size"} | keys_of(Role.BOOKKEEPING) - {"rehearses"}
 _Key = tuple[tuple[str, str], ...]
 
@@ -48,9 +48,9 @@ class Matches(msgspec.Struct, frozen=True):
 def match(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
     """Match the cells of A and B.
 
-    First, cells with equal hashes are matched (the hash does not include time limit, expected states and proof). Then the
-    remaining cells are matched if they differ only in the keys that `_throughout` returns and the match is unique on both
-    sides.
+    First, cells with equal hashes are matched (the hash does not include time limit, expected states and proof). Then a cell of
+    A and a cell of B among the remaining cells are matched if they differ only in the keys that `_throughout` returns, and no
+    other remaining cell of A or B could be matched in their place.
     """
     theirs = {cell.cell.hash(): cell for cell in b}
     pairs = [(cell, theirs[cell.cell.hash()]) for cell in a if cell.cell.hash() in theirs]
@@ -83,7 +83,7 @@ def apart(found: Matches) -> list[Apart]:
 
 
 def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Differs]:
-    # The keys that have one value in all these cells of A and another value in all these cells of B, and that may differ.
+    # Find the keys in _MAY_DIFFER that have one value in all cells of `a` and another value in all cells of `b`.
     found = []
     for key in sorted({key for cell in (*a, *b) for key in cell}):
         values = [{repr(cell.get(key)) for cell in cells} for cells in (a, b)]

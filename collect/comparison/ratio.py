@@ -21,14 +21,14 @@ class Mean(msgspec.Struct, frozen=True):
 
 
 def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
-    """(b / a, lower end, upper end of its 95 % interval).
+    """The ratio of two means, b / a. Returns (ratio, lower end, upper end of the 95 % interval of the ratio).
 
-    The ratio is None if a mean is not greater than 0. The ends are None if an error is not known, or if an error is so large
-    that the mean may be 0.
+    The ratio is None if a mean is not greater than 0. The ends are None if the error of a mean is not known, or if it is so
+    large that the mean may be 0.
 
-    The logarithm of the ratio has the error sqrt(ra² + rb²), where ra and rb are the relative errors (the delta method). Its
-    quantile is that of Student's t with the degrees of freedom of Welch and Satterthwaite. With the logarithm, the intervals
-    of b / a and a / b agree.
+    The logarithm of the ratio has the error sqrt(ra² + rb²), where ra and rb are the relative errors of a and b (the delta
+    method). The error is multiplied by the quantile of Student's t with the degrees of freedom of Welch and Satterthwaite.
+    Because of the logarithm, the intervals of b / a and a / b agree.
     """
     if a.value <= 0 or b.value <= 0:
         return None, None, None
@@ -43,7 +43,7 @@ def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
 
 
 def verdict(a: Mean, b: Mean, unit: str) -> Word:
-    """What b is, compared with a.
+    """The word that says how mean b differs from mean a, such as `faster` or `equal`. unit: of both means.
 
     Times and rates are `faster` or `slower`; other metrics are `higher` or `lower`, which does not say whether the change is
     good.
@@ -51,7 +51,7 @@ def verdict(a: Mean, b: Mean, unit: str) -> Word:
     if a.error is None or b.error is None:
         return "undecided"
     _, low, high = ratio(a, b)
-    if low is None or high is None:  # Welch's test of the difference
+    if low is None or high is None:  # the ratio has no interval, so Welch's test of the difference b - a is used
         parts = [a.error**2, b.error**2]
         half = _quantile(parts, [a.degrees, b.degrees]) * math.sqrt(sum(parts))
         low, high, same = b.value - a.value - half, b.value - a.value + half, 0.0
