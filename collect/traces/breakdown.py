@@ -49,7 +49,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class HtaBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The range of values that HolisticTraceAnalysis may give for each figure of one rank: (least, greatest value).
+    """The least and the greatest value that HolisticTraceAnalysis may give for each figure of one rank.
 
     HolisticTraceAnalysis (HTA) uses an unstable sort, so the order of kernels that start in the same microsecond depends on the
     processor (see collect/traces/hta.py). Times are in ns. overlap_pct: before HTA rounds it to two decimals; None if there is
