@@ -33,7 +33,10 @@ class LoadedCell(msgspec.Struct):
 
 
 class Loaded(msgspec.Struct):
-    """A matrix of a workspace with all its runs. A cell whose batch size is searched is replaced by the cells of its tries."""
+    """A matrix of a workspace with all its runs.
+
+    If the batch size of a cell is searched, one cell for each batch size that the search tried stands in place of this cell.
+    """
 
     expansion: Expansion
     cells: list[LoadedCell]
@@ -46,7 +49,7 @@ class Loaded(msgspec.Struct):
 
 
 def load(workspace: Workspace, matrix: str | None) -> Loaded:
-    """Load a matrix. matrix: its name; None: the last matrix of the workspace.
+    """Load a matrix with all its runs. matrix: the name of the matrix; None: the matrix that was expanded last.
 
     Raises InputError if there is no matrix or its expansion cannot be read.
     """

@@ -25,11 +25,11 @@ from shardlab.record import Sample
 from shardlab.run import RunIdParts, parts_of
 from shardlab.study import Traces
 
-PART = 5_000  # samples after which frames are made: records need several times the memory of frames
+PART = 5_000  # after this number of samples, they are moved into frames: records need several times the memory of frames
 
 
 class Quantity(msgspec.Struct, frozen=True):
-    """A number with its unit."""
+    """The value of a metric: a number with its unit."""
 
     value: int | float
     unit: str
@@ -42,7 +42,7 @@ class LoadedRun(RunRecords, dict=True):
     `read_many` makes the frames of many runs at once and then drops the records.
     """
 
-    # Host, taken from the name of the file -> its samples, without those that are in `sample_parts`.
+    # Host name (taken from the name of the file) -> the samples of this host that are not yet in `sample_parts`.
     sample_records: dict[str, list[Sample]] = msgspec.field(default_factory=dict)
     reads_traces: Traces = "exact"
     quantities: dict[str, Quantity] | None = None  # metrics by name; None until `collect.metric.quantities` computes them
@@ -81,7 +81,7 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def recorded(self) -> Recorded:
-        """The step records with the number of ranks, from which the frames of steps are made."""
+        """The step records and the number of ranks. The frames of steps are made from both."""
         return Recorded(self.step_records, self.cell.gpus, self.cell.dp) if self.run else Recorded({})
 
     @cached_property
@@ -101,17 +101,17 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def world(self) -> pl.DataFrame:
-        """The same steps as `timed`, one row per step (`steps.of_world`)."""
+        """The timed steps that every rank recorded, one row per step over all ranks (`steps.of_world`), without warm-up."""
         return self.step_frames.world
 
     @cached_property
     def undisturbed(self) -> pl.DataFrame:
-        """The rows of `world` that no instrument slowed down. Times are computed from these rows."""
+        """The rows of `world` for steps that no instrument slowed down. Times are computed from these rows."""
         return steps.undisturbed(self.timed, self.world)
 
     @cached_property
     def window(self) -> tuple[float, float] | None:
-        """(first, last) wall_s of the timed steps in seconds since the epoch (`steps.window`)."""
+        """(end of the first timed step, end of the last timed step), in seconds since the epoch (`steps.window`)."""
         return steps.window(self.timed)
 
     @property
@@ -128,12 +128,12 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def sample_parts(self) -> list[Samples]:
-        """Frames of samples that were made while the files were read, as `samples.part` returns them."""
+        """The frames that were made from samples while the files were read, as `samples.part` returns them."""
         return []
 
     @cached_property
     def predicted(self) -> Prediction | None:
-        """The planner's prediction from before the run was submitted; None if there is none, or if it is damaged."""
+        """What the planner predicted before the run was submitted; None if there is no prediction, or if it is damaged."""
         return prediction.read(self.folder.path)
 
     @cached_property
@@ -151,9 +151,9 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def gpu_samples(self) -> pl.DataFrame:
-        """The rows of `whole_samples.gpus` for the GPUs that the ranks trained on, never those of played GPUs.
+        """The rows of `whole_samples.gpus` for the GPUs that the ranks trained on, without GPUs that a stub of NVML played.
 
-        If the result does not name these GPUs, as in older releases, the rows of all GPUs of the hosts.
+        Results of older releases of shardlab do not name these GPUs; then the rows of all GPUs of the hosts are returned.
         """
         gpus = samples.measured(self.whole_samples.gpus)
         used = self.result.gpus if self.result else None
@@ -163,12 +163,12 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def plays_gpus(self) -> bool:
-        """Whether a stub of NVML played GPUs in this run. Their samples are shown, marked, and no metric uses them."""
+        """Whether a stub of NVML played GPUs in this run. Figures mark the samples of played GPUs, and no metric uses them."""
         return bool(self.samples.gpus["played"].any())
 
     @cached_property
     def shown_gpu_samples(self) -> pl.DataFrame:
-        """The rows that figures show: `gpu_samples`, or those of the played GPUs if a stub of NVML played GPUs in this run."""
+        """The GPU samples that figures show: of the played GPUs if a stub of NVML played GPUs, else `gpu_samples`."""
         return self.whole_samples.gpus.filter("played") if self.plays_gpus else self.gpu_samples
 
     @cached_property
@@ -190,7 +190,7 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def clock_steps(self) -> dict[str, float]:
-        """By how many seconds the clock of each host was set, for hosts whose clock was set (`telemetry.clock_steps`)."""
+        """Host whose clock was set during the run -> by how many seconds (`telemetry.clock_steps`)."""
         return telemetry.clock_steps(self.samples.hosts)
 
     @property
@@ -213,7 +213,10 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def breakdowns(self) -> list[Breakdown]:
-        """The breakdowns of the profiled ranks whose trace is complete: exact or as HTA reads traces, as the matrix asks."""
+        """The breakdowns of the profiled ranks whose trace is complete.
+
+        The key `traces` of the matrix says whether they are exact or computed as HTA (Holistic Trace Analysis) does.
+        """
         return self.traces.judged
 
     def with_breakdowns(self, breakdowns: list[Breakdown]) -> Self:

@@ -30,13 +30,13 @@ from collect.sources.samples import Samples
 from collect.sources.steps import Frames
 from shardlab.rundir import RunDir
 
-AT_ONCE = 50_000  # step records and samples after which frames are made: records need several times the memory of frames
-MANY = 2_000  # runs; while another process starts, half of this number can be read
-PART = 100  # runs per answer of a process: few, so that Ctrl-C does not wait long, and the ids fit into the buffer of a pipe
-MOST = 4  # processes at most, because this process receives all their answers
-# Errors after which this process reads the remaining runs itself: there is no memory for another process or its answer; a value
-# cannot be part of a message (more than 64 bits, or not UTF-8); or a process died while the next process was started, so that
-# the pool closed a pipe of the next process (ValueError).
+AT_ONCE = 50_000  # after this number of step records and samples, they are moved into frames, which need much less memory
+MANY = 2_000  # number of runs from which several processes read; while a process starts, half of this number can be read
+PART = 100  # runs that a process reads per task: few, so that Ctrl-C does not wait long and the ids fit into a pipe's buffer
+MOST = 4  # largest number of reading processes: more would not help, because this process must receive all runs from them
+# Errors of the pool. After any of them, this process reads the remaining runs itself. Causes: there is no memory for another
+# process or for the runs that it sends; a value cannot be part of a message (more than 64 bits, or not UTF-8); or a process
+# died while the next process was started, so that the pool closed a pipe of the next process (ValueError).
 _UNANSWERED = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueError)
 
 Packed = list[bytes]  # a batch of runs: the runs with their coverage, then three frames of steps, then four frames of samples
@@ -80,7 +80,7 @@ def _frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
 
 
 def _cut(batch: Sequence[LoadedRun], of_steps: Frames, of_samples: Samples) -> None:
-    """Set the frames of each run of a batch to its rows of the common frames."""
+    """Split the common frames of a batch: each run of the batch gets the rows that belong to it."""
     parts = zip(*(steps.by_run(rows, len(batch)) for rows in (*of_steps, *of_samples)), strict=True)
     for run, (every, timed, world, *sampled) in zip(batch, parts, strict=True):
         run.step_frames, run.samples = Frames(every, timed, world), Samples(*sampled)
@@ -110,9 +110,9 @@ def _prepare() -> None:
 
 
 def read_packed(runs: str, run_ids: Sequence[str]) -> list[Packed]:
-    """Read these runs in a process of the pool.
+    """Read runs in a process of the pool. Returns one packed batch for each batch of runs.
 
-    The metrics of completed runs are computed here too, except for profiled runs, whose traces would have to be read.
+    The metrics of completed runs are computed here too, but not the metrics of profiled runs, which need the traces.
     """
     return [_packed(batch) for batch in _batches(Path(runs), run_ids)]
 

@@ -80,7 +80,7 @@ class Damage(msgspec.Struct):
 
 
 class RunRecords(msgspec.Struct):
-    """The content of a run folder. `collect.loading.loaded_run` adds the values that are computed from it."""
+    """The records of a run folder. `collect.loading.loaded_run` adds the values that are computed from these records."""
 
     folder: RunDir
     verdict: JudgedState = NO_FOLDER
@@ -91,14 +91,14 @@ class RunRecords(msgspec.Struct):
     events: list[Event] = []  # the events of all writers, ordered by time
     hosts: list[Host] = []  # the descriptions of hosts that could be read
     damage: Damage = msgspec.field(default_factory=Damage)
-    profiled: bool = False  # whether the run has a folder for traces
-    paused: bool = False  # suspended between its first and its last timed step; times that include the pause are not used
+    profiled: bool = False  # whether the run folder has a subfolder `trace`
+    paused: bool = False  # whether the run was suspended between its first and its last timed step (`_leave_out`)
     unreadable: str = ""  # why the state of the run is unknown: run.json, result.json or an event cannot be read
     last_record_s: float = 0.0  # time of the last record, in seconds since the epoch by the nodes' clocks; 0: no record
     sampler_ends: dict[str, int] = {}  # host -> how often its sampler ended while the run was still going on
     clocks: dict[str, dict[str, ClockOffset]] = {}  # host -> `start` or `end` of the run -> offset from the host of rank 0
-    backend: str = ""  # of its process group, such as gloo; '' if the ranks never formed a process group
-    waits: bool = False  # whether the supervisor asked to be started again, so that the run will continue
+    backend: str = ""  # backend of the ranks' process group, such as gloo; '' if the ranks never formed a process group
+    waits: bool = False  # whether the run ended with a request of its supervisor to be started again (event `requeued`)
 
     @classmethod
     def read(cls, folder: RunDir) -> Self:
@@ -173,9 +173,9 @@ class RunRecords(msgspec.Struct):
         self._leave_out(suspension.of(events))
 
     def _add_samples(self, host: str, samples: list[Sample]) -> None:
-        """Take the samples in one file. host: taken from the name of the file.
+        """Process the samples of one file. host: the name of the host, taken from the name of the file.
 
-        Here only the time of the last sample is kept, because the samples of a long run need gigabytes as records.
+        This class keeps only the time of the last sample, because the samples of a long run need gigabytes as records.
         """
         if samples:
             self.last_record_s = max(self.last_record_s, samples[-1].wall_s)
@@ -207,15 +207,15 @@ class RunRecords(msgspec.Struct):
         try:
             return [f"{part}/{name}" for name in sorted(os.listdir(descriptor))]  # noqa: PTH208 - pathlib cannot list a descriptor
         except OSError as error:
-            error.filename = path  # otherwise it is the number of the descriptor
+            error.filename = path  # without this line, the message would name the number of the descriptor
             raise
         finally:
             os.close(descriptor)
 
     def _leave_out(self, pauses: Sequence[Pause]) -> None:
-        """If the run was suspended during its timed steps, make sure that times that include a pause are not used.
+        """If the run was suspended during its timed steps, ensure that no metric uses a time that includes a pause.
 
-        Steps that overlap a pause get `watched`, and the times in the result are removed.
+        Each step that overlaps a pause is marked as `watched`, and the times in the result are removed.
         """
         timed = [record for records in self.step_records.values() for record in records if not record.warmup]
         if not pauses or not timed:
@@ -238,7 +238,7 @@ def _clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
 
 
 def _host(path: str) -> Host | None:
-    """The description in a file of the folder `env`, or None if the file is damaged."""
+    """Read the description of a host from a file of the folder `env`. None if the file is damaged or not a JSON file."""
     try:
         return _decoded(files.read(path)) if path.endswith(".json") else None
     except (OSError, *DECODE_FAULTS):

@@ -1,4 +1,4 @@
-"""Replaces each cell whose batch size is searched by the cells of its tries, as far as the search has come."""
+"""Replaces each cell whose batch size is searched by one cell for each batch size that its search has tried so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from shardlab.workspace import Workspace
 
 
 def expanded(workspace: Workspace, expansion: Expansion) -> tuple[Expansion, list[SearchPath]]:
-    """The expansion with the cells of all tries, each cell with the runs of all repeats; and the path of each search."""
+    """Expand the searches of batch sizes. Returns (the expansion with a cell for each tried batch size, all search paths).
+
+    Each of these cells has the runs of all repeats that tried its batch size. There is one search path per cell and repeat.
+    """
     cells: list[ExpandedCell] = []
     every: list[SearchPath] = []
     for entry in expansion.cells:

@@ -95,14 +95,16 @@ def coverage(
 
 
 def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
-    """By how many seconds the wall clock of each host was set, compared with its monotonic clock. Other hosts are left out.
+    """Find the hosts whose wall clock was set. Returns host -> by how many seconds the clock was set.
 
-    hosts: the samples of the hosts. The difference of the two clocks must be stable for two samples before and two samples
-    after the change; otherwise a delay between reading the two clocks would look like a change.
+    hosts: the samples of the hosts. A wall clock was set if the difference between it and the monotonic clock changes. This
+    difference must be stable for two samples before and two samples after the change; otherwise a delay between reading the two
+    clocks would look like a change.
     """
     found: dict[str, float] = {}
     seconds_ahead = hosts["wall_s"].to_numpy() - hosts["t_s"].to_numpy()
-    if not len(seconds_ahead) or seconds_ahead.max() - seconds_ahead.min() <= STEP_S:  # true for nearly all runs on one host
+    # Nearly all runs on one host return here.
+    if not len(seconds_ahead) or seconds_ahead.max() - seconds_ahead.min() <= STEP_S:
         return found
     ahead = hosts.with_columns(ahead_s=pl.col("wall_s") - pl.col("t_s"))
     spread = pl.col("ahead_s").max() - pl.col("ahead_s").min()
@@ -117,7 +119,7 @@ def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
 
 
 def _incomplete(times: np.ndarray, span: tuple[float, float]) -> str:
-    """The reason why these sample times (ordered, in seconds) do not cover the whole span; '' if they do."""
+    """The reason why the samples do not cover the whole span; '' if they do. times: of the samples, ordered, in seconds."""
     if len(times) < 2:
         return "one sample" if len(times) else "no samples"
     most = GAP_PERIODS * _usual(np.diff(times))
@@ -129,13 +131,13 @@ def _incomplete(times: np.ndarray, span: tuple[float, float]) -> str:
 
 
 def _usual(apart: np.ndarray) -> float:
-    """The median of the distances between consecutive sample times: of an even number, the smaller one in the middle."""
+    """The usual distance between two samples: the median of `apart`, or the smaller middle value if the number is even."""
     middle = (len(apart) - 1) // 2
     return float(np.partition(apart, middle)[middle])
 
 
 def covered(times: Sequence[float] | np.ndarray, span: tuple[float, float]) -> tuple[float, float]:
-    """(percent of the span that the samples cover, longest time without a sample within the span in seconds).
+    """Returns (percent of the span that the samples cover, longest time without a sample within the span, in seconds).
 
     times: the times of the samples, ordered, in seconds. The time between two samples is covered if their distance is at most
     GAP_PERIODS times the median distance. With fewer than two samples, nothing is covered.

@@ -1,4 +1,4 @@
-"""Differences between a cell and its baseline, or between a cell and the cell with which a study compares it."""
+"""Metrics that are differences between two cells: a cell and its baseline, or a cell and another cell that a study names."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collect.metric import Compared, Direction, Metric
 def more(compared: Compared, unit: str) -> Quantity | None:
     """The value of the cell minus the value of the baseline.
 
-    None if the two have neither the same global batch size nor the same batch size per rank.
+    None if the cell and the baseline have neither the same global batch size nor the same batch size per rank.
     """
     scaling = compared.scaling
     return Quantity(compared.value - compared.baseline_value, unit, scaling) if scaling else None
 
 
 def less_pct(compared: Compared) -> Quantity | None:
-    """The value of the baseline minus the value of the cell, for values in percent: the result is in percentage points."""
+    """The value of the baseline minus the value of the cell. Both values are in percent, the result is in percentage points."""
     difference = more(compared, "%")
     return Quantity(-difference.value, "%", difference.kind) if difference else None
 

@@ -10,9 +10,10 @@ from collect.sources.steps import unwatched
 
 
 def theory(run: LoadedRun) -> Quantity | None:
-    """100 (P - 1) / (v M + P - 1) for P ranks, M micro-batches and v stages per rank.
+    """The bubble by theory, in percent: 100 (P - 1) / (v M + P - 1).
 
-    None for a cell without a pipeline, and for a run without timed steps.
+    P: number of ranks of a pipeline; M: number of micro-batches; v: number of stages per rank. None for a cell without a
+    pipeline, and for a run without timed steps.
     """
     cell = run.cell
     if cell.pp < 2 or run.timed.is_empty():
@@ -23,7 +24,10 @@ def theory(run: LoadedRun) -> Quantity | None:
 
 
 def theory_pct(ranks: int, passes: float) -> float:
-    """The theoretical bubble in percent. passes: number of passes of micro-batches through the stages of a rank in one step."""
+    """The bubble by theory, in percent.
+
+    ranks: number of ranks of a pipeline. passes: number of micro-batches times number of stages per rank.
+    """
     return 100 * (ranks - 1) / (passes + ranks - 1)
 
 
@@ -41,7 +45,7 @@ def seen(run: LoadedRun) -> Quantity | None:
     if cell.pp < 2 or cell.options.get("stages_per_rank", 1) != 1:
         return None
     rows = unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
-    # The number of ranks of one stage. The ranks of a stage have consecutive numbers (trainers/parallel/mesh_model.py).
+    # `across`: number of ranks of one stage. The ranks of a stage have consecutive numbers (trainers/parallel/mesh_model.py).
     across = cell.gpus // cell.pp
     rows = rows.with_columns(stage=pl.col("rank") // across, passes=pl.col("forward_ms") + pl.col("backward_ms"))
     total = float(rows.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())

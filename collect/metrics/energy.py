@@ -12,15 +12,15 @@ from collect.loading.telemetry import covered
 from collect.metric import Metric, MetricColumn
 from collect.metrics.network import LEAST_COVERAGE
 
-# Samples that a GPU must have before it is used: the sampler starts before the ranks, which use a GPU only after some seconds.
+# Number of samples that a GPU must have from the time before a process used it. The sampler starts seconds before the ranks do.
 IDLE_SAMPLES = 2
 
 
 def energy(run: LoadedRun) -> Quantity | None:
     """Energy in joules of the GPUs that the run trained on, from the end of the first timed step to the end of the last.
 
-    It is computed from energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has neither,
-    if its samples cover less than 80 % of that time, or if the run was suspended or a clock was set during that time.
+    The energy is computed from energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has
+    neither, if its samples cover less than 80 % of that time, or if the run was suspended or a clock was set meanwhile.
     """
     if run.paused or run.clock_stepped or run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
@@ -37,7 +37,10 @@ def energy(run: LoadedRun) -> Quantity | None:
 
 
 def energy_per_unit(run: LoadedRun) -> Quantity | None:
-    """Energy in joules per unit of data. Counted are the units of all timed steps except the first, as in `energy`."""
+    """Energy in joules per unit of data (token, image).
+
+    The units of the first timed step are not counted, because `energy` begins at the end of this step.
+    """
     total, rows = energy(run), run.timed
     if total is None:
         return None
@@ -49,10 +52,10 @@ def energy_per_unit(run: LoadedRun) -> Quantity | None:
 
 
 def idle_power(run: LoadedRun) -> Quantity | None:
-    """Power in watts of all GPUs of the run together, before its ranks used them.
+    """Power in watts of all GPUs of the run together, before the ranks of the run used the GPUs.
 
-    For each GPU, the mean over its samples before the first sample in which a process computes on it. None if any GPU has
-    fewer than IDLE_SAMPLES such samples before the first step.
+    It is the sum over the GPUs of a mean: over the samples of the GPU before the first sample in which a process computes on
+    the GPU. None if any GPU has fewer than IDLE_SAMPLES such samples before the first step.
     """
     if run.gpu_samples.is_empty():
         return None

@@ -11,7 +11,7 @@ from collect.metrics.network import counted
 
 def _of(counter: str) -> Callable[[LoadedRun], Quantity | None]:
     def sent(run: LoadedRun) -> Quantity | None:
-        """The growth of the counter over all GPUs that the run trained on; None if it is unknown for any of them."""
+        """The growth of `counter`, summed over all GPUs that the run trained on; None if the growth is unknown for any GPU."""
         if run.window is None or run.clock_stepped or run.gpu_samples.is_empty():
             return None
         used = run.result.gpus if run.result else None

@@ -1,4 +1,4 @@
-"""The largest batch that fits the memory, as a search over batch sizes found it."""
+"""The metric `largest_batch`: the largest batch that fits into memory, as a search over batch sizes found it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from shardlab import search_path
 
 
 def largest_batch(run: LoadedRun) -> Quantity | None:
-    """The gpu_batch_size of the run, if the run is the try with the largest batch that fits.
+    """The gpu_batch_size of the run, if a search tried it and found that it is the largest batch that fits into memory.
 
-    None for all other tries, while the search goes on, and if the search reached its upper bound without being out of memory:
-    then the largest batch is not known.
+    None for all other runs, while the search goes on, and if even the upper bound of the search fits into memory: in this case
+    the largest batch is not known.
     """
     searched = run.run.search if run.run is not None else None
     if searched is None or searched.goal != "largest_that_fits":

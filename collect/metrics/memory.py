@@ -24,7 +24,9 @@ def peak_memory(run: LoadedRun) -> Quantity | None:
 
 
 def column_of(steps: pl.DataFrame) -> str | None:
-    """The column with the memory of the ranks: a key of KINDS. None if the records have different kinds of memory, or none."""
+    """The column with the memory of the ranks, a key of KINDS. None if some records have memory of a GPU and some do not, or if
+    no record has a memory.
+    """
     if 0 < steps["allocated_bytes"].null_count() < steps.height:
         return None
     return next((name for name in KINDS if steps[name].count()), None)

@@ -1,4 +1,4 @@
-"""The memory by category, if the instrument `memory: categories` was on, and the estimate that papers use."""
+"""Metrics of the memory by category, which the instrument `memory: categories` records, and of the estimate that papers use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 
-# The same words as in docs/instruments.md, which describes how a storage gets its category.
+# The same words as in docs/instruments.md, which describes how the category of a tensor's storage is determined.
 CATEGORIES = {
     "parameter": "what a rank keeps of the weights from step to step",
     "gathered": "weights for use: gathered from the ranks that keep them, or copied in 16 bits",
@@ -28,7 +28,7 @@ def _found(run: LoadedRun) -> dict[str, Any]:
 
 
 def largest(category: str) -> Callable[[LoadedRun], Quantity | None]:
-    """The function of a metric: the largest size of this category at any time of the observed step, in bytes."""
+    """Make the function of a metric: the largest size of this category at any time of the observed step, in bytes."""
 
     def of_run(run: LoadedRun) -> Quantity | None:
         value = _found(run).get("largest_bytes", {}).get(category)

@@ -9,9 +9,9 @@ from shardlab.gpu_models import peak_flops
 
 
 def mfu(run: LoadedRun) -> Quantity | None:
-    """Throughput times the FLOPs of a unit, divided by the peak FLOP/s of all GPUs, in percent.
+    """MFU (model FLOPs utilization): throughput times the FLOPs of a unit, divided by the peak FLOP/s of all GPUs, in percent.
 
-    None if any of the three is not known.
+    None if the throughput, the FLOPs of a unit or the peak FLOP/s is not known.
     """
     flops = run.result.flops_per_unit if run.result else None
     names = {gpu.name for host in run.hosts for gpu in host.gpus or ()}
@@ -22,9 +22,9 @@ def mfu(run: LoadedRun) -> Quantity | None:
 
 
 def hfu(run: LoadedRun) -> Quantity | None:
-    """MFU including the FLOPs that activation checkpointing computes again.
+    """HFU (hardware FLOPs utilization), in percent: MFU, plus the FLOPs that activation checkpointing computes again.
 
-    Equal to MFU without activation checkpointing. None with activation checkpointing, because these FLOPs are not counted.
+    Without activation checkpointing, HFU equals MFU. With it, None, because the repeated FLOPs are not counted.
     """
     return mfu(run) if run.cell.activation_checkpointing == "none" else None
 

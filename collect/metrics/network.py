@@ -20,7 +20,7 @@ LEAST_COVERAGE = 0.8  # share of the timed window that the samples of an interfa
 
 
 def network(run: LoadedRun) -> Quantity | None:
-    """Bytes sent on physical interfaces; on virtual interfaces if a host (a container) has no physical interface."""
+    """Bytes sent by all hosts on their physical interfaces. A host without any (a container) counts its virtual interfaces."""
     return _counted(run, run.interfaces, network_kind, "bytes")
 
 
@@ -32,7 +32,7 @@ def received(run: LoadedRun) -> Quantity | None:
 def faults(run: LoadedRun) -> Quantity | None:
     """Packets with errors and dropped packets, from the kernel's counters of the interfaces of `network`."""
     nics = run.whole_samples.nics
-    if nics["rx_errors"].null_count() == nics.height:  # records of an older release do not have these counters
+    if nics["rx_errors"].null_count() == nics.height:  # records of an older release of shardlab do not have these counters
         return None
     together = pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False)
     found = _counted(run, samples.of_interfaces(nics.with_columns(faults=together), "faults"), network_kind, "packets")
@@ -86,9 +86,9 @@ def loopback(run: LoadedRun) -> Quantity | None:
 
 
 def network_kind(kinds: Set[str]) -> str:
-    """The kind of the interfaces that lead to other hosts. kinds: all kinds that a host has.
+    """The kind of the interfaces through which a host reaches other hosts: `physical`, or `virtual` if it has no physical one.
 
-    A container has no physical interface, so its virtual interfaces count.
+    kinds: all kinds of interfaces that the host has. A container has no physical interface.
     """
     return "physical" if "physical" in kinds else "virtual"
 
@@ -107,9 +107,10 @@ def of_loopback(nics: pl.DataFrame) -> pl.DataFrame:
 def _counted(
     run: LoadedRun, interfaces: Mapping[Interface, list[Seen]], wanted: Callable[[Set[str]], str], unit: str
 ) -> Quantity | None:
-    """The growth of a counter while steps were timed, over all interfaces of one kind.
+    """The growth of a counter while steps were timed, summed over the interfaces of the wanted kind.
 
-    wanted: returns this kind for a host, given all kinds of interfaces that the host has.
+    interfaces: the values of the counter of each interface. wanted: a function that returns the wanted kind of interfaces of a
+    host, given all kinds that the host has.
     """
     return _sum(run, _of_kind(interfaces, wanted), unit)
 
@@ -122,8 +123,9 @@ def _of_kind(interfaces: Mapping[Interface, list[Seen]], wanted: Callable[[Set[s
 
 
 def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
-    """(least, most) bytes that all hosts can have sent on the interfaces of `network` and `loopback` while steps were timed.
+    """Bounds of the bytes that all hosts sent on the interfaces of `network` and `loopback` while steps were timed.
 
+    Returns (the smallest, the largest number of bytes that the samples of the counters allow).
     None if the bounds of any counter are not known, or if the run was on several hosts whose clocks were not compared.
     """
     if run.window is None or run.clock_stepped or run.run is None:
@@ -140,8 +142,9 @@ def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
 
 
 def growth_bounds(seen: Sequence[Seen], span: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
-    """(least, most) growth of one counter within `span`, whose edges may be wrong by `apart_s` seconds.
+    """Returns (lower bound, upper bound) of the growth of one counter within `span`.
 
+    seen: the samples of the counter. apart_s: by how many seconds the edges of `span` may be wrong.
     A counter only grows. The counter of a sample is read after the time of this sample and before the next sample. So at any
     time the counter is at most the value of the next sample, and at least the value of the second-last sample before this time.
 

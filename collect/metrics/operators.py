@@ -17,12 +17,12 @@ EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 def calls(run: LoadedRun, of: str) -> Quantity | None:
-    """Calls per step, as the mean over the ranks that were profiled by steps. of: see OF."""
+    """The number of calls per step, as the mean over the ranks that were profiled by steps. of: which operators (see OF)."""
     return _a_step(run, of, "calls", lambda one: one.count)
 
 
 def time(run: LoadedRun, of: str) -> Quantity | None:
-    """Time in ms per step, as the mean over the ranks that were profiled by steps. of: see OF."""
+    """The time of the calls in ms per step, as the mean over the ranks that were profiled by steps. of: see OF."""
     return _a_step(run, of, "ms", lambda one: one.total_ns / 1e6)
 
 
@@ -42,7 +42,7 @@ def _a_step(run: LoadedRun, of: str, unit: str, size: Callable[[EventTally], flo
 
 
 def difference(compared: Compared) -> Quantity | None:
-    """The time of the cell minus the time of the baseline, in ms."""
+    """The time of the operators in the cell minus their time in the baseline, in ms."""
     return more(compared, "ms")
 
 

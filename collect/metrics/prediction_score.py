@@ -11,7 +11,7 @@ from collect.metrics.energy import energy
 from shardlab.prediction import PredictedRange, Prediction, exactly
 
 STEP_TIME, MEMORY, TRAFFIC, ENERGY = "step time", "memory", "traffic", "energy"
-UNITS = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}  # each for one step
+UNITS = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}  # all numbers are for one step
 JOULES_PER_KWH = 3.6e6
 
 
@@ -28,7 +28,7 @@ class ComparedPrediction(NamedTuple):
 
 
 def compared(run: LoadedRun) -> Iterator[ComparedPrediction]:
-    """All predictions of a run that can be compared with a measurement of the run; none if it has no prediction."""
+    """All predicted numbers of a run for which the run has a measurement; none if the run has no prediction."""
     predicted = run.predicted
     if predicted is None or run.result is None or run.run is None:
         return
@@ -42,14 +42,14 @@ def compared(run: LoadedRun) -> Iterator[ComparedPrediction]:
 
 
 def _step_time(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
-    """The step, against the median step time in seconds; None for rehearsals, which do not show a speed."""
+    """(predicted, measured median step time), in seconds. None for rehearsals, because their times are not results."""
     assert run.result is not None
     spread = None if run.result.rehearsal else run.result.step_time_ms
     return None if spread is None or predicted.step_s is None else (predicted.step_s, spread.median / 1000)
 
 
 def _memory(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
-    """Tensors, against the peak that the GPU allocator counted as allocated, in bytes."""
+    """(predicted memory of tensors, measured peak of the memory that the GPU allocator had allocated), in bytes."""
     assert run.result is not None
     peak = (run.result.peak_memory_bytes or {}).get("allocated")
     if not peak or predicted.tensor_bytes is None:
@@ -60,7 +60,10 @@ def _memory(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, floa
 
 
 def _memory_by_category(run: LoadedRun, predicted: Prediction) -> Iterator[tuple[str, tuple[PredictedRange, float]]]:
-    """Each category of tensors at the peak of a step, if the instrument `memory: categories` was on, in bytes."""
+    """Yields (category, (predicted, measured memory of this category at the peak of a step)), in bytes.
+
+    Yields nothing if the instrument `memory: categories` was off.
+    """
     assert run.result is not None
     at_peak = run.result.instruments.get("memory", {}).get("peak_bytes", {})
     for name, span in predicted.memory_by_category.items():
@@ -70,9 +73,9 @@ def _memory_by_category(run: LoadedRun, predicted: Prediction) -> Iterator[tuple
 
 
 def _traffic(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
-    """What all ranks send in a step, against the bytes counted from its collectives.
+    """(predicted bytes that all ranks send in a step, bytes counted from the collectives of a step).
 
-    The prediction is of the rank that sends most. In a pipeline other ranks send less, so a pipeline is not compared.
+    The planner predicts the bytes of the rank that sends most. In a pipeline, other ranks send less, so None for a pipeline.
     """
     assert run.result is not None
     assert run.run is not None
@@ -83,9 +86,9 @@ def _traffic(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, flo
 
 
 def _energy(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
-    """The energy of a step: the predicted power of the run times the predicted step, against the measured energy, in joules."""
+    """(predicted, measured energy of a step), in joules. The prediction is the power of the run times the time of a step."""
     measured = energy(run)
-    steps = run.world.height - 1  # the energy is that between the ends of the first and the last timed step
+    steps = run.world.height - 1  # the measurement is from the end of the first timed step to the end of the last timed step
     if measured is None or steps < 1 or predicted.energy_kwh is None or predicted.time_s is None or predicted.step_s is None:
         return None
     run_s, run_kwh, step_s = predicted.time_s, predicted.energy_kwh, predicted.step_s
@@ -101,7 +104,7 @@ def _energy(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, floa
 
 
 def measured_over_predicted(category: str) -> Callable[[LoadedRun], Quantity | None]:
-    """The function of a metric: the measured number of this category divided by the likely predicted number."""
+    """Make the function of a metric. It returns the measured number of this category divided by the likely predicted number."""
 
     def of_run(run: LoadedRun) -> Quantity | None:
         predicted = run.predicted

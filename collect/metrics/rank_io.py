@@ -12,7 +12,7 @@ from collect.metric import Metric
 
 def _of(counter: str) -> Callable[[LoadedRun], Quantity | None]:
     def moved(run: LoadedRun) -> Quantity | None:
-        """The growth of the counter from the first to the last timed step, over all ranks; None if any record lacks it."""
+        """The growth of `counter` from the first to the last timed step, summed over all ranks; None if any record lacks it."""
         if run.timed.is_empty() or run.timed[counter].null_count():
             return None
         ends = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())

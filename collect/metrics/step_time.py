@@ -9,9 +9,10 @@ from collect.metric import Metric, MetricColumn
 
 
 def percentile(share: float) -> Callable[[LoadedRun], Quantity | None]:
-    """The function of a metric: a percentile (linear) of the step time of the slowest rank over the timed steps, in ms.
+    """Make the function of a metric. The function returns a percentile of the step times of a run, in ms.
 
-    share: the percentile as a share, 0 to 1.
+    The time of a step is the time of its slowest rank. Percentiles between two steps are interpolated linearly. share: which
+    percentile, from 0 to 1.
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:

@@ -7,7 +7,10 @@ from collect.metric import Metric, MetricColumn
 
 
 def throughput(run: LoadedRun) -> Quantity | None:
-    """The units of data of all ranks in the timed steps, divided by the sum of the slowest rank's step times, per second."""
+    """The throughput of a run: the units of data of all ranks in the timed steps, divided by the time of these steps.
+
+    The time of a step is the time of its slowest rank. Steps that an instrument slowed down are left out.
+    """
     world = run.undisturbed
     milliseconds = float(world["step_ms"].sum())
     if milliseconds <= 0:

@@ -1,4 +1,4 @@
-"""The parts of the time of profiled steps, from the traces of the profiler: exact, as means over the profiled ranks.
+"""Metrics of the parts of a profiled step, such as compute and idle time: exact values from traces, as means over ranks.
 
 The definitions follow HolisticTraceAnalysis (its documentation: Temporal Breakdown, Communication Computation Overlap), with
 two exceptions: times are not rounded to whole microseconds, and the last step is not left out. `collect trace --like-hta`
@@ -20,9 +20,9 @@ _MS = 1e6  # a millisecond in ns
 
 
 def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, definition: str) -> Metric:
-    """A metric: a time in ms per profiled step. The value is None if no rank was profiled by steps.
+    """Make a metric whose value is a time in ms per profiled step, or None if no rank was profiled by steps.
 
-    ns: returns the time of a rank in ns, over all its profiled steps.
+    ns: a function that returns this time of one rank in ns, summed over all profiled steps of the rank.
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:

@@ -29,7 +29,7 @@ def bus_bandwidth(run: LoadedRun, of: str) -> Quantity | None:
 
 
 def hidden(run: LoadedRun, of: str) -> Quantity | None:
-    """The share of the collective's time during which something computes, in percent; None if it was not called."""
+    """The share of the collective's time during which something computes, in percent; None if no rank called the collective."""
     uses = _uses(run, of)
     total = sum(use.total_ns for use in uses)
     return Quantity(100 * sum(use.hidden_ns for use in uses) / total, "%", run.traces.analyses[0].kind) if total else None

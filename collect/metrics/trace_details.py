@@ -1,4 +1,4 @@
-"""What traces with more than times record: the time of a module, peak memory, FLOP/s of matrix products, and attention."""
+"""Metrics from traces that record modules, memory or shapes: time of a module, peak memory, FLOP/s, time of attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collect.metric import Metric
 def layer_time(run: LoadedRun, of: str) -> Quantity | None:
     """The time of a module, forward and backward together, in ms per step; the mean over the ranks that were profiled by steps.
 
-    None if no rank records the module, or if the backward pass is not known. of: the name of the module in the trace.
+    None if no trace records the module, or if the time of its backward pass is not known. of: the name of the module in the
+    trace.
     """
     known = [(layer, one) for one in run.traces.analyses if one.steps for layer in one.layers if layer.name == of]
     times = [(layer.forward + layer.backward) / one.steps for layer, one in known if layer.backward is not None]
@@ -19,9 +20,9 @@ def layer_time(run: LoadedRun, of: str) -> Quantity | None:
 
 
 def peak(run: LoadedRun) -> Quantity | None:
-    """The most memory that the allocator of a device had allocated in the profiled steps, over the ranks, in bytes.
+    """The most memory that any rank had allocated on a device in the profiled steps, in bytes.
 
-    If a GPU was recorded, the CPU does not count. None if no memory was recorded.
+    If a trace records memory of a GPU, memory of CPUs does not count. None if no trace records memory.
     """
     uses = [use for one in run.traces.analyses if one.steps for use in one.memory]
     kind = "cpu" if all(use.device == "cpu" for use in uses) else "gpu"
@@ -30,9 +31,9 @@ def peak(run: LoadedRun) -> Quantity | None:
 
 
 def peak_reserved(run: LoadedRun) -> Quantity | None:
-    """The most memory that the allocator of a GPU had reserved in the profiled steps, over the ranks, in bytes.
+    """The most memory that the allocator of any rank had reserved on a GPU in the profiled steps, in bytes.
 
-    None if it was not recorded.
+    None if the trace of any rank does not record reserved memory.
     """
     uses = [use for one in run.traces.analyses if one.steps for use in one.memory if use.device != "cpu"]
     sizes = [use.peak_reserved_bytes for use in uses if use.peak_reserved_bytes is not None]
@@ -40,7 +41,10 @@ def peak_reserved(run: LoadedRun) -> Quantity | None:
 
 
 def flops_per_s(run: LoadedRun) -> Quantity | None:
-    """The FLOPs of all matrix products of the profiled ranks over their time, in FLOP/s; None if no shapes were recorded."""
+    """The FLOPs of all matrix products of the profiled ranks, divided by the time of these products, in FLOP/s.
+
+    None if no trace records the shapes of tensors.
+    """
     known = [one for one in run.traces.analyses if one.steps and one.products]
     time = sum(product.total_ns for one in known for product in one.products)
     flops = sum(product.flops for one in known for product in one.products)
@@ -50,7 +54,7 @@ def flops_per_s(run: LoadedRun) -> Quantity | None:
 def attention_time(run: LoadedRun, of: str) -> Quantity | None:
     """The time of an implementation of attention in ms per step, forward and backward, as the mean over the profiled ranks.
 
-    None if it did not run, or if its kernels are not recorded. of: the name of the implementation.
+    None if this implementation did not run, or if its kernels are not recorded. of: the name of the implementation.
     """
     ranks = [one for one in run.traces.analyses if one.steps]
     uses = [[use.total_ns for use in one.attention if use.backend == of] for one in ranks]

@@ -1,4 +1,4 @@
-"""The parts of the profiled time as shares, and its collectives. Shares can be compared even if ranks have different speeds."""
+"""Metrics of the parts of the profiled time in percent, and of collectives. Percentages compare ranks of different speed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def share(ns: Callable[[Breakdown], int | None]) -> Callable[[LoadedRun], Quantity | None]:
-    """The function of a metric: a time as a share of the profiled time, in percent, as the mean over the profiled ranks.
+    """Make the function of a metric: a part of the profiled time in percent of it, as the mean over the profiled ranks.
 
-    ns: returns the time in ns. The value is None if no profiled rank has both times.
+    ns: a function that returns this part for one rank, in ns. The value is None if no rank has both this part and a profiled
+    time.
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:

@@ -1,4 +1,4 @@
-"""The idle time of a profiled step by cause, and the cost of waiting for slow ranks. Always computed from exact times."""
+"""Metrics of the idle time of a profiled step by cause, and of waiting for slow ranks. They always use exact times."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _MS, _US = 1e6, 1e3  # a millisecond and a microsecond in ns
 
 
 def _idle(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric:
-    """A metric: the idle time of one cause in ms per profiled step. ns: returns the idle time of this cause in ns.
+    """Make a metric whose value is the idle time that has one cause, in ms per profiled step.
 
-    The value is None if no rank was profiled by steps with its launches recorded.
+    ns: a function that returns this idle time for one rank, in ns. The value is None if no trace with profiled steps records
+    the launches of kernels.
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:
@@ -29,9 +30,9 @@ def _idle(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric
 
 
 def launch_delay(run: LoadedRun) -> Quantity | None:
-    """The mean delay from launch to start, over all kernels and memory operations of all profiled ranks, in us.
+    """The mean delay between the launch and the start of a kernel or memory operation, over all profiled ranks, in us.
 
-    None if no launch is recorded.
+    None if no trace records launches.
     """
     known = [one.launches for one in run.traces.analyses if one.launches is not None]
     if not known:
@@ -42,7 +43,7 @@ def launch_delay(run: LoadedRun) -> Quantity | None:
 def waiting(run: LoadedRun) -> Quantity | None:
     """The time lost to waiting for slow ranks, in ms per step, as the mean over the ranks.
 
-    None if no calls of profiled steps were matched over ranks.
+    None if no collective of a profiled step was found in the traces of several ranks.
     """
     steps = sum(one.steps for one in run.traces.analyses)
     lost = [one.lost_ns for one in run.traces.answers.waits.ranks]
@@ -52,14 +53,17 @@ def waiting(run: LoadedRun) -> Quantity | None:
 def waiting_share(run: LoadedRun) -> Quantity | None:
     """The time lost to waiting for slow ranks, in percent of the profiled time of all ranks.
 
-    None if no calls were matched over ranks.
+    None if no collective was found in the traces of several ranks.
     """
     share = run.traces.answers.waits.lost_pct
     return None if share is None else Quantity(share, "%", run.traces.analyses[0].kind)
 
 
 def skew(run: LoadedRun) -> Quantity | None:
-    """The longest wait of any rank in a collective, as the mean over the matched collectives, in us; None without these."""
+    """The longest wait of any rank in a collective, as the mean over collectives, in us.
+
+    Only collectives that were found in the traces of several ranks count. None if there is no such collective.
+    """
     known = run.traces.answers.waits.skew_ns
     return Quantity(statistics.fmean(known) / _US, "us", run.traces.analyses[0].kind) if known else None
 

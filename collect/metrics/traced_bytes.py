@@ -6,11 +6,11 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.traces import sent_bytes
 
-TOLERANCE_PCT = 3.0  # the greatest difference from the theory that is no disagreement
+TOLERANCE_PCT = 3.0  # up to this difference, traces and theory are said to agree
 
 
 def traced(run: LoadedRun) -> Quantity | None:
-    """The bytes that all ranks together send in a step; None unless all traces have the size of each collective."""
+    """The bytes that all ranks together send in a step. None unless every rank has a trace with the size of each collective."""
     if run.run is None:
         return None
     analyses = run.traces.analyses
@@ -21,9 +21,9 @@ def traced(run: LoadedRun) -> Quantity | None:
 
 
 def difference(run: LoadedRun) -> Quantity | None:
-    """The traced bytes minus those of the theory, in percent of the theory.
+    """The bytes according to the traces minus the bytes in theory, in percent of the bytes in theory.
 
-    None for strategies that do other work by design: they do not communicate alike in all steps.
+    None for strategies that do other work by design, because their steps differ in their communication.
     """
     if run.result is None or (run.result.same_work is not None and run.result.same_work.verdict == "other work"):
         return None

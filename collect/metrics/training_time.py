@@ -10,15 +10,15 @@ from collect.metric import Metric, MetricColumn
 
 
 def train_time(run: LoadedRun) -> Quantity | None:
-    """train_time_s of the result, in seconds."""
+    """The time of the timed part of the training, in seconds: train_time_s of the result."""
     seconds = run.result.train_time_s if run.result else None
     return None if seconds is None else Quantity(seconds, "s")
 
 
 def epoch_time(average: Callable[[Sequence[float]], float]) -> Callable[[LoadedRun], Quantity | None]:
-    """The function of a metric: an average of the epoch times in the result, in seconds.
+    """Make the function of a metric. The function returns an average of the epoch times in the result of a run, in seconds.
 
-    average: the function that computes the average. The value is None if the length of the cell is given in steps.
+    average: the function that computes the average. The value is None if the cell states its length in steps, not in epochs.
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:

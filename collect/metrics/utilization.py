@@ -14,7 +14,7 @@ from shardlab.host import Host
 
 
 def cpu(run: LoadedRun) -> Quantity | None:
-    """The mean cpu_pct of the samples within the timed window, 0 to 100, as the mean over hosts."""
+    """The utilization of all processors of a host, 0 to 100: the mean over the samples in the timed window, then over hosts."""
     return _mean_of_means(run, run.whole_samples.hosts, "host", "cpu_pct")
 
 
@@ -34,7 +34,7 @@ def rank_cpu(run: LoadedRun) -> Quantity | None:
 
 
 def gpu(run: LoadedRun) -> Quantity | None:
-    """The mean utilization_pct of the samples within the timed window, 0 to 100, as the mean over GPUs."""
+    """The utilization of a GPU, 0 to 100: the mean over the samples in the timed window, then over GPUs."""
     return _mean_of_means(run, run.gpu_samples, "uuid", "utilization_pct")
 
 
@@ -51,9 +51,9 @@ def gpu_memory(run: LoadedRun) -> Quantity | None:
 
 
 def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
-    """The GPU samples with one more column: memory_pct, the memory in use in percent of the GPU's memory.
+    """The GPU samples with an additional column memory_pct: the memory in use, in percent of the memory of the GPU.
 
-    Empty if the memory size of any of the GPUs is not known. hosts: as in `memory_sizes`.
+    Returns no rows if the memory size of any of the GPUs is not known. hosts: the descriptions of the hosts.
     """
     sizes = memory_sizes(gpus, hosts)
     used = gpus.drop_nulls("memory_used_bytes")
@@ -66,7 +66,8 @@ def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
 def memory_sizes(gpus: pl.DataFrame, hosts: Sequence[Host]) -> dict[str, int]:
     """UUID -> memory of the GPU in bytes, for GPUs whose size is known.
 
-    gpus: samples; the first sample of a sampler has the sizes. hosts: the descriptions of the hosts, which have them too.
+    gpus: samples of GPUs; the first sample that a sampler writes contains the sizes. hosts: the descriptions of the hosts,
+    which contain the sizes too.
     """
     sampled = gpus.select("uuid", "memory_total_bytes").drop_nulls().filter(pl.col("memory_total_bytes") > 0)
     described = {gpu.uuid: gpu.memory_bytes for host in hosts for gpu in host.gpus or () if gpu.memory_bytes}
@@ -80,7 +81,7 @@ def _mean_of_means(run: LoadedRun, samples: pl.DataFrame, key: str, value: str) 
     if rows[key].n_unique() > 1:
         means = rows.group_by(key, maintain_order=True).agg(pl.col(value).mean())[value].drop_nulls()
         return Quantity(float(means.sum()) / means.len(), "%") if means.len() else None
-    mean = rows[value].mean()  # with only one host, grouping is not needed, which takes ten times as long
+    mean = rows[value].mean()  # with only one host or GPU, grouping is not needed; grouping takes ten times as long
     return Quantity(mean, "%") if isinstance(mean, float) else None
 
 

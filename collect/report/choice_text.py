@@ -1,6 +1,6 @@
 """Writes the answers to "which strategy should I choose?" as text. The terminal and the page of a report use the same text.
 
-A family (collect/choices/family.py) is a workload; its contests are the sets of cells that may be compared with each other.
+A family (collect/choices/family.py) has all cells of one workload. A contest is a set of these cells that may be compared.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ QUESTIONS = {
     "final_accuracy_pct": "Which is the most accurate?",
     "energy_per_unit_j": "Which needs the least energy per unit?",
 }
-MOST_SHOWN = 24  # the greatest number of families that are shown, and of contests of each family
+MOST_SHOWN = 24  # a report shows at most this number of families, and of each family at most this number of contests
 MOST_CITED = 100  # the greatest number of cells that are listed under one answer
-MOST_NAMED = 3  # if there are more best cells than this, a field of the table has one link for all of them
+MOST_NAMED = 3  # if a contest has more best cells than this, its field of the table has one link for all best cells
 
 
 class RunsLink(msgspec.Struct, frozen=True):
-    """A text that the page shows as a link to the runs of a cell. cell: the id of the cell."""
+    """A link of the page to the runs of a cell. text: the text of the link. cell: the id of the cell."""
 
     text: str
     cell: str
@@ -82,10 +82,10 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class TreeNode(msgspec.Struct, frozen=True):
-    """A question of the decision tree.
+    """A question of the decision tree, with its answers.
 
     asks: the question.
-    answers: (text that names the contests of the answer, the answer, the cells that the answer is based on).
+    answers: for each answer (which contests the answer is for, as text; the answer; the cells that the answer is based on).
     """
 
     asks: str
@@ -93,12 +93,12 @@ class TreeNode(msgspec.Struct, frozen=True):
 
 
 def opened(summary: Summary) -> list[Family]:
-    """The families in which there is something to choose; at most MOST_SHOWN of them, which is how many a report shows."""
+    """The families that a report shows: those in which there is something to choose, at most MOST_SHOWN of them."""
     return [family for family in summary.choices if family.open][:MOST_SHOWN]
 
 
 def hidden(summary: Summary) -> str:
-    """A sentence that says how many contests are not shown; "" if all are shown."""
+    """A sentence that says how many contests the report does not show; "" if it shows all contests."""
     every = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
     left = sum(every) - sum(min(one, MOST_SHOWN) for one in every[:MOST_SHOWN])
     return f"{left:,} more comparisons are in summary.json" if left else ""
@@ -112,7 +112,7 @@ def criteria(families: Sequence[Family]) -> list[str]:
 
 
 def any_out(families: Sequence[Family]) -> bool:
-    """Whether any cell of these families is not ranked."""
+    """Whether any cell in the contests of these families is not ranked."""
     return any(_out(contest) for family in families for contest in family.contests if contest.open)
 
 
@@ -129,10 +129,10 @@ def cautions(summary: Summary) -> list[str]:
 
 
 def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
-    """The cells that cannot be compared because no other cell on the same ranks has their batch size.
+    """The cells that cannot be compared, because no other cell on the same number of ranks has the same batch size.
 
-    Returns (title of the family and number of ranks, cells). A cell is listed only if different cells ran on the same ranks
-    with another batch size.
+    Returns a list of (title of the family and number of ranks, cells). A cell is listed only if other cells ran on the same
+    number of ranks with another batch size.
     """
     found = []
     for family in summary.choices:
@@ -148,7 +148,7 @@ def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
 
 
 def lines(family: Family, shown: Sequence[str]) -> list[Line]:
-    """The rows of a family in the table of choices: its contests in which there is something to choose, at most MOST_SHOWN.
+    """The rows of a family in the table of choices: at most MOST_SHOWN contests in which there is something to choose.
 
     shown: the criteria that the table shows.
     """
@@ -207,7 +207,8 @@ def _margin(standing: Standing, names: dict[str, str]) -> str:
 
 
 def _percent(value: float) -> str:
-    """A margin in percent, rounded to whole percent from 10 on, else to two digits: two means do not give more precision."""
+    """A margin in percent as text. It has at most two digits below 10 and none after the point from 10 on: the means that it
+    is computed from are not more precise."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.1g}"
 
 
@@ -275,7 +276,7 @@ def _of(fit: Fit) -> list[str]:
 
 
 def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[RunsLink]]:
-    """The text of an answer in the decision tree, and the cells that the answer is based on: the best cells of each contest."""
+    """Returns (text of an answer of the decision tree, the cells that it is based on: the best cells of each contest)."""
     more = {
         "best": "",
         "equal": "equal",
@@ -303,7 +304,7 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[
 
 
 def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
-    """Links to the cells that have these names in these contests, such as `ddp ×8`. places: of the contests in the family."""
+    """Links, such as `ddp ×8`, to the cells that have these names in some contests. places: the indices of these contests."""
     found = []
     for place in places:
         contest = family.contests[place]
@@ -324,9 +325,10 @@ def _on_nodes(family: Family, ranks: int, nodes: int) -> str:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """The names as one list, such as `a, b and c`.
+    """The names of cells as one text, such as `ddp, fsdp2 and zero3`.
 
-    Two cells of one strategy are written as `a (4 and 8 micro-batches)`. If a name contains a comma, semicolons separate names.
+    Two cells of one strategy are written as `pp_1f1b (4 and 8 micro-batches)`. If a name contains a comma, semicolons separate
+    the names.
     """
     by_strategy: dict[str, list[str]] = {}
     for name in names:
@@ -338,7 +340,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _variants(variants: Sequence[str]) -> str:
-    """Variants of one strategy, such as `4 and 8 micro-batches`: words that all variants end with are written only once."""
+    """Variants of one strategy as text, such as `4 and 8 micro-batches`. Words at the end of all variants are written once."""
     heads, tails = zip(*(variant.partition(" ")[::2] for variant in variants), strict=True)
     return f"{_joined(heads)} {tails[0]}".rstrip() if len(set(tails)) == 1 else "; ".join(variants)
 
@@ -350,7 +352,8 @@ def _batches(family: Family, places: Sequence[int]) -> str:
 def _when(family: Family, places: Sequence[int]) -> str:
     """The contests of an answer as text, such as `2 and 4 ranks; 8 ranks at batch 64`.
 
-    The batch size is named only if contests on the same ranks with another batch size have another answer.
+    places: the indices of these contests in the family. The batch size is named only if the family has contests on the same
+    ranks with another batch size that do not belong to this answer.
     """
     by_ranks: dict[tuple[int, int], list[int]] = {}
     for place in places:

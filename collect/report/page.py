@@ -73,7 +73,7 @@ WIDE = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
     "head_to_head", "step_timeline", "run_timeline", "why_slower", "layers",
 )  # fmt: skip  # figures that take a whole row of the page
-MOST_UNLIKE = 1.4  # two figures share a row if the ratio of their heights is at most this
+MOST_UNLIKE = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
 # The modules of the figures, in the order in which the page shows the figures.
 FIGURES: tuple[ModuleType, ...] = (
     head_to_head,
@@ -110,7 +110,7 @@ class DrawnFigure(msgspec.Struct, frozen=True):
     """A figure with its place on the page.
 
     name: unique in the report; allowed as a file name.
-    kind: the name that the module of the figure gives it, such as "head_to_head". Figures of several workloads have one kind.
+    kind: the name of the figure in its module, such as "head_to_head"; the same for the figures of different workloads.
     wide: whether the figure takes a whole row of the page.
     spec: the data and the layout for plotly, and `picture`, the additional layout of the figure as a picture file.
     """
@@ -214,9 +214,10 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
 
 
 def _headline(drawn: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:
-    """The figure at the start of a report: head to head (speed against memory) if it exists, else throughput.
+    """The figure at the start of a report: the figure `head_to_head` (speed against memory) if it exists, else throughput.
 
-    workloads: the workloads for which the start of the report says what to choose; the figure of the first one is preferred.
+    workloads: the workloads for which the start of the report says what to choose. If each workload has such a figure, the
+    figure of the first of these workloads is returned.
     """
     for kind in ("head_to_head", "throughput_per_s"):
         found = [one for one in drawn if one.kind == kind]
@@ -253,8 +254,8 @@ def drawings(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
 def in_rows(drawn: Sequence[figure.Figure]) -> list[tuple[figure.Figure, bool]]:
     """Arrange figures in rows of two with about the same height, so that no row has an empty area.
 
-    Returns (figure, whether the figure takes the whole row). The order is kept, except that the next figure of a similar height
-    moves up to share the row.
+    Returns a list of (figure, whether the figure takes the whole row). The order of the figures is kept, with one exception: to
+    fill a row, the next figure of a similar height moves up.
     """
     waiting = list(drawn)
     found: list[tuple[figure.Figure, bool]] = []
@@ -292,7 +293,7 @@ def _script_json(value: Any) -> Markup:
 
 
 def _run_columns(shown: Sequence[Column]) -> list[Column]:
-    """The columns of the table of cells that also have a value for a single run."""
+    """The columns of the table of cells that the table of runs has too."""
     return [column for column in shown if column.name in ("throughput_per_s", "step_time_ms", "final_loss")]
 
 
@@ -301,6 +302,9 @@ def _run_value(metrics: dict[str, float], name: str) -> str:
 
 
 def _state_class(row: CellRow) -> str:
-    """The state that decides the colour of a row: a state of failure if any run has one, else the first state."""
+    """The state that decides the colour of a row of the table of cells.
+
+    It is the first state of `terminal.STYLES` that any run of the cell has, else the first state of the runs.
+    """
     known = [state for state in terminal.STYLES if state in row.states]
     return known[0] if known else next(iter(row.states), "unknown")

@@ -8,7 +8,7 @@ from typing import Any
 # Text uses ink, muted, link, good, warn and bad: the contrast of each of these colours with its background is at least 4.5, as
 # WCAG 2.2 requires for text (criterion 1.4.3). Graphics use the series colours: their contrast is at least 3, as WCAG requires
 # for graphics (criterion 1.4.11), and people who cannot see red or green can distinguish each pair of these colours.
-# tests/test_collect_strategy_style.py checks both.
+# tests/test_collect_strategy_style.py checks both rules.
 LIGHT = {
     "page": "#fdfdfc", "raised": "#ffffff", "ink": "#1b1d1f", "muted": "#646a70", "line": "#e4e5e3", "link": "#0a5aa8",
     "good": "#1a7346", "warn": "#935a00", "bad": "#b3261e", "warn-wash": "#fdf5e4", "warn-line": "#dba234",

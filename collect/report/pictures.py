@@ -25,9 +25,9 @@ BROWSER = (
 
 
 def formats(asked: str, where: str) -> tuple[str, ...]:
-    """The formats in a text such as `svg,png`, each once. Raises InputError for an unknown format.
+    """The formats that an option asks for, each once. Raises InputError for an unknown format.
 
-    where: the option that holds the text, for the message of the error.
+    asked: the value of the option, such as `svg,png`. where: the option, which the message of the error names.
     """
     names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
     if wrong := [name for name in names if name not in FORMATS]:
@@ -36,9 +36,9 @@ def formats(asked: str, where: str) -> tuple[str, ...]:
 
 
 def export(suffix: str, summary: str) -> Export:
-    """The export of `collect export` that writes only the figures, in one format.
+    """Make the export of `collect export` that writes only the figures, as picture files of one format.
 
-    suffix: the format, `svg` or `png`; also the name of the export. summary: the text about this export in the list of formats.
+    suffix: the format, `svg` or `png`; also the name of the export. summary: what the help text says about this export.
     """
 
     def write_all(loaded: Loaded, summarized: Summary, folder: Path, _place: Path) -> None:

@@ -15,10 +15,9 @@ from collect.verdicts import reasons
 
 
 class RunPlace(msgspec.Struct, frozen=True):
-    """The hosts on which a run ran, and the files that it wrote.
+    """The hosts on which a run ran, and the files that the run wrote.
 
-    hosts: the names of the hosts of the run. files: the record files and folders in the folder of the run; None if the run has
-    no folder.
+    hosts: the names of the hosts. files: the record files and subfolders in the run folder; None if the run has no folder.
     """
 
     hosts: list[str]
@@ -39,7 +38,7 @@ class CellPlace(msgspec.Struct, frozen=True):
 
 
 def cell(loaded: LoadedCell) -> CellPlace:
-    """The hash, the rehearsal and the runs of one cell."""
+    """Where the numbers of one cell come from. loaded: the cell with its runs."""
     hashes = [run.run.cell_hash for run in loaded.runs if run.run]
     runs = {run.run_id: _run(run) for run in loaded.runs}
     return CellPlace(hashes[0] if hashes else "", reasons.rehearsal(loaded), runs)
@@ -62,7 +61,10 @@ def _run(run: LoadedRun) -> RunPlace:
 
 
 def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
-    """The cluster, launchers, code, package versions and data of all runs: (name of the property, every value that occurs)."""
+    """The cluster, launchers, code, package versions and data of all runs.
+
+    Returns a list of (name of a property such as "Launchers", the different values of this property in the runs).
+    """
     runs = [run for run in loaded.runs if run.run]
     found: dict[str, list[str]] = {"Cluster": [], "Launchers": [], "Own workloads": [], "Own strategies": []}
     found |= {"Git commit": [], "Versions": [], "Data": []}
@@ -101,14 +103,16 @@ def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def _versions(run: LoadedRun) -> dict[str, str]:
-    """The package versions of a run: of the job at its submission, replaced by the versions that its ranks imported."""
+    """The package versions of a run: the versions at its submission, replaced by the versions that its ranks imported."""
     assert run.run is not None
     return run.run.versions | (run.result.versions if run.result else {})
 
 
 def hosts(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:
-    """(host, [(name of the property, value)]) for every host on which a run ran; a host that was rebooted is listed once a
-    boot."""
+    """The hosts on which runs ran. A host that was rebooted between runs is listed once for each boot.
+
+    Returns a list of (name of the host, [(name of a property such as "Memory", value of the property)]).
+    """
     known = {(host.host, host.boot_id): host for run in loaded.runs for host in run.hosts}
     found = []
     for host in known.values():
@@ -130,10 +134,10 @@ MOST_TRAFFIC = 100  # the greatest number of runs in the table of traffic; summa
 
 
 def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]]:
-    """The quality of the telemetry of each host.
+    """The quality of the telemetry of each host, over all runs on the host.
 
-    Returns (host, number of runs, number of samples, lowest coverage, largest gap between two samples, number of runs whose
-    telemetry does not cover the whole time of the timed steps).
+    Returns a list of (host, number of runs, number of samples, lowest coverage, longest time without a sample, number of runs
+    whose telemetry does not cover the whole time of the timed steps).
     """
     found = []
     for host in dict.fromkeys(entry.host for entry in summary.telemetry):
@@ -150,7 +154,7 @@ def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]
 def traffic_rows(summary: Summary) -> list[tuple[str, str, str, str, str, str]]:
     """The network traffic of the first MOST_TRAFFIC runs, one row per run and host.
 
-    Returns (run, host, interface, share of the traffic, whether RDMA was used, how this is known).
+    Returns a list of (run, host, interface, share of the host's traffic, whether RDMA was used, how this is known).
     """
     rows = []
     for entry in summary.traffic[:MOST_TRAFFIC]:

@@ -20,7 +20,7 @@ from collect.verdicts.reasons import places
 MARKS = {"reproduced": "✓", "contradicted": "✗", "undecided": "?", "ambiguous": "?", "not run": "–"}
 MOST_PRINTED = 2  # the greatest number of printed numbers that are shown beside one claim
 MOST_CHOICES = 3  # the greatest number of workloads for which the start of the report says what to choose
-LONGEST_REASON = 90  # characters; a longer reason is shortened here, and the page shows the whole sentence on request
+LONGEST_REASON = 90  # characters; a longer reason is cut at the start of the report; further down, the page has all of it
 _AT_LEAST = {ast.GtE: "at least", ast.Gt: "more than"}
 _AT_MOST = {ast.LtE: "at most", ast.Lt: "less than"}
 _OTHER = {ast.Eq: "exactly", ast.NotEq: "not"}
@@ -49,7 +49,11 @@ class ClaimLine(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What to choose for a workload. where: the number of ranks and the batch size; best: (criterion, text of the choice)."""
+    """What to choose for a workload.
+
+    where: the number of ranks and the batch size that the choice is for.
+    best: a list of (heading of a criterion such as "Fastest", text of the choice by this criterion).
+    """
 
     workload: str
     where: str
@@ -57,7 +61,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def claim(verdict: Verdict, summary: Summary) -> ClaimLine:
-    """The line for the verdict on one claim. Its numbers come from the part of the test that decides the verdict."""
+    """The line for one claim of the study. Its numbers come from the part of the claim's test that decides the verdict."""
     part = _deciding(verdict)
     measured, interval, against = _sides(part) if part else ("", "", "")
     asked = _asked(verdict, part) if part else ""
@@ -66,7 +70,7 @@ def claim(verdict: Verdict, summary: Summary) -> ClaimLine:
 
 
 def compared(summary: Summary) -> str:
-    """What a report compares: `single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell`."""
+    """What a report compares, such as `single and ddp on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell`."""
     cells = [row.cell for row in summary.rows]
     named = [
         f"{_joined(cell['strategy'] for cell in cells)} on {_joined(cell['workload'] for cell in cells)}",
@@ -93,10 +97,10 @@ def helps(summary: Summary) -> list[str]:
 
 
 def choices(summary: Summary) -> list[Choice]:
-    """What to choose for each workload, in its most informative contest, by all criteria that rank this contest.
+    """What to choose for each workload: the best cells of the most informative contest of the workload, by each criterion.
 
-    The most informative contest has the most measured cells; of several such contests, the contest with the most ranks is used,
-    then with the most nodes, then with the largest batch.
+    The most informative contest has the most measured cells. If several contests have the same number of measured cells, the
+    contest with the most ranks is used, then with the most nodes, then with the largest batch.
     """
     found = []
     for family in choice_text.opened(summary)[:MOST_CHOICES]:
@@ -111,7 +115,7 @@ def choices(summary: Summary) -> list[Choice]:
 
 
 def _chosen(contest: Contest, standing: Standing) -> Said:
-    """The best cells by a criterion; if too many cells cannot be distinguished, only how many they are."""
+    """The best cells of a contest by one criterion, as text. If more than MOST_NAMED cells are best, the text says how many."""
     told = choice_text.said(contest, standing.criterion)
     if standing.word == "not told apart" and len(standing.best) > choice_text.MOST_NAMED:
         about = f"{len(standing.best)} of {len(standing.placed)} cannot be distinguished: {told.value}"
@@ -130,7 +134,10 @@ def _deciding(verdict: Verdict) -> ClaimPart | None:
 
 
 def _sides(part: ClaimPart) -> tuple[str, str, str]:
-    """(the measured number, its interval, the number on the other side of the test if that number was measured too)."""
+    """Returns (measured number of a test, interval of this number, number on the other side of the test), each as text.
+
+    The number on the other side is "" if it was not measured but stands in the claim.
+    """
     test = _comparison(part.test)
     if part.left is None or part.right is None or test is None:
         return "", "", ""
@@ -146,7 +153,7 @@ def _sides(part: ClaimPart) -> tuple[str, str, str]:
 
 
 def _written(value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
-    """A number with three digits and its unit, and its interval in the same unit; "" if there is no interval."""
+    """Returns (a number with three digits and its unit, its interval in the same unit; "" without an interval), as text."""
     name, size = {"x": ("×", 1.0)}.get(unit, (unit, 1.0))
     if unit == "bytes":
         largest = max(map(abs, (value, *(interval or ()))))
@@ -185,7 +192,7 @@ def _asked(verdict: Verdict, part: ClaimPart) -> str:
 
 
 def _bound(test: ast.Compare) -> tuple[str, str]:
-    """(the text of the measured side of a test, the words for the bound that the other side sets, such as `at least`)."""
+    """Returns (text of the measured side of a test, words for the bound that the other side sets, such as `at least`)."""
     measured_left = _is_measured(test.left)
     kind = type(test.ops[0])
     words = _AT_LEAST | _AT_MOST | _OTHER
@@ -203,9 +210,9 @@ def _is_measured(side: ast.expr) -> bool:
 
 
 def _printed(verdict: Verdict, summary: Summary) -> str:
-    """The numbers that the study prints in the same place as the claim, for a cell and a metric of the claim.
+    """The numbers that the study prints where it makes the claim, for a cell and a metric of the claim, as text.
 
-    "" if there is no such number, or if there are more than MOST_PRINTED.
+    "" if there is no such number, or if there are more than MOST_PRINTED numbers.
     """
     compares = {metric.name: metric.compares or metric.name for metric in menu()}
     asked = {(number.cell, _metric(number.call)) for number in verdict.numbers}

@@ -17,7 +17,7 @@ NOTE = (
 
 
 def rows(scores: Sequence[PredictionScore]) -> list[list[str]]:
-    """One row for each score, with the cells of HEADINGS."""
+    """The rows of the table of scores: one row for each score, with one text for each of HEADINGS."""
     return [
         [
             one.strategy,

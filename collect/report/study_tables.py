@@ -11,15 +11,15 @@ from collect.findings import columns
 from collect.findings.row import flat
 from collect.verdicts.reported import ReportedResult
 
-LENGTHS = ("steps", "epochs")  # studies print numbers of their short runs and of their long runs in one row
+LENGTHS = ("steps", "epochs")  # not used to name rows if possible: studies print numbers of short and long runs in one row
 FEWEST = 3  # the least number of printed numbers that make a table; fewer numbers are listed one by one
 OF = "of"
 
 
 class ColumnHeading(msgspec.Struct, frozen=True):
-    """The heading of a column.
+    """The heading of a column of a redrawn table.
 
-    unit: small text below the heading. over: small text above the heading. metric: the metric of the column, or "".
+    text: the heading itself. unit: small text below it. over: small text above it. metric: the metric of the column, or "".
     """
 
     text: str
@@ -31,8 +31,8 @@ class ColumnHeading(msgspec.Struct, frozen=True):
 class StudyRow(msgspec.Struct, frozen=True):
     """A row of a redrawn table.
 
-    names: the name of the row under each key of the table, such as the strategy and the model.
-    fields: for each heading the index of a reported entry, or None for an empty field.
+    names: for each of `keys` of the table the name of this row, such as `ddp` for the strategy.
+    fields: for each of `heads` of the table the index of a reported entry, or None for an empty field.
     """
 
     names: list[str]
@@ -42,8 +42,9 @@ class StudyRow(msgspec.Struct, frozen=True):
 class StudyTable(msgspec.Struct, frozen=True):
     """The printed numbers of one place of a study, such as its table 2.
 
-    where: the place. common: (name, value) of the properties that all numbers share. keys: the headings of the names of rows.
-    heads: the headings of the numbers. places: the indexes of the reported entries in this table.
+    where: the place in the study. common: (name, value) of each property that all numbers of the table share.
+    keys: the headings of the columns that name the rows, such as "Strategy". heads: the headings of the columns with numbers.
+    places: the indexes of the reported entries in this table.
     """
 
     where: str
@@ -55,9 +56,9 @@ class StudyTable(msgspec.Struct, frozen=True):
 
 
 class Redrawn(msgspec.Struct, frozen=True):
-    """All reported entries of a study.
+    """All reported numbers of a study, arranged in tables.
 
-    tables: sorted by the number of the table in the study. single: the indexes of the entries that are in no table.
+    tables: sorted by their numbers in the study. single: the indexes of the reported entries that are in no table.
     """
 
     tables: list[StudyTable]
@@ -83,9 +84,10 @@ _Column = tuple[str, str]  # (metric, qualifier); in a table of one metric over 
 
 
 class _Placed(msgspec.Struct, frozen=True):
-    """An entry that is being placed in a table.
+    """A reported entry while `redraw` looks for its row and column.
 
-    place: the index of the entry. cell: the filter of the entry as a flat mapping, with the argument of the metric under OF.
+    place: the index of the entry. cell: the filter of the entry (which cells it is about) as a flat mapping, with the argument
+    of the metric under the key OF. column: the column of the entry.
     """
 
     place: int
@@ -111,9 +113,10 @@ def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
 
 
 def remarks(entries: Sequence[ReportedResult], says: Sequence[str], places: Sequence[int]) -> Remarks:
-    """The footnotes for some entries, each sentence once.
+    """The footnotes of a table, each sentence once.
 
-    says: for each entry of the study the text about this entry alone, or "". places: the indexes of the wanted entries.
+    entries: all reported entries of the study. says: for each of them the text about this entry alone, or "". places: the
+    indexes of the entries in the table.
     """
     texts = list(dict.fromkeys(says[place] for place in places if says[place]))
     doubts = list(dict.fromkeys(note for place in places for note in entries[place].notes))
@@ -166,16 +169,16 @@ def _table(where: str, entries: Sequence[_Placed]) -> StudyTable:
 
 
 def _turned(heads: Sequence[ColumnHeading], rows: Sequence[StudyRow]) -> list[StudyRow]:
-    """The numbers of one cell as one row for each metric, because the usual layout would be a table of a single row."""
+    """Arrange the numbers of one cell below each other, one row for each metric; else the table would have a single row."""
     names = [f"{head.text}, {head.unit}" if head.unit else head.text for head in heads]
     fields = [(name, field) for row in rows for name, field in zip(names, row.fields, strict=True) if field is not None]
     return [StudyRow([name], [field]) for name, field in fields]
 
 
 def _crossed(where: str, common: list[tuple[str, str]], keys: list[str], entries: Sequence[_Placed]) -> StudyTable | None:
-    """The table of one metric over a full grid: the values of the last key become columns, as in `strategy, model | 1 | 2 | 4`.
+    """A table of one metric, in which each value of the last key is a column, such as a column for each number of GPUs.
 
-    None if there are fewer than two keys, or if a field of the grid would be empty or would have two numbers.
+    None if there are fewer than two keys, or if a field of the table would be empty or would have two numbers.
     """
     if len(keys) < 2:
         return None
@@ -198,7 +201,9 @@ def _crossed(where: str, common: list[tuple[str, str]], keys: list[str], entries
 
 
 def _rows(keys: Sequence[str], entries: Sequence[_Placed], of: Sequence[_Column], across: Sequence[_Column]) -> list[StudyRow]:
-    """One row for each combination of names. If a field gets a second number, this number starts another row with these names.
+    """The rows of a table: one row for each combination of names, such as `ddp, gpt2`.
+
+    If the entries have two numbers for one field, the second number starts another row with the same names.
 
     of: the column of each entry. across: the columns of the table, in order.
     """

@@ -16,7 +16,7 @@ STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red
 
 
 def show(output: Output, summary: Summary) -> None:
-    """Print the table of cells, then everything that a reader needs to judge it: choices, claims, failures, damaged records."""
+    """Print the table of cells, then what a reader needs to judge it: choices, claims, failures, damaged records and more."""
     every, labels = summary.rows, summary.label_of
     summary = truncation.of(summary)
     table = columns.table(every, summary.rows)
@@ -53,7 +53,10 @@ def show(output: Output, summary: Summary) -> None:
 
 
 def choices(output: Output, summary: Summary) -> None:
-    """Print which strategy to choose, if there is anything to choose: one row for each number of ranks and batch size."""
+    """Print which strategy to choose, with one row for each number of ranks and batch size.
+
+    Nothing is printed if the matrix has no cells that can be compared.
+    """
     families = choice_text.opened(summary)
     if not families:
         return
@@ -109,7 +112,10 @@ def verdicts(output: Output, summary: Summary) -> None:
 
 
 def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]) -> None:
-    """Print a table. shown: its columns; styles: a style for each row of the summary; places: the indexes of the shown rows."""
+    """Print a table of cells.
+
+    shown: the columns of the table. styles: a style for each row of the summary. places: the indexes of the rows to print.
+    """
     headings = [column.headed for column in shown]
     chosen = list(places)
     rows = [[str(column.cells[place]) for column in shown] for place in chosen]

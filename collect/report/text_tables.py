@@ -19,10 +19,11 @@ _REPORTED = {
 
 
 class TextTable(msgspec.Struct, frozen=True):
-    """A table of text.
+    """A table whose fields are text.
 
-    name: short, for the name of a file. title: for readers. headings, rows: the texts of the columns, in the same order.
-    numbers: the indexes of the columns that are aligned to the right. long: the indexes of the columns that contain sentences.
+    name: a short name, used as the name of a file. title: the title that readers see. headings: the headings of the columns.
+    rows: for each row the texts of the columns. numbers: the indexes of the columns that are aligned to the right, because they
+    have numbers. long: the indexes of the columns that have sentences.
     """
 
     name: str
@@ -34,7 +35,7 @@ class TextTable(msgspec.Struct, frozen=True):
 
 
 def title(summary: Summary) -> str:
-    """The title of the report as text."""
+    """The title of a report: the name of the matrix, and the title of the matrix if it has one."""
     return f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
 
 
@@ -46,8 +47,10 @@ def about(summary: Summary) -> list[str]:
 
 
 def tables(summary: Summary) -> list[TextTable]:
-    """The tables of a summary that have rows: cells, other measurements, searches, the score of the planner, claims, reported
-    numbers."""
+    """The tables of a summary, without empty tables.
+
+    They are: cells, other measurements, searches, the score of the planner's predictions, claims, and reported numbers.
+    """
     table = summary.table
     found = [
         _of_columns("summary", "Cells", table.columns, range(len(summary.rows))),

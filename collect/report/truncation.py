@@ -14,7 +14,8 @@ _LISTS |= {"searches": "searches", "damage": "damaged runs", "outliers": "outlie
 def of(summary: Summary) -> Summary:
     """The summary with at most MOST cells and at most MOST entries in each list, and a remark that says how many are left out.
 
-    Cells that a claim or a reported number names are always kept; then come the first of the other cells.
+    All cells that a claim or a reported number names are kept. If there are fewer than MOST such cells, other cells are added,
+    in their order.
     """
     named = {number.cell for verdict in summary.verdicts for number in verdict.numbers}
     named |= {entry.row for entry in summary.reported if entry.row}

@@ -23,9 +23,10 @@ ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assu
 class ReportedLine(msgspec.Struct, frozen=True):
     """One reported number (a number that the study prints) as text, beside the measured number.
 
-    where: the place in the study. cell: the label of the cell, or the filter if it matches no single cell. of: the argument of
-    the metric. printed: the number as printed. measured, spread, n: the measured mean, its 95 % interval, and the number of
-    runs. ratio: measured / printed. agrees: "agrees", "differs" or "". says: reasons and remarks about this number alone.
+    where: the place in the study. cell: the label of the cell, or the filter for cells if the filter matches not exactly one
+    cell. of: the argument of the metric. printed: the number as printed. measured, spread, n: the measured mean, its 95 %
+    interval, and the number of runs. ratio: measured / printed. agrees: "agrees", "differs" or "". says: reasons and remarks
+    about this number alone.
     own: `says` without the clause on a rehearsal, because the page shows this clause beside the cell.
     row: the id of the cell in the summary, or None.
     """
@@ -51,7 +52,7 @@ def word(verdict: Verdict) -> str:
 
 
 def counts(summary: Summary) -> str:
-    """How many claims have each verdict, in the order of STYLES: `12 claims: 7 reproduced, 2 contradicted, 3 not run`."""
+    """How many claims have which verdict, as text such as `12 claims: 7 reproduced, 2 contradicted, 3 not run`."""
     found = Counter(verdict.verdict for verdict in summary.verdicts)
     told = ", ".join(f"{found[name]} {name}" for name in STYLES if found[name])  # type: ignore[index]
     return f"{len(summary.verdicts)} claims: {told}"
@@ -94,14 +95,14 @@ def interval(low: float, high: float, unit: str) -> str:
 def common_reasons(summary: Summary) -> list[str]:
     """The reasons for a difference that apply to all comparable reported numbers.
 
-    If no reported number is comparable: the reasons that apply to all that were measured.
+    If no reported number is comparable, the reasons that apply to all reported numbers that were also measured here.
     """
     comparable = [entry.reasons for entry in summary.reported if entry.comparable]
     return reasons.common(comparable or [entry.reasons for entry in summary.reported if entry.measured is not None])
 
 
 def grouped(clauses: Sequence[str]) -> list[str]:
-    """The reasons, with all reasons about assumed values joined into one."""
+    """The reasons for a difference, in which all reasons about assumed values are joined into one."""
     assumed = [clause.removeprefix(reasons.ASSUMED) for clause in clauses if clause.startswith(reasons.ASSUMED)]
     others = [clause for clause in clauses if not clause.startswith(reasons.ASSUMED)]
     return [*others, *([reasons.ASSUMED + ", ".join(assumed)] if assumed else [])]
@@ -122,7 +123,8 @@ def pooled(summary: Summary) -> bool:
 
 
 def told(summary: Summary) -> str:
-    """The counts of reported numbers: `reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`."""
+    """How many reported numbers there are and how many agree, as text such as
+    `reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`."""
     comparable = [entry for entry in summary.reported if entry.comparable]
     found = Counter({True: "agree", False: "differ", None: "without an interval"}[entry.agrees] for entry in comparable)
     measured = sum(entry.measured is not None for entry in summary.reported)
@@ -160,9 +162,9 @@ def _reported(entry: ReportedResult, labels: Mapping[str, str], shared: Sequence
 
 
 def _printed(entry: ReportedResult) -> str:
-    """The number as printed, with the unit in the head of its table.
+    """The text of a reported number: the number as the study prints it, then the unit from the head of the study's table.
 
-    If neither the number nor the head has a unit, the parsed value follows in brackets: `0.92 (92.00 %)`.
+    If neither the number nor the head of the table has a unit, the parsed value follows in brackets: `0.92 (92.00 %)`.
     """
     if entry.head:
         return f"{entry.printed} {entry.head}"

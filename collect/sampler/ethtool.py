@@ -17,8 +17,10 @@ GET_STRINGS, GET_STATISTICS, GET_COUNTS = 0x1B, 0x1D, 0x37  # ETHTOOL_GSTRINGS, 
 STATISTICS = 1  # ETH_SS_STATS
 NAME_BYTES = 32  # the length of the name of a counter, padded with zeros
 INTERFACE_BYTES = 16  # the length of the name of an interface
-MOST = 1 << 16  # counters of one interface; if a driver reports more, the number is treated as an error
-SLACK = 4096  # room for more counters: the driver may get more queues between two calls, and the kernel writes all of them
+MOST = 1 << 16  # the greatest number of counters of one interface; a driver that reports more is treated as faulty
+# Number of additional counters for which a buffer has room: the driver may get more queues, and so more counters, between two
+# calls, and the kernel writes all counters into the buffer.
+SLACK = 4096
 
 # The recorded counters: field of NicSample -> names of the counter in drivers; the first name that a driver has is used.
 # The names of mlx5 are explained in the documentation of the kernel (mellanox/mlx5/counters.rst): `phy` counts all bytes on the
@@ -38,9 +40,10 @@ _PRIORITY_PAUSES = re.compile(r"([rt]x)_prio[0-7]_pause")  # one counter of paus
 
 
 def chosen(names: list[str]) -> dict[str, list[int]]:
-    """The indexes of each recorded counter in the list of counters of a driver.
+    """Find the recorded counters of a driver. Returns field of NicSample -> indexes in `names`.
 
-    names: the names of the counters of the driver. If a counter has several indexes, their values are added up.
+    names: the names of all counters of the driver, in its order. If a field has several indexes, the values of these counters
+    are added up.
     """
     places = {name: place for place, name in reversed(list(enumerate(names)))}
     found = {}
@@ -67,7 +70,7 @@ class DriverCounters:
             raise
 
     def read(self) -> dict[str, int]:
-        """The present values of the counters, by the field of NicSample.
+        """Read the recorded counters. Returns field of NicSample -> present value.
 
         Raises OSError, such as ENODEV if the interface was removed.
         """
@@ -81,11 +84,11 @@ class DriverCounters:
         return {name: sum(values[place] for place in places) for name, places in self._places.items()}
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket through which the kernel is asked for the counters."""
         self._socket.close()
 
     def _look(self) -> None:
-        """Find the indexes of the recorded counters. The indexes change if the number of queues changes."""
+        """Find the indexes of the recorded counters. They change if the number of queues of the interface changes."""
         self._count = self._count_now()
         if self._count > MOST:
             raise ValueError(f"a driver with {self._count} counters")

@@ -26,10 +26,10 @@ _VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal") 
 
 
 class GpuQuestion(NamedTuple):
-    """A query to NVML with a function of its own.
+    """A query for which NVML has its own function, such as nvmlDeviceGetPowerUsage.
 
-    name: the key in `failures` and `unsupported`. field: the field of GpuSample that gets the answer. ask: the function; it
-    takes the NVML handle of a GPU.
+    name: the key of this query in `failures` and `unsupported`. field: the field of GpuSample that gets the answer. ask: calls
+    the function of NVML with the NVML handle of a GPU.
     """
 
     name: str
@@ -38,10 +38,10 @@ class GpuQuestion(NamedTuple):
 
 
 class FieldQuestion(NamedTuple):
-    """A query to NVML by the number of a field; one call answers many of these queries.
+    """A query by the number of an NVML field; one call of nvmlDeviceGetFieldValues answers many such queries.
 
-    name: the key in `failures` and `unsupported`. field: the field of GpuSample that gets the answer. number, scope: the number
-    of the field in NVML, and its scope. unit: the factor by which the value is multiplied, such as KIB.
+    name: the key of this query in `failures` and `unsupported`. field: the field of GpuSample that gets the answer. number,
+    scope: the number and the scope of the NVML field. unit: the factor by which the answer is multiplied, such as KIB.
     """
 
     name: str
@@ -52,8 +52,9 @@ class FieldQuestion(NamedTuple):
 
 
 class OpenGpu(msgspec.Struct):
-    """A GPU or a MIG instance, and the queries that it has not refused so far.
+    """A GPU or a MIG instance that is sampled.
 
+    uuid, handle: its UUID and its NVML handle. questions, fields: the queries that it has not refused so far.
     mig_of: the UUID of the GPU to which a MIG instance belongs; None for a GPU. lost: whether NVML reported the GPU as lost.
     """
 
@@ -71,12 +72,13 @@ class OpenGpu(msgspec.Struct):
 
 
 class GpuSource(Source):
-    """Fills a `GpuSample` for every GPU and MIG instance. why_absent: why NVML cannot be used; None if it can."""
+    """Adds a `GpuSample` for every GPU and MIG instance to each sample. why_absent: why NVML cannot be used; None if it can."""
 
     def __init__(self, played: Path | None = None) -> None:
-        """played: a stub of NVML that is loaded in place of the driver's library; all samples are then marked as played.
+        """Open NVML and all GPUs. Raises InputError if a stub of NVML cannot be loaded.
 
-        Raises InputError if the stub cannot be loaded.
+        played: a stub of NVML that is loaded in place of the driver's library. It plays GPUs, so all samples are marked as
+        played. None: the library of the driver is used.
         """
         super().__init__()
         import pynvml
@@ -110,14 +112,14 @@ class GpuSource(Source):
         self._register()
 
     def fill(self, sample: Sample) -> None:
-        """Set `gpus`: one entry per GPU and MIG instance of this machine."""
+        """Set the field `gpus` of the sample: one entry per GPU and MIG instance of this machine."""
         if self._gpus:
             xids = self._xids() if self._events is not None else {}
             sample.gpus = [self._read(gpu, xids) for gpu in self._gpus]
             self._first = False
 
     def _open(self, handle: Any) -> None:
-        """Add a GPU and its MIG instances to the sampled ones. Raises NVMLError if NVML does not return the UUID of the GPU."""
+        """Start to sample a GPU and its MIG instances. Raises NVMLError if NVML does not return the UUID of the GPU."""
         nvml = self._nvml
         uuid = nvml.nvmlDeviceGetUUID(handle)
         self._gpus.append(OpenGpu(uuid, handle, [*self._of_instance(), *self._of_gpu()], self._field_questions()))
@@ -135,7 +137,7 @@ class GpuSource(Source):
                 continue
 
     def _of_instance(self) -> list[GpuQuestion]:
-        """The queries that a MIG instance supports too. NVML reports power, clocks and utilization only for a whole GPU."""
+        """The queries that GPUs and MIG instances support. NVML reports power, clocks and utilization only for a whole GPU."""
         nvml = self._nvml
         return [
             GpuQuestion("memory", "memory_used_bytes", lambda handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
@@ -171,7 +173,7 @@ class GpuSource(Source):
         ]
 
     def _register(self) -> None:
-        """Ask NVML to collect the XIDs (error codes of the driver) of every GPU, so that each sample can read the new ones."""
+        """Ask NVML to collect the XIDs (error codes of the driver) of every GPU. Each sample then reads the new XIDs."""
         nvml = self._nvml
         try:
             self._events = nvml.nvmlEventSetCreate()
@@ -186,7 +188,7 @@ class GpuSource(Source):
                     self.unsupported["gpu XIDs"] += 1
 
     def _xids(self) -> dict[int | None, list[int]]:
-        """The XIDs since the last sample, by the address of the GPU."""
+        """Read the XIDs since the last sample. Returns address of the NVML handle of a GPU -> XIDs of this GPU."""
         found: dict[int | None, list[int]] = {}
         for _ in range(MOST_EVENTS):
             try:
@@ -233,7 +235,7 @@ class GpuSource(Source):
                 if self._refused(gpu, question.name, value.nvmlReturn):
                     gpu.fields.remove(question)
             elif value.valueType == UNSIGNED_INT and question.name.startswith("PCIe"):
-                # A counter of 32 bits overflows after 4 GiB, possibly several times between two samples, so it says nothing.
+                # A counter of 32 bits is useless: it overflows after 4 GiB, possibly several times between two samples.
                 self.unsupported[f"gpu {question.name} (a counter of 32 bits)"] += 1
                 gpu.fields.remove(question)
             else:

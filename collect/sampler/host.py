@@ -44,7 +44,7 @@ class HostSource(Source):
                 self._files.append((name, file, fill))
 
     def fill(self, sample: Sample) -> None:
-        """Set the fields whose files could be read."""
+        """Set the fields of the sample about the machine. A field stays None if its file in /proc cannot be read."""
         for name, file, fill in self._files:
             try:
                 fill(sample, file.read())
@@ -53,7 +53,7 @@ class HostSource(Source):
 
     def _processors(self, sample: Sample, text: bytes) -> None:
         ticks = processor_ticks(text)
-        if len(ticks) == len(self._before):  # if a processor went online or offline, the indexes of the others changed
+        if len(ticks) == len(self._before):  # the numbers differ if a processor went online or offline: then indexes changed
             shares = [_share(before, now) for before, now in zip(self._before, ticks, strict=True)]
             sample.cpu_pct = shares[0]
             if len(shares) > 1 and None not in shares:
@@ -65,9 +65,10 @@ class HostSource(Source):
 
 
 def processor_ticks(stat: bytes) -> list[tuple[int, int]]:
-    """(busy, total) clock ticks since boot: first of all processors together, then of each processor.
+    """The clock ticks since boot, from the content of /proc/stat. Returns a list of (busy ticks, all ticks).
 
-    The times idle and iowait do not count as busy. The time guest is already included in the time user.
+    The first entry is for all processors together, the others for one processor each. The columns `idle` and `iowait` do not
+    count as busy. The column `guest` is not added, because the column `user` already includes it.
     """
     found = []
     for line in stat.splitlines():
@@ -82,7 +83,7 @@ def processor_ticks(stat: bytes) -> list[tuple[int, int]]:
 
 
 def _share(before: tuple[int, int], now: tuple[int, int]) -> float | None:
-    """The share of busy ticks between two samples, in percent; None if no tick passed between them."""
+    """The share of busy ticks between two samples, in percent; None if no tick passed. before, now: (busy ticks, all ticks)."""
     if now[1] <= before[1]:
         return None
     share = 100 * (now[0] - before[0]) / (now[1] - before[1])
@@ -108,9 +109,10 @@ def pressure_s(text: bytes) -> float:
 
 
 def nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
-    """(bytes received from NFS servers, bytes sent to NFS servers) since the mounts; (None, None) if there are no NFS mounts.
+    """Returns (bytes received from NFS servers, bytes sent to NFS servers) since the folders of NFS were mounted.
 
-    If an export is mounted at several places, its bytes count once, because the kernel has one counter for all its mounts.
+    (None, None) if no folder of NFS is mounted. If a folder of a server is mounted at several places, its bytes count once,
+    because the kernel has one counter for all its mounts. mountstats: the content of /proc/self/mountstats.
     """
     found: dict[bytes, tuple[int, int]] = {}
     device = b""
@@ -126,7 +128,10 @@ def nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
 
 
 def memory(meminfo: bytes) -> tuple[int, int]:
-    """(used, total) bytes of memory. Used: all memory that is not available to a new program without swapping."""
+    """Returns (used bytes, total bytes) of the memory, from the content of /proc/meminfo.
+
+    Used is all memory that is not available to a new program without swapping.
+    """
     fields = dict(line.split(b":", 1) for line in meminfo.splitlines() if b":" in line)
     total, available = (int(fields[key].split()[0]) * KIB for key in (b"MemTotal", b"MemAvailable"))
     return total - available, total
@@ -142,7 +147,8 @@ def physical_disks(sys_block: Path) -> frozenset[bytes]:
 
 
 def disk_bytes(diskstats: bytes, disks: frozenset[bytes]) -> tuple[int | None, int | None]:
-    """(bytes read, bytes written) on these disks since boot; (None, None) if none of these disks is listed."""
+    """Returns (bytes read, bytes written) on these disks since boot; (None, None) if the content of /proc/diskstats has no line
+    for any of these disks."""
     rows = [fields for line in diskstats.splitlines() if (fields := line.split())[2] in disks]
     if not rows:
         return None, None

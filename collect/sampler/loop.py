@@ -35,8 +35,8 @@ class TickTally(msgspec.Struct):
 def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> TickTally:
     """Write one sample every 1/hz seconds to `out` until a signal arrives or the process with the id `parent` has ended.
 
-    A missed sample is skipped and not taken later, so that all samples stay on the schedule. After a signal, one last sample is
-    written, so that the counters are known up to the end. Raises WorkspaceError if `out` cannot be written.
+    A sample that is missed is skipped and not taken later, so that the other samples stay on the schedule. After a signal, one
+    last sample is written, so that counters are known up to the end. Raises WorkspaceError if `out` cannot be written.
     """
     tally = TickTally()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # so that a signal does not interrupt the writing of a line
@@ -71,7 +71,10 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
 
 
 def _identity(pid: int | None) -> bytes | None:
-    """The start time of a process in clock ticks since boot. A later process with the same id has another start time."""
+    """The start time of a process, in clock ticks since boot: it tells the process from a later process with the same id.
+
+    None if there is no such process, or if `pid` is None.
+    """
     try:
         fields = _fields(pid) if pid is not None else None
     except (OSError, IndexError):
@@ -80,7 +83,7 @@ def _identity(pid: int | None) -> bytes | None:
 
 
 def _gone(pid: int, started: bytes | None) -> bool:
-    """Whether the process has ended. A zombie counts as ended. If another process has the id now, the process has ended too."""
+    """Whether a process has ended; a zombie counts as ended. started: its start time: a later process may have the same id."""
     try:
         fields = _fields(pid)
     except (OSError, IndexError):
@@ -91,6 +94,6 @@ def _gone(pid: int, started: bytes | None) -> bool:
 def _fields(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat from the third field on.
 
-    The second field, the name of the program, may contain any character; it ends at the last closing bracket.
+    The second field, the name of the program, may contain any character, also spaces. It ends at the last closing bracket.
     """
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

@@ -30,11 +30,17 @@ RDMA_COUNTERS = {
     "tx_discards": ("port_xmit_discards", 1),
     "link_downed": ("link_downed", 1),
 }
-STOPPED = 0xFFFFFFFF  # the greatest value of a counter of 32 bits: it does not wrap around, so this value says nothing
+# The greatest value of a counter of 32 bits. The counter stops at this value instead of starting again at 0, so this value is
+# not recorded.
+STOPPED = 0xFFFFFFFF
 
 
 class OpenNic(msgspec.Struct):
-    """A network interface with its opened counters. driver: None if the driver has none of the counters that are recorded."""
+    """A network interface whose counters are open for reading.
+
+    nic: the description of the interface. counters: name of a counter of the kernel -> its file. driver: the counters of its
+    driver; None if the driver has no counter that is recorded.
+    """
 
     nic: host.Nic
     counters: dict[str, KernelFile]
@@ -58,7 +64,7 @@ class NicSource(Source):
         self._listed: frozenset[str] = frozenset()
 
     def fill(self, sample: Sample) -> None:
-        """Set `nics`: one entry per interface whose counters could be read."""
+        """Set the field `nics` of the sample: one entry per interface whose counters could be read."""
         try:
             self._follow()
         except OSError:
@@ -84,7 +90,10 @@ class NicSource(Source):
             self._open[name] = OpenNic(now[name], counters, self._driver(now[name]))
 
     def _driver(self, nic: host.Nic) -> DriverCounters | None:
-        """The counters of the driver; None if it has none that are recorded. The loopback interface has no driver to query."""
+        """Open the counters of the driver of an interface. None if the driver has no counter that is recorded.
+
+        The loopback interface has no driver.
+        """
         if nic.kind == "loopback":
             return None
         try:
@@ -102,7 +111,7 @@ class NicSource(Source):
             values = {counter: int(file.read()) for counter, file in entry.counters.items()}
             if entry.driver is not None:
                 values |= entry.driver.read()
-        except (OSError, ValueError):  # such as ENODEV: the interface was removed; the next sample opens a new one of this name
+        except (OSError, ValueError):  # such as ENODEV: the interface was removed; if it comes back, the next sample opens it
             self.failures[name] += 1
             self._open.pop(name).close()
             self._listed = frozenset()
@@ -112,7 +121,11 @@ class NicSource(Source):
 
 
 class RdmaPort(msgspec.Struct):
-    """A port of an RDMA device with its opened counters. link_layer: such as "InfiniBand" or "Ethernet"; None if not known."""
+    """A port of an RDMA device, with its counters open for reading.
+
+    link_layer: such as "InfiniBand" or "Ethernet"; None if not known. pci: the PCI address of the device; None if not known.
+    counters: name of a counter in sysfs -> its file.
+    """
 
     device: str
     port: int
@@ -139,7 +152,7 @@ class RdmaSource(Source):
         ]
 
     def fill(self, sample: Sample) -> None:
-        """Set `rdma`: one entry per port with counters."""
+        """Set the field `rdma` of the sample: one entry per port that has counters."""
         read = [self._read(port) for port in self._ports if port.counters]
         sample.rdma = read or None
 
@@ -159,7 +172,7 @@ class RdmaSource(Source):
 
 
 def opened(folder: Path, names: tuple[str, ...] | list[str]) -> dict[str, KernelFile]:
-    """Open the files with these names in a folder of sysfs; names that do not exist are left out."""
+    """Open the files with these names in a folder of sysfs. Returns name -> file, without files that cannot be opened."""
     found = {}
     for name in names:
         try:

@@ -39,7 +39,11 @@ def number(text: str) -> float:
 
 
 class SmiColumn(NamedTuple):
-    """A column of `nvidia-smi --query-gpu`. field: the field of GpuSample that gets the value; parse: text -> value."""
+    """A column of the output of `nvidia-smi --query-gpu`.
+
+    query: the name of the column for nvidia-smi. field: the field of GpuSample that gets the value. parse: turns the text in
+    the column into the value.
+    """
 
     query: str
     field: str
@@ -60,7 +64,7 @@ COLUMNS = (
 
 
 class SmiSource(Source):
-    """Fills a `GpuSample` for every GPU for which nvidia-smi wrote a line since the previous sample.
+    """Adds to each sample a `GpuSample` for every GPU for which nvidia-smi wrote a line since the previous sample.
 
     why_absent: why nvidia-smi cannot be used; None if it can.
     """
@@ -93,7 +97,7 @@ class SmiSource(Source):
         os.set_blocking(self._process.stdout.fileno(), False)
 
     def fill(self, sample: Sample) -> None:
-        """Set `gpus` from the last line of each GPU since the previous sample; None if there are no new lines."""
+        """Set the field `gpus` of the sample from the last line that nvidia-smi wrote for each GPU; None without new lines."""
         latest: dict[str, GpuSample] = {}
         for line in self._lines():
             if (gpu := self._gpu(line)) is not None and (gpu.uuid in latest or len(latest) < MOST_GPUS):
@@ -124,9 +128,9 @@ class SmiSource(Source):
         return whole.decode(errors="replace").splitlines() if newline else []
 
     def _gpu(self, line: str) -> GpuSample | None:
-        """The sample in a line of output; None if the line is not an answer to the query.
+        """Parse a line of the output of nvidia-smi into a sample of a GPU; None if the line does not have the queried columns.
 
-        A field of the sample stays None if its value in the line is not a number.
+        A field of the sample stays None if the line does not have a number for it.
         """
         try:
             (row,) = csv.reader([line[:LONGEST_LINE]], skipinitialspace=True)

@@ -1,4 +1,4 @@
-"""The base class of all sources of telemetry, and files of the kernel that stay open.
+"""The base class of all sources of telemetry, and a class for files of the kernel that stay open.
 
 Opening a file of /proc or /sys takes several times as long as reading it. So each file is opened once, stays open, and is read
 again from its start (with pread) for each sample.
@@ -31,7 +31,10 @@ class Source(ABC):
 
     @abstractmethod
     def fill(self, sample: Sample) -> None:
-        """Read the present values and set the fields of this source. Errors of the kernel or a driver are only counted."""
+        """Read the present values and write them into the fields of the sample that this source fills.
+
+        Errors of the kernel or a driver are counted and raise no error.
+        """
 
     def close(self) -> None:  # noqa: B027 - most sources have nothing to end
         """Close what the source opened or started, such as a process."""

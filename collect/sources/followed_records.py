@@ -24,12 +24,12 @@ class FollowedRecords(Generic[R]):
         self.path = path
         self._decoder = decoder(kind)
         self._inode = 0
-        self._read = 0  # bytes
+        self._read = 0  # number of bytes of the file that were read so far
 
     def new(self) -> list[R] | None:
         """The next records since the last call, from at most MOST_BYTES; call this until it returns an empty list.
 
-        Returns None if the file was replaced or got shorter: then earlier records are no longer valid.
+        Returns None if the file was replaced or got shorter: then the records that earlier calls returned are no longer valid.
 
         An unfinished last line is left for the next call. A damaged line, and a file that cannot be read, are skipped without
         an error, because `collect summarize` reports damage.

@@ -18,9 +18,9 @@ _KEYS = ("run", "host", "kind", "name", *IDENTITY)
 class InterfaceSpan(msgspec.Struct):
     """A network interface during the time in which its name and its addresses stay the same.
 
-    run: the index of the run. mac, pci: its MAC address and its PCI address, None if not known.
-    first_s, last_s: the time of its first and last sample (wall_s, in seconds since the epoch).
-    known_as: the unique name that all its samples get.
+    run: the index of the run. mac, pci: the MAC address and the PCI address of the interface, None if not known.
+    first_s, last_s: the times of the first and the last sample of the interface (wall_s, in seconds since the epoch).
+    known_as: the unique name that all samples of the interface get.
     """
 
     run: int
@@ -45,8 +45,8 @@ def with_one_name_each(nics: pl.DataFrame) -> pl.DataFrame:
     """Give each interface of a run and a host one unique name in all its samples, and drop the columns IDENTITY.
 
     If udev renamed an interface, all its samples get its last name. If an interface was removed and created again, or took the
-    name of another interface, then two interfaces have one name, and each has its own counters. The interface that was seen
-    last keeps the name, and the earlier interface is called `eth0 (2)`.
+    name of another interface, then two interfaces with their own counters have one name. In this case, the interface that was
+    seen last keeps its name, such as `eth0`, and the earlier interface is called `eth0 (2)`.
     """
     seen = nics.select(_KEYS).unique()
     by_name, by_identity = seen.select("run", "host", "name"), seen.select("run", "host", "kind", *IDENTITY)

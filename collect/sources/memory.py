@@ -14,7 +14,7 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 
 
 class MemoryCurves(msgspec.Struct):
-    """The memory of one rank over one step. Other fields of the file are ignored.
+    """The memory of one rank over one step, as in the file `memory/rank-RRRRR.json` of a run; its other fields are ignored.
 
     t_ms: the moments, in milliseconds since the start of the step. points: for each category the bytes at these moments.
     """

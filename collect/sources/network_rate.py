@@ -8,7 +8,7 @@ from shardlab.record import Sample
 
 
 class NetworkRate:
-    """Bytes per second of one host over its physical interfaces, or over its virtual interfaces if it has no physical one.
+    """Computes the bytes per second of one host, over its physical interfaces or, if it has none, its virtual interfaces.
 
     counter: `tx_bytes` for sending, `rx_bytes` for receiving.
     """

@@ -85,7 +85,7 @@ GPUS = {
     "throttled": pl.List(pl.String),
     "xids": pl.List(pl.Int64),
 }
-_MOMENT = ("host", "boot_id", "wall_s")  # the columns that the row of a device copies from its sample
+_MOMENT = ("host", "boot_id", "wall_s")  # columns of a sample that are copied into the rows of its devices (NICs, GPUs, ports)
 
 Interface = tuple[str, str, str]  # host, kind, name
 Seen = tuple[float, int | None, str]  # a counter of an interface at a moment: wall_s, value, boot_id
@@ -106,7 +106,7 @@ class Samples(NamedTuple):
 
 
 def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
-    """The rows of a frame of samples between two moments, both included. window: (first, last), in seconds since the epoch."""
+    """The samples between two moments. window: (first, last moment), both included, in seconds since the epoch."""
     wall_s = rows["wall_s"].to_numpy()
     inside = np.flatnonzero((wall_s >= window[0]) & (wall_s <= window[1]))
     if not len(inside):
@@ -116,7 +116,7 @@ def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
 
 
 def measured(gpus: pl.DataFrame) -> pl.DataFrame:
-    """The rows of GPUs that exist: without those of GPUs that a stub of NVML played."""
+    """The samples of real GPUs, without the samples of GPUs that a stub of NVML played."""
     return gpus.filter(~pl.col("played")) if gpus["played"].any() else gpus  # a filter copies the frame, which may be large
 
 
@@ -130,7 +130,7 @@ def of_interfaces(nics: pl.DataFrame, counter: str) -> dict[Interface, list[Seen
 
 
 def frames(hosts: Mapping[str, Sequence[Sample]], parts: Sequence[Samples] = ()) -> Samples:
-    """The samples of all hosts of a run. parts: samples that are already in frames."""
+    """The frames of the samples of a run. hosts: host -> its samples. parts: further samples, which are already in frames."""
     return Samples(*(rows.drop("run") for rows in of_runs([hosts], [parts])))
 
 
@@ -148,7 +148,10 @@ def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]], parts: Sequence[Sequ
 
 
 def part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
-    """The same as `of_runs`, but network interfaces keep the names of the samples, and `nics` also has the columns IDENTITY."""
+    """The frames of some samples of many runs; `of_runs` joins such parts.
+
+    Network interfaces still have the names that they have in the samples, and `nics` also has the columns IDENTITY.
+    """
     samples: list[Sample] = []
     counts = []
     for run in runs:
@@ -161,9 +164,10 @@ def part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
 
 
 def _gpus(hosts: pl.DataFrame, samples: Sequence[Sample]) -> pl.DataFrame:
-    """The GPUs of all samples. Two more columns are filled sample by sample, because a large run has millions of rows:
+    """The frame of the GPUs of all samples.
 
-    played: one library answers for all GPUs of a sample. memory_total_bytes: only the first sample of a sampler has it.
+    Two columns are filled sample by sample and not GPU by GPU, because a large run has millions of rows. `played` is the same
+    for all GPUs of a sample. `memory_total_bytes` is recorded only in the first sample that a sampler writes.
     """
     of_samples = [sample.gpus or () for sample in samples]
     of_host = pl.Series("played", [any(gpu.played for gpu in gpus[:1]) for gpus in of_samples], pl.Boolean)
@@ -176,7 +180,7 @@ def _gpus(hosts: pl.DataFrame, samples: Sequence[Sample]) -> pl.DataFrame:
 
 
 def _joined(parts: Sequence[Samples]) -> Samples:
-    """One set of frames from several, sorted by run, host and wall_s."""
+    """Join several parts into one set of frames, sorted by run, host and wall_s."""
     if len(parts) == 1:
         return parts[0]
     filled = sorted((each for each in parts if each.hosts.height), key=lambda each: each.hosts.row(0)[:2])
@@ -190,9 +194,10 @@ def _joined(parts: Sequence[Samples]) -> Samples:
 
 
 def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], devices: Sequence[Sequence[Record]]) -> pl.DataFrame:
-    """A frame of the devices of all samples. devices: for each row of `hosts` the records of its devices.
+    """A frame with one row for each device in each sample.
 
-    The columns of `schema` that are in _MOMENT are copied from the row of the host.
+    hosts: the frame with one row for each sample. schema: the columns of the new frame; columns that are in _MOMENT are copied
+    from `hosts`. devices: for each row of `hosts`, the records of the devices in this sample.
     """
     beside = hosts.select("run", *(name for name in _MOMENT if name in schema))[_repeated(list(map(len, devices)))]
     own = {name: of for name, of in schema.items() if name not in _MOMENT}
@@ -200,7 +205,7 @@ def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], devices: Sequence[S
 
 
 def _repeated(counts: Sequence[int]) -> np.ndarray:
-    """The index of each count, repeated as many times as the count says: [2, 1] gives [0, 0, 1]."""
+    """Repeat the index of each count as often as the count says: [2, 1] gives [0, 0, 1]."""
     return np.repeat(np.arange(len(counts)), np.array(counts, int))
 
 
@@ -211,10 +216,10 @@ def _frame(schema: Mapping[str, Any], records: Sequence[Record]) -> pl.DataFrame
 
 
 def _series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
-    """A column. Polars takes long to read a Python list in each row, so each different list is read once."""
+    """Make a column of a frame. If its values are lists, each different list is converted once, because this is slow."""
     if not isinstance(kind, pl.List):
         return pl.Series(name, values, kind)
-    if not any(values) and len(values) and None not in values:  # only empty lists, which is the usual case
+    if not any(values) and len(values) and None not in values:  # the usual case: all lists are empty
         return pl.Series(name, [[]], kind).new_from_index(0, len(values))
     places: dict[tuple[Any, ...] | None, int] = {}
     rows = [places.setdefault(None if value is None else tuple(value), len(places)) for value in values]

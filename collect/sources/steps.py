@@ -53,7 +53,7 @@ class Frames(NamedTuple):
 
     every: all recorded steps, one row per rank and step, including warm-up.
     timed: the timed steps that every rank recorded, one row per rank and step.
-    world: the same timed steps, one row per step.
+    world: the same timed steps, joined over all ranks, one row per step.
     """
 
     every: pl.DataFrame
@@ -103,11 +103,11 @@ def by_run(rows: pl.DataFrame, count: int) -> list[pl.DataFrame]:
 
 
 def timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
-    """The timed steps that every training rank recorded. If the record of a rank is missing, the slowest rank is not known.
+    """The timed steps that every training rank recorded. Other steps are left out, because their slowest rank is not known.
 
     steps: the steps of one run. ranks, data_ranks: see `Recorded`. Ranks that share one model (tensor and pipeline parallel)
-    record the same units (samples or tokens). Here these units are divided among the ranks, so that the sum over the ranks is
-    the number of units on which the step trained.
+    all record the same units (samples or tokens). This function divides these units among the ranks, so that the sum over the
+    ranks is the number of units on which the step trained.
     """
     rows = steps.with_columns(run=pl.lit(0, pl.Int64), ranks=pl.lit(ranks), data_ranks=pl.lit(data_ranks))
     return _timed(rows).drop("run", "ranks", "data_ranks")
@@ -127,7 +127,8 @@ def unwatched(timed_steps: pl.DataFrame) -> pl.DataFrame:
 def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
     """The steps of the world, one row per step: step_ms of the slowest rank, units of all ranks, loss of the global batch.
 
-    The loss of a rank is the mean over the units of this rank. So the mean over the global batch weights it by these units.
+    The loss of a rank is the mean over the units of this rank. So for the loss of the global batch, the loss of each rank is
+    weighted by the number of its units.
     """
     return _world(timed_steps, "step")
 
@@ -135,7 +136,7 @@ def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
 def undisturbed(timed_steps: pl.DataFrame, world: pl.DataFrame) -> pl.DataFrame:
     """The steps of the world that no instrument slowed down.
 
-    world: all steps of the world; they are returned unchanged if no instrument slowed down any step, which is the usual case.
+    world: all steps of the world. Usually no instrument slowed down any step, and `world` is returned unchanged.
     """
     return of_world(unwatched(timed_steps)) if timed_steps["watched"].any() else world
 
@@ -151,16 +152,19 @@ def _world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
 
 
 def seconds_until(timed_steps: pl.DataFrame) -> dict[int, float]:
-    """For each step the seconds of training up to its end: the sum of the step times of the slowest rank.
+    """Number of a step -> seconds of training up to the end of this step: the sum of the times of all timed steps so far.
 
-    Warm-up and validation do not count.
+    The time of a step is the time of its slowest rank. Warm-up and validation do not count.
     """
     world = of_world(timed_steps)
     return dict(zip(world["step"].to_list(), (world["step_ms"].cum_sum() / 1000).to_list(), strict=True))
 
 
 def window(timed_steps: pl.DataFrame) -> tuple[float, float] | None:
-    """The first and last wall_s of the timed steps, in seconds since the epoch; None if there is no step or both are equal."""
+    """Returns (end of the first timed step, end of the last timed step), in seconds since the epoch.
+
+    None if there is no timed step, or if both moments are equal.
+    """
     if timed_steps.is_empty():
         return None
     wall_s = timed_steps["wall_s"].to_numpy()

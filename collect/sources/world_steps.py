@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from shardlab.record import StepRecord
 
-MOST_WAITING = 200_000  # incomplete steps that are kept; there are many of them only if the records of a rank are missing
+MOST_WAITING = 200_000  # largest number of incomplete steps in memory; only missing records of a rank lead to so many of them
 
 
 class WorldStep:
@@ -41,14 +41,17 @@ class WorldStep:
 
 
 class WorldSteps:
-    """Keeps steps until every rank has recorded them. ranks: the number of ranks that train."""
+    """Collects the step records of all ranks, and keeps each step until every rank has recorded it.
+
+    ranks: the number of ranks that train.
+    """
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._waiting: dict[int, WorldStep] = {}
 
     def add(self, records: Sequence[StepRecord]) -> list[WorldStep]:
-        """Add records of one rank; returns the timed steps that every rank has recorded now."""
+        """Add records of one rank. Returns the timed steps that these records complete: now every rank has recorded them."""
         complete = []
         for record in records:
             if record.warmup:

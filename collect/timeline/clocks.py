@@ -31,7 +31,7 @@ class ComparedClock(msgspec.Struct, frozen=True, kw_only=True):
     within_s: float
 
     def corrected(self, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert moments of this clock to moments of the clock of the host of rank 0; the shape stays the same.
+        """Convert times of this clock to times of the clock of the host of rank 0. The result has the shape of `wall_s`.
 
         Between two comparisons the offset is interpolated. Before the first and after the last comparison it is constant.
         """
@@ -81,9 +81,9 @@ class Clocks:
         return max(below, key=lambda clock: clock.first_rank).host if below else self._only
 
     def corrected(self, host: str | None, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert moments of a host as `ComparedClock.corrected` does; unchanged if the clock of the host was not compared."""
+        """Convert times of the clock of a host to times of the clock of rank 0's host; unchanged if it was never compared."""
         return self.of_host[host].corrected(wall_s) if host in self.of_host else wall_s
 
     def is_known(self, host: str | None) -> bool:
-        """Whether moments of this host can be compared with moments of the other hosts."""
+        """Whether times of this host can be compared with times of the other hosts of the run."""
         return host in self.of_host or (self._only is not None and host == self._only)

@@ -23,8 +23,9 @@ from shardlab.workspace import Workspace
 
 
 def show(workspace: Workspace, run_id: str, file: str | None, output: Output) -> int:
-    """Print the ranks, the clocks and the straggler. file: where to write the timeline for Perfetto; None to write no file.
+    """Print the times of the ranks, the clocks of the hosts and the straggler of a run.
 
+    file: where to write the timeline for Perfetto (a program that shows traces); None to write no file.
     Returns exit code 0. Raises InputError if the run has neither steps nor telemetry.
     """
     run = LoadedRun.read(workspace.run(run_id))
@@ -72,7 +73,8 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
 
 
 def _ranks(timeline: RunTimeline, timed: pl.DataFrame) -> list[dict[str, Any]]:
-    """One row per rank that recorded timed steps: rank, host, number of steps, and the medians of the times in ms."""
+    """The rows of the table of ranks, one per rank that recorded timed steps: its number, its host, the number of its timed
+    steps, and the medians of their times in ms."""
     medians = timed.group_by("rank").agg(pl.len().alias("steps"), *(pl.col(name).median() for name in ("step_ms", *PHASES)))
     return [{"rank": row["rank"], "host": timeline.host_of(row["rank"])} | row for row in medians.sort("rank").to_dicts()]
 
@@ -91,7 +93,7 @@ def _clock(clock: ComparedClock) -> list[str]:
 
 
 def _acts(acts: Sequence[InstrumentSpan]) -> list[list[str]]:
-    """One row per instrument: how often it acted, for how long, and where and when it took longest."""
+    """The rows of the table of instruments: how often each instrument acted, for how long, and where it took longest."""
     of_name: dict[str, list[InstrumentSpan]] = {}
     for one in acts:
         of_name.setdefault(one.act.name, []).append(one)

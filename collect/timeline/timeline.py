@@ -1,4 +1,4 @@
-"""Builds the timeline of a run: everything that happened in it, on the clock of the host of rank 0."""
+"""Builds the timeline of a run: steps, telemetry and events of all hosts, in times of the clock of the host of rank 0."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ UNKNOWN = "host not recorded"
 class Spans(msgspec.Struct, frozen=True):
     """The spans (such as steps or kernels) on one row of a timeline.
 
-    names: the name of each span. start_s, end_s: start and end of each span, in seconds since the epoch; shape (number of
-    names,).
+    host: the host of the row. row: the name of the row, such as `rank 0`. names: the name of each span. start_s, end_s: start
+    and end of each span, in seconds since the epoch; shape (number of names,).
     """
 
     host: str
@@ -36,7 +36,10 @@ class Spans(msgspec.Struct, frozen=True):
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """A quantity over time. at_s: in seconds since the epoch; values: in `unit`; both have the same shape."""
+    """A quantity of a host over time, such as the share of busy processors.
+
+    at_s: the times of the values, in seconds since the epoch. values: the values in `unit`, with the same shape as `at_s`.
+    """
 
     host: str
     name: str
@@ -96,9 +99,9 @@ def of_run(run: LoadedRun) -> RunTimeline:
 
 
 def profiled(run: LoadedRun) -> Iterator[Spans]:
-    """The events in the traces of a run, one `Spans` per thread or stream.
+    """The events in the traces of a run, as one `Spans` per thread of a process or stream of a GPU.
 
-    A trace is left out if it does not say when it began or which rank it belongs to.
+    A trace that does not say when it began, or which rank it belongs to, is left out.
     """
     compared = clocks(run)
     for path in run_traces.regular((run.folder.path / "trace").glob("rank-*.json.gz")):
@@ -129,7 +132,7 @@ def clocks(run: LoadedRun) -> Clocks:
 
 
 def steps(recorded: pl.DataFrame, compared: Clocks) -> Iterator[Spans]:
-    """The steps of each rank, sorted by time. recorded: steps with the columns of `LoadedRun.steps`."""
+    """The steps of the ranks, one `Spans` per rank, sorted by time. recorded: the frame `LoadedRun.steps`."""
     for (rank,), rows in recorded.sort("rank", "wall_s").group_by("rank", maintain_order=True):
         host = compared.host_of(int(rank))
         end_s = compared.corrected(host, rows["wall_s"].to_numpy())
@@ -151,7 +154,7 @@ def instruments(events: Iterable[Event], compared: Clocks) -> Iterator[Spans]:
 
 
 def act_label(act: InstrumentAct) -> str:
-    """The name of a span, such as `checkpoint after step 4`."""
+    """The name that the timeline shows for an act of an instrument, such as `checkpoint after step 4`."""
     return f"{'checkpoint' if act.name == 'checkpoints' else act.name} {act.when} step {act.step}"
 
 

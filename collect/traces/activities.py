@@ -19,15 +19,15 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "priv
 
 
 class Activities(NamedTuple):
-    """The work of a rank within [start_ns, end_ns). The same events count as in `breakdown`.
+    """What a rank does within [start_ns, end_ns). The same events count as in `breakdown`.
 
-    rows: the indexes of the events in the trace, sorted by start: on a GPU the kernels and memory operations, else the spans of
-    gloo. The fields is_collective, operation and launch_row have the same shape as `rows`.
-    is_collective: which of `rows` are collectives.
-    operation: for each of `rows` the index in `operations`; -1 for work that is not a collective.
+    rows: the work as indexes of events in the trace, sorted by start: on a GPU its kernels and memory operations, else the
+    spans of gloo. The fields is_collective, operation and launch_row have one value for each of `rows`.
+    is_collective: whether the event is a collective.
+    operation: the index of the collective in `operations`; -1 if the event is not a collective.
     operations: the distinct collectives.
-    launch_row: the index in the trace of the call that launched each of `rows`; -1 if it is not recorded, as always with gloo.
-    compute, communication, memory: when at least one event of this kind runs. busy: when anything runs.
+    launch_row: the index in the trace of the call that launched the event; -1 if it is not recorded, as always with gloo.
+    compute, communication, memory: when at least one event of this kind runs. busy: when any event runs.
     host_collectives: when a collective runs on the host, or the host waits for a collective.
     operating: when an operator of the main thread runs; empty for a GPU.
     """
@@ -49,7 +49,7 @@ class Activities(NamedTuple):
 
 
 def activities(trace: Trace) -> Activities | None:
-    """The work in a trace; None if `breakdown` returns None for it."""
+    """Find what a rank does, from its trace; None if `breakdown` returns None for the trace."""
     gpu = launches(trace)
     if not (gpu.counted | gpu.before_recording).any():
         return None if unknown_categories(trace) else _on_cpu(trace)
@@ -109,7 +109,10 @@ def _on_cpu(trace: Trace) -> Activities | None:
 
 
 def launch_rows(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The index of the call that launched each of `rows`: the first call with the same correlation; -1 if none is recorded."""
+    """For each event of a GPU the index of the call that launched it: the first call with the same correlation id.
+
+    rows: the indexes of the events of the GPU in the trace. An index of the result is -1 if the call is not recorded.
+    """
     calls = np.flatnonzero(trace.of_category(*_LAUNCHES) & (trace.correlation > 0))
     calls = calls[np.lexsort((trace.start_ns[calls], trace.correlation[calls]))]
     wanted = trace.correlation[rows]

@@ -11,14 +11,14 @@ from collect.traces.run_answers import RunAnswers
 from shardlab.console import Output
 
 SHOWN = 12  # the greatest number of rows in a table; the JSON document contains all rows
-_MS = 1e6  # ns
+_MS = 1e6  # a millisecond in ns
 _NO_CAUSE = "idle time by cause: the traces hold no calls that launch kernels, so the causes are not known."
 
 
 def show(output: Output, answers: RunAnswers) -> None:
-    """Print collectives by process group, waiting for slow ranks, idle time by cause, and phases.
+    """Print tables of the collectives by process group, of waiting for slow ranks, of idle time by cause, and of phases.
 
-    If an answer is missing, the reason is printed in its place.
+    If the times of waiting or the causes of idle time are not known, a line says so.
     """
     _collectives(output, answers)
     _waits(output, answers)
@@ -27,7 +27,10 @@ def show(output: Output, answers: RunAnswers) -> None:
 
 
 def why(output: Output, run: str, against: str, found: StepDifference) -> None:
-    """Print the difference between two runs as parts whose sum is the difference. run, against: the names of the two runs."""
+    """Print a table that divides the difference in time between two runs into parts that sum to it.
+
+    run, against: the names of the two runs, for the title of the table.
+    """
     more = found.difference_ns
     rows = [
         [
@@ -156,12 +159,12 @@ def _phases(output: Output, ranks: Sequence[RankAnalysis]) -> None:
 
 
 def ms(ns: float | None) -> str:
-    """Nanoseconds as milliseconds; "" for None, a time that is not known."""
+    """A time in nanoseconds as a text in milliseconds; "" for None, a time that is not known."""
     return "" if ns is None else notation.number(ns / _MS)
 
 
 def signed(ns: int) -> str:
-    """Nanoseconds as milliseconds, with + in front of a positive number."""
+    """A difference in nanoseconds as a text in milliseconds, with + in front of a positive number."""
     return f"{'+' if ns > 0 else ''}{notation.number(ns / _MS)}"
 
 
@@ -171,5 +174,5 @@ def share(part: int, whole: int) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number for a table; "" for None, a number that is not known."""
+    """A number as text for a table, with four digits; "" for None, a number that is not known."""
     return "" if value is None else notation.number(value, 4)

@@ -1,12 +1,12 @@
 """Finds which attention kernels ran: flash, memory-efficient, cuDNN, flex, or the plain mathematics.
 
-A call is found by the operator to which torch.nn.functional.scaled_dot_product_attention dispatched, such as
-aten::_scaled_dot_product_flash_attention. Its time is that of all kernels which the operator launched; on a CPU, the duration
-of the operator. Kernels of attention that no such operator launched, as of the package flash-attn and of torch.compile, are
-found by their names.
+A call of attention is found by the operator to which torch.nn.functional.scaled_dot_product_attention dispatched, such as
+aten::_scaled_dot_product_flash_attention. The time of the call is the time of all kernels that the operator launched; on a CPU,
+the duration of the operator. Kernels that no such operator launched, such as kernels of the package flash-attn and of
+torch.compile, are found by their names.
 
-The backward pass of the plain mathematics consists of ordinary operators, which cannot be told from others; so only its forward
-pass is found.
+The backward pass of the plain mathematics consists of ordinary operators, which cannot be distinguished from other operators.
+So only the forward pass of the plain mathematics is found.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _OPERATORS: tuple[tuple[re.Pattern[str], Backend], ...] = (
     (re.compile(r"aten::_scaled_dot_product_attention_math"), "math"),
 )
 _KERNELS: tuple[tuple[re.Pattern[str], Backend], ...] = (
-    (re.compile(r"cudnn.*sdpa", re.IGNORECASE), "cudnn"),  # before flash: cuDNN names its kernels sdpa_sm90_flash_fprop
+    (re.compile(r"cudnn.*sdpa", re.IGNORECASE), "cudnn"),  # above flash, because a name of cuDNN may contain "flash" too
     (re.compile(r"triton_\w*flex_attention"), "flex"),
     (re.compile(r"fmha_cutlass|AttentionBackwardKernel|\bAttentionKernel<"), "efficient"),
     (re.compile(r"\bflash::|\bpytorch_flash::|\bflash_(?:fwd|bwd)|FlashAttn(?:Fwd|Bwd)"), "flash"),
     (re.compile(r"aotriton|\battn_fwd\b|\bbwd_kernel_(?:dk_dv|dq|fuse)\b|FmhaFwd|FmhaBwd"), "flash"),  # of ROCm
 )
 _BACKWARD = re.compile(r"_backward|bwd|Backward|bprop", re.IGNORECASE)
-MOST_KERNELS = 8  # names of kernels that are kept of a row
+MOST_KERNELS = 8  # the greatest number of kernel names in an AttentionUse
 
 
 class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one operator of attention, or of one kernel that no such operator launched.
+    """The calls of one operator of attention on one rank, or of one kernel of attention that no such operator launched.
 
-    Of one rank, all profiled steps together. backend: which implementation ran; `fused` is one of a device that is neither of
-    CUDA nor of ROCm. backward: whether this is the backward pass. name: of the operator or of the kernel. by: which of both.
-    total_ns: the time of its kernels; None if none is recorded. kernels: the names of its kernels that compute, the one with
-    the longest time first, at most MOST_KERNELS; empty on a CPU.
+    All profiled steps count together. backend: the implementation; `fused` is an implementation for devices other than CUDA and
+    ROCm. backward: whether this is the backward pass. name: the name of the operator or kernel. by: whether `name` is an
+    operator or a kernel. total_ns: the time of the kernels (on a CPU: of the operator); None if no kernel is recorded.
+    kernels: the names of at most MOST_KERNELS kernels that compute, the kernel with the longest time first; empty on a CPU.
     """
 
     backend: Backend
@@ -62,7 +62,7 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attention(trace: Trace, active: Activities) -> list[AttentionUse]:
-    """The attention in a trace, the longest time first; empty if no operator and no kernel of attention is found."""
+    """Find the calls of attention in a trace: one entry per operator or kernel, the longest time first; empty without any."""
     by_operator = [_of_operator_name(label) for label in trace.labels]
     rows = np.flatnonzero(trace.among(trace.name, [one is not None for one in by_operator]) & trace.of_category("cpu_op"))
     rows = rows[gloo.starts_in_steps(trace, trace.start_ns[rows])]
@@ -82,7 +82,7 @@ def _of_kernel_name(name: str) -> Backend | None:
 
 
 def _launchers(trace: Trace, active: Activities, spans: Spans) -> NDArray[np.intp]:
-    """For each of `active.rows` the span in which it was launched; -1 if there is none."""
+    """For each of `active.rows` the index of the span during which it was launched; -1 if it was launched in no span."""
     launch = active.launch_row
     found = np.full(len(launch), -1, np.intp)
     known = launch >= 0
@@ -112,7 +112,7 @@ def _of_operator(trace: Trace, active: Activities, spans: Spans, name: int, by_o
 
 
 def _of_kernels(trace: Trace, active: Activities, others: NDArray[np.bool_]) -> list[AttentionUse]:
-    """The kernels of attention among `others`, a mask over `active.rows`."""
+    """Find kernels of attention by their names. others: a mask over `active.rows`, the work that no such operator launched."""
     if active.source != "gpu":
         return []
     rows = active.rows[others & ~active.is_collective]

@@ -116,7 +116,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown(trace: Trace) -> Breakdown | None:
-    """The exact figures of a trace, to the ns.
+    """Compute the exact figures of a trace, to the nanosecond.
 
     None if the trace contains neither kernels nor operators, or if it contains events of an accelerator with unknown categories
     and no kernels of a GPU.
@@ -181,7 +181,7 @@ def _on_cpu(trace: Trace) -> Breakdown | None:
 
 
 def _collectives(trace: Trace, rows: NDArray[np.intp], names: Sequence[str]) -> list[EventTally]:
-    """The tallies of these events by collective. rows: the indexes of the events; names: the collective of each row."""
+    """Count events by collective. rows: the indexes of the events in the trace; names: the collective of each event."""
     return renamed([EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str)
 
 
@@ -231,7 +231,7 @@ def tally(
     lasted = trace.duration_ns[rows] if duration_ns is None else duration_ns
     labels, group = np.unique(trace.name[rows], return_inverse=True)
     counts = np.bincount(group, minlength=len(labels))
-    low, high = np.zeros((2, len(labels)), np.int64)  # sums of the lower and upper 32 bits: one sum may not fit into 64 bits
+    low, high = np.zeros((2, len(labels)), np.int64)  # sums of the lower and the upper 32 bits: one sum may exceed 64 bits
     np.add.at(low, group, lasted & _LOW)
     np.add.at(high, group, lasted >> 32)
     totals = [(int(above) << 32) + int(below) for above, below in zip(high, low, strict=True)]
@@ -244,7 +244,7 @@ def _sum(durations_ns: NDArray[np.int64]) -> int:
 
 
 def renamed(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list[EventTally]:
-    """Rename tallies and add up the tallies that get the same name, the longest total first."""
+    """Rename tallies and add up the tallies that get the same name. The result is sorted by total, the longest first."""
     totals: dict[str, EventTally] = {}
     for one in tallies:
         name = rename(one.name)

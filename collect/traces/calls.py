@@ -61,17 +61,17 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def exposed_ns(self) -> int:
-        """The exposed time of the call in ns: by this time the call makes the step longer."""
+        """How much longer the call makes the step, in ns: the sum of the pieces in `exposed`."""
         return sum(self.exposed[1::2])
 
     def exposed_within(self, first_ns: int) -> int:
-        """The exposed time within the first `first_ns` nanoseconds of the call, in ns."""
+        """The exposed time (see `exposed_ns`) within the first `first_ns` nanoseconds of the call, in ns."""
         pairs = zip(self.exposed[::2], self.exposed[1::2], strict=True)
         return sum(max(0, min(offset + length, first_ns) - offset) for offset, length in pairs)
 
 
 def calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[CollectiveCall]]:
-    """The process groups of a rank, and its calls of collectives sorted by start."""
+    """Returns (process groups of a rank, calls of collectives on this rank sorted by start)."""
     rows = active.rows[active.is_collective]
     launched = active.launch_row[active.is_collective]
     known = _sole_group(trace)
@@ -108,7 +108,7 @@ def _group(operation: CollectiveOperation) -> ProcessGroup:
 def _sole_group(trace: Trace) -> ProcessGroup:
     """The process group for calls that do not name their group: the only group of the rank, if the trace lists one group.
 
-    If it lists several, only their size is known, if it is the same.
+    If the trace lists several groups, the result is `mixed`, and its size is known only if all groups have the same size.
     """
     groups = trace.head.groups
     if groups is None:
@@ -136,11 +136,11 @@ def hidden(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Inte
 
 
 def exposed(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], active: Activities) -> list[list[int]]:
-    """The exposed pieces of each call, in the format of `CollectiveCall.exposed`. The calls must be sorted by start.
+    """For each call of a collective the pieces during which nothing computes, in the format of `CollectiveCall.exposed`.
 
-    If several collectives run at a moment, this moment belongs to the collective that started first; if they started together,
-    to the collective that is first in the file. So the pieces of all calls are disjoint, and their union is the communication
-    without compute.
+    start_ns, end_ns: start and end of each call; the calls must be sorted by start. If several collectives run at a moment,
+    the moment belongs to the collective that started first; if they started together, to the collective that is first in the
+    file. So the pieces of all calls are disjoint, and their union is the communication without compute.
     """
     found: list[list[int]] = [[] for _ in start_ns]
     if not found:

@@ -1,7 +1,7 @@
-"""Identifies a collective: its name, elements, type and process group.
+"""Identifies a collective in a trace: its name, number of elements, type of elements and process group.
 
-This comes from the arguments that Kineto writes for a kernel, or, without them, from the name of the kernel. For a span of gloo
-it comes from the inputs of the span.
+For a kernel, they come from the arguments that Kineto writes for the kernel; without arguments, only the name of the collective
+is known, from the name of the kernel. For a span of gloo, they come from the name and the inputs of the span.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
     "ComplexDouble": 16,
 }
-# The names that the profiler gives the types of input tensors -> the names of ELEMENT_BYTES.
+# Name of a type of input tensors in traces -> name of the same type in ELEMENT_BYTES.
 _INPUT_TYPES = {
     "unsigned char": "Byte",
     "signed char": "Char",
@@ -38,8 +38,8 @@ _INPUT_TYPES = {
     "c10::BFloat16": "BFloat16",
     "c10::complex<float>": "ComplexFloat",
 }
-GLOO = "gloo:"  # how the names of gloo's spans begin
-_MEANINGS = (  # (the start of a name without underscores, the name of this collective in torch.distributed)
+GLOO = "gloo:"  # the names of gloo's spans begin with this
+_MEANINGS = (  # (start of the name of a collective, without underscores; name of this collective in torch.distributed)
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
     ("reducescatter", "reduce_scatter"),
@@ -59,8 +59,10 @@ _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _FUNCTION = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")  # return type, namespaces, name
 # Collectives that do not use NCCL: symmetric memory of PyTorch, custom all-reduces of vLLM, SGLang, TensorRT-LLM and AITER.
 _CUSTOM = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.IGNORECASE)
-_DISPATCH = re.compile(r"\A(?:dispatch|combine)\b")  # of DeepEP
-_GENERATED = "triton_"  # Inductor names a kernel after operators that it fused, so the name may contain that of a collective
+_DISPATCH = re.compile(r"\A(?:dispatch|combine)\b")  # the kernels of DeepEP that communicate
+# Kernels whose names begin with this are not collectives, although their names may contain the name of a collective: Inductor
+# names the kernels that it generates after the operators that they replace.
+_GENERATED = "triton_"
 _RANKS = re.compile(r"\d{1,9}")
 
 
@@ -112,7 +114,10 @@ class CollectiveTexts(NamedTuple):
 
 
 def parsed(texts: CollectiveTexts) -> CollectiveOperation | None:
-    """Parse the arguments of Kineto; None if they name no collective. A value of an unexpected type becomes None."""
+    """Parse the arguments that Kineto writes for a kernel. None if the arguments name no collective.
+
+    If a value has an unexpected type, the field of the result is None.
+    """
     name = _string(texts.name)
     if not name:
         return None
@@ -158,8 +163,8 @@ def meaning(name: str) -> str:
 def of_kernel(kernel: str) -> str | None:
     """The collective that a kernel carries out, by the name of the kernel alone; None if the kernel is not a collective.
 
-    ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) is an all_reduce. ncclDevKernel_Generic(...) of RCCL may be any collective, so
-    the result is `generic`.
+    For example, ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) is an all_reduce. ncclDevKernel_Generic(...) of RCCL may be any
+    collective, so the result is `generic`.
     """
     if match := _OLD_NCCL_NAME.match(kernel) or _NCCL_NAME.match(kernel):
         return _CAPITAL.sub("_", match[1]).lower()

@@ -96,9 +96,9 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def uses(ranks: Sequence[RankAnalysis], waited: Waits) -> list[CollectiveUse]:
-    """The collectives of all ranks together, by name and process group; the longest total time first.
+    """The use of each collective in each process group, over all ranks together; the longest total time first.
 
-    waited: the waiting times of the calls that were matched over ranks.
+    waited: how long ranks waited for slow ranks, for the calls that were found in the traces of several ranks.
     """
     calls: dict[tuple[str, ProcessGroup], list[tuple[CollectiveCall, int | None]]] = {}
     for place, analysis in enumerate(ranks):

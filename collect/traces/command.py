@@ -23,14 +23,14 @@ from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
 _SHOWN = 12  # the greatest number of rows in a table of operators; the JSON document contains all rows
-_MS = 1e6  # ns
+_MS = 1e6  # a millisecond in ns
 _FIGURES = ("exposed_communication_ns", "overlap_pct")
 
 
 def files(workspace: Workspace, run: str) -> list[Path]:
-    """The trace files of a run; if `run` contains a slash, it is the path of a trace file or of a folder with traces.
+    """Find trace files. Raises InputError if there are no traces.
 
-    Raises InputError if there are no traces.
+    run: the id of a run, or, if it contains a slash, the path of a trace file or of a folder with traces.
     """
     named = "/" in run
     folder = Path(run) if named else workspace.run(run).path / "trace"
@@ -45,11 +45,11 @@ def files(workspace: Workspace, run: str) -> list[Path]:
 
 
 def show(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
-    """Print the tables or the JSON document of the traces of a run. against: another run to compare with, or None.
+    """Print the tables or the JSON document of the traces of a run. Returns the exit code: 1 if a trace is damaged or has no
+    figures, else 0. The figures of a damaged trace come from the part of the file that could be read.
 
-    run: a run id, a path, or the name of a set of parts that `jobs trace` submitted. like_hta: compute the figures as
-    HolisticTraceAnalysis does, with its rounding. Returns 1 if a trace is damaged or has no figures, else 0; the figures of a
-    damaged trace come from the part that could be read.
+    run: a run id, a path, or the name of the jobs that `jobs trace` submitted to read a run's traces. against: another run to
+    compare with, or None. like_hta: compute the figures as HolisticTraceAnalysis does, with its rounding.
     """
     if "/" not in run and (found := merged.figures(workspace, run)) is not None:
         if against or like_hta:
@@ -83,9 +83,10 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
 
 
 class Comparison(NamedTuple):
-    """The other run of --against. operators: how operators differ from those of the other run. others: its figures.
+    """The comparison with the other run, which the option --against names.
 
-    damage: sentences about its traces.
+    against: the other run. operators: how the operators of both runs differ. others: the figures of each trace of the other
+    run. damage: sentences about damaged traces of the other run.
     """
 
     against: str
@@ -99,7 +100,10 @@ class Comparison(NamedTuple):
 
 
 def _report(output: Output, run: str, figures: Sequence[FileFigures], comparison: Comparison | None = None) -> int:
-    """Print the exact figures of a run; return the exit code. figures: of all its traces, sorted by rank."""
+    """Print the exact figures of a run. Returns the exit code: 1 if a trace is damaged or has no figures, else 0.
+
+    figures: the figures of all traces of the run, sorted by rank. comparison: the comparison with another run, or None.
+    """
     told = [one.breakdown for one in figures if one.breakdown]
     answers = RunAnswers([one.analysis for one in figures if one.analysis])
     without = [f"{one.path}: {one.why}" for one in figures if one.why]
@@ -134,7 +138,10 @@ def _kernels(output: Output, told: Sequence[Breakdown]) -> None:
 
 
 def _remarks(output: Output, told: Sequence[Breakdown], twice: Sequence[str], trouble: Sequence[str]) -> None:
-    """Print the remarks on the figures. twice: about ranks with several files. trouble: damage, and traces without figures."""
+    """Print remarks on the figures.
+
+    twice: sentences about ranks with several trace files. trouble: sentences about damaged traces and traces without figures.
+    """
     for sentence in filter(None, [_unstable(told), *twice, *(sentence for one in told for sentence in _left_out(one))]):
         output.remark(sentence)
     for sentence in trouble:
@@ -147,7 +154,7 @@ def _order(trace: Trace) -> tuple[bool, int, Path]:
 
 
 def _like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
-    """The figures of each trace as HolisticTraceAnalysis computes them, and a sentence for each trace that has none.
+    """Returns (figures of each trace as HolisticTraceAnalysis computes them, a sentence for each trace without figures).
 
     Raises InputError if no trace has figures.
     """
@@ -160,7 +167,7 @@ def _like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
 
 
 def _twice(files_of_ranks: Sequence[tuple[int | None, Path]]) -> list[str]:
-    """A sentence for each rank that several trace files claim to belong to. files_of_ranks: (rank, file) for each trace."""
+    """A sentence for each rank that has several trace files. files_of_ranks: (rank that the file states, file) per trace."""
     paths: defaultdict[int, list[Path]] = defaultdict(list)
     for rank, path in files_of_ranks:
         if rank is not None:
@@ -187,7 +194,10 @@ def _left_out(one: Breakdown) -> list[str]:
 
 
 def _unstable(told: Sequence[Breakdown]) -> str:
-    """A sentence: how far HolisticTraceAnalysis may differ from these figures because its sort is unstable; "" if it cannot."""
+    """A sentence on how far the output of HolisticTraceAnalysis may differ from these figures, because its sort is unstable.
+
+    "" if the unstable sort cannot change any figure.
+    """
     idle = [one.hta_bounds.idle_ns for one in told if one.hta_bounds is not None]
     most_us = max((high - low for low, high in idle), default=0) // 1000
     if not most_us:

@@ -25,15 +25,16 @@ class Communication(NamedTuple):
     operations: list[CollectiveOperation]
 
     def names(self, rows: NDArray[np.intp]) -> list[str]:
-        """The name of the collective of each of these events in torch.distributed. rows: indexes of events that communicate."""
+        """For each event the name of its collective in torch.distributed. rows: the indexes of events that communicate."""
         return [self.operations[index].name for index in self.operation[rows]]
 
 
 def kernel_communication(trace: Trace, kernel: NDArray[np.bool_]) -> Communication:
-    """The collectives among these kernels. kernel: which events of the trace are kernels, shape (number of events,).
+    """Find the kernels that communicate. kernel: which events of the trace are kernels, shape (number of events,).
 
-    If Kineto wrote the arguments of the collective, they are used; otherwise the name of the kernel is used. The name says
-    neither the process group nor the number of elements, and RCCL has one kernel name for all collectives.
+    The collective of a kernel comes from the arguments that Kineto wrote for the kernel, or, without arguments, from the name
+    of the kernel. The name says neither the process group nor the number of elements, and RCCL has one kernel name for all
+    collectives.
     """
     operations = list(trace.collectives)
     by_label = np.full(len(trace.labels), -1, np.int32)

@@ -1,4 +1,4 @@
-"""Prints the tables of `collect trace` that not every trace allows: modules, memory, matrix products, kernels of attention."""
+"""Prints the tables of `collect trace` for data that only some traces have: modules, memory, matrix products, attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST = 72  # characters of the name of a kernel
 
 
 def show(output: Output, ranks: Sequence[RankAnalysis]) -> None:
-    """Print the tables for which the traces hold the data, and one line that says how to record the others."""
+    """Print the tables for which the traces have data, and one line that says how to record the data of the other tables."""
     _layers(output, ranks)
     _memory(output, ranks)
     _products(output, ranks)

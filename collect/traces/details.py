@@ -1,4 +1,7 @@
-"""Collects the details of a trace that only some traces have: calls of modules, memory, shapes, and numbers of autograd."""
+"""Collects the details of a trace that the profiler records only on request: calls of modules, memory, shapes of inputs.
+
+It also collects the sequence numbers of autograd: an operator of the forward pass has the same number as its node in backward.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ Key = tuple[str, str, int | str]  # name, category and thread of an event
 
 
 class Spans(NamedTuple):
-    """Events with a thread and a time, one entry per event. name, thread: indexes in the labels of the trace. Times in ns."""
+    """Events that have a duration, as arrays with one value per event.
+
+    name, thread: the indexes of the name and the thread in the labels of the trace. start_ns, end_ns: start and end in ns.
+    """
 
     name: NDArray[np.int32]
     thread: NDArray[np.int32]
@@ -47,13 +53,14 @@ class MemoryEvents(NamedTuple):
 
 
 class TraceDetails(NamedTuple):
-    """The details of a trace. What the profiler did not record is empty.
+    """The details of a trace. A field is empty if the profiler did not record its data.
 
     modules: the calls of modules. products: the operators of matrix products whose shapes are recorded.
     shapes: for each of `products` the index of its shapes in `texts`. texts: the JSON text of each distinct list of shapes, the
     empty text first.
-    operators: the operators that have a number of autograd; an operator of forward has the same number as its node in backward.
-    sequence: these numbers. forward_thread: for a node of backward the number of the thread of its forward; 0 for an operator.
+    operators: the operators that have a sequence number of autograd. sequence: the sequence number of each of `operators`.
+    forward_thread: for a node of backward the number of the thread of its forward; 0 for an operator of forward.
+    memory: the allocations and releases of memory.
     """
 
     modules: Spans
@@ -67,7 +74,10 @@ class TraceDetails(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Some events of a block. kinds: the numbers of their combinations of name, category and thread. Times in ns."""
+    """Some events of one block of the file.
+
+    kinds: for each event the number of its kind (combination of name, category and thread). start_ns, end_ns: its times in ns.
+    """
 
     kinds: NDArray[np.int32]
     start_ns: NDArray[np.int64]
@@ -77,7 +87,8 @@ class _Part(NamedTuple):
 class DetailColumns:
     """Collects the details from one block of events after another.
 
-    numbers: whether to collect the numbers of autograd. They are only used together with modules, and reading them takes time.
+    numbers: whether to collect the sequence numbers of autograd. They take time to read, and are only used if the trace has
+    calls of modules.
     """
 
     def __init__(self) -> None:
@@ -88,7 +99,7 @@ class DetailColumns:
         self._shapes: list[NDArray[np.int32]] = []
         self._texts: defaultdict[bytes, int] = defaultdict()
         self._texts.default_factory = self._texts.__len__  # a text gets the next number when it is first seen
-        self._texts[b""] = 0  # no shapes
+        self._texts[b""] = 0  # the number for an operator without recorded shapes
         self._operators: list[_Part] = []
         self._sequences: list[NDArray[np.int64]] = []
         self._memory: list[MemoryEvents] = []
@@ -101,9 +112,10 @@ class DetailColumns:
         duration_ns: NDArray[np.int64],
         args: Sequence[Args],
     ) -> None:
-        """Add the events with a duration of a block. Events without a time are ignored.
+        """Add the operators of a block to the details. Events without a time are ignored.
 
-        keys: the number of each kind of event so far, in the order of the numbers. kinds: the kind of each event.
+        The arguments describe all events of the block that have a duration. keys: kind of event -> number of this kind, for all
+        kinds that occurred so far, in the order of the numbers. kinds: for each event the number of its kind.
         """
         if len(keys) > len(self._classes):
             new = [_class(key) for key in islice(keys, len(self._classes), None)]
@@ -147,7 +159,7 @@ class DetailColumns:
         self._memory.append(MemoryEvents(*(column[good] for column in columns)))
 
     def details(self, name: NDArray[np.int32], thread: NDArray[np.int32]) -> TraceDetails:
-        """The details of all blocks together. name, thread: for each kind of event the index of its label."""
+        """Join the details of all blocks. name, thread: for each kind of event the index of its name and of its thread."""
         sequences = np.concatenate([np.empty((2, 0), np.int64), *self._sequences], axis=1)
         parts = [np.empty((6, 0), np.int64), *(np.stack(part) for part in self._memory)]
         return TraceDetails(

@@ -13,7 +13,8 @@ from collect.traces.event import ExactEvent, TraceEvent, nanoseconds
 
 MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
 MEMORY = "[memory]"
-_UNSEEN = frozenset({"python_function", "Trace"})  # ignored: frames of the Python stack (very many), the span of the profiler
+# Categories of events that are not in `complete`: frames of the Python stack (very many), and the span of the profiler.
+_UNSEEN = frozenset({"python_function", "Trace"})
 _DETAILED = frozenset({"python_function", "cpu_instant_event"})  # the categories of calls of modules and of allocations
 _OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events have no duration
 
@@ -26,10 +27,10 @@ class DecodedEvents(NamedTuple):
 
     complete: the events with a duration (`ph` X) whose category is not ignored, in the order of the file.
     start_ns, duration_ns: the times of `complete`; UNKNOWN for a time that is not a number.
-    modules: the calls of modules, which are frames of the Python stack, with their times. memory: the allocations, with the
-    moment of each.
+    modules: the calls of modules, which are frames of the Python stack. module_start_ns, module_duration_ns: their times.
+    memory: the allocations and releases. memory_ns: the time of each of them.
     lost: the number of events whose phase cannot be used, by reason.
-    any_phase: whether an event has a phase.
+    any_phase: whether any event has a phase (`ph`).
     """
 
     complete: Sequence[TraceEvent]
@@ -65,7 +66,7 @@ class EventDecoder:
 
 
 def timed(events: Sequence[ExactEvent]) -> DecodedEvents:
-    """The events with a duration among these events, with their times."""
+    """Select the events that are used, and convert their times to nanoseconds."""
     found = _timed(events)
     assert found is not None  # texts always determine the times
     return found

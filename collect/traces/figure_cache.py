@@ -20,7 +20,10 @@ from shardlab.errors import WorkspaceError
 
 
 class TraceFigures(msgspec.Struct, frozen=True):
-    """The figures of one undamaged trace. analysis: the data of this rank that the answers about the whole run need."""
+    """The figures of one undamaged trace.
+
+    breakdown: how the rank spent its time. analysis: the data of the rank that the answers about the whole run need.
+    """
 
     breakdown: Breakdown
     analysis: RankAnalysis

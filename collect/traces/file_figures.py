@@ -11,15 +11,15 @@ from collect.traces.launches import GPU_CATEGORIES
 from collect.traces.rank_analysis import RankAnalysis, analyse
 from collect.traces.trace import Trace
 
-MOST_CATEGORIES = 12  # names of unknown categories in a sentence
+MOST_CATEGORIES = 12  # the greatest number of unknown categories that a sentence names
 
 
 class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a trace file.
 
-    path: the file. rank: the rank in the file or in its name; None if neither says it.
-    breakdown, analysis: None if the trace has no figures. why: a clause that says why it has none; "" if it has figures, or if
-    the file is cut short, which `damage` says.
+    path: the path of the file. rank: the rank, from the content or the name of the file; None if neither says it.
+    breakdown, analysis: None if the trace has no figures. why: a clause that says why the trace has no figures; "" if it has
+    figures, or if the file is cut short, which `damage` says.
     damage: sentences about events that were lost, and about a file that was cut short.
     """
 
@@ -32,7 +32,7 @@ class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def file_figures(trace: Trace) -> FileFigures:
-    """The exact figures of a trace."""
+    """Compute the exact figures of a trace."""
     found = breakdown(trace)
     return FileFigures(
         path=str(trace.path),

@@ -21,7 +21,7 @@ _POINT_TO_POINT = ("send", "recv")
 
 
 class Activity(NamedTuple):
-    """The work in a trace without a GPU. The masks have the shape (number of events,); start_ns and end_ns bound the work.
+    """What a rank without a GPU does, within start_ns to end_ns. All masks have the shape (number of events,).
 
     operators: which events are operators of the main thread.
     c10d: which of these operators launch collectives or wait for them. launches: which of these operators launch collectives.
@@ -42,7 +42,7 @@ class Activity(NamedTuple):
 
 
 def activity(trace: Trace) -> Activity | None:
-    """The work in a trace without a GPU; None if the trace contains neither operators nor spans of gloo."""
+    """Find what a rank without a GPU does, from its trace; None if the trace contains neither operators nor spans of gloo."""
     step = steps_of(trace)
     operators = trace.of_category("cpu_op")
     collectives = _named(trace, lambda label: label.startswith(GLOO)) & ~operators
@@ -73,7 +73,7 @@ def steps_of(trace: Trace) -> NDArray[np.bool_]:
 
 
 def starts_in_steps(trace: Trace, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which moments are in a profiler step; all of them if the trace has no profiler steps. Shape (number of moments,)."""
+    """Which moments are in a profiler step; all moments if the trace has no profiler steps. Shape (number of moments,)."""
     steps = steps_of(trace)
     return intervals.covers(intervals.of(trace, steps), moments) if steps.any() else np.ones(len(moments), bool)
 
@@ -84,7 +84,7 @@ def autograd_of(trace: Trace) -> NDArray[np.bool_]:
 
 
 def meanings(trace: Trace, found: Activity) -> list[str]:
-    """The collective of each span of gloo, in the order of the rows.
+    """The name of the collective of each span of gloo, in the order of the spans in the trace.
 
     gloo carries out a reduce_scatter as an all_reduce of the whole input, and names the span all_reduce. The operator that
     launched the span has the name of the requested collective. gloo starts its work in the order of the launches, so spans and
@@ -110,11 +110,11 @@ def meanings(trace: Trace, found: Activity) -> list[str]:
 
 
 def operations(trace: Trace, found: Activity, names: Sequence[str]) -> list[CollectiveOperation]:
-    """The collective of each span of gloo, in the order of the rows. names: as `meanings` returns them.
+    """The collective of each span of gloo, in the order of the spans in the trace. names: as `meanings` returns them.
 
-    The elements are known if the profiler recorded shapes. gloo gathers the inputs of all ranks of the group, so the output of
-    an all_gather is its input times the number of ranks. If a reduce_scatter was launched and no span could be told to be
-    one, the size of an all_reduce is not given, because it may be a reduce_scatter, which counts as fewer bytes.
+    The number of elements is known if the profiler recorded shapes. gloo gathers the inputs of all ranks of the group, so the
+    output of an all_gather is its input times the number of ranks. If a reduce_scatter was launched but its span could not be
+    identified, the size of an all_reduce is not given, because the span may be the reduce_scatter, which counts as fewer bytes.
     """
     size = sole_size(trace)
     uncertain = "reduce_scatter" not in names and bool((found.launches & _named(trace, lambda label: _SCATTER in label)).any())
@@ -128,7 +128,10 @@ def operations(trace: Trace, found: Activity, names: Sequence[str]) -> list[Coll
 
 
 def sole_size(trace: Trace) -> int | None:
-    """The number of ranks of each process group of a rank; None if the trace does not list them or if they differ."""
+    """The number of ranks of the process groups of a rank, if all groups have the same size; else None.
+
+    None also if the trace does not list the groups.
+    """
     sizes = {group.pg_size for group in trace.head.groups or ()}
     return sizes.pop() if len(sizes) == 1 else None
 

@@ -56,16 +56,16 @@ def read_head(text: bytes) -> TraceHead:
 
 
 def _list(text: bytes, key: re.Pattern[bytes], of_type: Any) -> Any:
-    """The list behind a key, decoded as this type; None if there is no such list or it has another type."""
+    """Decode the list that follows a key. None if the text has no such list, or if the list is not of this type."""
     found = key.search(text)
     end = _end_of_list(text, found.end()) if found else None
     return None if found is None or end is None else _value(text[found.end() : end], of_type)
 
 
 def _end_of_list(text: bytes, start: int) -> int | None:
-    """The end of the list that begins at `start`; None if it does not end within _LONGEST characters.
+    """The index of the end of the JSON list that begins at `start`; None if the list does not end within _LONGEST characters.
 
-    Brackets inside strings do not count.
+    Brackets inside strings of the list do not count.
     """
     depth, quoted, at = 0, False, start
     for match in re.compile(rb'\\.|["\[\]]').finditer(text, start, start + _LONGEST):

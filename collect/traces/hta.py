@@ -11,7 +11,7 @@ The differences between HTA and the exact figures:
 - HTA classifies kernels by their names alone, and takes every event with a stream for a kernel: a `Stream Wait Event` counts as
   compute (hta/utils/utils.py, get_kernel_type). Inductor writes the stream of a Triton kernel, but no correlation, into the
   operator on the CPU. HTA counts this operator as compute in addition to the kernel (hta/common/trace_filter.py treats the
-  operator as a call, hta/analyzers goes by its stream).
+  operator as a call, hta/analyzers treats every event with a stream as a kernel).
 - If a time over all kernels is negative after the rounding, HTA stops (an assertion in get_temporal_breakdown).
 - HTA rounds the percentage of overlap to two decimals (hta/analyzers/communication_analysis.py).
 
@@ -45,7 +45,7 @@ _MOST_ROWS = 20_000_000
 
 
 class Kernels(NamedTuple):
-    """The kernels that HTA analyses, with rounded times in whole us.
+    """The kernels that HTA analyses, with times that are rounded to whole us as HTA rounds them.
 
     rows: the index of each kernel in the trace; an index occurs as often as HTA counts the kernel.
     """
@@ -60,7 +60,7 @@ class Kernels(NamedTuple):
 
 
 def breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
-    """The figures of each trace, in the order of the traces. Raises InputError if HTA gives no figures for one of them."""
+    """The figures of each trace, in the order of the traces. Raises InputError if HTA gives no figures for any trace."""
     found = attempts(traces)
     for one in found:
         if isinstance(one, InputError):
@@ -69,7 +69,7 @@ def breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
 
 
 def attempts(traces: Sequence[Trace]) -> list[Breakdown | InputError]:
-    """For each trace its figures, or an InputError that says why HTA gives none.
+    """For each trace its figures, or an InputError that says why HTA gives no figures for the trace.
 
     All traces of a run must be passed together: HTA leaves out the last profiler step only if all traces together have at least
     two steps.
@@ -139,7 +139,7 @@ def _bounds(kernels: Kernels, computing: Kernels, communicating: Kernels, *, ove
 
 
 def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
-    """Which kernels of -1 us change the total length or not, depending on the place that the sort of HTA gives them."""
+    """Which kernels of -1 us change the total length in one order of HTA's unstable sort but not in another order."""
     order = np.argsort(kernels.start_us, kind="stable")
     start, end = kernels.start_us[order], kernels.end_us[order]
     first = np.searchsorted(start, start, side="left")  # the index of the first kernel with the same start
@@ -152,15 +152,17 @@ def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
 
 
 def length_bounds(kernels: Kernels) -> tuple[int, int]:
-    """The least and greatest total length of the merged kernels, in us: with all the kernels of -1 us whose order matters, or
-    without them."""
+    """Returns (least, greatest total length of the merged kernels), in us.
+
+    The least length includes all kernels of -1 us whose order matters, the greatest length includes none of these kernels.
+    """
     matters = _order_matters(kernels)
     high = _length(_merged(kernels.only(~matters)))
     return high + int(np.sum((kernels.end_us - kernels.start_us)[matters])), high
 
 
 def span_bounds(kernels: Kernels) -> tuple[int, int]:
-    """The least and greatest span from the first start to the end of the last group of kernels, in us.
+    """Returns (least, greatest span), in us, from the start of the first group of kernels to the end of the last group.
 
     HTA also sorts the groups with an unstable sort, so a group of -1 us may be the last one.
     """
@@ -196,7 +198,7 @@ def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
 
 
 def _kinds(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which kernels communicate, which move memory, and which compute; some kernels do none of these."""
+    """Returns (which kernels communicate, which kernels move memory, which kernels compute); some kernels do none of these."""
     names = trace.name[kernels.rows]
     communicating = trace.among(names, [_NCCL.match(label) is not None for label in trace.labels])
     moving = ~communicating & trace.among(names, [_MEMORY.match(label) is not None for label in trace.labels])
@@ -205,7 +207,7 @@ def _kinds(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[n
 
 
 def _rounded(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The start and the end of each event in whole us, rounded as HTA rounds them."""
+    """Returns (start, end) of each event in whole us, rounded as HTA rounds these times."""
     start = _float_us(trace.start_ns)
     return np.ceil(start).astype(np.int64), np.floor(start + _float_us(trace.duration_ns)).astype(np.int64)
 
@@ -221,8 +223,9 @@ def _float_us(ns: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _merged(kernels: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The groups of kernels that touch or overlap, as merge_kernel_intervals of HTA builds them: (starts, ends) in us.
+    """Join kernels that touch or overlap into groups, as merge_kernel_intervals of HTA does.
 
+    Returns (start of each group, end of each group), in us.
     A kernel of -1 us may be a group of its own.
     """
     order = np.argsort(kernels.start_us, kind="stable")
@@ -242,7 +245,7 @@ def _tally(trace: Trace, kernels: Kernels) -> list[EventTally]:
 
 
 def _collective(kernel: str) -> str:
-    """The collective that a kernel carries out, by its name, because HTA uses names; the name itself if it is not known."""
+    """The collective that a kernel carries out, from the name of the kernel alone, as in HTA; an unknown name is returned."""
     return collective.of_kernel(kernel) or kernel
 
 

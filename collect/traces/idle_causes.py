@@ -64,14 +64,14 @@ class LaunchDelays(msgspec.Struct, frozen=True):
 
 
 def causes(trace: Trace, active: Activities) -> IdleCauses | None:
-    """The idle time by cause; None if the trace of a GPU contains no calls that launch kernels: then the causes are unknown."""
+    """Compute the idle time by cause. None if the trace of a GPU does not record the calls that launch kernels."""
     idle = intervals.complement(active.busy, active.start_ns, active.end_ns)
     if active.source != "gpu":
         return _on_host(idle, active)
     if not (active.launch_row >= 0).any():
         return None
     begin = trace.start_ns[active.rows]
-    # A launch that is not recorded was before the recording began: its kernel was queued from the start of the recording.
+    # If the launch of a kernel is not recorded, it was before the recording began: the kernel is queued from the start on.
     launched = np.where(active.launch_row >= 0, trace.start_ns[active.launch_row], active.start_ns)
     queued = intervals.union(launched, begin)
     unqueued = intervals.without(idle, queued)
@@ -82,7 +82,7 @@ def causes(trace: Trace, active: Activities) -> IdleCauses | None:
 
 
 def launch_delays(trace: Trace, active: Activities) -> LaunchDelays | None:
-    """The launch delays of the work of a GPU; None if no launch is recorded."""
+    """The launch delays of the kernels and memory operations of a GPU; None if the trace records no launch."""
     known = active.launch_row >= 0
     if active.source != "gpu" or not known.any():
         return None

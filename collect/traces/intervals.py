@@ -18,7 +18,7 @@ class Intervals(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The sum of all lengths."""
+        """The sum of the lengths of all intervals."""
         return int(np.sum(self.end - self.start))
 
 
@@ -26,7 +26,7 @@ NOTHING = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def union(start: NDArray[np.int64], end: NDArray[np.int64]) -> Intervals:
-    """The union of the intervals [start[i], end[i]), given in any order. Intervals without a length are ignored."""
+    """The union of the intervals [start[i], end[i]), which may overlap and be in any order. Empty intervals are ignored."""
     some = end > start
     order = np.argsort(start[some])
     start, end = start[some][order], np.maximum.accumulate(end[some][order])
@@ -42,7 +42,7 @@ def of(trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Intervals:
 
 
 def both(one: Intervals, other: Intervals) -> int:
-    """The length of the intersection of two sets A and B, computed as |A| + |B| - |A or B|."""
+    """The length of the intersection of two sets: the sum of their lengths minus the length of their union."""
     return one.length + other.length - either(one, other).length
 
 
@@ -80,7 +80,7 @@ def common(one: Intervals, other: Intervals) -> Intervals:
 def before(one: Intervals, points: NDArray[np.int64]) -> NDArray[np.int64]:
     """The length of the part of the set before each point, in the order of the points; shape (number of points,).
 
-    The length of the set within [a, b) is the value at b minus the value at a.
+    So the length of the set between two points is the difference of their values.
     """
     ended = np.searchsorted(one.end, points, side="right")  # the number of intervals that end before the point
     lengths = np.concatenate([[0], np.cumsum(one.end - one.start)])
@@ -89,7 +89,7 @@ def before(one: Intervals, points: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def covers(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which points are in one of the intervals; the end of an interval is not in it. Shape (number of points,)."""
+    """Which points are in one of the intervals; an interval does not contain its end. Shape (number of points,)."""
     begun = np.searchsorted(intervals.start, points, side="right")
     ended = np.searchsorted(intervals.end, points, side="right")
     return np.asarray(begun > ended)

@@ -23,7 +23,8 @@ _ON_GPU = (*GPU_CATEGORIES, "gpu_user_annotation", "cuda_sync")
 class Launches(NamedTuple):
     """The events of a GPU by the time of their launch, as three masks of shape (number of events,).
 
-    counted: events of the profiled steps, or of the whole recording if it has no steps; also events with an unknown launch.
+    counted: events that were launched in a profiler step, or all events if the recording has no profiler steps. An event whose
+    launch is not recorded also counts, unless it was launched before the recording.
     before_recording: events that were launched before the recording began.
     outside_steps: events that were launched during the recording, but outside of its profiler steps.
     """
@@ -58,13 +59,13 @@ def launches(trace: Trace) -> Launches:
     if step.any():
         launched = trace.start_ns[calls[at[known]]]
         outside[rows[known]] = ~intervals.covers(intervals.of(trace, step), launched)
-    if (outside | before)[gpu].all():  # if the steps launched nothing, events outside of them are not left out
+    if (outside | before)[gpu].all():  # no event was launched in a step: then events outside of the steps count
         outside = none
     return Launches(gpu & ~before & ~outside, before, outside)
 
 
 def _leads(trace: Trace, rows: NDArray[np.intp], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which rows start before every row of their stream whose launch is known."""
+    """Which events start before all events of the same stream whose launch is known. rows: the indexes of the events."""
     streams, index = np.unique(trace.stream[rows], return_inverse=True)
     first = np.full(len(streams), np.iinfo(np.int64).max)
     np.minimum.at(first, index[known], trace.start_ns[rows[known]])

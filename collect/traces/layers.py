@@ -108,9 +108,9 @@ def layers(trace: Trace, active: Activities) -> list[LayerTime]:
 
 
 def _chains(parent: NDArray[np.intp], module: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each call the modules around it, its own first, each module once; filled up with -1.
+    """For each call of a module the called module and all modules around it, the innermost first, each module once.
 
-    Shape (calls, the greatest number of modules).
+    Shape (number of calls, greatest number of modules of a call); shorter rows are filled up with -1.
     """
     rows: list[list[int]] = []
     of = module.tolist()
@@ -126,7 +126,10 @@ def _chains(parent: NDArray[np.intp], module: NDArray[np.intp]) -> NDArray[np.in
 def _around(
     chains: NDArray[np.intp], calls: NDArray[np.intp], rows: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """(module, row) for each row and each module around the call of the row. calls: for each of `rows` its call."""
+    """Pair each row with all modules of the call that the row belongs to. Returns (module of each pair, row of each pair).
+
+    chains: the modules of each call, from `_chains`. calls: for each of `rows` the index of its call.
+    """
     found = chains[calls]
     some = found >= 0
     return found[some], np.broadcast_to(rows[:, None], found.shape)[some]
@@ -140,7 +143,7 @@ def _in_autograd(trace: Trace, calls: Spans) -> NDArray[np.bool_]:
 
 
 def _nodes(trace: Trace, calls: Spans, nested: Nesting) -> tuple[Spans, NDArray[np.intp]]:
-    """The nodes of autograd that belong to operators inside of calls, and for each node the innermost of these calls."""
+    """Returns (nodes of autograd whose operators run inside calls of modules, for each node the innermost of these calls)."""
     details = trace.details
     operators, sequence, thread = details.operators, details.sequence, details.forward_thread
     wrapper = trace.among(operators.name, [label.startswith(gloo.WRAPPER) for label in trace.labels])
@@ -158,9 +161,10 @@ def _nodes(trace: Trace, calls: Spans, nested: Nesting) -> tuple[Spans, NDArray[
 def _makers(
     operators: Spans, sequence: NDArray[np.int64], node: NDArray[np.intp], forward: NDArray[np.intp], thread: NDArray[np.int64]
 ) -> NDArray[np.intp]:
-    """For each node the operator of forward that made it: the last one with its number that started before it; -1 if unknown.
+    """For each node of autograd the index of the operator of forward that made it; -1 if this operator is not known.
 
-    Kineto writes its own number for the thread of forward. So the thread is the one with most of the numbers of these nodes.
+    It is the last operator with the sequence number of the node that started before the node, on the thread of forward. Kineto
+    numbers this thread differently than other threads. So the thread whose operators match most of the nodes is used.
     """
     found = np.full(len(node), -1, np.intp)
     order = forward[np.lexsort((operators.start_ns[forward], sequence[forward], operators.thread[forward]))]
@@ -179,9 +183,9 @@ def _makers(
 def _last_before(
     operators: Spans, sequence: NDArray[np.int64], rows: NDArray[np.intp], node: NDArray[np.intp]
 ) -> NDArray[np.intp]:
-    """For each node the last of `rows` that has the number of the node and starts before it; -1 if there is none.
+    """For each node the last operator that has the sequence number of the node and starts before the node; -1 if none does.
 
-    rows: sorted by number, then by start.
+    rows: the indexes of the operators, sorted by sequence number, then by start.
     """
     moments = np.concatenate([operators.start_ns[rows], operators.start_ns[node]])
     numbers = np.concatenate([sequence[rows], sequence[node]])
@@ -205,7 +209,7 @@ def _on_device(
     call_of_node: NDArray[np.intp],
     count: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """For each module the time on the GPU of forward, of backward, and of its collectives."""
+    """Returns (time of forward, time of backward, time of collectives) on the GPU, each with one value per module, in ns."""
     known = np.flatnonzero(active.launch_row >= 0)
     launch = active.launch_row[known]
     thread, moment = trace.thread[launch], trace.start_ns[launch]

@@ -24,7 +24,7 @@ from collect.traces.nesting import containing, innermost
 from collect.traces.trace import Trace
 from shardlab.decoders import DECODE_FAULTS
 
-_LARGEST = 1 << 60  # FLOPs of one call: more cannot be a matrix product of one device
+_LARGEST = 1 << 60  # FLOPs of one call; no device can do a matrix product with more FLOPs, so such shapes are damaged
 _PLACES = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2), "aten::_scaled_mm": (0, 1)}
 
 
@@ -90,7 +90,10 @@ def matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
 
 
 def product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, int] | None:
-    """(batch, m, n, k) of a call, from the JSON text of the shapes of its inputs; None if these are not shapes of a product."""
+    """The sizes (batch, m, n, k) of a matrix product. shapes: the JSON text of the shapes of the inputs of the operator.
+
+    None if these shapes are not shapes of a matrix product.
+    """
     try:
         inputs = msgspec.json.decode(shapes)
     except DECODE_FAULTS:
@@ -121,7 +124,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _times(trace: Trace, active: Activities, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(the time of each product in ns, whether it is known). rows: the indexes of the products."""
+    """Returns (time of each product in ns, whether this time is known). rows: the indexes of the products in the details."""
     spans = trace.details.products.only(rows)
     if active.source != "gpu":
         return spans.end_ns - spans.start_ns, np.ones(len(rows), bool)

@@ -17,7 +17,7 @@ from collect.traces import gloo
 from collect.traces.details import MemoryEvents
 from collect.traces.trace import Trace
 
-MOST_POINTS = 300  # points of the curve of a device
+MOST_POINTS = 300  # the greatest number of points of the curve of a device
 # The numbers of c10/core/DeviceType.h. ROCm uses the number of CUDA.
 _DEVICES = {0: "cpu", 1: "cuda", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
 _CPU = 0
@@ -102,7 +102,7 @@ def _use(events: MemoryEvents, rows: NDArray[np.intp], begin: int, end: int, dev
 
 
 def _chosen(allocated: NDArray[np.int64]) -> list[int]:
-    """The indexes of at most MOST_POINTS - 1 points: of each section of the points, the one with the most memory."""
+    """The indexes of the points that the curve keeps, at most MOST_POINTS - 1: the greatest point of each section."""
     count = min(len(allocated), MOST_POINTS - 1)
     bounds = [len(allocated) * section // count for section in range(count + 1)]
     return [first + int(allocated[first:last].argmax()) for first, last in pairwise(bounds)]

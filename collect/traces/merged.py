@@ -1,4 +1,4 @@
-"""Merges the summaries that the runs of `jobs trace` wrote, into the figures of all traces of the folder."""
+"""Merges the summaries that the runs of `jobs trace` wrote (each run reads a part of a folder of traces) into one list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardlab.rundir import RunDir
 from shardlab.trace_part import SET_NAME, SUMMARIES, TracePart, summary_name
 from shardlab.workspace import Workspace
 
-_MOST_NAMED = 5  # runs that a sentence names
+_MOST_NAMED = 5  # the greatest number of runs that a message names
 
 
 def figures(workspace: Workspace, name: str) -> list[FileFigures] | None:
@@ -41,7 +41,10 @@ def figures(workspace: Workspace, name: str) -> list[FileFigures] | None:
 
 
 def _latest(workspace: Workspace, name: str) -> Mapping[int, tuple[RunDir, Run, TracePart]]:
-    """For each part of a set the last attempt. Runs whose records cannot be read are left out."""
+    """Number of a part of the folder -> the last attempt at analysing this part: (run folder, run.json, traces of the part).
+
+    name: the name of the set of runs. Runs whose records cannot be read are left out.
+    """
     found: dict[int, tuple[RunDir, Run, TracePart]] = {}
     for folder in workspace.all_runs():
         try:

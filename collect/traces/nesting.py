@@ -82,7 +82,7 @@ def containing(spans: Spans, thread: NDArray[np.int32], moment: NDArray[np.int64
 
 
 def innermost(spans: Spans) -> NDArray[np.bool_]:
-    """Which spans contain the start of no later span of their thread."""
+    """Which spans are innermost: no other span of the same thread starts within them."""
     order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
     thread, start, end = spans.thread[order], spans.start_ns[order], spans.end_ns[order]
     contains = (thread[1:] == thread[:-1]) & (start[1:] < end[:-1])
@@ -92,7 +92,7 @@ def innermost(spans: Spans) -> NDArray[np.bool_]:
 
 
 def outermost(spans: Spans) -> NDArray[np.bool_]:
-    """Which spans start in no earlier span of their thread."""
+    """Which spans are outermost: they do not start within another span of the same thread."""
     found = np.zeros(len(spans.start_ns), bool)
     order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
     columns = (order, spans.thread[order], spans.start_ns[order], spans.end_ns[order])

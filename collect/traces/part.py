@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def analyse(folder: RunDir, run: Run) -> None:
-    """Analyse the traces of the run. A damaged trace does not stop the others: its summary says what is damaged.
+    """Analyse the traces of the run. If a trace is damaged, its summary says what is damaged, and the analysis continues.
 
     Raises InputError if the run does not analyse traces, WorkspaceError if a file cannot be opened.
     """

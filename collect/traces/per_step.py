@@ -9,7 +9,7 @@ from collect.traces.breakdown import Breakdown, EventTally
 
 
 class Use(NamedTuple):
-    """The number of calls and the time in ms, per step, on one rank."""
+    """How one rank uses an operator, kernel or collective in a step: the number of calls, and their time in ms."""
 
     calls: float
     ms: float

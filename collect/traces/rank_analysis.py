@@ -59,7 +59,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def analyse(trace: Trace) -> RankAnalysis | None:
-    """The analysis of a trace; None if `breakdown` returns None for it."""
+    """Analyse the trace of a rank; None if `breakdown` returns None for the trace."""
     active = activities(trace)
     if active is None:
         return None

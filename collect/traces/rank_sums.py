@@ -17,7 +17,7 @@ _OF_A_LAYER = ("calls", "forward_host_ns", "backward_host_ns", "forward_ns", "ba
 
 
 def layers(ranks: Iterable[RankAnalysis]) -> list[LayerTime]:
-    """The time of each module over all ranks, in the order of the first calls; a time that one rank does not know is None."""
+    """The time of each module, summed over all ranks, in the order of the first calls; None if any rank's time is unknown."""
     return _merged((one for rank in ranks for one in rank.layers), lambda one: one.name, _OF_A_LAYER)
 
 
@@ -47,9 +47,9 @@ def _kind(one: AttentionUse) -> Hashable:
 
 
 def _merged(every: Iterable[_Row], key: Callable[[_Row], Hashable], fields: Sequence[str]) -> list[_Row]:
-    """One row for each key, in the order in which the keys come first.
+    """Merge rows with the same key into one row, in the order in which the keys come first.
 
-    The fields are added up; None plus a number is None.
+    The values of `fields` are added up; the sum is None if any value is None.
     """
     found: dict[Hashable, _Row] = {}
     for one in every:

@@ -25,7 +25,7 @@ class RunAnswers:
 
     @cached_property
     def waits(self) -> Waits:
-        """Waiting for slow ranks in the calls that could be matched."""
+        """How long ranks waited for slow ranks, in the calls of collectives that were found in the traces of several ranks."""
         return stragglers.waits(self.ranks)
 
     @cached_property

@@ -61,9 +61,9 @@ def regular(paths: Iterable[Path]) -> list[Path]:
 
 
 def _like_hta(paths: list[Path]) -> list[Breakdown]:
-    """The breakdowns as HolisticTraceAnalysis computes them; an empty list if one trace has no kernels.
+    """The breakdowns as HolisticTraceAnalysis computes them; an empty list if it gives no figures for any one trace.
 
-    HolisticTraceAnalysis itself would fail for all traces then.
+    In this case, HolisticTraceAnalysis itself would fail for all traces.
     """
     whole = [found for path in paths if not ((found := trace.read(path)).lost or found.cut)]
     try:

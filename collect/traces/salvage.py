@@ -15,7 +15,7 @@ from zlib_ng import zlib_ng  # decompresses in less than half the time of zlib
 from collect.traces.event import Args, ExactEvent
 
 BLOCK = 1 << 18  # bytes that are decoded at once; they fit into the second-level cache, which is a quarter faster than 4 MiB
-_COMPRESSED = 1 << 16  # bytes that are read at once of a gzip file; each decompressed block copies the rest of them
+_COMPRESSED = 1 << 16  # bytes of a gzip file that are read at once; small, because each decompressed block copies the rest
 _GZIP = b"\x1f\x8b"
 _BETWEEN = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
@@ -88,7 +88,7 @@ class Salvaged(NamedTuple):
     """The events that could be read from a part of a trace.
 
     lost: the number of events that could not be read.
-    rest: the offset in bytes of the text that may become readable when more text follows.
+    rest: the offset in bytes of the unread rest of the text, which may become readable when more text follows.
     ended: whether the end of the list of events was reached.
     """
 

@@ -28,9 +28,9 @@ SHARES: dict[str, Callable[[int], float]] = {
 
 
 def of_message(collective: str, message_bytes: int | None, ranks: int | None) -> float | None:
-    """The bytes that a rank sends for a message; None if its size or the number of ranks of its group is not known.
+    """The bytes that a rank sends for a message of a collective. A barrier counts as 0, because it has no payload.
 
-    A barrier counts as 0: it has no payload.
+    ranks: the number of ranks of the process group. None if the size of the message or the number of ranks is not known.
     """
     if collective == "barrier":
         return 0.0

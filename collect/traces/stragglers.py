@@ -55,10 +55,10 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waits(NamedTuple):
-    """The matched calls of a run.
+    """How long ranks waited for each other in the calls of a run that were matched over ranks.
 
-    waited: for each matched call the time that it waited, in ns.
-    skew_ns: for each matched collective the longest waiting of a rank, in ns; sorted.
+    waited: for each matched call the time that its rank waited in it, in ns.
+    skew_ns: for each matched collective the longest waiting time of any rank, in ns; sorted.
     ranks: the waiting of each rank, sorted by rank; empty if no call could be matched.
     unmatched: the number of calls, of all ranks together, that synchronize ranks but could not be matched.
     why: why no call could be matched; "" if calls were matched.

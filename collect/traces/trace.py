@@ -172,7 +172,7 @@ def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
 
 
 def _whole_events(decoder: EventDecoder, rest: bytes, block: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
-    """(the events that end in this text, the rest of the text, whether the list of events has ended).
+    """Returns (the events that end in this text, the rest of the text, whether the list of events has ended).
 
     rest: the text before `block`.
     """

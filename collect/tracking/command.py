@@ -17,7 +17,7 @@ from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
 LOOK_S = 2.0
-NICENESS = 10  # the ranks of the run come first
+NICENESS = 10  # lowers the priority of this process, so that it does not slow down the ranks of the run
 
 
 def track(workspace: Workspace, run_id: str, tracker: str, parent: int | None, output: Output) -> int:
@@ -69,7 +69,7 @@ def _gone(process: psutil.Process) -> bool:
 
 
 def _without_end(run: tracked_run.Tracked) -> tracked_run.Tracked:
-    """The run as far as it is known at its start."""
+    """The description of the run for the tracker, without the values that are known only at the end of the run."""
     config = {key: value for key, value in run.config.items() if key != "state"}
     began_s = run.began_s if run.began_s is not None else time.time()
     hosts = run.hosts or os.uname().nodename

@@ -1,4 +1,4 @@
-"""What a tracker gets of a run that goes on: the points of `collect.tracked_run`, and system metrics."""
+"""Computes the points that a tracker gets while a run goes on: the points of `collect.tracked_run`, and system metrics."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LivePoints:
         return sorted(points, key=lambda point: point.step)
 
     def _of_step(self, step: WorldStep) -> TrackedStep:
-        """A step that an instrument slowed down has a loss and no times."""
+        """The point of a step. If an instrument slowed down the step, the point has a loss but no times."""
         self._numbers.append(step.number)
         self._moments.append(step.wall_s)
         values = {} if step.loss is None else {"loss": step.loss}
@@ -73,7 +73,7 @@ class LivePoints:
         return TrackedStep(step.number, step.wall_s, values)
 
     def _of_validation(self, record: ValidationRecord) -> TrackedStep | None:
-        """At the moment of its step; None if that step is not known."""
+        """The point of a validation, at the time of the step after which it ran; None if this step is not known."""
         at = bisect_left(self._numbers, record.step)
         if at == len(self._numbers) or self._numbers[at] != record.step:
             return None
@@ -96,7 +96,7 @@ class LivePoints:
             yield TrackedStep(step, moments[period], {name: fmean(found) for name, found in of_period.items()})
 
     def _system(self, host: str, sample: Sample) -> Iterable[tuple[str, float]]:
-        """The values of a sample that are known, by the name of the metric."""
+        """Yields (name of a metric, value) for each value in a sample that is known."""
         sent, received = self._rates.setdefault(host, (NetworkRate("tx_bytes"), NetworkRate("rx_bytes")))
         found = {
             "cpu_pct": sample.cpu_pct,

@@ -144,7 +144,7 @@ class DrawsEvaluator(Evaluator):
         raise ExpressionError(f"{name} is not a number")
 
     def call(self, node: ast.Call) -> Value:
-        """The value of a call, found by the text of the call."""
+        """The value of a call in the test of a claim, which is looked up by the text of the call."""
         return self.values[ast.unparse(node)]
 
     def all_of(self, tests: Iterable[Any]) -> Any:

@@ -110,7 +110,7 @@ def places(where: str) -> set[str]:
 
 
 def common(lists: Sequence[Sequence[str]]) -> list[str]:
-    """The clauses that are in all of these lists."""
+    """The reasons that are in all of these lists of reasons."""
     return [clause for clause in (lists[0] if lists else ()) if all(clause in one for one in lists)]
 
 

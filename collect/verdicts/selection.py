@@ -79,7 +79,7 @@ class Measurements:
         return self._labels[row.id]
 
     def row(self, wanted: Mapping[str, Any]) -> CellRow:
-        """The one cell with these values. Raises NoMeasurement if no cell or several cells have them."""
+        """The one cell that has these values. Raises NoMeasurement if no cell or several cells have these values."""
         matching = [row for row in self.rows if cell_names.matches(row.cell, wanted)]
         said = ", ".join(f"{key} {value}" for key, value in wanted.items()) or "no filter"
         if len(matching) > 1:

@@ -35,13 +35,13 @@ class LiveCurve:
             self._size *= 2
 
     def points(self) -> tuple[list[float], list[float]]:
-        """(x, means) of all groups so far, including the last group, which may be incomplete."""
+        """Returns (x of each group, mean of each group), including the last group, which may be incomplete."""
         if not self._count:
             return list(self._x), list(self._means)
         return [*self._x, self._last_x], [*self._means, self._sum / self._count]
 
     def with_gaps(self) -> tuple[list[float], list[float | None]]:
-        """(x, means) as in `points`, with None between two points that are much further apart than usual (GAP_PERIODS)."""
+        """The same as `points`, with None between two points that are much further apart than usual (GAP_PERIODS)."""
         x, means = self.points()
         if len(x) < 3:
             return x, list(means)

@@ -86,7 +86,7 @@ class LivePage:
         return text.encode()
 
     def document(self) -> tuple[bytes, str]:
-        """(the present content of the page as JSON, a tag that changes if and only if this JSON changes)."""
+        """Returns (the present content of the page as JSON, a tag that changes if and only if this JSON changes)."""
         with self._lock:
             if time.monotonic() - self._looked_s >= LEAST_S:
                 self._document = printable.json(self._shown())

@@ -42,7 +42,7 @@ class QueuedRun:
 
     @property
     def last_event_s(self) -> float:
-        """When the last event was written, in seconds since the epoch; 0 if there is none."""
+        """The time of the last event of the run, in seconds since the epoch; 0 if the run has no event."""
         return max((event.wall_s for event in self.events), default=0.0)
 
     @property
@@ -118,7 +118,7 @@ class Queue:
         return sorted(self._known.values(), key=_order)
 
     def at_work(self, runs: Sequence[QueuedRun]) -> list[QueuedRun]:
-        """Read the new records of the running runs and return these runs; if none is running, of the run that ran last."""
+        """Read the new records of the running runs, or, if no run is running, of the run that ran last. Returns these runs."""
         started = [run for run in runs if run.began_s is not None and run.run is not None]
         running = [run for run in started if run.verdict.state == "running"]
         followed = running or sorted(started, key=lambda run: run.last_event_s)[-1:]

@@ -47,7 +47,7 @@ class RunSeries:
         self._sent: dict[str, NetworkRate] = {}
 
     def read_new(self) -> bool:
-        """Read the records that were appended since the last call; returns whether there were any."""
+        """Read the records that were appended since the last call. Returns whether there were any new records."""
         changed = False
         while (part := self._read_part()) is not False:
             changed = True
