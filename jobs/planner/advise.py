@@ -22,26 +22,28 @@ PASSES_PER_STAGE = 4  # micro-batches of a pipeline, per stage: study 4's rule, 
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """One strategy with its degrees.
+    """The advice on one strategy with one choice of its degrees (dp, tp, pp).
 
-    cell: with the largest micro-batch that fits, or with one item. items_per_s: the likely number for all ranks together; None
-    if the strategy does not fit, or if its time is not known. range_per_s: the same as a range.
+    cell: trains with this strategy and the largest micro-batch that fits, or with a micro-batch of one item if none fits.
+    items_per_s: the likely throughput of all ranks together; None if the cell does not fit the memory, or if the time of a
+    step is not known. range_per_s: the range of this throughput.
     """
 
     cell: Cell
     predicted: Prediction  # the prediction for this cell
     items_per_s: float | None
-    reasons: tuple[str, ...]  # what decides its place, as sentences
+    reasons: tuple[str, ...]  # sentences on what decides the place of the strategy in the ranking
     range_per_s: PredictedRange | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether it is likely to fit."""
+        """Whether the cell is likely to fit the memory of a GPU."""
         return self.predicted.fits in ("yes", "likely")
 
 
 class AdviceReport(msgspec.Struct, frozen=True):
-    """The ranked strategies, the fastest first, then those that do not fit; and the studies' rules that apply."""
+    """The answer of `jobs advise`: the strategies that fit (the fastest first), the strategies that do not fit, and the rules
+    of the studies that apply."""
 
     ranked: list[Advice]
     rules: list[JudgedRule]
@@ -56,14 +58,15 @@ def of(
     link: str,
     answers: Callable[[Sequence[Cell]], Mapping[str, Answer]] = lambda _: {},
 ) -> AdviceReport:
-    """The report.
+    """Rank all strategies that can train a workload on the given GPUs.
 
-    machine: with the GPU and the links. link: the name for the studies' rules, such as nvlink. answers: gives the answers of
-    rehearsals, as far as there are some, by the names of the cells; each strategy is rehearsed with the batch that fits.
+    machine: the GPU model and the links. link: the link between the GPUs, by the name that the studies' rules use, such as
+    nvlink. answers: returns the answers of the rehearsals that exist, by the name of the cell; each strategy is rehearsed with
+    the batch that fits.
     """
     found = [_advice(cell, machine) for cell in candidates(workload, gpus, nodes, precision)]
     best: dict[tuple[object, ...], Advice] = {}
-    for one in found:  # with or without activation checkpointing: the better of both
+    for one in found:  # compare each cell with and without activation checkpointing, and keep the better of the two
         key = (one.cell.strategy, one.cell.tp, one.cell.pp)
         if key not in best or _order(one) < _order(best[key]):
             best[key] = one
@@ -101,7 +104,7 @@ def _rehearsed(answers: Mapping[str, Answer]) -> dict[str, Rehearsed]:
 
 
 def _again(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> Advice:
-    """The advice for a cell whose batch was chosen, by its rehearsal."""
+    """The advice for a cell whose batch size is already chosen, computed from the rehearsal of this cell."""
     found = predict.of(cell, machine, answer=answer)
     if found.fits not in ("yes", "likely"):
         return Advice(cell, found, None, (": ".join(["does not fit by its rehearsal", *_sizes(found)]),))
@@ -117,7 +120,7 @@ def _with_batch(cell: Cell, largest: int) -> Cell:
 
 
 def _sizes(predicted: Prediction) -> Iterator[str]:
-    """The memory that is needed and the memory that there is, if both are known."""
+    """A text with the memory that a rank needs and the memory that a GPU has; nothing if one of the two is not known."""
     needed, capacity = predicted.memory_bytes, predicted.capacity_bytes
     if needed is not None and capacity is not None:
         yield f"{needed.likely / gpu.GIB:.1f} of {capacity.likely / gpu.GIB:.1f} GiB"
@@ -131,7 +134,7 @@ def _order(one: Advice) -> tuple[bool, float, float]:
 def rule_facts(
     workload: Workload, machine: PlannedMachine, gpus: int, nodes: int, precision: str, link: str
 ) -> dict[str, float | bool | str]:
-    """The names that the studies' rules may use."""
+    """The values of the names that the conditions of the studies' rules may use (rules.yaml)."""
 
     def fits(strategy: str, ranks: int, checkpointing: str = "none") -> bool:
         cell = _cell(workload, menu.strategy(strategy), ranks, nodes if ranks > 1 else 1, precision, 1, 1, checkpointing, 1)
@@ -165,7 +168,10 @@ def candidates(workload: Workload, gpus: int, nodes: int, precision: str) -> Ite
 
 
 def _degrees(strategy: Strategy, gpus: int, per_node: int) -> Iterator[tuple[int, int]]:
-    """(tp, pp): tensor parallelism stays within a node, because it exchanges most."""
+    """Yields the possible (tensor-parallel degree, pipeline-parallel degree) of a strategy.
+
+    Tensor parallelism stays within a node, because it exchanges more data than the other dimensions.
+    """
     degrees = strategy.degrees
     sizes = [size for size in (2, 4, 8, 16, 32, 64) if gpus % size == 0 and size <= gpus]
     tensor = [size for size in sizes if size <= per_node] if "tp" in degrees else [1]
@@ -217,7 +223,7 @@ def _advice(cell: Cell, machine: PlannedMachine) -> Advice:
 
 
 def _reasons(cell: Cell, found: Prediction) -> Iterator[str]:
-    """Why it is as fast as it is, and what it shards."""
+    """Sentences that say why the cell is as fast as predicted, and what its strategy shards."""
     if found.step_s is None:
         yield found.how.rpartition("; ")[2]
         return

@@ -25,10 +25,10 @@ RESULTS = "result(s) in docs/results"
 
 
 class MeasuredRatio(msgspec.Struct, frozen=True):
-    """One completed run. gpu: the name of its GPU.
+    """How the measurements of one completed run compare with its prediction. gpu: the name of the GPU that the run used.
 
-    time, memory: measured over predicted; None if one of both is not known. power_w: of one GPU while steps were timed, in
-    watts; None if it was not measured.
+    time, memory: the measured value divided by the predicted value; None if one of the two values is not known. power_w: the
+    power of one GPU in watts while steps were timed; None if the power was not measured.
     """
 
     cell: Cell
@@ -39,9 +39,10 @@ class MeasuredRatio(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What was measured, by key: ratios of times and of memory, and watts of a GPU.
+    """The measurements that correct predictions: ratios of times and of memory, and the power of a GPU in watts, by key.
 
-    whose: what was measured, in words. fallback: used for cells without a measurement here.
+    whose: a text that says where the measurements come from. fallback: another calibration, used for cells for which this
+    calibration has no measurement.
     """
 
     times: dict[Key, list[float]]
@@ -51,19 +52,19 @@ class Calibration(msgspec.Struct, frozen=True):
     fallback: Calibration | None = None
 
     def time(self, cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
-        """(the corrected time of a step, how in words)."""
+        """Correct the predicted time of a step. Returns (the corrected time, a text that says how it was obtained)."""
         if (found := _corrected(self.times, self.whose, cell, gpu, span)) is not None:
             return found
         return (span, "") if self.fallback is None else self.fallback.time(cell, gpu, span)
 
     def memory(self, cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
-        """(the corrected peak memory, how in words)."""
+        """Correct the predicted peak memory. Returns (the corrected memory, a text that says how it was obtained)."""
         if (found := _corrected(self.memories, self.whose, cell, gpu, span)) is not None:
             return found
         return (span, "") if self.fallback is None else self.fallback.memory(cell, gpu, span)
 
     def power(self, cell: Cell, gpu: str, assumed: PredictedRange) -> tuple[PredictedRange, str]:
-        """(the power of a GPU in watts: measured, else `assumed`, how in words)."""
+        """The power of a GPU. Returns (the measured watts, else `assumed`; a text that says how the watts were obtained)."""
         if (found := _corrected(self.powers, self.whose, cell, gpu, exactly(1.0))) is not None:
             return found
         return (assumed, "") if self.fallback is None else self.fallback.power(cell, gpu, assumed)
@@ -73,7 +74,7 @@ NOTHING = Calibration({}, {}, {})
 
 
 def of(ratios: Iterable[MeasuredRatio], whose: str = RUNS, fallback: Calibration | None = None) -> Calibration:
-    """The calibration by these runs. whose, fallback: as in Calibration."""
+    """Build the calibration from the measurements of runs. whose, fallback: as in Calibration."""
     found = Calibration({}, {}, {}, whose, fallback)
     for one in ratios:
         for key in _keys(one.cell, one.gpu):
@@ -93,7 +94,8 @@ def _keys(cell: Cell, gpu: str) -> list[Key]:
 
 @functools.cache
 def _model(name: str) -> str:
-    """The same text for all names of a GPU model: a cluster file may call a100 what NVML calls NVIDIA A100-SXM4-40GB."""
+    """Convert the different names of a GPU model to one text: a cluster file may call a GPU `a100` whose name in NVML is
+    NVIDIA A100-SXM4-40GB."""
     found = gpu.find(name)
     return name if found is None else found.name
 

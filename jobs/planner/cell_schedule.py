@@ -37,7 +37,7 @@ class CellSchedule(msgspec.Struct, frozen=True):
 
 
 def of(cell: Cell) -> CellSchedule:
-    """The schedule of a cell with a pipeline (pp above 1)."""
+    """Simulate the pipeline schedule of a cell. The cell must have a pipeline (pp above 1)."""
     step = simulated(cell)
     return CellSchedule(
         cell.name(),
@@ -66,7 +66,7 @@ def simulated(cell: Cell) -> SimulatedPipeline:
 
 
 def sentences(found: CellSchedule, predicted: Prediction) -> Iterator[str]:
-    """The timeline and its numbers as lines of text. predicted: for the same cell."""
+    """The timeline and its numbers as lines of text. predicted: the prediction for the same cell."""
     yield (
         f"{found.cell}: {found.schedule}, {found.ranks} ranks, {found.stages} stages, {found.micro_batches} micro-batches; "
         "digits: forward, letters: backward, dots: waiting"

@@ -1,12 +1,12 @@
 """The time of a collective in the alpha-beta model, by algorithm (Thakur et al., 2005; Patarasuk and Yuan, 2009).
 
-Over n ranks and S bytes, with alpha seconds a hop and B bytes/s of bus bandwidth:
+The times in seconds for n ranks and S bytes, where a hop takes alpha seconds and the bus bandwidth is B bytes/s:
 
     ring   all-reduce 2(n-1) alpha + 2 (n-1)/n S/B; all-gather, reduce-scatter (n-1) alpha + (n-1)/n S/B
     tree   all-reduce 2 ceil(log2 n) alpha + 2 S/B (reduce, then broadcast, pipelined)
     send   alpha + S/B
 
-NCCL chooses the faster algorithm for a size; so does this.
+NCCL chooses the faster algorithm for each size, and so does the function `one`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardlab.prediction import PredictedRange
 
 
 def ring(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
-    """Seconds of one collective of `size` bytes in a ring."""
+    """The seconds that one collective of `size` bytes takes with the ring algorithm."""
     rounds = 2 if op == "all_reduce" else 1
     return rounds * ((ranks - 1) * alpha_s + (ranks - 1) / ranks * size / bandwidth)
 
@@ -42,7 +42,8 @@ def one(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> f
 
 
 def of(exchange: Exchange, over: PlannedLink, rings: int = 1) -> PredictedRange:
-    """Seconds of all calls of an exchange in a step. rings: how many groups of one node share the link at the same time."""
+    """The seconds that all calls of an exchange take in a step. rings: the number of groups of ranks on one node that use the
+    link at the same time."""
     if not exchange.calls or exchange.ranks == 1:
         return PredictedRange(0.0, 0.0, 0.0)
     size = exchange.payload_bytes / exchange.calls
@@ -50,7 +51,7 @@ def of(exchange: Exchange, over: PlannedLink, rings: int = 1) -> PredictedRange:
     def seconds(alpha_s: float, bandwidth: float) -> float:
         return exchange.calls * one(exchange.op, size, exchange.ranks, alpha_s, bandwidth / rings)
 
-    # The slow end of a link makes the high end of a time.
+    # The slowest case of a link gives the longest time.
     return PredictedRange(
         seconds(over.alpha_s.high, over.bandwidth.high),
         seconds(over.alpha_s.likely, over.bandwidth.likely),

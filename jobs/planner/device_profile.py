@@ -14,7 +14,7 @@ from shardlab.prediction import PredictedRange
 
 STREAMED = PredictedRange(0.70, 0.85, 0.92)  # share of the memory bandwidth that an optimizer's kernels reach; assumed
 LAUNCH_S = PredictedRange(3e-6, 5e-6, 10e-6)  # the host's time for one operator; assumed
-OPERATORS = 45  # of a block in forward and backward; assumed, and few enough not to exceed fused kernels
+OPERATORS = 45  # operators of one block in forward and backward; assumed, and few enough not to exceed fused kernels
 
 
 class AchievedShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ def shares() -> tuple[AchievedShare, ...]:
 
 @functools.cache
 def flops_per_s(gpu: GpuModel, precision: str, kind: str) -> PredictedRange | None:
-    """FLOP/s of a forward and backward pass; None if the GPU does not support the precision."""
+    """The FLOP/s that a GPU reaches in forward and backward passes; None if the GPU does not support the precision."""
     name = gpu_name(gpu)
     peak = gpu_models.peak_of(gpu, precision)
     if peak is None:

@@ -19,14 +19,18 @@ from trainers import precision
 
 Axis = Literal["dp", "replicas", "tp", "pp"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
-FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}  # times (n-1)/n
+# For n ranks: the bytes that a rank sends per byte of the tensor, to be multiplied by (n-1)/n.
+FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}
 BACKWARD_REDUCTIONS = {"gpt2": 2, "llama": 5, "vit": 4}  # column-parallel layers of a block that read its input
 FORWARD_REDUCTIONS = 2  # row-parallel layers of a block
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """One kind of communication. payload_bytes: S of all its calls in a step together. calls: how many they are. ranks: n.
-    axis: the dimension of the mesh. hidden: whether it may run while the rank computes."""
+    """One kind of communication of a rank in a step, such as all its all-reduces of gradients.
+
+    payload_bytes: the bytes of the tensors of all calls in a step together. calls: the number of calls in a step. ranks: the
+    number of ranks in a call. axis: the dimension of the mesh. hidden: whether the rank may compute at the same time.
+    """
 
     op: Collective
     payload_bytes: float
@@ -37,14 +41,14 @@ class Exchange(msgspec.Struct, frozen=True):
 
     @property
     def sent_bytes(self) -> float:
-        """What the rank sends."""
+        """The number of bytes that the rank sends in a step for this communication."""
         return (
             self.payload_bytes if self.op == "send" else FACTORS[self.op] * (self.ranks - 1) / self.ranks * self.payload_bytes
         )
 
 
 def of(cell: Cell) -> list[Exchange] | None:
-    """The exchanges of the rank that sends most; None for a strategy of which they are not known."""
+    """The exchanges of the rank that sends the most bytes; None if the exchanges of the cell's strategy are not known."""
     facts, engine = model_facts.of(cell), strategy(cell.strategy).engine.rpartition(".")[2]
     if engine == "single" or (cell.gpus == 1 and not cell.servers):
         return []
@@ -60,7 +64,7 @@ def of(cell: Cell) -> list[Exchange] | None:
 
 
 def sent_bytes(cell: Cell) -> float | None:
-    """What the rank that sends most sends in a step."""
+    """The number of bytes sent in a step by the rank that sends the most bytes; None if it is not known."""
     found = of(cell)
     return None if found is None else sum(exchange.sent_bytes for exchange in found)
 
@@ -76,7 +80,10 @@ def _ddp(cell: Cell, facts: ModelFacts) -> list[Exchange]:
 
 
 def _sharded(cell: Cell, facts: ModelFacts, parameters: float, engine: str) -> list[Exchange]:
-    """FSDP. parameters: of the rank's part of the model; blocks and the rest are gathered as docs/strategies.md says."""
+    """The exchanges of FSDP strategies, which gather blocks and the other layers as docs/strategies.md says.
+
+    parameters: the number of parameters in the rank's part of the model.
+    """
     computed, weight = precision.computed_bytes(cell.precision), precision.weight_bytes(cell.precision)
     settings, passes, ranks = strategy(cell.strategy).settings, cell.gradient_accumulation_steps, sharding.shards(cell)
     if settings.get("sharding") == "NO_SHARD":
@@ -166,7 +173,7 @@ def _mesh(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
 
 
 def recomputed_blocks(cell: Cell, blocks: int) -> int:
-    """How many blocks are recomputed in backward."""
+    """The number of blocks whose activations are recomputed during the backward pass."""
     which, _, number = cell.activation_checkpointing.partition("-")
     if which == "none":
         return 0

@@ -12,7 +12,11 @@ LARGEST = 1 << 20  # micro-batches above this are not looked for
 
 
 def verdict(needed: PredictedRange, capacity: PredictedRange, *, complete: bool) -> Fits | None:
-    """Whether the memory fits. complete: false if activations are not known: then only `no` can be said, else None."""
+    """Whether the memory that a cell needs fits the memory of a GPU; None if this cannot be said.
+
+    complete: false if the memory of activations is not known. `needed` is then a lower bound, so the only possible answers are
+    `no` and None.
+    """
     if needed.low > capacity.high:
         return "no"
     if not complete:
@@ -23,10 +27,12 @@ def verdict(needed: PredictedRange, capacity: PredictedRange, *, complete: bool)
 
 
 def largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, ratio: float = 1.0) -> int | None:
-    """The largest micro_batch_size with as many passes that is likely to fit; 0: none. None if activations are not known.
+    """The largest micro_batch_size that is likely to fit if the number of passes per step stays the same.
+
+    Returns 0 if not even one item fits, and None if the memory of activations is not known.
 
     The memory is linear in the micro-batch where activations are the peak, and constant below: two points give the line, and
-    the answer is checked against the whole formula. ratio: the memory is this many times as large as the formula says.
+    the answer is checked against the whole formula. ratio: the real memory divided by the memory that the formula gives.
     """
 
     def needed(micro: int) -> float:

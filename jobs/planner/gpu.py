@@ -17,7 +17,7 @@ def find(name: str, memory_gib: float | None = None) -> GpuModel | None:
     """The GPU model with this name: its NVML name, or a short name as Slurm has it (a100, h100-pcie, v100-sxm2-16gb).
 
     memory_gib: chooses between models of one name with different memory. The first entry of gpu_models.yaml that has all words
-    of the name is used. None if no entry has them.
+    of the name is used. Returns None if no entry has all these words.
     """
     if (exact := gpu_models.model(name)) is not None:
         return exact
@@ -29,7 +29,7 @@ def find(name: str, memory_gib: float | None = None) -> GpuModel | None:
 
 
 def must_find(name: str) -> GpuModel:
-    """As `find`. Raises UnknownName with the names that are known."""
+    """The GPU model with this name, as `find` returns it. Raises UnknownName, which lists all known names, if there is none."""
     if (found := find(name)) is None:
         raise UnknownName("GPU", name, known(), where="--gpu")
     return found
@@ -46,7 +46,7 @@ def known() -> list[str]:
 
 
 def capacity(gpu: GpuModel | None, memory_gib: float | None) -> PredictedRange | None:
-    """The memory of a GPU in bytes; None if not known. memory_gib: what the cluster file says."""
+    """The memory of a GPU in bytes; None if not known. memory_gib: the memory that the cluster file states, in GiB."""
     if memory_gib is not None:
         return exactly(memory_gib * GIB)
     return None if gpu is None else terms()["usable"].range(gpu.memory_gb * GIB)

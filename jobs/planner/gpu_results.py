@@ -1,8 +1,8 @@
 """Reads the results of `make gpu-proof` (docs/results/DATE-GPU/) as measurements that calibrate predictions.
 
-A folder of results has HOST.json, the machine, and proof.jsonl, a record a line. A record is used if it names its cell and a
-step time or a peak of memory, and if each rank had a GPU of its own. No prediction was made for it, so the formula is evaluated
-when the record is read.
+A folder of results has HOST.json, which describes the machine, and proof.jsonl, which has one record in each line. A record is
+used if it names its cell and a step time or a peak of memory, and if each rank had its own GPU. No prediction was made for
+the record, so the formula of the planner is evaluated when the record is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProofRecord(msgspec.Struct, frozen=True):
 
 
 def folders(workspace: Path) -> list[Path]:
-    """The folders in which results are looked for: of the workspace, and of the checkout of shardlab."""
+    """The folders with results of `make gpu-proof` in the workspace and in the checkout of shardlab."""
     own = workspace.resolve() / "docs" / "results"
     return list(dict.fromkeys((own, CHECKOUT)))
 
@@ -52,7 +52,7 @@ def measured(results: Iterable[Path]) -> Iterator[MeasuredRatio]:
 
 
 def _machine(path: Path) -> PlannedMachine | None:
-    """The machine of HOST.json; None if its GPU is not known to the planner."""
+    """The machine that HOST.json describes; None if the planner does not know the GPU model of the machine."""
     try:
         host = decoder(Host).decode(path.read_bytes())
     except (OSError, *DECODE_FAULTS):

@@ -15,7 +15,8 @@ Triple = tuple[float, float, float]
 
 
 class StudyRating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What study 4's table of interconnects says of a link. viable: for tensor parallelism. printed: its bandwidth."""
+    """The row of a link in study 4's table of interconnects. viable: whether the study calls the link viable for tensor
+    parallelism. printed: the bandwidth that the study prints."""
 
     viable: Literal["yes", "marginal", "no"]
     printed: str
@@ -32,8 +33,10 @@ class LinkEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlannedLink(msgspec.Struct, frozen=True):
-    """A link that collectives use. bandwidth: bus bandwidth in bytes/s; alpha_s: seconds per hop. `low` of each is the slow
-    end. how: from what they were obtained, as the end of a sentence."""
+    """A link that collectives use. bandwidth: bus bandwidth in bytes/s. alpha_s: latency in seconds per hop.
+
+    In both ranges, `low` belongs to the slowest case. how: the end of a sentence that says where the two values come from.
+    """
 
     name: str
     bandwidth: PredictedRange
@@ -49,7 +52,10 @@ def entries() -> dict[str, LinkEntry]:
 
 
 def named(name: str, gpu: GpuModel | None) -> PlannedLink | None:
-    """The link with this name. gpu: whose data sheet has the bandwidth of NVLink; None: then nvlink is not known."""
+    """The link with this name in links.yaml; None if its bandwidth is not known.
+
+    gpu: the GPU model, whose data sheet has the bandwidth of NVLink. Without it, the link `nvlink` is not known.
+    """
     entry = entries()[name]
     line = entry.gb_per_s if entry.gb_per_s is not None else gpu.link_gb_per_s / 2 if gpu is not None else None
     return None if line is None else _planned(name, line, entry)
