@@ -14,6 +14,7 @@ from shardlab.workspace import Workspace
 
 OPTION = "--from"
 FOLDER = "archived"  # in a workspace: a folder for the matrix of each archive
+CODE = tuple(f"{name}/" for name in workspace_trust.CODE if name != "metrics")  # `collect` computes metrics, and runs do not
 MATRIX = "matrix/"  # in an archive: the matrix file, and the model files that it names
 
 
@@ -46,10 +47,11 @@ def unpacked(file: Path, workspace: Workspace, *, trust: bool) -> Path:
     code. Raises InputError as `as_matrix`, and if the workspace has another file with the name of a file of the archive.
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
-        index = archive.unpack(file, Path(folder), lambda name: name.startswith((MATRIX, *_CODE)))
+        index = archive.unpack(file, Path(folder), lambda name: name.startswith((MATRIX, *CODE)))
         if index.matrix_file is None:
             raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
-        contents = {name: files.read(Path(folder) / name) for name in _names(index) if name.startswith((MATRIX, *_CODE))}
+        unpacked_files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        contents = {path.relative_to(folder).as_posix(): files.read(path) for path in unpacked_files}
     code = {name: content for name, content in contents.items() if not name.startswith(MATRIX)}
     if code and not trust:
         raise InputError(
@@ -69,10 +71,3 @@ def unpacked(file: Path, workspace: Workspace, *, trust: bool) -> Path:
         files.make_folder(target.parent)
         files.write_atomic(target, content)
     return top / index.matrix_file.removeprefix(MATRIX)
-
-
-_CODE = tuple(f"{name}/" for name in workspace_trust.CODE if name != "metrics")  # `collect` computes metrics, and runs do not
-
-
-def _names(index: archive.ArchiveIndex) -> list[str]:
-    return [name.removeprefix(archive.INSIDE) for name in index.files]

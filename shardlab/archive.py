@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -46,9 +47,10 @@ MOST_FILES = 2_000_000
 TOP_FILES = {CLUSTER, ENVIRONMENT}
 FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in CODE))
 MOST_NAME = 1000  # characters that the name of a file may have
-# Every exception that zipfile raises for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown
-# compression method or version, an encrypted member.
-ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
+METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the ways of compression that an archive may use
+ENCRYPTED = 0x1  # a flag of a member
+# The exceptions of zipfile for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown version.
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeDecodeError)
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -62,7 +64,7 @@ class ArchivedFile(msgspec.Struct, frozen=True):
     sha256: Sha256
 
 
-class LeftOut(msgspec.Struct, frozen=True):
+class LeftOutFile(msgspec.Struct, frozen=True):
     """A file of the workspace that is not in the archive."""
 
     name: str
@@ -91,7 +93,7 @@ class ArchiveIndex(msgspec.Struct, frozen=True, kw_only=True):
     """The ids of the runs."""
     files: dict[str, ArchivedFile]
     """All files except archive.json, by their path in the archive."""
-    left_out: list[LeftOut]
+    left_out: list[LeftOutFile]
 
 
 def read_index(path: Path) -> ArchiveIndex:
@@ -143,6 +145,9 @@ def _index(path: Path, found: zipfile.ZipFile) -> ArchiveIndex:
     names = [entry.filename for entry in entries]
     if INDEX not in names or len(names) > MOST_FILES:
         raise InputError(f"{path}: contains no {INDEX}. Allowed: an archive, as `collect archive` writes it.")
+    for entry in entries:
+        if entry.compress_type not in METHODS or entry.flag_bits & ENCRYPTED:
+            raise InputError(f"{path}: {entry.filename[:100]!r} is encrypted, or compressed in a way that archives do not use.")
     content = _content(found, INDEX, MOST_INDEX)
     try:
         index = decoder(ArchiveIndex).decode(content)

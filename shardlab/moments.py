@@ -18,6 +18,12 @@ def read(text: str) -> datetime | None:
     return moment if 1 < moment.year < 9999 else None
 
 
+def read_utc(text: str) -> datetime | None:
+    """Read a time as `read` does. A time without a zone is read as UTC."""
+    moment = read(text)
+    return moment if moment is None or moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
 def duration(seconds: float) -> str:
     """A duration as text for people, in at most two units, such as `2h 05m`."""
     minutes, rest = divmod(round(seconds), 60)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from collect import atomic_folder
 from collect.archiving import anonymous, contents, pack, staging
 from collect.archiving.anonymous import Pseudonyms
 from collect.loading.load import load
 from shardlab import archive, cluster, files, plugin_source, workspace_trust
-from shardlab.archive import ArchiveIndex, LeftOut
+from shardlab.archive import ArchiveIndex, LeftOutFile
 from shardlab.console import Output
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
@@ -35,7 +36,7 @@ class WrittenArchive(msgspec.Struct, frozen=True, kw_only=True):
     matrix: str
     runs: int  # number of runs
     files: int  # number of files, without archive.json
-    left_out: list[LeftOut]  # files that are not in the archive
+    left_out: list[LeftOutFile]  # files that are not in the archive
     replaced: dict[str, int]
     """The number of names that were replaced, by kind (--anonymous)."""
     remaining: dict[str, list[str]]
@@ -52,7 +53,7 @@ class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
     created: str  # when the archive was written (ISO 8601, UTC)
     shardlab: str  # version of shardlab that wrote the archive
     anonymous: bool  # whether names were replaced
-    left_out: list[LeftOut]  # files that are not in the archive
+    left_out: list[LeftOutFile]  # files that are not in the archive
     same_report: bool
     """Whether summary.json of the report that was written here equals the one in the archive."""
 
@@ -75,7 +76,11 @@ def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: f
     described = cluster.find(None, workspace.path)
     sources, left_out = contents.chosen(workspace, loaded, int(most_gib * 2**30))
     pseudonyms = anonymous.of(workspace, loaded, described) if hidden else None
-    with _beside(target) as folder:
+    with files.as_workspace_error("write"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    with staged as name_of_folder:
+        folder = Path(name_of_folder)
         left_out += staging.fill(folder, sources, pseudonyms)
         staging.describe(folder, loaded, described, pseudonyms)
         staging.finish(folder, name, trusted=workspace_trust.is_trusted(workspace))
@@ -107,14 +112,11 @@ def open_(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
     folder = Path(out or stem).absolute()
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder}: is there already. Allowed with --out: a folder that does not exist.")
-    with _beside(folder) as fresh:
-        index = archive.unpack(path, fresh, _is_not_page)
+    with atomic_folder.replacing(folder, frozenset(), "an archive") as fresh:
+        index = _unpack(path, fresh, _is_not_page)
         archived = files.read(fresh / SUMMARY) if (fresh / SUMMARY).exists() else b""
         shutil.rmtree(fresh / "report", ignore_errors=True)
-        with files.as_workspace_error("write"):
-            fresh.rename(folder)
     opened = Workspace(folder)
-    files.write_json(opened.own / LAST_MATRIX, LastMatrix(schema=1, name=index.matrix))
     code = [one for name in workspace_trust.CODE for one in plugin_source.python_files(opened.path / name)]
     if trusted and code:
         workspace_trust.trust(opened)
@@ -134,8 +136,15 @@ def open_(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
 def as_workspace(file: Path) -> Iterator[Workspace]:
     """The workspace of an archive, in a temporary folder that is removed at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
-        archive.unpack(file, Path(folder), lambda name: not name.startswith("report/"))
+        _unpack(file, Path(folder), lambda name: not name.startswith("report/"))
         yield Workspace(Path(folder))
+
+
+def _unpack(file: Path, folder: Path, wanted: Callable[[str], bool]) -> ArchiveIndex:
+    """Unpack an archive into an empty folder, so that the folder is a workspace whose last matrix is the archived one."""
+    index = archive.unpack(file, folder, wanted)
+    files.write_json(folder / ".shardlab" / LAST_MATRIX, LastMatrix(schema=1, name=index.matrix))
+    return index
 
 
 def _numbers(summary: bytes) -> dict[str, Any] | None:
@@ -154,19 +163,6 @@ def _is_not_page(name: str) -> bool:
     because a page of another person could contain any script: the report is made anew.
     """
     return not name.startswith("report/") or name == SUMMARY
-
-
-@contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """A new temporary folder in the parent folder of `target`. It is removed at the end of the block, unless it was renamed."""
-    with files.as_workspace_error("write"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-        folder.chmod(0o755)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
@@ -214,7 +210,7 @@ def _show_opened(output: Output, opened: Workspace, index: ArchiveIndex, *, same
         )
 
 
-def _show_left_out(output: Output, left_out: Sequence[LeftOut]) -> None:
+def _show_left_out(output: Output, left_out: Sequence[LeftOutFile]) -> None:
     for why, count in Counter(one.why for one in left_out).items():
         output.line(f"left out: {count} file(s): {why}")
     for one in left_out:

@@ -12,7 +12,7 @@ from collect.fetching import manifest
 from collect.loading.load import Loaded
 from shardlab import archive, files, plugin_source
 from shardlab import matrix as matrix_file
-from shardlab.archive import LeftOut
+from shardlab.archive import LeftOutFile
 from shardlab.errors import ShardlabError
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
@@ -42,7 +42,7 @@ class ArchiveSource(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def chosen(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple[list[ArchiveSource], list[LeftOut]]:
+def chosen(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
     """Choose the files of an archive. Returns (files that go into the archive, files that are left out with the reasons).
 
     most_bytes: the limit of the sum of the sizes of all files, uncompressed. Raises ShardlabError if the files that every
@@ -55,7 +55,7 @@ def chosen(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple[list[
         if sum(one.bytes for one in sources) <= most_bytes:
             break
         why = f"{group} were left out to keep the archive below its limit"
-        left_out += [LeftOut(one.name, one.bytes, why) for one in sources if _in_run(one.name, patterns)]
+        left_out += [LeftOutFile(one.name, one.bytes, why) for one in sources if _in_run(one.name, patterns)]
         sources = [one for one in sources if not _in_run(one.name, patterns)]
     needed = sum(one.bytes for one in sources)
     if needed > most_bytes:
@@ -72,38 +72,38 @@ def _in_run(name: str, patterns: Sequence[str]) -> bool:
     return top == "runs" and any(fnmatchcase(rest.partition("/")[2], pattern) for pattern in patterns)
 
 
-def _runs(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOut]]:
+def _runs(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
     """Choose the files of all runs that ended. Returns (files that go into the archive, files that are left out).
 
     manifest.json is in neither list, because the archive gets a new manifest.
     """
     sources: list[ArchiveSource] = []
-    left_out: list[LeftOut] = []
+    left_out: list[LeftOutFile] = []
     for run in loaded.runs:
         top = f"runs/{run.run_id}"
         if run.verdict.state not in FINAL:
-            left_out.append(LeftOut(f"{top}/", None, f"the run is {run.verdict.state}"))
+            left_out.append(LeftOutFile(f"{top}/", None, f"the run is {run.verdict.state}"))
             continue
         listing = manifest.list_files(run.folder.path)
-        left_out += [LeftOut(f"{top}/{name}", None, f"it is {kind}") for name, kind in listing.other.items()]
+        left_out += [LeftOutFile(f"{top}/{name}", None, f"it is {kind}") for name, kind in listing.other.items()]
         for name, status in listing.regular.items():
             full = f"{top}/{name}"
             if _in_run(full, NEVER):
-                left_out.append(LeftOut(full, status.st_size, "checkpoints are never archived"))
+                left_out.append(LeftOutFile(full, status.st_size, "checkpoints are never archived"))
             elif not archive.may_contain(full):
-                left_out.append(LeftOut(full, status.st_size, "its name is not allowed in an archive"))
+                left_out.append(LeftOutFile(full, status.st_size, "its name is not allowed in an archive"))
             else:
                 sources.append(ArchiveSource(full, run.folder.path / name, status.st_size))
     return sources, left_out
 
 
-def _matrix(loaded: Loaded, left_out: list[LeftOut]) -> list[ArchiveSource]:
+def _matrix(loaded: Loaded, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
     """The matrix file and the model files that it names. If the matrix file cannot be read, `left_out` gets the reason."""
     path = Path(loaded.expansion.path)
     try:
         asked = matrix_file.load(path)
     except ShardlabError as error:
-        left_out.append(LeftOut(f"{MATRIX}/{path.name}", None, f"the matrix file cannot be read any more: {error}"))
+        left_out.append(LeftOutFile(f"{MATRIX}/{path.name}", None, f"the matrix file cannot be read any more: {error}"))
         return []
     names = [path.name, *(model.path for model in asked.models.values() if model.path is not None)]
     return _present(MATRIX, path.parent, dict.fromkeys(names))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shardlab import archive, files
-from shardlab.archive import ArchivedFile, ArchiveIndex, LeftOut
+from shardlab import __version__, archive, files
+from shardlab.archive import ArchivedFile, ArchiveIndex, LeftOutFile
 from shardlab.errors import InputError
 
 FIRST = (1980, 1, 1, 0, 0, 0)  # the time of every file in the archive: the earliest time that zip can store
@@ -28,14 +28,12 @@ def must_be_replaceable(out: Path) -> None:
         ) from None
 
 
-def index(folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOut], *, anonymous: bool) -> ArchiveIndex:
+def index(folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOutFile], *, anonymous: bool) -> ArchiveIndex:
     """Make the index (archive.json) of an archive of all files in `folder`.
 
     matrix: name of the matrix. runs: ids of the runs in the folder. left_out: files that are not in the archive.
     anonymous: whether names were replaced.
     """
-    from shardlab import __version__
-
     listed = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -14,8 +14,8 @@ from collect.archiving.contents import ArchiveSource
 from collect.fetching import manifest
 from collect.loading.load import Loaded, load
 from collect.summary import Summary, summarize
-from shardlab import archive, cluster, files, workspace_trust
-from shardlab.archive import LeftOut
+from shardlab import archive, cluster, files
+from shardlab.archive import LeftOutFile
 from shardlab.cloudlab_keys import Cloudlab
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
@@ -40,7 +40,7 @@ class ArchivedEnvironment(msgspec.Struct, frozen=True):
     hosts: dict[str, Host]
 
 
-def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms | None) -> list[LeftOut]:
+def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
     """Copy files into `folder`. Returns the files that were not copied, with the reasons, for example a secret in a file.
 
     sources: the files to copy. pseudonyms: replaces names in contents and file names; None: files are copied unchanged.
@@ -50,14 +50,14 @@ def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms 
         with files.as_workspace_error("read"):
             content = files.read(source.path)
         if (what := secrets.found(content)) is not None:
-            left_out.append(LeftOut(source.name, source.bytes, f"it contains what looks like {what}"))
+            left_out.append(LeftOutFile(source.name, source.bytes, f"it contains what looks like {what}"))
             continue
         name = source.name
         if pseudonyms is not None:
             try:
                 content = anonymous.changed_file(source.name, content, pseudonyms)
             except ShardlabError as error:
-                left_out.append(LeftOut(source.name, source.bytes, str(error)))
+                left_out.append(LeftOutFile(source.name, source.bytes, str(error)))
                 continue
             name = pseudonyms.replaced(name.encode()).decode()
         target = folder / name
@@ -99,9 +99,7 @@ def report(workspace: Workspace, matrix: str, *, trusted: bool) -> Summary:
     trusted: whether to mark the workspace as trusted first, so that the metrics that it defines itself are executed.
     """
     loaded = load(workspace, matrix)
-    if trusted:
-        workspace_trust.trust(workspace)
-    own = own_metrics.of(workspace, matrix, trusted=False)
+    own = own_metrics.of(workspace, matrix, trusted=trusted)
     own.add_to(loaded)
     summary = summarize(loaded, loaded.expansion.baseline)
     summary.remarks.extend(own.remarks())

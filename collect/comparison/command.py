@@ -13,7 +13,6 @@ from collect.comparison.compare import Comparison, Half, MetricComparison, Side,
 from collect.loading.load import load
 from collect.report import verdict_text
 from collect.summary import summarize
-from shardlab import archive
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
@@ -53,8 +52,7 @@ def _open(workspace: Workspace, name: str, matrix: str | None, opened: contextli
             raise InputError(f"--matrix: {name} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
         return workspace, name
     if Path(name).is_file():
-        place = opened.enter_context(archiving.as_workspace(Path(name)))
-        return place, matrix or archive.read_index(Path(name)).matrix
+        return opened.enter_context(archiving.as_workspace(Path(name))), matrix
     if not Path(name).is_dir():
         known = ", ".join(workspace.expansions()) or "none here"
         raise InputError(

@@ -132,7 +132,7 @@ def _environment(matches: Matches) -> list[EnvironmentDifference]:
     """The properties of machines and software that are known in A and B and differ: possible reasons for different results."""
     sides = zip(*matches.pairs, strict=True) if matches.pairs else ((), ())
     a, b = (environment.known(run for cell in cells for run in cell.runs) for cells in sides)
-    return [EnvironmentDifference(what, a[what], b[what]) for what in a if what in b and a[what] != b[what]]
+    return [EnvironmentDifference(*difference) for difference in environment.differences(a, b)]
 
 
 _Known = tuple[LoadedCell, CellRow, Measurements]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from collect import notation
 from collect.loading.loaded_run import LoadedRun
@@ -39,3 +39,8 @@ def known(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
             for package, version in versions.items():
                 add(package, version)
     return {what: sorted(values) for what, values in values_of.items()}
+
+
+def differences(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> list[tuple[str, list[str], list[str]]]:
+    """(property, its values in `before`, its values in `after`) of each property that is known in both and differs."""
+    return [(what, before[what], after[what]) for what in before if what in after and before[what] != after[what]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -63,10 +63,10 @@ def show(workspace: Workspace, places: Sequence[str], since: str | None, until: 
 def _moment(text: str | None, option: str) -> datetime | None:
     if text is None:
         return None
-    moment = moments.read(text)
+    moment = moments.read_utc(text)
     if moment is None:
         raise InputError(f"{option}: found {text!r}. Allowed: a date or a time in ISO 8601, such as 2031-05-02.")
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return moment
 
 
 def _show(output: Output, document: History) -> None:
@@ -89,11 +89,7 @@ def _show(output: Output, document: History) -> None:
                 ]
             )
     if rows:
-        output.table(
-            "",
-            ["Cell", "Date (UTC)", "Workspace", "n", "Step time", "Throughput", "Train time", "Step / first", "What changed"],
-            rows,
-        )
+        output.table("", COLUMNS, rows)
     else:
         output.line("no run completed in this time.")
     if any(one.rehearsals for one in document.cells):

@@ -76,10 +76,9 @@ def runs_of(place: str, loaded: Loaded) -> list[HistoryRun]:
     """The completed runs of a matrix whose time is known."""
     found = []
     for run in (run for cell in loaded.cells for run in cell.completed):
-        at = moments.read(run.run.created) if run.run is not None else None
+        at = moments.read_utc(run.run.created) if run.run is not None else None
         if at is not None:
-            moment = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-            found.append(HistoryRun(place, loaded.expansion.name, run, moment, environment.known([run])))
+            found.append(HistoryRun(place, loaded.expansion.name, run, at, environment.known([run])))
     return found
 
 
@@ -134,12 +133,7 @@ def _means(runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, int]]:
 
 def _changes(before: HistoryRun, after: HistoryRun) -> list[HistoryChange]:
     """The properties that are known on both sides and differ."""
-    both = before.known.keys() & after.known.keys()
-    return [
-        HistoryChange(what, before.known[what], after.known[what])
-        for what in before.known
-        if what in both and before.known[what] != after.known[what]
-    ]
+    return [HistoryChange(*change) for change in environment.differences(before.known, after.known)]
 
 
 def _text(at: datetime) -> str:

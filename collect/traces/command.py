@@ -14,7 +14,7 @@ from collect.traces import answer_tables, detail_tables, hta, merged, run_answer
 from collect.traces import trace as source
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.difference import StepDifference, difference
-from collect.traces.file_figures import FileFigures, damages, file_figures, in_order
+from collect.traces.file_figures import FileFigures, damages, file_figures, in_order, order
 from collect.traces.operators import OperatorDifference, differences
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
@@ -61,11 +61,12 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     if against is None and not like_hta:  # one trace after another, because thousands would not fit into memory together
         return _report(output, run, in_order([file_figures(source.read(path)) for path in paths]))
     other_paths = files(workspace, against) if against else []
-    traces, others = sorted(map(source.read, paths), key=_order), [source.read(path) for path in other_paths]
+    traces = sorted(map(source.read, paths), key=lambda trace: order(trace.rank, str(trace.path)))
+    others = [source.read(path) for path in other_paths]
     damage = [f"{trace.path}: {sentence}" for trace in others for sentence in damages(trace)]
     comparison = None
     if against:
-        comparison = Comparison(against, differences(traces, others), [file_figures(one) for one in others], damage)
+        comparison = TraceComparison(against, differences(traces, others), [file_figures(one) for one in others], damage)
     if not like_hta:
         return _report(output, run, [file_figures(trace) for trace in traces], comparison)
     told, without = _like_hta(traces)
@@ -82,7 +83,7 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     return 1 if document["damage"] or without else 0
 
 
-class Comparison(NamedTuple):
+class TraceComparison(NamedTuple):
     """The comparison with the other run, which the option --against names.
 
     against: the other run. operators: how the operators of both runs differ. others: the figures of each trace of the other
@@ -99,7 +100,7 @@ class Comparison(NamedTuple):
         return {"against": self.against, "why": why, "operators": self.operators}
 
 
-def _report(output: Output, run: str, figures: Sequence[FileFigures], comparison: Comparison | None = None) -> int:
+def _report(output: Output, run: str, figures: Sequence[FileFigures], comparison: TraceComparison | None = None) -> int:
     """Print the exact figures of a run. Returns the exit code: 1 if a trace is damaged or has no figures, else 0.
 
     figures: the figures of all traces of the run, sorted by rank. comparison: the comparison with another run, or None.
@@ -146,11 +147,6 @@ def _remarks(output: Output, told: Sequence[Breakdown], twice: Sequence[str], tr
         output.remark(sentence)
     for sentence in trouble:
         output.remark(sentence, style="red")
-
-
-def _order(trace: Trace) -> tuple[bool, int, Path]:
-    """The sort key of a trace: its rank as a number; traces without a rank come last."""
-    return trace.rank is None, trace.rank or 0, trace.path
 
 
 def _like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:

@@ -46,7 +46,12 @@ def file_figures(trace: Trace) -> FileFigures:
 
 def in_order(figures: Sequence[FileFigures]) -> list[FileFigures]:
     """The figures sorted by rank as a number; files without a rank come last."""
-    return sorted(figures, key=lambda one: (one.rank is None, one.rank or 0, one.path))
+    return sorted(figures, key=lambda one: order(one.rank, one.path))
+
+
+def order(rank: int | None, path: str) -> tuple[bool, int, str]:
+    """The sort key of a trace: its rank as a number, then its path; traces without a rank come last."""
+    return rank is None, rank or 0, path
 
 
 def damages(trace: Trace) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated
 
 import msgspec
@@ -99,5 +99,4 @@ class PortalExperiment(msgspec.Struct, frozen=True):
 
 def moment(text: str | None) -> datetime | None:
     """A time that the portal states; None if it cannot be read. A time without a zone is read as UTC, which the portal uses."""
-    read = moments.read(text or "")
-    return read if read is None or read.tzinfo is not None else read.replace(tzinfo=UTC)
+    return moments.read_utc(text or "")
