@@ -154,7 +154,7 @@ def workspace(path: Path, runs: int, repeats: int, steps: int) -> Workspace:
     return made
 
 
-class Cost(NamedTuple):
+class ProcessCost(NamedTuple):
     """The cost of a process together with its child processes.
 
     seconds: wall-clock time. cpu_s: processor time in seconds. mb: peak memory in 1e6 bytes.
@@ -165,7 +165,7 @@ class Cost(NamedTuple):
     mb: float
 
 
-def cost(command: list[str], stdout: IO[str] | int = subprocess.DEVNULL) -> Cost:
+def cost(command: list[str], stdout: IO[str] | int = subprocess.DEVNULL) -> ProcessCost:
     """Run a command and measure its cost. A failure of the command ends the benchmark."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     began, used, most = time.perf_counter(), _cpu_s(), 0
@@ -179,7 +179,7 @@ def cost(command: list[str], stdout: IO[str] | int = subprocess.DEVNULL) -> Cost
             time.sleep(0.25)  # not more often, because each look at the memory takes processor time from the command
     if child.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {child.returncode}")
-    return Cost(time.perf_counter() - began, _cpu_s() - used, most / 1e6)
+    return ProcessCost(time.perf_counter() - began, _cpu_s() - used, most / 1e6)
 
 
 def _cpu_s() -> float:
@@ -199,7 +199,7 @@ def main() -> None:
         path = workspace(Path(temporary), arguments.runs, arguments.repeats, arguments.steps).path
         written = [file.stat().st_size for file in (path / "runs").glob("**/*") if file.is_file()]
         programs = {"collect summarize": [*SUMMARIZE, temporary], "reading alone": [sys.executable, "-c", READ, temporary]}
-        costs: dict[str, list[Cost]] = {name: [] for name in programs}
+        costs: dict[str, list[ProcessCost]] = {name: [] for name in programs}
         for _ in range(arguments.rounds):
             for name, command in programs.items():
                 costs[name].append(cost(command))

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-from summarize import Cost, cost
+from summarize import ProcessCost, cost
 
 from jobs.slurm import submission
 from shardlab import files, host
@@ -130,7 +130,7 @@ def _matrix(workspace: Workspace, runs: int) -> str:
     return str(path)
 
 
-def _least(out: Path, rounds: int) -> list[Cost]:
+def _least(out: Path, rounds: int) -> list[ProcessCost]:
     """The cost of writing the same files as in `out` again, from memory to a new folder, in each round."""
     whole = {path.relative_to(out): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
     folders = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_dir())
@@ -142,11 +142,11 @@ def _least(out: Path, rounds: int) -> list[Cost]:
             Path(again, folder).mkdir()
         for path, content in whole.items():
             files.write_new(Path(again, path), content)
-        found.append(Cost(time.perf_counter() - began, time.process_time() - used, 0))
+        found.append(ProcessCost(time.perf_counter() - began, time.process_time() - used, 0))
     return found
 
 
-def _show(what: str, found: list[Cost], slurm: StandIns) -> None:
+def _show(what: str, found: list[ProcessCost], slurm: StandIns) -> None:
     seconds, cpu_s = (statistics.median(values) for values in list(zip(*found, strict=True))[:2])
     each = {name: count / len(found) for name, count in slurm.calls().items()}
     called = ", ".join(f"{name} {count:g}" for name, count in each.items())

@@ -96,7 +96,7 @@ def counting() -> Iterator[list[Call]]:
     """
     calls: list[Call] = []
 
-    class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             # DTensor has to run before this counter: it replaces the operator by operators on local tensors and collectives,
             # which the counter then sees.
@@ -106,7 +106,7 @@ def counting() -> Iterator[list[Call]]:
                 calls.append(call)
             return operator(*args, **(kwargs or {}))
 
-    with Counter():  # type: ignore[no-untyped-call]
+    with CollectiveCounter():  # type: ignore[no-untyped-call]
         yield calls
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from collect.traces import gloo
 from collect.traces.activities import Activities
-from collect.traces.details import Spans
+from collect.traces.details import EventSpans
 from collect.traces.nesting import containing, outermost
 from collect.traces.trace import Trace
 
@@ -66,7 +66,7 @@ def attention(trace: Trace, active: Activities) -> list[AttentionUse]:
     by_operator = [_of_operator_name(label) for label in trace.labels]
     rows = np.flatnonzero(trace.among(trace.name, [one is not None for one in by_operator]) & trace.of_category("cpu_op"))
     rows = rows[gloo.starts_in_steps(trace, trace.start_ns[rows])]
-    spans = Spans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
+    spans = EventSpans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
     spans = spans.only(outermost(spans))
     found = [_of_operator(trace, active, spans, int(name), by_operator) for name in np.unique(spans.name)]
     found += _of_kernels(trace, active, _launchers(trace, active, spans) < 0)
@@ -81,7 +81,7 @@ def _of_kernel_name(name: str) -> Backend | None:
     return next((backend for pattern, backend in _KERNELS if pattern.search(name)), None)
 
 
-def _launchers(trace: Trace, active: Activities, spans: Spans) -> NDArray[np.intp]:
+def _launchers(trace: Trace, active: Activities, spans: EventSpans) -> NDArray[np.intp]:
     """For each of `active.rows` the index of the span during which it was launched; -1 if it was launched in no span."""
     launch = active.launch_row
     found = np.full(len(launch), -1, np.intp)
@@ -90,7 +90,9 @@ def _launchers(trace: Trace, active: Activities, spans: Spans) -> NDArray[np.int
     return found
 
 
-def _of_operator(trace: Trace, active: Activities, spans: Spans, name: int, by_operator: list[Backend | None]) -> AttentionUse:
+def _of_operator(
+    trace: Trace, active: Activities, spans: EventSpans, name: int, by_operator: list[Backend | None]
+) -> AttentionUse:
     mine = spans.only(spans.name == name)
     backend = by_operator[name]
     assert backend is not None

@@ -21,7 +21,7 @@ _PLAIN, _OPERATOR, _PRODUCT = range(3)
 Key = tuple[str, str, int | str]  # name, category and thread of an event
 
 
-class Spans(NamedTuple):
+class EventSpans(NamedTuple):
     """Events that have a duration, as arrays with one value per event.
 
     name, thread: the indexes of the name and the thread in the labels of the trace. start_ns, end_ns: start and end in ns.
@@ -32,9 +32,9 @@ class Spans(NamedTuple):
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
 
-    def only(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Spans:
+    def only(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> EventSpans:
         """The chosen events. rows: a boolean mask, or indexes."""
-        return Spans(self.name[rows], self.thread[rows], self.start_ns[rows], self.end_ns[rows])
+        return EventSpans(self.name[rows], self.thread[rows], self.start_ns[rows], self.end_ns[rows])
 
 
 class MemoryEvents(NamedTuple):
@@ -63,11 +63,11 @@ class TraceDetails(NamedTuple):
     memory: the allocations and releases of memory.
     """
 
-    modules: Spans
-    products: Spans
+    modules: EventSpans
+    products: EventSpans
     shapes: NDArray[np.int32]
     texts: list[bytes]
-    operators: Spans
+    operators: EventSpans
     sequence: NDArray[np.int64]
     forward_thread: NDArray[np.int64]
     memory: MemoryEvents
@@ -187,9 +187,9 @@ def _part(
     return _Part(kinds[rows], start_ns[rows], start_ns[rows] + duration_ns[rows])
 
 
-def _joined(parts: Sequence[_Part], name: NDArray[np.int32], thread: NDArray[np.int32]) -> Spans:
+def _joined(parts: Sequence[_Part], name: NDArray[np.int32], thread: NDArray[np.int32]) -> EventSpans:
     kinds = np.concatenate([np.empty(0, np.int32), *(part.kinds for part in parts)])
-    return Spans(
+    return EventSpans(
         name[kinds],
         thread[kinds],
         np.concatenate([np.empty(0, np.int64), *(part.start_ns for part in parts)]),

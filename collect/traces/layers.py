@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from collect.traces import gloo
 from collect.traces.activities import Activities
-from collect.traces.details import Spans
+from collect.traces.details import EventSpans
 from collect.traces.event_decoder import MODULE
 from collect.traces.nesting import DEEPEST, Nesting, containing, lengths, nesting
 from collect.traces.trace import Trace
@@ -135,14 +135,14 @@ def _around(
     return found[some], np.broadcast_to(rows[:, None], found.shape)[some]
 
 
-def _in_autograd(trace: Trace, calls: Spans) -> NDArray[np.bool_]:
+def _in_autograd(trace: Trace, calls: EventSpans) -> NDArray[np.bool_]:
     """Which calls start during a node of autograd on the same thread."""
     rows = gloo.autograd_of(trace)
-    wrappers = Spans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
+    wrappers = EventSpans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
     return containing(nesting(wrappers).segments, calls.thread, calls.start_ns) >= 0
 
 
-def _nodes(trace: Trace, calls: Spans, nested: Nesting) -> tuple[Spans, NDArray[np.intp]]:
+def _nodes(trace: Trace, calls: EventSpans, nested: Nesting) -> tuple[EventSpans, NDArray[np.intp]]:
     """Returns (nodes of autograd whose operators run inside calls of modules, for each node the innermost of these calls)."""
     details = trace.details
     operators, sequence, thread = details.operators, details.sequence, details.forward_thread
@@ -159,7 +159,11 @@ def _nodes(trace: Trace, calls: Spans, nested: Nesting) -> tuple[Spans, NDArray[
 
 
 def _makers(
-    operators: Spans, sequence: NDArray[np.int64], node: NDArray[np.intp], forward: NDArray[np.intp], thread: NDArray[np.int64]
+    operators: EventSpans,
+    sequence: NDArray[np.int64],
+    node: NDArray[np.intp],
+    forward: NDArray[np.intp],
+    thread: NDArray[np.int64],
 ) -> NDArray[np.intp]:
     """For each node of autograd the index of the operator of forward that made it; -1 if this operator is not known.
 
@@ -181,7 +185,7 @@ def _makers(
 
 
 def _last_before(
-    operators: Spans, sequence: NDArray[np.int64], rows: NDArray[np.intp], node: NDArray[np.intp]
+    operators: EventSpans, sequence: NDArray[np.int64], rows: NDArray[np.intp], node: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """For each node the last operator that has the sequence number of the node and starts before the node; -1 if none does.
 
@@ -205,7 +209,7 @@ def _on_device(
     nested: Nesting,
     chains: NDArray[np.intp],
     again: NDArray[np.bool_],
-    nodes: Spans,
+    nodes: EventSpans,
     call_of_node: NDArray[np.intp],
     count: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.details import Spans
+from collect.traces.details import EventSpans
 
 DEEPEST = 64  # spans inside more than this number of other spans are ignored
 
@@ -22,10 +22,10 @@ class Nesting(NamedTuple):
     """
 
     parent: NDArray[np.intp]
-    segments: Spans
+    segments: EventSpans
 
 
-def nesting(spans: Spans) -> Nesting:
+def nesting(spans: EventSpans) -> Nesting:
     """The nesting of these spans. A span that ends after the span in which it starts is cut at the end of that span."""
     parent = np.full(len(spans.start_ns), -1, np.intp)
     pieces: list[tuple[int, int, int, int]] = []
@@ -59,10 +59,10 @@ def nesting(spans: Spans) -> Nesting:
         running.append((index, end))
     end_until(None)
     found = np.array(pieces, np.int64).reshape(-1, 4)
-    return Nesting(parent, Spans(found[:, 0].astype(np.int32), found[:, 1].astype(np.int32), found[:, 2], found[:, 3]))
+    return Nesting(parent, EventSpans(found[:, 0].astype(np.int32), found[:, 1].astype(np.int32), found[:, 2], found[:, 3]))
 
 
-def containing(spans: Spans, thread: NDArray[np.int32], moment: NDArray[np.int64]) -> NDArray[np.intp]:
+def containing(spans: EventSpans, thread: NDArray[np.int32], moment: NDArray[np.int64]) -> NDArray[np.intp]:
     """The index of the span that contains each moment on its thread; -1 if there is none. Shape (number of moments,).
 
     spans: disjoint on each thread. thread, moment: one entry for each moment.
@@ -81,7 +81,7 @@ def containing(spans: Spans, thread: NDArray[np.int32], moment: NDArray[np.int64
     return found[count:]
 
 
-def innermost(spans: Spans) -> NDArray[np.bool_]:
+def innermost(spans: EventSpans) -> NDArray[np.bool_]:
     """Which spans are innermost: no other span of the same thread starts within them."""
     order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
     thread, start, end = spans.thread[order], spans.start_ns[order], spans.end_ns[order]
@@ -91,7 +91,7 @@ def innermost(spans: Spans) -> NDArray[np.bool_]:
     return found
 
 
-def outermost(spans: Spans) -> NDArray[np.bool_]:
+def outermost(spans: EventSpans) -> NDArray[np.bool_]:
     """Which spans are outermost: they do not start within another span of the same thread."""
     found = np.zeros(len(spans.start_ns), bool)
     order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))

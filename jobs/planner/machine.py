@@ -30,10 +30,6 @@ class PlannedMachine(msgspec.Struct, frozen=True):
     between: PlannedLink | None = None
     price: float | None = None
 
-    def for_nodes(self, nodes: int) -> PlannedLink | None:
-        """The link that the slowest hop of a collective over so many nodes uses."""
-        return self.inside if nodes == 1 else self.between
-
 
 NO_GPU = PlannedMachine(on_gpu=False)
 

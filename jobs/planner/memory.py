@@ -49,7 +49,7 @@ def terms() -> dict[str, MemoryTerm]:
     return msgspec.yaml.decode(content, type=dict[str, MemoryTerm])
 
 
-class StepMemory(msgspec.Struct, frozen=True):
+class StepMemoryTerms(msgspec.Struct, frozen=True):
     """The peak of a step. by_category: bytes at the peak. complete: false if activations are not known: a lower bound."""
 
     by_category: dict[str, PredictedRange]
@@ -66,7 +66,7 @@ class StepMemory(msgspec.Struct, frozen=True):
         return total(self.by_category)
 
 
-def of(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> StepMemory:
+def of(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> StepMemoryTerms:
     """The memory of a cell. micro_batch: another micro_batch_size than the cell's. on_gpu: whether ranks have GPUs."""
     facts = model_facts.of(cell)
     division = sharding.divide(cell, facts.parameters)
@@ -75,7 +75,7 @@ def of(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> St
     worst = max(parts, key=lambda part: total(part).likely)
     if on_gpu:
         worst = {**worst, **beside_tensors(cell, total(worst))}
-    return StepMemory({name: term for name, term in worst.items() if term.high > 0}, facts.saved is not None)
+    return StepMemoryTerms({name: term for name, term in worst.items() if term.high > 0}, facts.saved is not None)
 
 
 def beside_tensors(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRange]:

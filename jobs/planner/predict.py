@@ -109,7 +109,7 @@ class _Memory(msgspec.Struct, frozen=True):
 
 
 def _memory(
-    cell: Cell, machine: PlannedMachine, needed: memory.StepMemory, calibration: Calibration, answer: Answer | None
+    cell: Cell, machine: PlannedMachine, needed: memory.StepMemoryTerms, calibration: Calibration, answer: Answer | None
 ) -> _Memory:
     """The memory by the rehearsal, else by the formula. needed: by the formula."""
     if isinstance(answer, Rehearsed):
@@ -136,7 +136,7 @@ def _traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, Source | 
 
 
 def _largest_micro_batch(
-    cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, needed: memory.StepMemory, found: _Memory
+    cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, needed: memory.StepMemoryTerms, found: _Memory
 ) -> int | None:
     """By the formula, which is scaled so that it agrees with `found` for the micro-batch of the cell."""
     if capacity is None:

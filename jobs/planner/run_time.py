@@ -13,7 +13,7 @@ POWER = PredictedRange(0.45, 0.75, 1.0)  # share of a board's largest power whil
 ITEMS = {"cifar10": 50_000, "mnist": 60_000, "imagenet": 1_281_167}  # of the official training splits
 
 
-class RunTime(msgspec.Struct, frozen=True):
+class PredictedRunTime(msgspec.Struct, frozen=True):
     """A whole run: seconds, and of the GPUs that train kWh (None if their power is not known)."""
 
     time_s: PredictedRange
@@ -35,7 +35,7 @@ def assumed_power(gpu: GpuModel | None) -> PredictedRange | None:
     return None if gpu is None or gpu.power_w is None else POWER.times(gpu.power_w)
 
 
-def of(cell: Cell, step_s: PredictedRange, power_w: PredictedRange | None) -> RunTime | None:
+def of(cell: Cell, step_s: PredictedRange, power_w: PredictedRange | None) -> PredictedRunTime | None:
     """The time of a run; None if the number of its steps is not known. power_w: of one GPU, in watts; None: not known."""
     steps = steps_of(cell)
     if steps is None:
@@ -43,12 +43,12 @@ def of(cell: Cell, step_s: PredictedRange, power_w: PredictedRange | None) -> Ru
     return with_energy(cell, START_S + step_s.times(steps), power_w)
 
 
-def with_energy(cell: Cell, time_s: PredictedRange, power_w: PredictedRange | None) -> RunTime:
+def with_energy(cell: Cell, time_s: PredictedRange, power_w: PredictedRange | None) -> PredictedRunTime:
     """A run of which the time is known. power_w: as for `of`."""
     if power_w is None:
-        return RunTime(time_s, None)
+        return PredictedRunTime(time_s, None)
     pairs = zip(ends(time_s), ends(power_w), strict=True)
-    return RunTime(time_s, PredictedRange(*(seconds / 3600 * cell.gpus * watts / 1000 for seconds, watts in pairs)))
+    return PredictedRunTime(time_s, PredictedRange(*(seconds / 3600 * cell.gpus * watts / 1000 for seconds, watts in pairs)))
 
 
 def ends(span: PredictedRange) -> tuple[float, float, float]:

@@ -25,7 +25,7 @@ SLOWEST = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step
 UPDATE_BYTES = {True: 28, False: 72}  # moved per parameter by Adam in fp32, fused or not: reads and writes of its tensors
 
 
-class StepTime(msgspec.Struct, frozen=True):
+class PredictedStepTime(msgspec.Struct, frozen=True):
     """The parts of a step, in seconds. They add up to the step. communication: all of it, hidden or not. links: those that it
     uses."""
 
@@ -44,7 +44,7 @@ class StepTime(msgspec.Struct, frozen=True):
         return max(self.parts, key=lambda name: self.parts[name].likely)
 
 
-def of(cell: Cell, machine: PlannedMachine) -> StepTime | None:
+def of(cell: Cell, machine: PlannedMachine) -> PredictedStepTime | None:
     """The time of a step; None if a part of it is not known: the GPU, the operations, the exchanges or a link."""
     facts = model_facts.of(cell)
     if machine.gpu is None or facts.flops_per_item is None or (exchanged := exchanges.of(cell)) is None:
@@ -63,7 +63,7 @@ def of(cell: Cell, machine: PlannedMachine) -> StepTime | None:
     busy = compute + launches
     exposed = shown + _not_hidden(cell, hidden, busy)
     bubble = busy.times(_bubble(cell))
-    return StepTime(
+    return PredictedStepTime(
         {
             "compute": compute,
             "launches": launches,

@@ -55,7 +55,7 @@ def at_depth(cell: Cell, blocks: int) -> Cell:
     return msgspec.structs.replace(cell, options={**cell.options, name: blocks})
 
 
-class Line:
+class DepthLine:
     """The straight line through the values at two depths, at the cell's own depth."""
 
     def __init__(self, depths: tuple[int, int], cell: Cell) -> None:

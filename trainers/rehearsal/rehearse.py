@@ -77,7 +77,7 @@ def _ranks(cell: Cell, data_path: Path, two: tuple[int, int] | None) -> tuple[Re
     if two is None:
         done = [(step, depths.as_collectives(dict(step.calls))) for step in steps]
     else:
-        line = depths.Line(two, cell)
+        line = depths.DepthLine(two, cell)
         pairs = zip(steps[::2], steps[1::2], strict=True)
         done = [(line.step(low, high), line.collectives(dict(low.calls), dict(high.calls))) for low, high in pairs]
     return tuple(
