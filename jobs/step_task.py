@@ -49,8 +49,8 @@ def main(argv: list[str]) -> int:
     command = [Template(word).safe_substitute(environment) for word in argv[2:]]
     folder.log.mkdir(exist_ok=True)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # Slurm sends these signals to every process of the step. The processes that are started below ignore them too, except
-        # ranks that handle them to save a checkpoint.
+        # Slurm sends these signals to every process of the step. Ranks that keep checkpoints handle the signals. This process
+        # and the other processes that it starts ignore them.
         signal.signal(number, signal.SIG_IGN)
     if first_here:
         _wait_for_gpus(folder)

@@ -50,7 +50,7 @@ class Site(msgspec.Struct, frozen=True):
         return self.cluster.provider == "virtual"
 
     def with_role(self, role: str) -> list[Target]:
-        """The nodes with a role, including nodes in `left`."""
+        """The nodes with a role, including the nodes that later operations leave out (`left`)."""
         return [target for target in self.targets if target.has(role)]
 
     @property

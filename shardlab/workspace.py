@@ -1,4 +1,4 @@
-"""The workspace: the user's folder with the cluster file, the runs, the report, and in .shardlab files of shardlab itself."""
+"""The workspace: the user's folder with the cluster file, the runs, the report, and the folder .shardlab."""
 
 from __future__ import annotations
 

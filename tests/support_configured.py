@@ -59,7 +59,7 @@ def described(folder, model):
 
 
 def use(run_dir, model, known, **options):
-    """Change the run folder of a run of another workload so that the run trains this model."""
+    """Change the files of a run folder so that the run trains `model` instead of the workload that the folder was made for."""
     run = run_dir.read_run()
     defaults = {option.name: option.default for option in (*menu.strategy(run.cell.strategy).options, *known.options)}
     cell: Cell = msgspec.structs.replace(

@@ -14,7 +14,7 @@ from shardlab import files
 from shardlab.record import SCHEMA, LineWriter, Result, StepRecord
 from shardlab.rundir import RunDir
 
-BEST = 3  # the size with the highest throughput
+BEST = 3  # the batch size with the highest throughput
 
 
 def main(folder: RunDir, size: int) -> int:

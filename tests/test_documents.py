@@ -18,7 +18,7 @@ from shardlab.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 MAINS = {"jobs": jobs.cli.main, "collect": collect.cli.main, "provision": provision.cli.main}
-# Maps the name of a description to (the command whose JSON document is compared with it, the exit code of the command).
+# Maps the name of a description in support_documents.py to (the command whose JSON output it describes, its exit code).
 # `{run}` stands for the name of a run with traces, `{other}` for another such run, and `{folder}` for the workspace.
 PRINTED = {
     "provision init": ("provision init", 0),

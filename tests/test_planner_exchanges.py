@@ -10,7 +10,8 @@ from trainers import menu
 MICRO = 32_768  # bytes of the hidden state of 2 sequences: 2 x 64 positions x 64 numbers x 4 bytes
 TIED = 65_536  # bytes of the token embedding, 256 x 64 numbers, which is also the head: the first and the last rank share it
 NOT_KNOWN = {"ddp-powersgd", "ps-async", "ps-ssp", "ps-sync"}
-# Of tensor parallelism with sharding, the planner divides the whole block by tp; biases and norms are in fact on every rank.
+# The relative error that is allowed. For these strategies, the planner divides all parameters of a transformer block by tp, but
+# each rank has all biases and norms.
 WITHIN = {"tp-fsdp2": 0.01, "tp": 0.003}
 IN_PIPELINES = [
     # (strategy, keys, what the rank that sends most sends), with micro-batches of 2 sequences

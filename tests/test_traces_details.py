@@ -164,7 +164,8 @@ def test_attention_of_a_real_training_is_the_operator_that_ran(recorded):
 
 
 def gpu_rank(seed: int) -> tuple[support.RankOfRun, dict]:
-    """A rank with modules, autograd, and kernels, and the truth: for each module its moments on the GPU and on the host."""
+    """A random trace of a rank with modules, autograd and kernels, and the expected values: for each module the
+    nanoseconds in which it is active on the GPU and on the host."""
     pick, rank = random.Random(seed), support.RankOfRun(seed)
     truth = {"forward": defaultdict(set), "backward": defaultdict(set), "communication": defaultdict(set),
              "host": defaultdict(set), "host backward": defaultdict(set), "calls": Counter()}  # fmt: skip

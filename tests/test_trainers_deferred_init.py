@@ -67,7 +67,7 @@ def test_what_is_cut_does_not_stay_whole_and_a_tied_weight_stays_one(alone):
     assert model["block"].weight.dtype == torch.bfloat16
     assert model["head"].weight.is_meta
     whole = weakref.ref(model["block"].weight)
-    model["block"].weight = nn.Parameter(torch.zeros(1, 4))  # replaces the weight, as code does that shards a module
+    model["block"].weight = nn.Parameter(torch.zeros(1, 4))  # replaces the weight, as code that shards a module does
     gc.collect()
     assert whole() is None
     deferred.fill_own(model["embedding"], keep=False)

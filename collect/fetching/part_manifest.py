@@ -30,7 +30,7 @@ class ListedPart(msgspec.Struct):
     """A node's part of a run."""
 
     manifest: RunManifest
-    in_use: bool  # whether a process still works in its folder, e.g. a rank that continues although its connection is lost
+    in_use: bool  # whether a process still works in the folder of this part, e.g. a rank whose connection is lost
     has_claim: bool  # whether this is the run folder on the first node, which contains the claim
 
 

@@ -19,7 +19,10 @@ METRICS = ("step_time_ms", "throughput_per_s", "train_time_s", "peak_memory_byte
 
 
 class HistoryRun(msgspec.Struct, frozen=True):
-    """A completed run of a workspace. place: the workspace as the user named it. at: when the run was rendered."""
+    """A completed run of a workspace.
+
+    place: the workspace as the user named it. at: when the files of the run were written, before it was submitted.
+    """
 
     place: str
     matrix: str

@@ -74,7 +74,11 @@ NOTHING = Calibration({}, {}, {})
 
 
 def of(ratios: Iterable[MeasuredRatio], whose: str = RUNS, fallback: Calibration | None = None) -> Calibration:
-    """Build the calibration from the measurements of runs. whose, fallback: as in Calibration."""
+    """Build a calibration from the measurements of runs.
+
+    ratios: measured time and memory of runs, divided by the predicted ones. whose: where they come from, as a text.
+    fallback: another calibration, which is used for cells without a measurement in `ratios`.
+    """
     found = Calibration({}, {}, {}, whose, fallback)
     for one in ratios:
         for key in _keys(one.cell, one.gpu):

@@ -46,7 +46,7 @@ def sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]) -> list
 
 
 def scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> None:
-    """Print the cells on other numbers of GPUs."""
+    """Print the predictions of each measured cell for the numbers of GPUs that --scale-out names."""
     rows = [
         [name, str(one.gpus), _memory(one.predicted), _range(duration, one.step_s), _range(_times, one.speedup), one.trust]
         for name, several in scaled.items()

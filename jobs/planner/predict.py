@@ -111,7 +111,10 @@ class _Memory(msgspec.Struct, frozen=True):
 def _memory(
     cell: Cell, machine: PlannedMachine, needed: memory.StepMemoryTerms, calibration: Calibration, answer: Answer | None
 ) -> _Memory:
-    """The memory by the rehearsal, else by the formula. needed: by the formula."""
+    """Predict the memory of a rank: from the rehearsal of a step if there is one, else from the formula.
+
+    needed: the terms of the formula. answer: the rehearsal, or why there is none.
+    """
     if isinstance(answer, Rehearsed):
         return _rehearsed(cell, machine, answer)
     tensors, corrected = calibration.memory(cell, machine.name, needed.tensors)

@@ -62,7 +62,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     missing = [name for name in wanted(site, target) if name not in installed.versions]
     changes: list[Change] = []
     if installed.interrupted:
-        # dpkg cannot configure packages that depend on a package that was only partly unpacked; then apt repairs this package
+        # If a package was only partly unpacked, dpkg cannot configure the packages that depend on it. Then apt repairs it.
         repair = f"{QUIET}; dpkg --force-confdef --force-confold --configure -a || {APT} {OPTIONS} --fix-broken install"
         changes.append(shell("finish the installation that was interrupted", repair, timeout_s=LOCK_S))
     if missing:

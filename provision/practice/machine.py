@@ -73,7 +73,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         return None if self._loop() is None else 0.0
 
     def create(self) -> None:
-        """Make the files of the node, mount its root file system and boot it. Existing files are kept. Raises NoBase."""
+        """Make the files of the node, mount its root file system and boot it. Existing files are kept. Raises NoBase
+        if the base system, which all practice nodes share, was not made yet."""
         self._check_base()
         for name in ("upper", "work", "root"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,9 @@ def socket_path() -> Path:
 
 
 def key() -> str:
-    """A digest of this interpreter, its installed packages and this source. It is the name of the socket.
+    """A digest of this interpreter, its installed packages and this source: the name of the warm parent's socket.
+
+    The warm parent is the process that has imported torch and forks the ranks of each run.
 
     If any of them changes, the name of the socket changes, so that a run always uses the code on disk. The folder of the source
     is not part of the digest: runs of several workspaces, each with its own copy of the source, use the same warm parent.

@@ -156,7 +156,7 @@ class ParameterServer(Server):
         self._reply(request.worker, (), None)
 
     def _let_begin(self) -> None:
-        """Answer each worker whose push is applied and that may begin its next step."""
+        """Send the parameters to each worker that waits after its push and may now begin its next step."""
         for worker in [worker for worker in self._held if self._ledger.may_begin(worker)]:
             self._ledger.begin(worker)
             push = self._held.pop(worker)
