@@ -77,11 +77,11 @@ def fetch(workspace: Workspace, patterns: Sequence[str], progress: TransferProgr
 
 
 def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = ()) -> Fetched:
-    """Write or check the manifest of one run. `problems` of the result lists the differences from an earlier manifest.
+    """Write the manifest of a run, or compare the run with the manifest of an earlier fetch. Differences are in `problems`.
 
-    downloaded: the result of its download, if the cluster is remote. parts: as in Fetched.
+    If the run no longer matches an earlier manifest, the manifest is not changed, because it shows what the run was before.
 
-    If the run no longer matches its manifest, the manifest is not changed, because it shows what the run was before.
+    downloaded: the result of downloading the run if the cluster is remote. parts: as in Fetched.
     """
     records = RunRecords.read(run)
     state, damage = records.verdict.state, records.damage

@@ -1,4 +1,4 @@
-"""Scores the planner: its predictions against the measurements, by strategy and category."""
+"""Scores the planner: compares its predictions with the measurements, for each strategy and category (such as step time)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PredictionScore(msgspec.Struct, kw_only=True):
 
 
 def scores(loaded: Loaded) -> list[PredictionScore]:
-    """The scores, strategy by strategy in the order of the matrix, and in a strategy by category."""
+    """The scores of all strategies in the order of the matrix; for each strategy, one score per category."""
     pairs: dict[str, dict[str, list[ComparedPrediction]]] = {}
     for cell in loaded.cells:
         for run in cell.completed:
@@ -45,8 +45,10 @@ def scores(loaded: Loaded) -> list[PredictionScore]:
 
 
 def watts_per_gpu(loaded: Loaded) -> dict[str, float]:
-    """The mean power of one GPU in each completed run while its steps were timed, in watts, by run id; without runs of which
-    it was not measured, and without rehearsals."""
+    """The mean power of one GPU in each completed run while its steps were timed: {run id: power in watts}.
+
+    Rehearsals and runs whose energy was not measured are left out.
+    """
     found = {}
     for run in loaded.runs:
         if not run.completed or run.result is None or run.result.rehearsal or (span := run.window) is None:

@@ -1,4 +1,4 @@
-"""Makes tables of profiled cells: idle time by cause, phases, modules, memory of devices, matrix products, attention."""
+"""Makes tables of profiled cells: idle time by cause, phases, modules, memory of devices, matrix products, and attention."""
 
 from __future__ import annotations
 
@@ -202,7 +202,8 @@ def device_memory(loaded: Loaded) -> list[DeviceMemory]:
 
 
 def matrix_products(loaded: Loaded) -> list[ProductOfStep]:
-    """The matrix products of every cell whose traces record shapes; for each cell, the longest time first."""
+    """The matrix products of every cell whose traces record shapes. The products of a cell are ordered by time, the longest
+    first."""
     return [found for cell in loaded.cells for found in products_of(cell)]
 
 
@@ -227,7 +228,8 @@ def products_of(cell: LoadedCell) -> list[ProductOfStep]:
 
 
 def attention(loaded: Loaded) -> list[AttentionOfStep]:
-    """The attention of every cell that was profiled by steps; for each cell, the longest time first."""
+    """The attention of every cell that was profiled by steps. The kinds of attention of a cell are ordered by time, longest
+    first."""
     return [found for cell in loaded.cells for found in attention_of(cell)]
 
 
@@ -250,7 +252,11 @@ def attention_of(cell: LoadedCell) -> list[AttentionOfStep]:
 
 
 def _with(cell: LoadedCell, field: str) -> tuple[list[RankAnalysis], int, int]:
-    """(the ranks of a cell that recorded `field`, the number of their repeats, the number of their profiled steps)."""
+    """The ranks of a cell whose traces recorded `field`, such as `layers`.
+
+    Returns (the analyses of these ranks in all repeats, number of repeats with such a rank, number of steps that they
+    profiled).
+    """
     runs = [[rank for rank in run.ranks if getattr(rank, field)] for run in profiled(cell)]
     ranks = [rank for run in runs for rank in run]
     return ranks, sum(map(bool, runs)), sum(rank.steps for rank in ranks)
