@@ -1,4 +1,4 @@
-"""Computes from a trace how a rank spent its time: on compute, communication, memory operations, or idle."""
+"""Computes from a trace how a rank spent its time: with compute, communication, memory operations, or idle."""
 
 from __future__ import annotations
 
@@ -116,10 +116,10 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown(trace: Trace) -> Breakdown | None:
-    """Compute the exact figures of a trace, to the nanosecond.
+    """Compute the exact breakdown of the time of a rank, to the nanosecond, from its trace.
 
-    None if the trace contains neither kernels nor operators, or if it contains events of an accelerator with unknown categories
-    and no kernels of a GPU.
+    None if the trace contains neither kernels nor operators, or if it contains no kernels of a GPU, but events of an
+    accelerator with unknown categories.
     """
     gpu = launches(trace)
     if not (gpu.counted | gpu.before_recording).any():
@@ -181,7 +181,10 @@ def _on_cpu(trace: Trace) -> Breakdown | None:
 
 
 def _collectives(trace: Trace, rows: NDArray[np.intp], names: Sequence[str]) -> list[EventTally]:
-    """Count events by collective. rows: the indexes of the events in the trace; names: the collective of each event."""
+    """Count the calls of each collective, and add up their durations.
+
+    rows: the indexes of the calls in the trace. names: the name of the collective of each call.
+    """
     return renamed([EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str)
 
 
@@ -223,7 +226,7 @@ def steps(trace: Trace) -> int:
 def tally(
     trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp], duration_ns: NDArray[np.int64] | None = None
 ) -> list[EventTally]:
-    """The chosen events by name, the longest total first.
+    """Count the chosen events by name, and add up their durations. The name with the longest total comes first.
 
     rows: the chosen events, as a boolean mask or as indexes. duration_ns: durations, one per chosen event, that replace the
     durations in the trace.
@@ -244,7 +247,8 @@ def _sum(durations_ns: NDArray[np.int64]) -> int:
 
 
 def renamed(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list[EventTally]:
-    """Rename tallies and add up the tallies that get the same name. The result is sorted by total, the longest first."""
+    """Rename tallies, and add up tallies that then have the same name. The result is sorted by total time, the longest
+    first."""
     totals: dict[str, EventTally] = {}
     for one in tallies:
         name = rename(one.name)
