@@ -1,4 +1,4 @@
-"""Finds the cell that a filter matches, and a metric of this cell. Raises `NoMeasurement` if no cell or several cells match."""
+"""Finds the cell that a filter matches, and a metric of this cell. Raises `NoMeasurement` unless exactly one cell matches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from shardlab.metric_names import STATE as STATE
 
 
 class NoMeasurement(Exception):
-    """Raised if a filter does not lead to a number. verdict: the verdict on a claim that needs this number; why: a sentence."""
+    """Raised if a filter does not lead to a number.
+
+    verdict: the verdict on a claim that needs this number. why: the reason, as a sentence.
+    """
 
     def __init__(self, verdict: Literal["ambiguous", "not run", "undecided"], why: str) -> None:
         super().__init__(why)
@@ -47,12 +50,12 @@ class SelectedMetric(msgspec.Struct, frozen=True):
 
     @property
     def mean(self) -> float:
-        """The mean over the repeats."""
+        """The mean of the values over the repeats."""
         return statistics.fmean(self.values)
 
     @property
     def parts(self) -> tuple[SelectedMetric, ...]:
-        """The measured metrics behind this metric: the two compared metrics, or this metric itself if it compares nothing."""
+        """The two compared metrics if this metric compares two cells; otherwise this metric itself."""
         return self.beside or (self,)
 
 
@@ -79,7 +82,7 @@ class Measurements:
         return self._labels[row.id]
 
     def row(self, wanted: Mapping[str, Any]) -> CellRow:
-        """The one cell that has these values. Raises NoMeasurement if no cell or several cells have these values."""
+        """The one cell whose keys have these values. Raises NoMeasurement if no cell or several cells have these values."""
         matching = [row for row in self.rows if cell_names.matches(row.cell, wanted)]
         said = ", ".join(f"{key} {value}" for key, value in wanted.items()) or "no filter"
         if len(matching) > 1:
@@ -92,7 +95,7 @@ class Measurements:
         raise NoMeasurement("not run", f"{said}: no such cell in this matrix")
 
     def state(self, wanted: Mapping[str, Any]) -> tuple[CellRow, str]:
-        """The one cell with these values, and its state, such as completed or oom.
+        """The one cell whose keys have these values, and its state, such as completed or oom.
 
         Raises NoMeasurement if the cell has not ended, or if its repeats ended in different states.
         """
@@ -126,7 +129,8 @@ class Measurements:
         return self._measured(metric, row, argument)
 
     def noise(self, metric: Metric, argument: Argument | None = None) -> Noise | None:
-        """The scatter of a metric over the repeats of all repeated cells; None if no cell was repeated."""
+        """The scatter of a metric over repeats, pooled over all cells that have several repeats; None if no cell has several
+        repeats."""
         key = (metric.name, argument)
         if key not in self._noise:
             if metric.of_run_at is None:
@@ -137,7 +141,11 @@ class Measurements:
         return self._noise[key]
 
     def compared(self, found: SelectedMetric, value: float, against: float) -> float | None:
-        """The result of a metric that compares two cells, for two given values of these cells; None if it is undefined."""
+        """The result of a metric that compares two cells, computed from one value of each cell; None if the result is
+        undefined.
+
+        value: the value of the cell. against: the value of the other cell.
+        """
         assert found.beside is not None
         quantity = self._set_beside(found.metric, *found.beside, value, against)
         return None if quantity is None else quantity.value
@@ -146,7 +154,7 @@ class Measurements:
         other = against or next((one for one in self.rows if one.id == row.baseline), None)
         if different := [
             one for one in (row, other) if one and one.does_other_work
-        ]:  # a cell that does other work has no baseline
+        ]:  # a cell that does other work has no baseline with which it could be compared
             said = "; ".join(
                 f"{self.label(one)}: {one.same_work.verdict} ({one.same_work.why})" for one in different if one.same_work
             )
