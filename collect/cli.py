@@ -260,7 +260,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
         summary.remarks.extend(own.remarks())
         folder = Path(arguments.out).absolute() if arguments.out else workspace.report
         write_report.write(folder, workspace, loaded, summary, images)
-        with contextlib.suppress(WorkspaceError):  # the workspace may belong to another user; the report is written elsewhere
+        with contextlib.suppress(WorkspaceError):  # a workspace of another user cannot be written to; the report is elsewhere
             measured_power.write(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
     terminal.show(output, summary)
     output.line(f"report: {folder / write_report.PAGE}")

@@ -86,7 +86,7 @@ def apart(found: Matches) -> list[Apart]:
 
 
 def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Differs]:
-    # Find the keys in _MAY_DIFFER that have one value in all cells of `a` and another value in all cells of `b`.
+    # Finds the keys in _MAY_DIFFER that have the same value in all cells of `a`, and another value in all cells of `b`.
     found = []
     for key in sorted({key for cell in (*a, *b) for key in cell}):
         values = [{repr(cell.get(key)) for cell in cells} for cells in (a, b)]

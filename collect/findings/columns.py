@@ -38,7 +38,7 @@ class Text(msgspec.Struct, frozen=True):
 
     value: str
     spread: str = ""  # half the width of the 95 % interval, if it is known
-    unit: str = ""  # only if the rows of the column have different units or kinds
+    unit: str = ""  # the unit or kind of the value, only given if the rows of the column have different units or kinds
 
     def __str__(self) -> str:
         value = f"{self.value} ± {self.spread}" if self.spread else self.value

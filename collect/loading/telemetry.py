@@ -13,7 +13,7 @@ from collect.sources.steps import window
 from shardlab.record import ClockOffset
 
 APART_S = 0.1  # seconds by which the clocks of two hosts may differ: a fifth of the usual time between two samples
-STEP_S = 0.1  # a clock that jumps by more than these seconds was set; time daemons adjust a clock gradually, in smaller steps
+STEP_S = 0.1  # a clock that jumps by more seconds than this was set; time daemons adjust a clock gradually, in smaller steps
 GAP_PERIODS = 2.0  # if two samples are further apart than this many times the usual distance, there is a gap between them
 
 

@@ -13,8 +13,9 @@ import socket
 import struct
 
 SIOCETHTOOL = 0x8946
-GET_STRINGS, GET_STATISTICS, GET_COUNTS = 0x1B, 0x1D, 0x37  # ETHTOOL_GSTRINGS, _GSTATS, _GSSET_INFO
-STATISTICS = 1  # ETH_SS_STATS
+# In linux/ethtool.h, the names of these numbers are ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO and ETH_SS_STATS.
+GET_STRINGS, GET_STATISTICS, GET_COUNTS = 0x1B, 0x1D, 0x37
+STATISTICS = 1
 NAME_BYTES = 32  # the length of the name of a counter in bytes, including zeros that fill it up
 INTERFACE_BYTES = 16  # the length of the name of an interface in bytes, including zeros that fill it up
 MOST = 1 << 16  # the most counters of one interface; a driver that reports more counters is treated as faulty

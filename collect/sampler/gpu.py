@@ -22,7 +22,7 @@ KIB = 1024
 MOST_EVENTS = 64  # the most events that one sample reads: a faulty GPU may report errors faster than they can be read
 ALL_LINKS = 0xFFFFFFFF  # the scope with which NVML returns the sum over all NVLinks of a GPU
 UNSIGNED_INT = 1
-_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # in the order of nvmlValueType_t
+_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # fields of a value of NVML, by its valueType
 
 
 class GpuQuestion(NamedTuple):

@@ -7,7 +7,7 @@ import polars as pl
 
 from collect.traces.breakdown import Breakdown
 
-PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")  # in the order of a step
+PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")  # the times of the phases, in their order in a step
 LEAST_SHARE = 0.05  # a rank that is late by less than this share of a step is not a straggler
 LEAST_STEPS = 3
 

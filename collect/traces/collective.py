@@ -54,11 +54,11 @@ _MEANINGS = (  # (start of the name of a collective, without underscores; name o
     ("scatter", "scatter"),
     ("barrier", "barrier"),
 )
-_NCCL_NAME = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")  # ncclDevKernel_AllReduce_Sum_f32_RING_LL, ncclSymkDevKernel_AllGather
+_NCCL_NAME = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")  # such as ncclDevKernel_AllReduce_Sum_f32_RING_LL
 _OLD_NCCL_NAME = re.compile(r"nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AllToAll)\w*Kernel")
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_FUNCTION = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")  # return type, namespaces, name
-# Collectives that do not use NCCL: symmetric memory of PyTorch, custom all-reduces of vLLM, SGLang, TensorRT-LLM and AITER.
+_FUNCTION = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")  # return type, namespaces and name in C++
+# Kernels of collectives without NCCL: symmetric memory of PyTorch, own all-reduces of vLLM, SGLang, TensorRT-LLM and AITER.
 _CUSTOM = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.IGNORECASE)
 _DISPATCH = re.compile(r"\A(?:dispatch|combine)\b")  # the kernels of DeepEP that communicate
 # The prefix of the names of kernels that Inductor generates. Inductor names a kernel after the operators that it replaces, so

@@ -60,7 +60,7 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
             )
         return _report(output, run, found)
     paths = files(workspace, run)
-    if against is None and not like_hta:  # one trace after another, because thousands would not fit into memory together
+    if against is None and not like_hta:  # traces are read one after another, because thousands would not fit into memory
         return _report(output, run, in_order([file_figures(source.read(path)) for path in paths]))
     other_paths = files(workspace, against) if against else []
     traces = sorted(map(source.read, paths), key=lambda trace: order(trace.rank, str(trace.path)))

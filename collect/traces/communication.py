@@ -40,7 +40,7 @@ def kernel_communication(trace: Trace, kernel: NDArray[np.bool_]) -> Communicati
     """
     operations = list(trace.collectives)
     by_label = np.full(len(trace.labels), -1, np.int32)
-    for label in np.flatnonzero(np.bincount(trace.name[kernel])):  # np.unique would import numpy.ma
+    for label in np.flatnonzero(np.bincount(trace.name[kernel])):  # np.unique would import numpy.ma, which takes time
         if name := collective.of_kernel(trace.labels[label]):
             by_label[label] = len(operations)
             operations.append(CollectiveOperation(name))

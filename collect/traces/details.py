@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from collect.traces.event import UNKNOWN, Args, TraceEvent, integers
 
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
-_OPERATORS = ("cpu_op", "Operator")  # the categories of operators, today and until PyTorch 1.10
+_OPERATORS = ("cpu_op", "Operator")  # the category of operators today, and its name until PyTorch 1.10
 _PLAIN, _OPERATOR, _PRODUCT = range(3)
 Key = tuple[str, str, int | str]  # name, category and thread of an event
 

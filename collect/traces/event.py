@@ -136,7 +136,7 @@ def _of_texts(texts: Sequence[Raw]) -> NDArray[np.int64]:
     If every text has at most three decimals, as Kineto writes them, all texts are converted at once; otherwise they are
     converted one by one, with the same result.
     """
-    joined = b"\n" + b"\n".join(texts)  # a Raw is a buffer
+    joined = b"\n" + b"\n".join(texts)  # each text is a Raw, which `join` takes like bytes
     characters = np.frombuffer(joined, np.uint8)
     begins = np.flatnonzero(characters == _NEWLINE)
     points = np.flatnonzero(characters == _POINT)
@@ -150,7 +150,7 @@ def _of_texts(texts: Sequence[Raw]) -> NDArray[np.int64]:
         whole[:] = ends - begins - 1 - decimals
         whole[of] -= 1
         each = np.all((points > begins[of]) & (points < ends[of])) and np.all(np.diff(of) > 0)
-        longest = characters[begins[whole == _DIGITS] + 1]  # the first digit of the longest texts: 1 in timestamps since 1970
+        longest = characters[begins[whole == _DIGITS] + 1]  # first digit of the longest texts; it is 1 in today's timestamps
         fits = whole.max() < _DIGITS or (whole.max() == _DIGITS and np.all(longest == _ONE))
         if each and whole.min() > 0 and decimals.max() <= 3 and fits:
             return np.fromstring(joined.replace(b".", b""), np.int64, sep="\n") * 10 ** (3 - decimals)

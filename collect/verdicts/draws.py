@@ -17,7 +17,7 @@ from shardlab.expression import Evaluator, ExpressionError
 
 DRAWS = 10_000
 SEED = 20_260_101  # the seed of all draws, so that the same records always give the same verdicts
-Drawn = NDArray[np.float64]  # shape (DRAWS,)
+Drawn = NDArray[np.float64]  # random draws of an uncertain number, shape (DRAWS,)
 Value = float | str | Drawn  # the value of a call: an exact number, the state of a cell, or draws of an uncertain number
 
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {

@@ -13,7 +13,7 @@ from collect.figure import INK, CellMark, Figure, Group, axis, layout
 MOST_BARS = 60  # the most cells that a figure draws: nobody compares more cells at once
 LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # heights in a row: the name of the cell, the bar below it, and the space to the next row
 MARGIN_PX, LEGEND_PX = 70, 15  # LEGEND_PX: height for each name in the legend; a phone shows one or two names side by side
-BETWEEN = 0.15  # share of the width between two panels
+BETWEEN = 0.15  # space between two panels, as a share of the width of the figure
 END_PX = 7  # width of one character of the text at the end of a bar
 
 
