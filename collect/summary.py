@@ -126,7 +126,7 @@ class Summary(msgspec.Struct, dict=True):
 
     @cached_property
     def table(self) -> Table:
-        """The rows as a table of text."""
+        """The rows of the summary as tables of text."""
         return columns.table(self.rows)
 
     @cached_property

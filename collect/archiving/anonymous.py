@@ -68,10 +68,10 @@ class Pseudonyms:
     """
 
     def __init__(self, names: Iterable[tuple[str, str]], words: Collection[str] = ()) -> None:
-        """names: (kind, name) of each name to replace, such as ("host", "gpu1"). words: texts that must not be replaced, in
-        addition to the keys of records (WORDS).
+        """Give each name a pseudonym. Raises InputError if a name equals a text that must not be replaced.
 
-        Raises InputError if a name equals a text that must not be replaced.
+        names: (kind, name) of each name to replace, such as ("host", "gpu1"). words: texts that must not be replaced, in
+        addition to the keys of records (WORDS).
         """
         self.counts: dict[str, int] = {}
         self._of: dict[bytes, bytes] = {}

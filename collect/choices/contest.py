@@ -104,7 +104,7 @@ def grounds(rows: Sequence[CellRow]) -> list[Ground]:
 
 
 def contenders(rows: Sequence[CellRow]) -> list[Contender]:
-    """The rows of a contest as contenders, ordered by name."""
+    """The rows of one contest as contenders, ordered by their names."""
     found = []
     plainest = _plainest(rows)
     for name, row in _names(rows):

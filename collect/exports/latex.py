@@ -128,7 +128,8 @@ def _longest(column: Sequence[str], *, whole: bool) -> int:
 
 
 def _broken(share: float, is_number: bool) -> str:
-    """The specification of a column that wraps its text. share: its part of the line width, 0 to 1."""
+    """The LaTeX specification of a column that wraps its text. share: the part of the line that the column fills, from 0 to
+    1."""
     side = "left" if is_number else "right"
     return rf"  >{{\ragged{side}\arraybackslash}}p{{\dimexpr {share:.4f}\linewidth-2\tabcolsep}}"
 

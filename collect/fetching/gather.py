@@ -190,7 +190,7 @@ def list_parts(there: RemoteWorkspace, ids: Sequence[str], progress: TransferPro
 
 
 def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: TransferProgress) -> None:
-    """Copy the files in `parts.copied` into the staging folder of the node, and set `parts.arrived` and `parts.said`."""
+    """Copy the files in `parts.copied` from a node into a staging folder, and set `parts.arrived` and `parts.said`."""
     if parts.there is None:
         return
     staging = _staging(workspace, parts.node)

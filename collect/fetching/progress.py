@@ -33,8 +33,11 @@ class TransferProgress:
         live: Live | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """say: prints a remark. live: a live display that shows the progress in place of remarks, from the first transfer on.
-        clock: returns a time in seconds."""
+        """Begin without any transfer.
+
+        say: prints a remark. live: a live display that shows the progress in place of remarks, from the first transfer on.
+        clock: returns a time in seconds.
+        """
         self.say = say
         self._live, self._clock = live, clock
         self._lock = threading.Lock()

@@ -44,9 +44,10 @@ class Rsync:
     """Transfers files from the workspace on the cluster with rsync."""
 
     def __init__(self, there: RemoteWorkspace, lock: int, told: Callable[[], bool]) -> None:
-        """lock: the file descriptor of a lock, which rsync also holds until it ends. told: returns whether to stop early.
+        """Prepare transfers from a workspace. Raises ShardlabError if rsync is not installed.
 
-        Raises ShardlabError if rsync is not installed.
+        lock: the file descriptor of a lock, which rsync also holds until it ends. told: returns whether to stop a transfer
+        early.
         """
         rsync.must_be_installed("collect fetch")
         self._lock, self._told = lock, told

@@ -34,7 +34,7 @@ class GpuPanel(NamedTuple):
 
 
 class GpuLine(NamedTuple):
-    """A GPU of a cell, which has one line in each panel."""
+    """A GPU on which the run of a cell trained. The figure has one line for this GPU in each panel."""
 
     label: str
     place: int  # the place of the GPU in its cell, from 0

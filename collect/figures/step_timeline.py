@@ -47,7 +47,7 @@ class StepPhase(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """The panel of one cell."""
+    """The panel that shows the steps of one cell."""
 
     mark: CellMark
     phases: list[StepPhase]  # the phases of all drawn steps

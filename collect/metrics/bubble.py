@@ -10,7 +10,7 @@ from collect.sources.steps import unwatched
 
 
 def theory(run: LoadedRun) -> Quantity | None:
-    """The bubble by theory, in percent: 100 (P - 1) / (v M + P - 1).
+    """The bubble of a run's pipeline by theory, in percent: 100 (P - 1) / (v M + P - 1).
 
     P: number of ranks of a pipeline; M: number of micro-batches; v: number of stages per rank. None for a cell without a
     pipeline, and for a run without timed steps.

@@ -99,7 +99,7 @@ def opened(summary: Summary) -> list[Family]:
 
 
 def hidden(summary: Summary) -> str:
-    """A sentence that says how many contests the report does not show; "" if it shows all contests."""
+    """A sentence that says how many contests the report leaves out; "" if it shows all contests."""
     every = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
     left = sum(every) - sum(min(one, MOST_SHOWN) for one in every[:MOST_SHOWN])
     return f"{left:,} more comparisons are in summary.json" if left else ""

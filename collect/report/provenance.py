@@ -41,7 +41,7 @@ class CellPlace(msgspec.Struct, frozen=True):
 
 
 def cell(loaded: LoadedCell) -> CellPlace:
-    """Where the numbers of one cell come from. loaded: the cell with its runs."""
+    """Say where the numbers of one cell come from. loaded: the cell with its runs."""
     hashes = [run.run.cell_hash for run in loaded.runs if run.run]
     runs = {run.run_id: _run(run) for run in loaded.runs}
     return CellPlace(hashes[0] if hashes else "", reasons.rehearsal(loaded), runs)

@@ -27,7 +27,7 @@ def show(output: Output, answers: RunAnswers) -> None:
 
 
 def why(output: Output, run: str, against: str, found: StepDifference) -> None:
-    """Print a table that divides the difference in time between two runs into parts that sum to it.
+    """Print a table that divides the difference in time between two runs into parts. The sum of the parts is the difference.
 
     run, against: the names of the two runs, for the title of the table.
     """

@@ -33,7 +33,7 @@ class EventTally(msgspec.Struct, frozen=True):
 
     @property
     def mean_ns(self) -> float:
-        """The mean duration in ns."""
+        """The mean duration of an event with this name, in ns."""
         return self.total_ns / self.count
 
 
@@ -96,12 +96,12 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def like_hta(self) -> bool:
-        """Whether the figures are rounded and cut as in HolisticTraceAnalysis."""
+        """Whether the figures (numbers) are rounded and cut as in HolisticTraceAnalysis."""
         return self.hta_bounds is not None
 
     @property
     def kind(self) -> str:
-        """The kind of the figures: `gpu`, `gpu, like HTA` or `cpu`. Figures of different kinds cannot be compared."""
+        """The kind of the figures (numbers): `gpu`, `gpu, like HTA` or `cpu`. Figures of different kinds cannot be compared."""
         return ("gpu, like HTA" if self.like_hta else "gpu") if self.source == "gpu" else "cpu"
 
     @property

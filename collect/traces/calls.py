@@ -32,7 +32,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The text for the group in tables: its name, description and size."""
+        """The text that tables show for the group: its name, description and size."""
         if self.mixed:
             return "several, not told apart"
         called = f"{self.name} {self.description}".strip()
@@ -137,7 +137,8 @@ def _steps_at(trace: Trace, moments: NDArray[np.int64]) -> list[int]:
 
 
 def hidden(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Intervals) -> list[int]:
-    """How long compute runs during each call, in ns."""
+    """For each call of a collective, how long compute runs during the call, in ns. start_ns, end_ns: start and end of each
+    call."""
     return (intervals.before(compute, end_ns) - intervals.before(compute, start_ns)).tolist()  # type: ignore[no-any-return]
 
 

@@ -83,12 +83,12 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def algorithm_gb_per_s(self) -> float | None:
-        """The size of the messages divided by their time, in 1e9 bytes/s."""
+        """The algorithm bandwidth: the size of the messages divided by their time, in 1e9 bytes/s."""
         return self.message_bytes / self.timed_ns if self.message_bytes is not None and self.timed_ns else None
 
     @property
     def bus_gb_per_s(self) -> float | None:
-        """The algorithm bandwidth times the factor of nccl-tests, in 1e9 bytes/s."""
+        """The bus bandwidth: the algorithm bandwidth times the factor of nccl-tests, in 1e9 bytes/s."""
         return self.bus_bytes / self.timed_ns if self.bus_bytes is not None and self.timed_ns else None
 
     @property

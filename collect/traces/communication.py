@@ -27,7 +27,8 @@ class Communication(NamedTuple):
     operations: list[CollectiveOperation]
 
     def names(self, rows: NDArray[np.intp]) -> list[str]:
-        """For each event the name of its collective in torch.distributed. rows: the indexes of events that communicate."""
+        """The name in torch.distributed of the collective of each of these events. rows: the indexes of events that
+        communicate."""
         return [self.operations[index].name for index in self.operation[rows]]
 
 

@@ -147,13 +147,13 @@ class DetailColumns:
             self._sequences.append(np.stack([sequences, threads]))
 
     def add_modules(self, kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> None:
-        """Add the calls of modules of a block. Calls without a time are ignored."""
+        """Add the calls of modules in a block of events. Calls without a time are ignored."""
         rows = np.flatnonzero((start_ns != UNKNOWN) & (duration_ns >= 0))
         self._modules.append(_part(kinds, start_ns, duration_ns, rows))
         self.numbers = True
 
     def add_memory(self, events: Sequence[TraceEvent], moments_ns: NDArray[np.int64]) -> None:
-        """Add the allocations of a block. Allocations without a time or size are ignored."""
+        """Add the allocations and releases in a block of events. Those without a time or size are ignored."""
         if not events:
             return
         found = [(event, event.args or Args()) for event in events]

@@ -38,7 +38,7 @@ class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def file_figures(trace: Trace) -> FileFigures:
-    """Compute the exact figures of a trace."""
+    """Compute the exact figures (numbers) of a trace."""
     found = breakdown(trace)
     return FileFigures(
         path=str(trace.path),

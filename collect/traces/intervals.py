@@ -52,7 +52,7 @@ def either(one: Intervals, other: Intervals) -> Intervals:
 
 
 def without(one: Intervals, other: Intervals) -> Intervals:
-    """The part of `one` that is not in `other`."""
+    """The part of the set `one` that is not in the set `other`."""
     edges = np.sort(np.concatenate([one.start, one.end, other.start, other.end]))
     start, end = edges[:-1], edges[1:]
     kept = covers(one, start) & ~covers(other, start)
@@ -60,12 +60,12 @@ def without(one: Intervals, other: Intervals) -> Intervals:
 
 
 def within(one: Intervals, start: int, end: int) -> Intervals:
-    """The part of `one` that is in [start, end)."""
+    """The part of the set `one` that lies within [start, end)."""
     return union(np.maximum(one.start, start), np.minimum(one.end, end))
 
 
 def complement(one: Intervals, start: int, end: int) -> Intervals:
-    """The part of [start, end) that is not in `one`. The set `one` must be within [start, end)."""
+    """The part of [start, end) that is not in the set `one`. The set `one` must lie within [start, end)."""
     return union(np.concatenate([[start], one.end]), np.concatenate([one.start, [end]]))
 
 

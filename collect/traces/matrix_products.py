@@ -47,7 +47,7 @@ class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flops(self) -> int:
-        """The FLOPs of the calls whose time is known."""
+        """The FLOPs of all calls whose time is known."""
         return 2 * self.batch * self.m * self.n * self.k * self.calls
 
     @property

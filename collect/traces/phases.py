@@ -125,7 +125,7 @@ def _host(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict[Phase, Inte
 
 
 def _closed(trace: Trace, autograd: Intervals, main: int) -> Intervals:
-    """The time of autograd, including gaps between two of its nodes in which the main thread starts no operator of its own."""
+    """The time of autograd. A gap between two of its nodes is included if the main thread starts no operator in the gap."""
     operators = np.sort(trace.start_ns[trace.of_category("cpu_op") & (trace.thread == main)])
     operators = operators[~intervals.covers(autograd, operators)]
     first, last = autograd.end[:-1], autograd.start[1:]

@@ -39,7 +39,7 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def judged(self) -> list[Breakdown]:
-        """The breakdowns that metrics use: `like_hta` if there are any, else `exact`."""
+        """The breakdowns from which metrics are computed: `like_hta` if it is not empty, else `exact`."""
         return self.like_hta or self.exact
 
 

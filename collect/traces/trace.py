@@ -234,7 +234,7 @@ def _rank(outside: bytes, path: Path) -> int | None:
 
 
 class _Columns:
-    """Collects the columns of a trace from the events of one block after another."""
+    """Collects the columns of a trace from the events of the file, which are added block by block."""
 
     def __init__(self) -> None:
         self.lost: Counter[str] = Counter()

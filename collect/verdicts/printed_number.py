@@ -89,12 +89,13 @@ class Printed(msgspec.Struct, frozen=True, omit_defaults=True):
 def parse(text: str, unit: str | None, metric_unit: str, *, change: bool = False) -> Printed:
     """Parse a number that a study printed into the unit of a metric.
 
-    text: as printed. unit: the unit in the head of the table, if there is one. metric_unit: the unit of the metric; for units/s
-    the text may name any items, such as tokens, and the result has the unit of these items.
+    text: the number as printed. unit: the unit in the head of the table, if there is one. metric_unit: the unit of the metric;
+    for units/s the text may name any items, such as tokens, and the result has the unit of these items.
+
     change: whether the metric is a difference from another cell; such a number, like a percentage, may begin with a plus sign.
 
-    A number without a unit is a share if the metric is in percent: 0.92 is 92 %. MB means 10^6 bytes. Raises ValueError, with a
-    sentence, if the text is not a number with a unit, or if the metric cannot have this unit.
+    If the metric is in percent, a number without a unit is a share: 0.92 is 92 %. MB means 10^6 bytes. Raises ValueError, with
+    a sentence, if the text is not a number with a unit, or if the metric cannot have this unit.
     """
     plain = text.translate(_PLAIN).strip()
     if state := _STATES.get(plain.lower()):

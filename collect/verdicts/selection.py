@@ -70,7 +70,7 @@ class Measurements:
         self._noise: dict[tuple[str, Argument | None], Noise | None] = {}
 
     def cell(self, row: CellRow) -> LoadedCell:
-        """The cell of a row, with its runs."""
+        """The cell of a row of the summary, with its runs."""
         return self._cells[row.id]
 
     @cached_property
@@ -78,7 +78,7 @@ class Measurements:
         return columns.label_of(self.rows)
 
     def label(self, row: CellRow) -> str:
-        """The short and unique name of a row."""
+        """The short and unique name of a row of the summary."""
         return self._labels[row.id]
 
     def row(self, wanted: Mapping[str, Any]) -> CellRow:

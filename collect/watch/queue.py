@@ -135,7 +135,7 @@ class Queue:
 
 
 class StateCount(msgspec.Struct, frozen=True):
-    """The number of runs in a state."""
+    """How many runs are in a state."""
 
     state: str
     runs: int

@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = WAIT_S
 
     def version_string(self) -> str:
-        """The value of the header `Server`."""
+        """The value of the header `Server`, which the base class sends with each answer."""
         return "shardlab"
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - its name in the base class
