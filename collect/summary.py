@@ -81,7 +81,7 @@ class Outlier(msgspec.Struct):
     cell: str
     metric: str
     value: float  # the value of this repeat, in the unit of the metric
-    median: float  # of the metric over all repeats of the cell
+    median: float  # the median of the metric over all repeats of the cell
 
 
 class Summary(msgspec.Struct, dict=True):

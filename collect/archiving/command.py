@@ -32,7 +32,7 @@ class WrittenArchive(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int
     file: str  # the path of the archive
-    bytes: int  # its size
+    bytes: int  # size of the archive in bytes
     matrix: str
     runs: int  # number of runs
     files: int  # number of files, without archive.json

@@ -21,9 +21,9 @@ class Fit(msgspec.Struct):
 
     contests: list[int]  # places of the contests in the family's list
     fits: list[str]  # these cells completed
-    does_not_fit: list[str]  # ran out of memory
-    over_the_limit: list[str]  # ran into the time limit
-    unknown: list[str]  # failed, or not measured
+    does_not_fit: list[str]  # these cells ran out of memory
+    over_the_limit: list[str]  # these cells ran into the time limit
+    unknown: list[str]  # these cells failed or were not measured
 
 
 class Answer(msgspec.Struct):

@@ -51,7 +51,7 @@ class Standing(msgspec.Struct, omit_defaults=True):
     best: list[str]  # ids of the first cell and of the cells that are not significantly worse
     placed: list[Placed]  # all cells, best first
     kind: str = ""  # how the metric was measured, if there are several ways
-    margin_pct: float | None = None  # from the first cell to the first cell outside `best`, in percent of the latter's value
+    margin_pct: float | None = None  # distance of the first cell from the first cell not in `best`, in percent of that cell
 
 
 class _Mean:

@@ -29,12 +29,12 @@ CHANCE = 0.05  # the share of two-sided 95 % tests that find a difference by cha
 class Side(msgspec.Struct, frozen=True):
     """A or B, as the output describes it."""
 
-    name: str  # as given on the command line
-    place: str  # the path of its workspace
+    name: str  # the matrix, folder or archive, as given on the command line
+    place: str  # the path of the workspace
     matrix: str
     title: str
     rehearsal: bool
-    remarks: list[str]  # the remarks of its summary
+    remarks: list[str]  # the remarks in the summary of the matrix
 
 
 class EnvironmentDifference(msgspec.Struct, frozen=True):
@@ -67,11 +67,11 @@ class ComparedCell(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     a: str  # the id of the cell in A
     b: str  # the id of the cell in B
     label: str  # the cell in words
-    state_a: str  # states of its repeats in A
-    state_b: str  # states of its repeats in B
+    state_a: str  # states of the repeats of the cell in A
+    state_b: str  # states of the repeats of the cell in B
     different_work: str = ""  # the reason if the two cells are not compared; then `metrics` is empty
     remarks: list[str] = []  # what a reader must know, as sentences
-    metrics: list[MetricComparison] = []  # one per metric that both have
+    metrics: list[MetricComparison] = []  # one entry per metric that is known in A and in B
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -25,9 +25,9 @@ MOST_NAME = 1000  # the most characters that the name of a file may have
 class ManifestFile(msgspec.Struct, frozen=True):
     """A file of a run at the time when it was hashed."""
 
-    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # its size
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # size of the file in bytes
     mtime_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # time of the last change, in ns since the epoch
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # digest of its content
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of the content of the file
 
 
 class RunManifest(msgspec.Struct):

@@ -25,7 +25,7 @@ class LossComparison(msgspec.Struct, omit_defaults=True, kw_only=True):
     runs: list[str]  # ids of the runs that were compared
     steps: int  # number of steps that were compared, over all repeats
     max_difference: float | None = None  # the largest absolute difference
-    relative: float | None = None  # this difference divided by the mean size of the two losses at this step
+    relative: float | None = None  # max_difference divided by the mean size of the two losses at this step
     at_step: int | None = None  # the step with the largest difference
 
 

@@ -19,13 +19,13 @@ class PredictionScore(msgspec.Struct, kw_only=True):
 
     strategy: str  # name of the strategy
     category: str  # step time, memory (also by category of tensors), traffic or energy
-    unit: str  # of predicted and measured: s, bytes, or J; each for one step
+    unit: str  # unit of `predicted` and `measured`, which are for one step: s, bytes or J
     n: int  # number of runs
     predicted: float
     measured: float
-    ratio: float  # median
-    ratio_low: float  # the lowest of a run
-    ratio_high: float  # the highest of a run
+    ratio: float  # median of the ratios of the runs
+    ratio_low: float  # the lowest ratio of a run
+    ratio_high: float  # the highest ratio of a run
     error_pct: float  # mean over the runs of how far a measurement is from its likely prediction, in percent of the prediction
     within: int  # number of runs whose measurement is in the predicted range
 

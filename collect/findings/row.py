@@ -20,7 +20,7 @@ class RunRow(msgspec.Struct):
     state: str
     why: str
     metrics: dict[str, float]  # name of a metric -> its value
-    gpu_trouble: str = ""  # which of its GPUs were shared, throttled or faulty; '' if none
+    gpu_trouble: str = ""  # which GPUs of the run were shared, throttled or faulty, and why; '' if none
 
 
 def flat(cell: dict[str, Any]) -> dict[str, Any]:

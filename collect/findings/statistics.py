@@ -25,7 +25,7 @@ class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
     value: float  # the mean over repeats
     unit: str
     n: int  # number of repeats
-    median: float  # of the repeats
+    median: float  # the median over repeats
     low: float | None = None  # lower end of the 95 % interval of the mean, by Student's t
     high: float | None = None  # upper end of the 95 % interval of the mean
     kind: str = ""  # what was measured, if the metric can be measured in several ways

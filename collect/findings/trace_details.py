@@ -38,9 +38,9 @@ class PhaseOfStep(msgspec.Struct, frozen=True, kw_only=True):
     phase: str  # data, forward, backward, optimizer or other
     n: int  # number of repeats
     host_ms: float  # time of the main thread
-    gpu_ms: float | None  # kernels and memory operations that the phase launched
-    compute_ms: float | None  # kernels that compute
-    communication_ms: float | None  # collectives
+    gpu_ms: float | None  # time of the kernels and memory operations that the phase launched
+    compute_ms: float | None  # time of the kernels that compute
+    communication_ms: float | None  # time of the collectives
 
 
 class LayerOfStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class LayerOfStep(msgspec.Struct, frozen=True, kw_only=True):
     n: int  # number of repeats
     calls: float  # calls per step in forward
     forward_ms: float  # time of the forward pass
-    backward_ms: float | None  # None: the trace has no numbers of autograd
+    backward_ms: float | None  # time of the backward pass; None: the trace has no sequence numbers of autograd
     communication_ms: float | None  # collectives that the module launched; None on a CPU
 
 
@@ -92,7 +92,7 @@ class AttentionOfStep(msgspec.Struct, frozen=True, kw_only=True):
     cell: str
     backend: str  # flash, efficient, cudnn, flex, fused or math
     backward: bool  # whether it belongs to the backward pass
-    name: str  # of the operator, or of the kernel if no operator launched it
+    name: str  # name of the operator, or of the kernel if no operator launched it
     n: int  # number of repeats
     calls: float  # calls per step and rank
     ms: float | None  # time per step and rank

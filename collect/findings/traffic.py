@@ -16,16 +16,16 @@ class HostTraffic(msgspec.Struct):
     host: str
     interface: str  # name of the interface
     kind: str  # loopback, physical or virtual
-    sent_bytes: float  # while steps were timed
-    received_bytes: float  # while steps were timed
-    share_pct: float  # its share of the traffic of all interfaces of the host, including loopback
+    sent_bytes: float  # bytes sent while steps were timed
+    received_bytes: float  # bytes received while steps were timed
+    share_pct: float  # share of the interface in the traffic of all interfaces of the host, including loopback
 
 
 class RunTraffic(msgspec.Struct):
     """How the ranks of a run were connected."""
 
     run: str
-    backend: str  # of the process group
+    backend: str  # backend of the process group
     hosts: list[HostTraffic]  # one per host of the run
     rdma: bool | None  # whether RDMA was used; None: not known
     why: str  # the source of the value of `rdma`, or why it is not known

@@ -35,7 +35,7 @@ class HistoryRun(msgspec.Struct, frozen=True):
 class HistoryMetric(msgspec.Struct, frozen=True):
     """A metric over the runs of a period."""
 
-    value: float  # the mean
+    value: float  # the mean over the runs
     unit: str
     n: int  # the number of runs that have a value
     ratio: float | None
@@ -60,7 +60,7 @@ class HistoryPeriod(msgspec.Struct, frozen=True):
     last: str
     """When the last run of the period was rendered (ISO 8601, UTC)."""
     runs: list[str]  # ids of the runs
-    metrics: dict[str, HistoryMetric]  # by name
+    metrics: dict[str, HistoryMetric]  # name of a metric -> its mean over the runs of the period
     changed: list[HistoryChange]
     """What differs from the period before; empty for the first one."""
 
@@ -72,7 +72,7 @@ class CellHistory(msgspec.Struct, frozen=True):
     """The name of the cell."""
     rehearsals: int
     """The number of runs that are rehearsals."""
-    periods: list[HistoryPeriod]  # from the earliest
+    periods: list[HistoryPeriod]  # in the order of time, the earliest first
 
 
 def runs_of(place: str, loaded: Loaded) -> list[HistoryRun]:

@@ -29,7 +29,7 @@ class EventTally(msgspec.Struct, frozen=True):
 
     name: str  # name of the kernel, operator or collective
     count: int  # number of calls
-    total_ns: int  # sum of their durations
+    total_ns: int  # sum of the durations of these calls
 
     @property
     def mean_ns(self) -> float:
@@ -82,14 +82,14 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     steps: int
     span_ns: int  # first start to last end: of kernels (gpu), else of the profiler steps, or of operators without steps
-    compute_ns: int  # something computes
-    communication_ns: int  # a collective runs
+    compute_ns: int  # time in which something computes
+    communication_ns: int  # time in which a collective runs
     memory_ns: int | None
     non_compute_ns: int
-    idle_ns: int  # nothing runs
+    idle_ns: int  # time in which nothing runs
     overlap_ns: int
-    collectives: list[EventTally]  # by the name of the collective, such as all_reduce
-    kernels: list[EventTally]  # by name, the longest total first; with gloo and cpu: the operators of the main thread
+    collectives: list[EventTally]  # one entry for each name of a collective, such as all_reduce
+    kernels: list[EventTally]  # one entry per name, the longest total first; with gloo and cpu: operators of the main thread
     before_recording: LeftOut | None = None
     outside_steps: LeftOut | None = None
     hta_bounds: HtaBounds | None = None

@@ -41,7 +41,7 @@ class IdleCauses(msgspec.Struct, frozen=True):
 
     host_ns: int  # the next work was not launched yet
     communication_ns: int  # the next work waits for a collective
-    other_ns: int  # the rest
+    other_ns: int  # the rank is idle for another reason
 
     @property
     def total_ns(self) -> int:
@@ -58,9 +58,9 @@ class LaunchDelays(msgspec.Struct, frozen=True):
     """
 
     count: int
-    total_ns: int  # sum
-    median_ns: int  # median
-    longest_ns: int  # longest
+    total_ns: int  # sum of the delays
+    median_ns: int  # median of the delays
+    longest_ns: int  # the longest delay
 
 
 def causes(trace: Trace, active: Activities) -> IdleCauses | None:

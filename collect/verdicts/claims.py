@@ -43,7 +43,7 @@ class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):
     call: str
     cell: str
     value: float | str
-    unit: str = ""  # of value, low and high; empty: no unit
+    unit: str = ""  # unit of `value`, `low` and `high`; empty: no unit
     low: float | None = None
     high: float | None = None
     n: int = 0
