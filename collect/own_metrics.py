@@ -87,10 +87,10 @@ def of(workspace: Workspace, matrix: str | None, *, trusted: bool) -> OwnMetrics
         workspace_trust.must_be_trusted(workspace, found, trusted=trusted)
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
-    return _asked(workspace, matrix, found)
+    return _computed_in_process(workspace, matrix, found)
 
 
-def _asked(workspace: Workspace, matrix: str | None, found: Sequence[Path]) -> OwnMetrics:
+def _computed_in_process(workspace: Workspace, matrix: str | None, found: Sequence[Path]) -> OwnMetrics:
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
         answer = Path(folder) / "answer.json"
         words = [str(answer), str(workspace.path), matrix or "", *map(str, found)]

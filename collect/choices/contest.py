@@ -93,12 +93,12 @@ def grounds(rows: Sequence[CellRow]) -> list[Ground]:
         shown[members[0].cell["workload"]][key] = _shown(members[0], options)
     found = []
     for workload, families in sorted(shown.items()):
-        told = telling(list(families.values()), (), _USUAL)
+        distinguishing_keys = telling(list(families.values()), (), _USUAL)
         for key, cell in sorted(families.items()):
-            about = ", ".join(filter(None, (_said(one, cell.get(one)) for one in told)))
+            about = ", ".join(filter(None, (_said(one, cell.get(one)) for one in distinguishing_keys)))
             contests: dict[tuple[int, int, int], list[CellRow]] = defaultdict(list)
             for row in by_work[key]:
-                contests[row.cell["gpus"], _told(row)["nnodes"], row.cell["global_batch_size"]].append(row)
+                contests[row.cell["gpus"], _represented_cell(row)["nnodes"], row.cell["global_batch_size"]].append(row)
             found.append(Ground(workload, about, dict(sorted(contests.items()))))
     return found
 
@@ -191,7 +191,7 @@ def _shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
     return found
 
 
-def _told(row: CellRow) -> dict[str, Any]:
+def _represented_cell(row: CellRow) -> dict[str, Any]:
     """The cell of a row. For a tiny twin, it is the large cell that the tiny twin represents."""
     cell: dict[str, Any] = row.cell.get("rehearses") or row.cell
     return cell
@@ -205,7 +205,7 @@ def _shown(row: CellRow, options: dict[str, set[str]]) -> dict[str, Any]:
     represents; the values of the tiny twin itself follow, with the prefix `rehearses.` before their keys.
     """
     found: dict[str, Any] = {}
-    for whose, cell in (("", _told(row)), ("rehearses.", row.cell)):
+    for whose, cell in (("", _represented_cell(row)), ("rehearses.", row.cell)):
         work = comparability.work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {"rehearses": None}
         work.pop("global_batch_size")
         found |= {whose + key: value for key, value in flat(work).items()}

@@ -77,12 +77,12 @@ def apart(found: Matches) -> list[Apart]:
     """The keys for which the unmatched cells of A and B have no value in common. Each of these keys alone prevents a match."""
     a, b = ([_flat(cell) for cell in cells] for cells in (found.only_a, found.only_b))
     keys = sorted({key for cell in (*a, *b) for key in cell} - _MAY_DIFFER)
-    told = []
+    keys_apart = []
     for key in keys:
         ours, theirs = ({repr(cell.get(key)): cell.get(key) for cell in cells} for cells in (a, b))
         if ours and theirs and not ours.keys() & theirs.keys():
-            told.append(Apart(key, list(ours.values()), list(theirs.values())))
-    return told
+            keys_apart.append(Apart(key, list(ours.values()), list(theirs.values())))
+    return keys_apart
 
 
 def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Differs]:

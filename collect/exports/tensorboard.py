@@ -96,10 +96,10 @@ def _end(run: Tracked, ended_s: float) -> Any:
         package(f"tensorboard.plugins.hparams.{name}") for name in ("api_pb2", "metadata", "plugin_data_pb2")
     )
     status = api.STATUS_SUCCESS if run.state == "completed" else api.STATUS_FAILURE
-    told = data.HParamsPluginData(session_end_info=data.SessionEndInfo(status=status, end_time_secs=ended_s))
+    run_end = data.HParamsPluginData(session_end_info=data.SessionEndInfo(status=status, end_time_secs=ended_s))
     summary = package("tensorboard.compat.proto.summary_pb2").Summary
     value = summary.Value(
-        tag=metadata.SESSION_END_INFO_TAG, metadata=metadata.create_summary_metadata(told), tensor=metadata.NULL_TENSOR
+        tag=metadata.SESSION_END_INFO_TAG, metadata=metadata.create_summary_metadata(run_end), tensor=metadata.NULL_TENSOR
     )
     return summary(value=[value])
 

@@ -183,7 +183,9 @@ def _bring(
         of_runs = f"{count:,} files of {sum(map(bool, lacking.values())):,} run(s)"
         progress.say(f"{there.host}: {of_runs}, {size / 2**20:,.1f} MiB")
         report = progress.begin(size)
-    transfer = rsync.bring("runs", arrived, _asked(wanted, lacking), *WHOLE, f"--compare-dest={workspace.runs}", report=report)
+    transfer = rsync.bring(
+        "runs", arrived, _rsync_names(wanted, lacking), *WHOLE, f"--compare-dest={workspace.runs}", report=report
+    )
     for run_id, missing in wanted.items():
         found[run_id].hashed += len(missing.names)
         found[run_id].changed = _not_arrived(arrived / run_id, lacking[run_id], missing)
@@ -192,7 +194,7 @@ def _bring(
     return found, transfer
 
 
-def _asked(wanted: Mapping[str, Missing], lacking: Mapping[str, list[str]]) -> list[str]:
+def _rsync_names(wanted: Mapping[str, Missing], lacking: Mapping[str, list[str]]) -> list[str]:
     """The names that are passed to rsync: the name of each missing file, or of the run folder if all files of the run are
     missing.
 

@@ -92,10 +92,10 @@ def without_instruments(cell: Mapping[str, Any]) -> bytes:
 
     The key is also equal if the cells are tiny twins, and the large cells that they represent differ only in their instruments.
     """
-    told = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
+    others = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
     if cell.get("rehearses"):
-        told["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
-    return msgspec.json.encode(told, order="deterministic")
+        others["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
+    return msgspec.json.encode(others, order="deterministic")
 
 
 def families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:

@@ -67,8 +67,8 @@ def differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
                 if (steps := _steps(run, name))
             }
             if watched:
-                told = "; ".join(f"{name}: {_some_steps(steps)}" for name, steps in watched.items())
-                found.append(f"{cell.id} ({told})")
+                observed = "; ".join(f"{name}: {_some_steps(steps)}" for name, steps in watched.items())
+                found.append(f"{cell.id} ({observed})")
     return found
 
 

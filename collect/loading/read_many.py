@@ -125,8 +125,8 @@ def _packed(batch: Sequence[LoadedRun]) -> Packed:
     for run in batch:
         if run.completed and not run.profiled:
             metric.quantities(run)
-    told = [(run, run.coverage) for run in batch]
-    packed = [msgspec.msgpack.encode(told, enc_hook=lambda folder: str(folder.path))]
+    runs_with_coverage = [(run, run.coverage) for run in batch]
+    packed = [msgspec.msgpack.encode(runs_with_coverage, enc_hook=lambda folder: str(folder.path))]
     for rows in (rows for part in frames for rows in part):
         rows.write_ipc_stream(stream := io.BytesIO())
         packed.append(stream.getvalue())
@@ -134,12 +134,12 @@ def _packed(batch: Sequence[LoadedRun]) -> Packed:
 
 
 def _unpacked(packed: Packed) -> list[LoadedRun]:
-    told = msgspec.msgpack.decode(
+    runs_with_coverage = msgspec.msgpack.decode(
         packed[0], type=list[tuple[LoadedRun, list[Coverage]]], dec_hook=lambda kind, path: kind(Path(path))
     )
     frames = [pl.read_ipc_stream(part) for part in packed[1:]]
-    batch = [run for run, _ in told]
+    batch = [run for run, _ in runs_with_coverage]
     _cut(batch, Frames(*frames[:3]), Samples(*frames[3:]))
-    for run, coverage in told:
+    for run, coverage in runs_with_coverage:
         run.coverage = coverage
     return batch

@@ -109,7 +109,7 @@ class RunRecords(msgspec.Struct):
         except (FileNotFoundError, NotADirectoryError):
             return records
         except OSError as error:
-            records._set_aside(str(WorkspaceError.from_os_error(error, "read")))
+            records._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
         else:
             records._read_files(names)
         if records.unreadable:
@@ -126,7 +126,7 @@ class RunRecords(msgspec.Struct):
         """The number of step records in memory."""
         return sum(map(len, self.step_records.values()))
 
-    def _set_aside(self, why: str) -> None:
+    def _note_unreadable(self, why: str) -> None:
         """Note the reason why the state of the run is unknown. If there are several reasons, the first reason is kept."""
         self.unreadable = self.unreadable or why
 
@@ -138,7 +138,7 @@ class RunRecords(msgspec.Struct):
                 if (inside := self._inside(part)) is not None:
                     parts[part] = inside
             except OSError as error:
-                self._set_aside(str(WorkspaceError.from_os_error(error, "read")))
+                self._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
         self.profiled = "trace" in parts
         for name in parts.get("steps", ()):
             if match := _RANK.fullmatch(name):
@@ -152,13 +152,13 @@ class RunRecords(msgspec.Struct):
         self.events = events = sorted(events, key=lambda event: event.wall_s)
         for name in filter(_EVENTS.fullmatch, self.damage.corrupt):
             if (line := damaged_line(f"{self.folder.path}/{name}", Event)) is not None:
-                self._set_aside(f"{self.folder.path}/{name}:{line[0]}: is not an event of this version: {line[1]}.")
+                self._note_unreadable(f"{self.folder.path}/{name}:{line[0]}: is not an event of this version: {line[1]}.")
         try:
             self.run = self.folder.read_run()
             self.result = self.folder.read_result()
             self.verdict = judged(self.run, self.result, self.events, self.step_records)
         except (InputError, WorkspaceError) as error:
-            self._set_aside(str(error))
+            self._note_unreadable(str(error))
         self.hosts = [host for name in parts.get("env", ()) if (host := _host(f"{self.folder.path}/{name}")) is not None]
         met = [backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)]
         self.backend = met[-1] if met else ""
@@ -189,7 +189,7 @@ class RunRecords(msgspec.Struct):
             if isinstance(error.__cause__, NotRegular):
                 self.damage.not_followed[name] = error.__cause__.kind
             if not isinstance(error.__cause__, NotRegular) or _EVENTS.fullmatch(name):
-                self._set_aside(str(error))
+                self._note_unreadable(str(error))
             return []
 
     def _inside(self, part: str) -> list[str] | None:

@@ -131,7 +131,7 @@ def breakdown(trace: Trace) -> Breakdown | None:
     compute, communicated, moved = (intervals.of(trace, rows) for rows in (kernel & ~collective, collective, memory))
     busy = intervals.of(trace, kernel | memory)
     rows = np.flatnonzero(collective)
-    told = _told(
+    exact = _breakdown_of(
         trace,
         "gpu",
         int(busy.end[-1] - busy.start[0]) if len(busy.end) else 0,
@@ -142,7 +142,7 @@ def breakdown(trace: Trace) -> Breakdown | None:
         kernels=tally(trace, kernel | memory),
     )
     return msgspec.structs.replace(
-        told,
+        exact,
         before_recording=_left_out(trace, gpu, gpu.before_recording),
         outside_steps=_left_out(trace, gpu, gpu.outside_steps),
     )
@@ -168,7 +168,7 @@ def _on_cpu(trace: Trace) -> Breakdown | None:
         return None
     source: Source = "gloo" if found.collectives.any() else "cpu"
     spans = np.flatnonzero(found.collectives)
-    return _told(
+    return _breakdown_of(
         trace,
         source,
         found.end_ns - found.start_ns,
@@ -188,7 +188,7 @@ def _collectives(trace: Trace, rows: NDArray[np.intp], names: Sequence[str]) -> 
     return renamed([EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str)
 
 
-def _told(
+def _breakdown_of(
     trace: Trace,
     source: Source,
     span_ns: int,

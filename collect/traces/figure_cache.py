@@ -64,8 +64,8 @@ def figures(path: Path) -> TraceFigures | None:
 
 
 def _figures(found: trace.Trace) -> TraceFigures | None:
-    told, analysis = breakdown(found), analyse(found)
-    return None if told is None or analysis is None else TraceFigures(told, analysis)
+    exact, analysis = breakdown(found), analyse(found)
+    return None if exact is None or analysis is None else TraceFigures(exact, analysis)
 
 
 @cache

@@ -136,7 +136,7 @@ class Measurements:
             if metric.of_run_at is None:
                 repeats = [[run.metrics[metric.name] for run in row.runs if metric.name in run.metrics] for row in self.rows]
             else:
-                repeats = [[found.value for found in self._asked(metric, row, argument) if found] for row in self.rows]
+                repeats = [[found.value for found in self._of_repeats(metric, row, argument) if found] for row in self.rows]
             self._noise[key] = noise(repeats)
         return self._noise[key]
 
@@ -191,7 +191,7 @@ class Measurements:
             raise NoMeasurement(
                 "not run", f"{metric.name} needs {metric.argument}, such as {metric.argument}={metric.example!r}"
             )
-        asked = self._asked(metric, row, argument)
+        asked = self._of_repeats(metric, row, argument)
         known: list[Quantity] = [quantity for quantity in asked if quantity is not None]
         if not known or len(known) < len(asked):
             raise self._unmeasured(metric, row, f" ({len(known)} of {len(asked)} repeats have one)" if known else "")
@@ -199,7 +199,7 @@ class Measurements:
             raise self._unmeasured(metric, row, " in the same way in all repeats")
         return SelectedMetric(row, metric, [quantity.value for quantity in known], known[0].unit, known[0].kind, argument)
 
-    def _asked(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
+    def _of_repeats(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
         assert metric.of_run_at is not None
         return [metric.of_run_at(run, argument) for run in self.cell(row).completed]
 
