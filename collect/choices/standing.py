@@ -20,7 +20,7 @@ from collect.verdicts.selection import Measurements
 ACCURACY = "final_accuracy_pct"
 SENT = "sent_counted_bytes"
 CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT, ACCURACY, "energy_per_unit_j")
-ALIKE = 1e-3  # two counts of bytes are called equal up to this relative difference: a strategy may also sum a scalar
+ALIKE = 1e-3  # two counts (e.g. of bytes) are called equal up to this relative difference: a strategy may also sum a scalar
 Word = Literal["best", "not told apart", "equal", "same work", "as measured"]
 
 

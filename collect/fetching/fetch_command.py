@@ -17,8 +17,8 @@ def show(workspace: Workspace, patterns: Sequence[str], output: Output, *, prune
     """Fetch runs, print a table of them, and return the exit code: 1 if a run is damaged or was not fetched completely.
 
     patterns: shell patterns of run ids; if there are none, all runs are fetched. prunes: whether to remove the fetched files on
-    the cluster (--prune). confirmed: whether the files are removed without asking the user (--yes). Raises InputError if the
-    files cannot be removed or a pattern matches no run.
+    the cluster (--prune). confirmed: whether the files are removed without asking the user (--yes). Raises InputError if
+    --prune is not possible or cannot be confirmed, or if a pattern matches no run.
     """
     if prunes:
         prune.must_be_elsewhere(workspace)

@@ -64,7 +64,7 @@ class PrunePlace(msgspec.Struct):
 
     where: str  # the host of the cluster, or the node
     there: RemoteWorkspace
-    ids: list[str]  # ids of the runs
+    ids: list[str]  # ids of the runs that have files in this place
     is_part: bool  # as in RemovalRequest
 
 

@@ -107,7 +107,10 @@ def _why_not(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
 
 
 def _resumed(workspace: Workspace) -> dict[str, str]:
-    """The runs that a run that has not ended will resume from: {id of the run: id of the run that resumes from it}."""
+    """Find the runs from which another run will resume: {id of a run: id of the run that will resume from it}.
+
+    A run that has ended does not resume any more, so it is not considered.
+    """
     found: dict[str, str] = {}
     for run in workspace.all_runs():
         with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read

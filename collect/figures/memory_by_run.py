@@ -54,8 +54,8 @@ def draw(group: Group) -> Figure | None:
 
 
 def _curve(run: LoadedRun) -> tuple[str, list[float], list[int | None]] | None:
-    """The memory at each timed step of a run, as (kind of memory, times in seconds, sizes in bytes); None if it was not
-    recorded.
+    """The memory at each timed step of a run, as (kind of memory, times in seconds, sizes in bytes); None if no line can be
+    drawn.
 
     The size at a step is the size on the rank with the most memory. It is None at steps that an instrument observed.
     """

@@ -74,7 +74,7 @@ def largest(pairs: list[BaselinePair]) -> list[str]:
 def uses(mark: CellMark) -> dict[str, Use]:
     """The calls and times of each kernel or operator in a step of a cell, as the mean over the cell's completed runs.
 
-    The wrappers that gloo puts around its collectives are left out.
+    The wrappers that autograd puts around operators are left out.
     """
     return per_step.uses((run.traces.exact for run in mark.cell.completed), _unwrapped)
 

@@ -73,7 +73,7 @@ def differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
 
 
 def _some_steps(steps: list[int]) -> str:
-    """Step numbers in words: `step 2`, `steps 3 and 4`, `steps 3 to 7`. steps: ascending, without gaps."""
+    """Step numbers in words: `step 2`, `steps 3 and 4`, `steps 3 to 7`. steps: the numbers in ascending order."""
     if len(steps) == 1:
         return f"step {steps[0]}"
     return f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}"

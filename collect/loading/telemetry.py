@@ -104,7 +104,7 @@ def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     seconds_ahead = hosts["wall_s"].to_numpy() - hosts["t_s"].to_numpy()
-    # Nearly all runs on one host return here, because neither their clock was set nor do two clocks differ.
+    # Nearly all runs on one host return here: both clocks of the host kept the same distance, so no clock was set.
     if not len(seconds_ahead) or seconds_ahead.max() - seconds_ahead.min() <= STEP_S:
         return found
     ahead = hosts.with_columns(ahead_s=pl.col("wall_s") - pl.col("t_s"))

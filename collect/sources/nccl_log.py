@@ -45,8 +45,10 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
 
     @property
     def rdma(self) -> bool | None:
-        """Whether RDMA carried data between nodes. None if the logs do not say which transports connect the ranks, or if a
-        plug-in does."""
+        """Whether RDMA carried data between nodes.
+
+        None if this is not known, because the logs name no transports, or only a plug-in that may or may not use RDMA.
+        """
         if any(name.startswith("NET/") and name not in ("NET/IB", "NET/Socket") for name in self.channels):
             return True if "NET/IB" in self.channels else None  # a plug-in (of a cloud, for example) may or may not use RDMA
         return "NET/IB" in self.channels if self.channels else None
