@@ -71,7 +71,7 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One collective that ran. payload_bytes and ranks: S and n, as in `Term`."""
+    """One collective that a rank started. payload_bytes, ranks: the bytes S and the number n of ranks, as in `Term`."""
 
     op: str
     payload_bytes: int

@@ -25,7 +25,8 @@ WAITS, MARGIN_S = 2, 60
 
 
 def devices(place: Rank, servers: int, *, gpus: int) -> tuple[str, str]:
-    """(this rank's device, the backend of all ranks): GPU number LOCAL_RANK and NCCL if there are GPUs, else CPU and gloo.
+    """Choose (this rank's device, the backend of all ranks): GPU number LOCAL_RANK and NCCL if there are GPUs, else CPU and
+    gloo.
 
     gpus: the number of GPUs that this process sees. The last `servers` ranks compute on the CPU. NCCL needs a GPU for every
     rank; therefore, if there are servers, all ranks use gloo. Raises InputError if there is no GPU for this rank.

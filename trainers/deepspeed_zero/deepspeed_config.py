@@ -53,8 +53,8 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
 
 
 def _dynamic_scale() -> dict[str, Any]:
-    """The keys that make DeepSpeed scale losses by the rule of trainers.loss_scaling, as far as it can. DeepSpeed stops the run
-    if the scale is too small."""
+    """The keys that make DeepSpeed scale losses by the rule of trainers.loss_scaling, as far as DeepSpeed can do this. Unlike
+    that rule, DeepSpeed stops the run if the scale is too small."""
     return {
         "auto_cast": True,  # casts inputs, because images come in fp32
         "loss_scale": 0,  # 0: the scale is dynamic

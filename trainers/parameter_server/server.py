@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request that a thread received. a, b, c: as in `Kind`. payload: a buffer that the thread reuses after the answer."""
+    """A request of a worker that a thread received. a, b, c: as in `Kind`. payload: a buffer, which the thread reuses after the
+    answer."""
 
     worker: int
     kind: Kind
@@ -56,7 +57,7 @@ class ParameterServer(Server):
         self._optimizer = optimization.make(cell.optimizer, [self._parameters])
         self._ledger = Ledger(cell.gpus, mode)
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._pushed: dict[int, Request] = {}  # pushes that wait for those of all other workers, if the mode says so
+        self._pushed: dict[int, Request] = {}  # by worker: pushes that wait for the pushes of all workers, if the mode says so
         self._held: dict[int, Request] = {}  # by worker: pushes that are applied, but not answered yet
         self._met: dict[int, torch.Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""A worker: computes a gradient, pushes a slice of it to each server, and continues with the parameters that they return."""
+"""A worker: computes a gradient, pushes a slice of it to each server, and continues with the parameters that servers return."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WorkerEngine(ReplicatedEngine):
         self._flatten()
         self._servers = range(cell.gpus, cell.world_size)
         self._slices = dict(zip(self._servers, protocol.shares(self._parameters.numel(), cell.servers)))
-        self._versions = dict.fromkeys(self._servers, 0.0)  # server -> version of the parameters that this worker has
+        self._versions = dict.fromkeys(self._servers, 0.0)  # server -> version of its parameters that this worker has
         self._link = ServerLink(ranks)
         self._speaks = ranks.rank == 0 and cell.optimizer.momentum > 0  # whether this worker saves and restores momentum
         self._room: torch.Tensor | None = None  # memory for the servers' momentum while a checkpoint is loaded

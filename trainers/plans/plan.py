@@ -38,7 +38,7 @@ class ModelPlan(ABC):
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
         """Undo the changes of `split` in a gathered parameter: return it in the shape and order that it has in `Task.model`.
 
-        name: of the parameter in `Task.model`. ranks: number of ranks over which the model is split.
+        name: the name of the parameter in `Task.model`. ranks: the number of ranks over which the model is split.
         """
 
     @abstractmethod

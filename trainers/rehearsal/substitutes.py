@@ -1,4 +1,4 @@
-"""What a rehearsal cannot do, and what it does in place of something else without a change of memory or communication."""
+"""Which cells cannot be rehearsed, and what a rehearsal replaces in a cell without changing its memory or communication."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def why_not(cell: Cell) -> str | None:
 
 
 def substitute(cell: Cell) -> tuple[Cell, list[str]]:
-    """(the cell as it is rehearsed, sentences about what differs from the cell)."""
+    """Replace what a rehearsal cannot do. Returns (the changed cell, which is rehearsed; a sentence for each change)."""
     remarks: list[str] = []
     changes: dict[str, object] = {}
     if cell.compile:
@@ -48,7 +48,7 @@ def substitute(cell: Cell) -> tuple[Cell, list[str]]:
 
 
 def task_of(cell: Cell, data_path: Path) -> Task:
-    """The task of a cell, which reads synthetic data of the same shape: no data set has to be staged."""
+    """The task of a cell, with synthetic data of the same shape instead of the cell's data set, which need not be there."""
     data = cell.options.get("data")
     if data is None:
         return menu.workload_of(cell).build(cell, data_path)

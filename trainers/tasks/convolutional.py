@@ -101,5 +101,5 @@ def mix(model: nn.Module) -> nn.Module:
     """Turn every BatchNorm2d of a network into MixedBatchNorm2d, in place. Parameters and their names stay the same."""
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
-            module.__class__ = MixedBatchNorm2d  # changed afterwards, because not every architecture has a parameter for it
+            module.__class__ = MixedBatchNorm2d  # changed here, because some networks of torchvision always use BatchNorm2d
     return model
