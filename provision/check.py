@@ -40,5 +40,6 @@ def each(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
 
 
 def without(site: Site) -> str:
-    """The text that a check appends to a sentence about all nodes, such as `; without gpu1`: the nodes that were left out."""
+    """The text that a check appends to a sentence about all nodes, such as `; without gpu1`. It names the nodes that did not
+    take part in the check; '' if all nodes took part."""
     return f"; without {', '.join(absent)}" if (absent := site.absent()) else ""

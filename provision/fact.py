@@ -14,7 +14,7 @@ from shardlab.errors import ShardlabError
 from shardlab.remote import Unreachable
 
 T = TypeVar("T")
-_OPEN = object()  # stands for a question that was not asked yet; None cannot, because None may be an answer
+_OPEN = object()  # stands for a question that was not asked yet; None is not used for this, because None may be an answer
 
 
 class Unanswered(ShardlabError):
@@ -58,7 +58,7 @@ class Facts:
             # The lock makes another thread that asks the same question wait for this answer.
             with self._turns.setdefault(fact.name, threading.Lock()):
                 answer = self.answers.get(fact.name, _OPEN)
-                if answer is _OPEN:  # `answer` is returned even if another thread calls forget() in between
+                if answer is _OPEN:  # the local variable `answer` is returned even if another thread calls forget() now
                     answer = self.answers[fact.name] = self._ask(fact)
         if isinstance(answer, Unanswered):
             raise answer

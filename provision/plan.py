@@ -93,7 +93,7 @@ def converge(
             if operation.name == MACHINE:
                 left.update({step.node: "known only after this machine is up" for step in done if step.state == "would change"})
             if site.pretended:
-                left.clear()  # nothing is carried out, so an operation can be planned although an earlier operation failed
+                left.clear()  # in a dry run, an operation can be planned although an earlier operation failed
     return steps
 
 

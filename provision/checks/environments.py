@@ -1,4 +1,4 @@
-"""Checks that Python and packages are the same on all nodes: the result of a run with mixed versions belongs to no version."""
+"""Checks that all nodes have the same Python and the same packages, because a result with mixed versions has no meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Checks that the interface with the manifest's MAC address has the experiment address, and not the control address."""
+"""Checks the networks of a CloudLab node: the interface whose MAC address is in the experiment's manifest must have the address
+on the experiment network, and not the address on the control network."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def judge(entry: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) ->
     found = experiment_interfaces.find(nics, addresses, entry.address, entry.control)
     experiment, control = found.experiment, found.control
     if entry.mac is not None:
-        named = [nic.name for nic in nics if nic.mac == entry.mac]  # several, because a VLAN has the MAC of its parent
+        named = [nic.name for nic in nics if nic.mac == entry.mac]  # may be several: a VLAN has the MAC of its parent interface
         if not named:
             return Outcome(False, f"no interface has the MAC address {entry.mac} of the manifest", ADVICE)
         if experiment.interface not in named:

@@ -1,4 +1,4 @@
-"""Judges the results of a proof job: whether every node of the job can train."""
+"""Judges the results of a proof job (a Slurm job that tests compute nodes): whether every node of the job can train."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ LEAST_INODES = 20_000
 def judge(kind: NodeType, seen: Proofs, folder: str, wanted: int) -> Outcome:
     """Passed if torch, the GPUs, the all-reduces and the shared folder work on every node of the job.
 
-    seen: the results of the job. folder: the path of its results. wanted: the GPUs of each node that the cluster file requests.
+    seen: the results of the job. folder: the path of these results. wanted: the number of GPUs per node that the cluster file
+    requests.
     """
     what = str(kind)
     if seen.state != "ENDED" and not seen.has_all():
@@ -67,7 +68,7 @@ def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
         judged.append(_shared(proof))
         if (
             proof.together is not None and '"clock_spread_s"' in proof.together.stdout
-        ):  # the report of rank 0, to whose output NCCL may add lines
+        ):  # the report of rank 0 is one line of its output; NCCL may print other lines
             judged.append(_between(proof.together))
         elif proof.together is None or proof.together.code != 0:
             why = (

@@ -83,7 +83,8 @@ def generation(entry: HardwareType) -> Generation | None:
 
 
 def cuda_builds(entry: HardwareType) -> list[str] | None:
-    """The CUDA releases whose builds of torch support the GPUs and the processor of this type; None if either is not known."""
+    """The CUDA releases for which there is a build of torch that supports the GPUs and the processor of this type; None if the
+    GPUs or the processor are not known."""
     known = generation(entry)
     if known is None or entry.arch is None:
         return None

@@ -55,7 +55,7 @@ class PortalNode(msgspec.Struct, frozen=True):
 
     @property
     def lacks(self) -> str:
-        """Which states are not ready yet, such as `rawstate BOOTING`; empty if the node is ready."""
+        """The states of the node that are not ready yet, as text such as `rawstate BOOTING`; empty if the node is ready."""
         parts = [
             f"{name} {getattr(self, name) or 'unknown'}" for name, wanted in READY.items() if getattr(self, name) != wanted
         ]

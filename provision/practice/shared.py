@@ -40,7 +40,7 @@ def protect(state: Path, folder: Path) -> None:
 
 
 def release(state: Path) -> None:
-    """Undo `protect` if no other cluster uses the shared folder. Raises NoBase.
+    """Unmount the shared folder that `protect` mounted, if no other cluster uses the folder. Raises NoBase.
 
     Setuid bits and devices in the folder are removed first, because they would have an effect without the mount.
     state: the folder of the cluster's nodes, which contains the note.
