@@ -42,7 +42,8 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem in a file. mark: its place in the file. path: the dotted path of its key. sentence: the message to the user."""
+    """A problem in a file. mark: the place of the problem in the file. path: the dotted path of the key. sentence: the message
+    to the user."""
 
     mark: Position
     path: str

@@ -331,7 +331,8 @@ def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
 
 
 def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None:
-    """(line number from 1, reason) of the first line of a file that is not a valid record; None if all lines are valid.
+    """Find the first line of a file that is not a valid record. Returns (line number from 1, reason); None if all lines are
+    valid.
 
     A line that a killed writer left incomplete does not count as damage, because such a line is expected: the next writer
     starts a new line after it. kind: the type of the records.

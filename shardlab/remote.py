@@ -220,7 +220,8 @@ def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
 
 
 def rsync_words(address: Address) -> tuple[str, str]:
-    """(host, option): the host as rsync needs it in HOST:PATH, and rsync's option --rsh with the ssh command for the login."""
+    """The words of an rsync command for a machine: (the host as in HOST:PATH, the option --rsh with the ssh command for the
+    login)."""
     *ssh, host = ssh_command(address)
     return f"[{host}]" if ":" in host else host, f"--rsh={shlex.join([word for word in ssh if word != '--'])}"
 
@@ -316,7 +317,7 @@ def _open(address: Address) -> Any:
 
 
 def _connections(address: Address) -> list[Any]:
-    """fabric's connections to the proxy jumps, in order, and to the machine itself, which is the last. None of them is open."""
+    """fabric's connections to the proxy jumps, in order, and at the end to the machine itself. No connection is open yet."""
     import fabric
 
     def connection(to: Jump, gateway: Any, keys: dict[str, Any]) -> Any:

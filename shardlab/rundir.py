@@ -149,7 +149,7 @@ class RunDir:
         return self.told(self.events())[0]
 
     def told(self, events: Sequence[Event], run: run_file.Run | None = None) -> tuple[state.JudgedState, Result | None]:
-        """(the state of this run according to its files, the content of its result.json).
+        """Returns (the state of this run according to its files, the content of its result.json).
 
         The second value is None if the run has not ended or has no result.json.
 

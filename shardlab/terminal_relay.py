@@ -1,4 +1,4 @@
-"""Runs a command such as ssh, and removes from its output every escape sequence that could control our terminal.
+"""Runs a command such as ssh, and removes from its output every escape sequence that could control the user's terminal.
 
 A command that draws a live table uses escape sequences for styles and cursor movements. The few sequences that rich uses for
 live tables are passed on to the terminal, and all other sequences are removed.
