@@ -96,7 +96,7 @@ def _is_ours(folder: RunDir) -> bool:
     try:
         return (folder.claim / OWNER).read_text().strip() == job()
     except FileNotFoundError:
-        return True  # the process that made the claim was killed before it wrote its job number; our job has started before
+        return True  # an earlier start of this job made the claim and was killed before it wrote its job number
 
 
 def _may_start_again(folder: RunDir) -> bool:

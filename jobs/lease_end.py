@@ -15,7 +15,7 @@ def verdict(run: RunOnDisk, seen: ObservedRun, lease: Lease | None, ended: datet
     """The state of a run, with the end of the lease taken into account.
 
     Without a lease, and before the lease ends, this is the state that the scheduler observed. After the end of the lease, the
-    state by the scheduler still counts if the scheduler answers, because the lease may have been extended meanwhile.
+    state by the scheduler still counts if the scheduler answers, because the lease may have been extended.
 
     seen: the state by the scheduler. ended: when the supervisor recorded the end of the run; None if it recorded no end. now:
     the current time.

@@ -39,14 +39,14 @@ class Rehearsals:
     ) -> None:
         self._workspace, self._own, self._out, self._make, self._full_depth = workspace, own, out, make, full_depth
         self.folder = workspace.own / "rehearsals"
-        self._failed: dict[str, NotRehearsed] = {}  # by key; in this command only, because the reason may be gone next time
+        self._failed: dict[str, NotRehearsed] = {}  # failures by key; not stored, because a later command may succeed
 
     def of(self, cells: Sequence[Cell]) -> dict[str, Answer]:
         """The answer for each cell that has an answer, by the name of the cell. Missing answers are made if `make` is set."""
         found = dict[str, Answer]()
         if not self._make and not self.folder.is_dir():
             return found
-        missing = dict[str, list[Cell]]()  # by key: cells that differ only in keys without influence on a step share an answer
+        missing = dict[str, list[Cell]]()  # by key of the answer: cells that need this answer because their steps are equal
         for cell in cells:
             request = self._request(cell)
             if (answer := self._stored(request)) is not None:

@@ -75,7 +75,7 @@ def in_use(users: Mapping[str, list[Process]], visible: str | None, count: int) 
     uuids = list(users)
     if visible is not None:
         named = (_named(word.strip(), uuids) for word in visible.split(","))
-        uuids = list(itertools.takewhile(bool, named))  # CUDA ignores all entries after an invalid entry, and so do we
+        uuids = list(itertools.takewhile(bool, named))  # like CUDA, ignore all entries after an invalid entry
     return {uuid: users[uuid] for uuid in uuids[:count] if users[uuid]}
 
 

@@ -107,7 +107,7 @@ def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, f
 
     pattern: a run id or a shell pattern that matches one run. rank: the rank whose log is printed; None: the log of the
     launcher, then the log of rank 0. follow: whether to print new output until the run has ended. If the records of the run
-    cannot be read, its logs are printed all the same, and the exit code is 1.
+    cannot be read, its logs are still printed, and the exit code is 1.
     """
     matches = chosen(workspace.run_ids(), [pattern])
     if len(matches) > 1:

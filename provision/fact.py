@@ -21,7 +21,7 @@ class Unanswered(ShardlabError):
     """A node did not answer a question, gave an answer that cannot be parsed, or did not carry out a change.
 
     blames: the names of the nodes at fault, each with the reason; empty if they are not known. They may be other nodes than
-    the one that an operation was changing, because an operation on one node may ask another node.
+    the node that an operation was changing, because an operation on one node may ask another node.
     """
 
     def __init__(self, message: str, blames: Mapping[str, str] | None = None) -> None:

@@ -38,7 +38,7 @@ class LoginNode:
         self.may_sudo = False
         self.venv_python = "python3"
         self._command = ssh_command(address)
-        self._running: dict[str, str] = {}  # by the mark that `run` gives a command: the first words of the running command
+        self._running: dict[str, str] = {}  # the first words of each running command, by the mark that `run` gives it
         self._is_open = False
 
     @property

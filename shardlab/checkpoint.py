@@ -166,9 +166,9 @@ def damage(path: Path, these: Iterable[CheckpointFile]) -> str | None:
     return None
 
 
-# The keys that may differ between a cell and the cell of the checkpoint from which it resumes: the number of ranks, how ranks
-# share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may differ
-# as well.
+# The keys that may differ between a cell and the cell of the checkpoint from which its run resumes: the number of ranks, how
+# ranks share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may
+# differ, too.
 _RANKS = keys_of(Role.RANKS, Role.PASSES, Role.NODES, Role.HARDWARE, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
 _STRATEGY = keys_of(Role.STRATEGY, Role.EXECUTION)
 

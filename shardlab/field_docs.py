@@ -1,4 +1,4 @@
-"""Reads the docstring under each field of a type. The JSON Schemas describe the keys of our files with these docstrings.
+"""Reads the docstring under each field of a type. The JSON Schemas of shardlab describe keys of files with these docstrings.
 
 Python does not keep docstrings of fields at run time, so they are read from the source of the class.
 """

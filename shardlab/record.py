@@ -362,7 +362,7 @@ class LineWriter:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(path, self._HOW, 0o644)
             if (size := os.fstat(self._descriptor).st_size) and not _ends_line(path, size):
-                # An earlier writer left its last line incomplete: end this line, so that our first record starts a new line.
+                # An earlier writer left its last line incomplete. End this line, so that the next record starts a new line.
                 os.write(self._descriptor, b"\n")
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "write") from error

@@ -21,8 +21,8 @@ from trainers.workload_options import refuse_tokens
 # The number of blocks to which the same-work proof shortens a model that a configuration file defines, if the whole model does
 # not fit into one process.
 LAYERS_OF_PROOF = 2
-_own: dict[tuple[str, str], Workload] = {}  # by (name, digest of the code)
-_own_strategies: dict[tuple[str, str], Strategy] = {}  # by (name, digest of the code)
+_own: dict[tuple[str, str], Workload] = {}  # workloads of workspaces, by (name, digest of the code)
+_own_strategies: dict[tuple[str, str], Strategy] = {}  # strategies of workspaces, by (name, digest of the code)
 
 
 def strategies() -> dict[str, Strategy]:

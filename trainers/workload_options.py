@@ -10,7 +10,7 @@ from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers.data import data_sets
 
-SUBSET_SEED = 38850191  # from the code of the study that trained ResNet-101 on 131,072 images of ImageNet
+SUBSET_SEED = 38850191  # the seed in the code of the study that trained ResNet-101 on 131,072 images of ImageNet
 IMAGENET_CLASSES = 1000
 
 

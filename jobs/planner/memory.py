@@ -177,7 +177,7 @@ def _activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -
     low = kept * (COMPILED if cell.compile else 1.0)
     if facts.kind == "convolution" and cell.activation_checkpointing != "none":
         # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the
-        # saved activations are at least those of one block and at most those of all blocks.
+        # saved activations are at least the activations of one block and at most the activations of all blocks.
         return PredictedRange(one, kept, share.blocks * one + head), exactly(moment)
     return PredictedRange(low, kept, kept * 1.03), PredictedRange(logits, moment, moment + one / 2)
 

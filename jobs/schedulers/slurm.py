@@ -179,7 +179,7 @@ def hold(jobs: Sequence[str]) -> str:
     """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words if
     it did not requeue the job."""
     for begin in range(0, len(jobs), AT_A_TIME):
-        call(["scontrol", "hold", ",".join(jobs[begin : begin + AT_A_TIME])])  # a run that starts meanwhile holds itself
+        call(["scontrol", "hold", ",".join(jobs[begin : begin + AT_A_TIME])])  # a run that starts at this moment holds itself
     own = claim.job()
     # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
     call(["scontrol", "update", f"JobId={own}", "Requeue=1"])

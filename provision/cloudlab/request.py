@@ -129,7 +129,7 @@ def _place(keys: Cloudlab, name: str) -> tuple[HardwareType | None, str]:
 def _check(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
     """Sentences that say what could not be checked of this type.
 
-    Raises InputError if our software does not support the type, or if the site has fewer machines than `nodes`.
+    Raises InputError if shardlab or its torch does not support the type, or if the site has fewer machines than `nodes`.
     has_wheelhouse: whether the cluster file names a folder with its own wheels of torch.
     """
     if entry.arch == "ppc64le":

@@ -37,7 +37,7 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
         },
         "fp16": {"enabled": fp16, **(_dynamic_scale() if fp16 else {})},
         "torch_autocast": {"enabled": False},
-        # The optimizer is that of torch, from trainers.optimization, as for every other strategy.
+        # The optimizer is torch's optimizer, made by trainers.optimization, as for every other strategy.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": stage, **_zero(cell, stage, elements, pin_memory)},

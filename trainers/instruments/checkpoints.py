@@ -202,7 +202,7 @@ class Checkpoints(Instrument):
         since_s, self._asked_s = time.monotonic() - self._asked_s, time.monotonic()
         if time.time() < self._save_at:
             return False
-        if since_s > suspension.LEAST_S:  # so long since the last call: the run may have been suspended meanwhile
+        if since_s > suspension.LEAST_S:  # after so long a time since the last call, the run may have been suspended
             time.sleep(NOTED_S)
         own = [pause for pause in suspension.of(self._run_dir.events()) if pause[1] > self._began_s]
         self._save_at = self._save_first + suspension.total_s(own)
