@@ -81,7 +81,7 @@ def _before(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
 
 
 def _search(asked: Matrix, cell: Cell, predicted: Prediction, own: OwnPlugins) -> BatchSearch:
-    """The search for one cell, without regard to earlier searches. Raises InputError."""
+    """Plan the search for one cell, without regard to searches that were submitted before. Raises InputError."""
     request = asked.file.search
     assert request is not None
     unit = cell.gradient_accumulation_steps

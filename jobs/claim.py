@@ -32,7 +32,7 @@ def token() -> dict[str, str]:
 
 
 def restarts() -> int:
-    """How often Slurm has started the job of this process again; 0 at its first start."""
+    """How often Slurm has restarted the job of this process; 0 at the first start of the job."""
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 

@@ -86,7 +86,7 @@ def answer(question: DataSetQuestion, workspace: Workspace) -> MissingData:
 
 
 def must_be_there(data_sets: MissingData) -> None:
-    """Raises InputError that lists every data set that is missing."""
+    """Raises an InputError that lists every missing data set, if a data set is missing."""
     if data_sets.missing:
         raise InputError("\n".join([*data_sets.missing, "With --scale tiny every cell reads synthetic data."]))
 

@@ -84,7 +84,7 @@ _READS_TRACES = Launcher(
 
 @functools.cache
 def launchers() -> dict[str, Launcher]:
-    """Every launcher by name."""
+    """All launchers, by their names."""
     return {module.LAUNCHER.name: module.LAUNCHER for module in registry.load_all("jobs.launchers")}
 
 

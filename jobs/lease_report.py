@@ -138,7 +138,7 @@ class LeaseEstimate:
             self.add(time_of(RunDir(workspace.runs / run.id).read_run(), recorded, elapsed_s))
 
     def why_held(self, run: RunTime, after: EstimatedEnd | None = None) -> str:
-        """The sentence that says why `add` held a run back. after: as for `add`."""
+        """A sentence that says why the method `add` held a run back. after: as for `add`."""
         end = self._schedule.end_of(run, after)
         ends = moments.in_words(self._now + timedelta(seconds=end.end_s))
         return (
@@ -148,7 +148,7 @@ class LeaseEstimate:
         )
 
     def report(self) -> LeaseReport:
-        """The report on all runs that were added."""
+        """The report on the lease and on all runs that were added to this estimate."""
         ends = self._now + timedelta(seconds=self._last_s) if self._last_s is not None and not self._unknown else None
         return LeaseReport(
             lease=self.lease,

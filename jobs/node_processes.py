@@ -31,7 +31,7 @@ _OF_JOB = re.compile(r".*/job_\d+(?=/|$)")  # matches the name that Slurm gives 
 
 
 class CannotStart(ShardlabError):
-    """The program that starts the ranks is missing on this node, or may not be run."""
+    """Raised if the program that starts the ranks is missing on this node, or may not be executed."""
 
 
 class Sampler:

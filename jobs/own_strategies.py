@@ -54,7 +54,7 @@ class RefusingProcess:
         return found.why
 
     def close(self) -> None:
-        """End the process. A later question starts another one."""
+        """End the process that answers questions. A later question starts another process."""
         if self._process is not None:
             own_answers.end(self._process)
             for pipe in (self._process.stdin, self._process.stdout):

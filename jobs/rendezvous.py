@@ -26,7 +26,7 @@ NODE, NODES = "SHARDLAB_NODE", "SHARDLAB_NODES"
 
 
 class NoMeeting(ShardlabError):
-    """A node of a run has no address at which the other nodes can reach it."""
+    """Raised if a node of a run has no address at which the other nodes can reach it."""
 
 
 class RendezvousInterface(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ class Capacity(msgspec.Struct, frozen=True):
     types: dict[str, Capacity] = {}  # for each GPU type that a cell may name: the capacity for cells with this type
 
     def of(self, gpu_type: str | None) -> Capacity | None:
-        """The capacity for cells with this GPU type; None if there is no such type."""
+        """The capacity for cells with this GPU type; None if the cluster has no such GPU type."""
         return self if gpu_type is None else self.types.get(gpu_type)
 
 

@@ -52,7 +52,7 @@ class Runner(msgspec.Struct, frozen=True):
 
 
 class AnotherRunner(Exception):
-    """Another process holds the lock of the runner, so it is already the runner of this workspace."""
+    """Raised if another process holds the lock of the runner, and so is already the runner of this workspace."""
 
 
 def scripts_must_be_trusted(workspace: Workspace, *, trusted: bool) -> None:

@@ -127,7 +127,7 @@ def scheduler(name: str) -> Scheduler:
 
 
 def apart(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:
-    """Groups runs by the name of their scheduler."""
+    """Group runs by their scheduler. Returns the runs of each scheduler, by the name of the scheduler."""
     by_scheduler: dict[str, list[RunOnDisk]] = {}
     for run in runs:
         by_scheduler.setdefault(run.run.scheduler, []).append(run)

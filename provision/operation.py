@@ -55,7 +55,7 @@ class Site(msgspec.Struct, frozen=True):
 
     @property
     def standing(self) -> list[Target]:
-        """The nodes that are not in `left`."""
+        """The nodes that later operations and checks do not skip, which are the nodes that are not in `left`."""
         return [target for target in self.targets if target.node.name not in self.left]
 
     def told(self, fact: Fact[T]) -> list[tuple[Target, T]]:

@@ -125,9 +125,8 @@ class Remote:
         # `timeout` could not end a process of root.
         words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
         mark = secrets.token_hex(8)  # printed on a line before the output of the command, because a .bashrc may print text too
-        # `cat` reads the rest of the input, so that the session ends only after the end of its input. If this process sent the
-        # end of the input to a session that is already over, the server would close the connection, and all other commands
-        # would fail.
+        # `cat` reads the rest of the input, so that the session ends only after the end of its input. If the end of the input
+        # came when the session is over, the server would close the connection, and all other commands would fail.
         # If a signal ended the command, $? is 128 + the number of the signal.
         script = f"echo {mark}; echo {mark} >&2; {shlex.join(words)}; code=$?; cat > /dev/null; exit $code"
         begin = time.monotonic()

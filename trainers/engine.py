@@ -186,7 +186,7 @@ class Saved(ABC):
 
 
 class Engine(Proven, Accounted, Saved):
-    """A model distributed over the ranks that train."""
+    """An engine with all parts of the interface: it trains a model that is distributed over the ranks that train."""
 
 
 class Server(ABC):

@@ -61,7 +61,7 @@ class TrainTime:
         self._started, self._left_out_s = 0.0, 0.0
 
     def start(self) -> None:
-        """Start to measure. Called when the first step starts."""
+        """Start to measure the time. Called when the first timed step starts."""
         self._started, self._left_out_s = time.perf_counter(), 0.0
 
     def leave_out(self, seconds: float) -> None:

@@ -185,7 +185,7 @@ class StepMaker:
         device: torch.device,
         phases: Sequence[tuple[int, range]],
     ) -> None:
-        """phases: the steps that will be made, in this order."""
+        """phases: the steps that will be made, in this order, as pairs (WARMUP or TIMED, range of step numbers)."""
         self._cell, self._task, self._order, self._engine, self._device = cell, task, order, engine, device
         self._timed = order.timed_steps(cell)
         self._clock, self._memory, self._late = clock_for(device), MemoryMeter(device), LateLoss(device)
@@ -251,7 +251,7 @@ class StepMaker:
 class LateLoss:
     """Copies losses from the GPU to pinned host tensors asynchronously, so that no step waits for a loss.
 
-    A copy is queued right after its step; reading it does not wait for the next step.
+    The copy of a loss is queued right after the step, so that reading the copy does not wait for the next step.
     """
 
     def __init__(self, device: torch.device) -> None:

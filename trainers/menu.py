@@ -36,8 +36,8 @@ def workloads() -> dict[str, Workload]:
 
 
 def refuse(cell: Cell) -> str | None:
-    """Why a resolved cell cannot be trained, as a sentence, or None if it can be. `jobs` makes the same check when it reads a
-    matrix."""
+    """Why a resolved cell cannot be trained, as a sentence; None if it can be trained. `jobs` makes the same check when it
+    reads a matrix."""
     of_strategy, of_workload = strategy_of(cell), workload_of(cell)
     for option in (*of_strategy.options, *of_workload.options):
         if (why := option.refuse(cell.options.get(option.name, option.default))) is not None:

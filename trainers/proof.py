@@ -232,8 +232,8 @@ def _above(value: bool | int | float | str | None, size: int) -> bool:
 def _holds(parameters: int, device: torch.device) -> bool:
     """Whether one process has enough memory for a proof with this number of parameters.
 
-    Counted are weights, gradients and momentum in fp32 on the device, and four copies of the weights on the host for the
-    comparison. Activations are not counted: only the steps themselves show whether there is memory for them.
+    The estimate counts weights, gradients and momentum in fp32 on the device, and four copies of the weights on the host for
+    the comparison. It does not count activations: only the steps themselves show whether there is memory for activations.
     """
     host = psutil.virtual_memory().available
     computing, compared = 12 * parameters, 16 * parameters

@@ -170,7 +170,7 @@ def _spread(steps_ms: np.ndarray) -> Spread:
 
 
 def _epochs(steps_ms: np.ndarray, steps_per_epoch: int) -> list[float]:
-    """Seconds of each epoch: the sum of the times of its steps."""
+    """The duration of each epoch in seconds, which is the sum of the times of its steps."""
     return [float(epoch.sum()) / 1000 for epoch in steps_ms.reshape(-1, steps_per_epoch)]
 
 

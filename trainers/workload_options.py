@@ -70,7 +70,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 def shape_of(cell: Cell) -> Shape:
-    """The shape that a cell asks for."""
+    """The shape of the transformer that a cell asks for with its options."""
     layers, width, heads = (cast("int", cell.options[name]) for name in ("n_layer", "n_embd", "n_head"))
     return Shape(layers, width, heads)
 

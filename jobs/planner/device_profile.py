@@ -29,7 +29,7 @@ class AchievedShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def shares() -> tuple[AchievedShare, ...]:
-    """The entries of achieved.yaml, in its order."""
+    """The entries of achieved.yaml (shares of the peak that GPUs achieve), in the order of the file."""
     content = resources.files("jobs.planner").joinpath("achieved.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=tuple[AchievedShare, ...])
 

@@ -46,7 +46,7 @@ class PlannedLink(msgspec.Struct, frozen=True):
 
 @functools.cache
 def entries() -> dict[str, LinkEntry]:
-    """The entries of links.yaml, by name."""
+    """The entries of links.yaml, which are kinds of links between GPUs, by name."""
     content = resources.files("jobs.planner").joinpath("links.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=dict[str, LinkEntry])
 

@@ -44,7 +44,7 @@ class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def terms() -> dict[str, MemoryTerm]:
-    """The entries of terms.yaml."""
+    """The entries of terms.yaml, by name: the parts of the memory that no formula gives."""
     content = resources.files("jobs.planner").joinpath("terms.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=dict[str, MemoryTerm])
 

@@ -77,7 +77,7 @@ class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def counted() -> dict[str, CountedNetwork]:
-    """The entries of counted.yaml, by workload."""
+    """The entries of counted.yaml, which are convolutional networks, by the name of the workload."""
     content = resources.files("jobs.planner").joinpath("counted.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=dict[str, CountedNetwork])
 

@@ -42,7 +42,7 @@ class SimulatedPipeline(msgspec.Struct, frozen=True):
 
     @property
     def throughput(self) -> float:
-        """Micro-batches per unit of time."""
+        """The number of micro-batches that the pipeline completes per unit of time."""
         return self.micro_batches / self.total
 
 

@@ -57,7 +57,7 @@ def scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> None:
 
 
 def advice(out: Output, report: AdviceReport) -> None:
-    """Print ranked strategies, and the studies' rules that apply."""
+    """Print the result of `jobs advise`: the ranked strategies, and the rules of the studies whose condition is true."""
     rows = [
         [
             str(place) if one.items_per_s is not None else "-",

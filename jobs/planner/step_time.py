@@ -40,7 +40,7 @@ class PredictedStepTime(msgspec.Struct, frozen=True):
 
     @property
     def bottleneck(self) -> str:
-        """The name of the largest part."""
+        """The name of the part of the step that takes the longest time."""
         return max(self.parts, key=lambda name: self.parts[name].likely)
 
 

@@ -39,7 +39,7 @@ ANSWER_S = CONNECT_S + 5
 
 
 class InUse(Exception):
-    """Another run holds the lock of a node."""
+    """Raised if another run holds the lock of a node."""
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:

@@ -42,7 +42,7 @@ class SlurmOutput(msgspec.Struct, frozen=True):
 
 
 class ControllerUnreachable(ShardlabError):
-    """Slurm's controller does not answer.
+    """Raised if Slurm's controller does not answer.
 
     why: what Slurm's command printed. known: sentences that say what is certain at this moment, and which command finds out
     the rest.

@@ -62,11 +62,12 @@ class Submission(msgspec.Struct, kw_only=True):
 
 
 class Refused(ShardlabError):
-    """Slurm rejected the job and gave a reason. No job exists."""
+    """Raised if Slurm rejected the job and gave a reason. No job exists."""
 
 
 class NoRoom(Refused):
-    """Slurm rejected the job because of a limit: it may accept the job later, or a smaller one. why: Slurm's words."""
+    """Raised if Slurm rejected the job because of a limit, so that it may accept the job later, or a smaller job. why: Slurm's
+    words."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -74,7 +75,7 @@ class NoRoom(Refused):
 
 
 def folder(workspace: Workspace) -> Path:
-    """The folder of the submission files."""
+    """The folder of the workspace that contains the submission files."""
     return workspace.own / "submissions"
 
 

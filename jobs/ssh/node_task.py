@@ -56,7 +56,7 @@ class TaskRequest(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    """Serve one request; return the exit code of the task. Raises ShardlabError."""
+    """Read a TaskRequest, execute the task, and return its exit code. Raises ShardlabError."""
     try:
         request = msgspec.json.decode(sys.stdin.buffer.readline(), type=TaskRequest)
     except msgspec.DecodeError as error:

@@ -49,7 +49,7 @@ OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "SUDO_")
 
 
 class Lost(ShardlabError):
-    """The connection to a node broke, or the node cannot be reached. node: the name of the node."""
+    """Raised if the connection to a node broke, or if the node cannot be reached. node: the name of the node."""
 
     def __init__(self, node: str, why: str) -> None:
         super().__init__(f"{node}: {why}")

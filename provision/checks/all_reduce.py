@@ -36,7 +36,7 @@ class AllReduceReport(msgspec.Struct, frozen=True):
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if the ranks of this node sum exactly."""
+    """Returns a passed Outcome if the ranks of this node sum exactly."""
     summed = trial.of(target).all_reduce
     if summed is None:
         return Outcome(None, "needs torch")
@@ -78,7 +78,7 @@ def gpu_of(host: Host) -> str | None:
 
 
 def judge(answer: CommandOutput, *, cores: int) -> Outcome:
-    """Passed if every element of the sum is exact on every rank."""
+    """Returns a passed Outcome if every element of the sum is exact on every rank."""
     what = f"{RANKS}-rank all-reduce"
     if answer.code is None:
         advice = (

@@ -23,7 +23,7 @@ class CompiledReport(msgspec.Struct, frozen=True):
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if torch.compile generates correct kernels for the first GPU of this node."""
+    """Returns a passed Outcome if torch.compile generates correct kernels for the first GPU of this node."""
     shown = trial.of(target)
     if shown.compiled is None:
         return Outcome(None, "torch sees no GPU to compile for")
@@ -31,7 +31,7 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(answer: CommandOutput) -> Outcome:
-    """Passed if the results of the compiled function and of the plain function agree."""
+    """Returns a passed Outcome if the results of the compiled function and of the plain function agree."""
     if answer.code != 0:
         says = f"torch.compile does not work on the GPU: {why_not(answer, COMPILED_S)}"
         return Outcome(False, says, ADVICE, transcript=answer.stderr)

@@ -8,7 +8,7 @@ from provision.operation import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if all nodes report the same version of Python and the same digests of packages and source."""
+    """Returns a passed Outcome if all nodes report the same version of Python and the same digests of packages and source."""
     nodes = site.standing
     environments = each(nodes, lambda one: one.facts[ENVIRONMENT])
     told = [f"Python {one.version}, packages {one.packages}, source {one.source}" for one in environments]

@@ -18,7 +18,8 @@ ADVICE = (
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if the node has its experiment address and its control address on the interfaces that the manifest names.
+    """Returns a passed Outcome if the node has its experiment address and its control address on the interfaces that the
+    manifest names.
 
     Raises Unanswered.
     """
@@ -36,7 +37,7 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(entry: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) -> Outcome:
-    """Passed if both networks of the node are as the manifest says.
+    """Returns a passed Outcome if both networks of the node are as the manifest says.
 
     entry: the node in the manifest. nics: the interfaces that the node reports. addresses: their IP addresses, by interface.
     """

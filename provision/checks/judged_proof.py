@@ -19,7 +19,7 @@ LEAST_INODES = 20_000
 
 
 def judge(kind: NodeType, seen: Proofs, folder: str, wanted: int) -> Outcome:
-    """Passed if torch, the GPUs, the all-reduces and the shared folder work on every node of the job.
+    """Returns a passed Outcome if torch, the GPUs, the all-reduces and the shared folder work on every node of the job.
 
     seen: the results of the job. folder: the path of these results. wanted: the number of GPUs per node that the cluster file
     requests.
@@ -87,7 +87,8 @@ def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
 
 
 def _count(proof: NodeProof, wanted: int) -> Outcome:
-    """Passed if NVML sees the GPUs that the job requested. If torch is built for CPUs only, no GPU is needed."""
+    """Returns a passed Outcome if NVML sees the GPUs that the job requested. If torch is built for CPUs only, no GPU is
+    needed."""
     count = len(proof.host.gpus or ())
     if count >= wanted or (count == 0 and proof.trial.torch.cuda is None):
         return Outcome(True, "")
@@ -108,7 +109,7 @@ def _shared(proof: NodeProof) -> Outcome:
 
 
 def _between(answer: CommandOutput) -> Outcome:
-    """Passed if the sums of all nodes are exact and their clocks agree."""
+    """Returns a passed Outcome if the sums of all nodes are exact and their clocks agree."""
     report = _report(answer)
     if report.wrong:
         return Outcome(False, f"the all-reduce between nodes gave {report.wrong} wrong sums", "do not train here")

@@ -56,7 +56,7 @@ def judge(
     absent: str = "",
     controls: Sequence[tuple[str, str] | None] = (),
 ) -> Outcome:
-    """Passed if the sums are exact and the data was sent over the right interfaces.
+    """Returns a passed Outcome if the sums are exact and the data was sent over the right interfaces.
 
     nics: the interface of each node that should carry the data. grown: for each node, the bytes sent during the test, by
     interface. absent: the nodes that did not take part, as the end of a sentence. controls: for each node, (name of the node,

@@ -24,7 +24,7 @@ echo "${{said:-nothing}}"
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if Slurm runs a job on all workers, hands out one GPU, and reports an exit code."""
+    """Returns a passed Outcome if Slurm runs a job on all workers, hands out one GPU, and reports an exit code."""
     if site.cluster.slurm is None:
         return Outcome(None, "cluster.yaml has no key slurm")
     (controller,) = site.with_role("controller")

@@ -38,8 +38,8 @@ NOTED_S = 1.0
 
 
 class OutOfTime(Exception):
-    """All ranks have saved a checkpoint and end, because of a signal or because the time limit is near. The message says why,
-    and after which step."""
+    """Raised when all ranks have saved a checkpoint and must end, because of a signal or because the time limit is near. The
+    message says why, and after which step."""
 
 
 class Resumed(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ class StepMemory:
     follows from the use of the storage by an operator, or from the time of its release."""
 
     def __init__(self, engine: Accounted, device: torch.device, log: type[StorageLog] = StorageLog) -> None:
-        """log: the class of the log; a subclass of StorageLog may record more."""
+        """log: the class of the log, which is StorageLog or a subclass that records more."""
         self._engine = engine
         self._named: dict[int, str] = {}
         self._looking = False  # whether the log must look for new gradients: from the end of backward to the optimizer's step

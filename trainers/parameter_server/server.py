@@ -145,8 +145,8 @@ class ParameterServer(Server):
         self._ledger.updates += 1
 
     def _restore(self, request: Request) -> None:
-        """Load the state from a RESTORE request. Only servers that wait for all workers are saved, so each update so far was
-        one step of every worker."""
+        """Load the state from a RESTORE request. Checkpoints exist only for servers that wait for all workers, so each update
+        before the checkpoint was one step of every worker."""
         assert request.payload is not None
         parameters, *momentum = torch.split(request.payload, self._parameters.numel())
         with torch.no_grad():

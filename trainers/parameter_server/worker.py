@@ -208,15 +208,15 @@ class ServerPeers:
         self._link, self._server, self._device = link, server, device
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """Gather the numbers of all workers that are left: (workers, n) in float64, in the order of ranks. Every worker passes
-        n numbers."""
+        """Gather the numbers of all workers that have not ended. Every worker passes n numbers. Returns an array (workers, n)
+        in float64, in the order of ranks."""
         mine = torch.tensor(numbers, dtype=torch.float64)
         self._link.send(self._server, (Kind.MEET, len(mine)), mine if len(mine) else None)
         rows = torch.empty(int(self._link.header(self._server)[0]), len(mine), dtype=torch.float64)
         return (self._link.receive(self._server, rows) if rows.numel() else rows).numpy()
 
     def barrier(self) -> None:
-        """Wait until every worker that is left has called `barrier` and its device is idle."""
+        """Wait until every worker that has not ended has called `barrier` and its device is idle."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.gather([])

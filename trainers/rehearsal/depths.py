@@ -50,7 +50,7 @@ def two_depths(cell: Cell) -> tuple[int, int] | None:
 
 
 def at_depth(cell: Cell, blocks: int) -> Cell:
-    """The cell with another number of blocks."""
+    """A copy of the cell whose model has `blocks` blocks."""
     name = blocks_option(cell)
     assert name is not None
     return msgspec.structs.replace(cell, options={**cell.options, name: blocks})
@@ -65,7 +65,7 @@ class DepthLine:
         self._further = (blocks - high) / (high - low)
 
     def at(self, low: float, high: float) -> float:
-        """The value at the cell's depth. low, high: the values at the two depths."""
+        """The extrapolated value at the cell's own number of blocks. low, high: the values at the two rehearsed depths."""
         return high + self._further * (high - low)
 
     def memory(self, low: Memory, high: Memory) -> Memory:

@@ -76,7 +76,7 @@ def flops_per_image(model: nn.Module, image: torch.Tensor) -> float:
 
 
 def of_type(block: type, model: nn.Module) -> list[nn.Module]:
-    """A network's modules of one class, in order."""
+    """All modules of a network that have the class `block`, in order."""
     return [module for module in model.modules() if isinstance(module, block)]
 
 
