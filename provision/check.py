@@ -26,7 +26,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """An acceptance check."""
+    """An acceptance check of a node or of the network: a name, and the function that runs the check."""
 
     name: str
     run: Callable[[Site, Target], Outcome]  # raises Unanswered if a node does not answer

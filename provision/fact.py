@@ -30,7 +30,7 @@ class Unanswered(ShardlabError):
 
 
 class Fact(msgspec.Struct, Generic[T], frozen=True):
-    """A question to a node."""
+    """A question to a node: the command that asks it, and the function that parses the output of the command."""
 
     name: str
     command: Callable[[str], list[str]]  # its argument: the path of the node's Python interpreter
@@ -52,7 +52,7 @@ class Facts:
         self._turns: dict[str, threading.Lock] = {}
 
     def __getitem__(self, fact: Fact[T]) -> T:
-        """The answer to `fact`. Raises Unanswered."""
+        """The answer of the node to the question `fact`. Raises Unanswered."""
         answer: Any = self.answers.get(fact.name, _OPEN)
         if answer is _OPEN:
             # The lock makes another thread that asks the same question wait for this answer.

@@ -233,7 +233,8 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """Something that `provision` makes true on each node, such as a mounted folder. --only and --skip choose it by its name."""
+    """Something that `provision` makes true on each node, such as a mounted folder. The options --only and --skip choose
+    operations by their names."""
 
     name: str
     plan: Callable[[Site, Target], Sequence[Change] | Nothing]  # returns the changes that a node needs

@@ -39,10 +39,10 @@ class PlanObserver:
     """Observes the progress of operations on each node. Several threads call its methods. This base class does nothing."""
 
     def begins(self, node: str, operation: str) -> None:
-        """An operation begins on a node."""
+        """Called when an operation begins on a node."""
 
     def ends(self, step: OperationStep) -> None:
-        """An operation ended on a node."""
+        """Called when an operation has ended on a node. step: the result of the operation."""
 
 
 def converge(

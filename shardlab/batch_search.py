@@ -54,7 +54,7 @@ class BatchSearch(msgspec.Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """What is searched, such as `gpu_batch_size, the largest that fits`."""
+        """A text that says what is searched, such as `gpu_batch_size, the largest that fits`."""
         return f"{self.key}, {GOAL_WORDS[self.goal]}"
 
     def described(self) -> dict[str, Any]:

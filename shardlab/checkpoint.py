@@ -62,7 +62,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     seal: str = ""
 
     def sealed(self) -> CheckpointManifest:
-        """This manifest with its seal."""
+        """A copy of this manifest with its seal, which is its SHA-256."""
         bare = msgspec.json.encode(msgspec.structs.replace(self, seal=""), order="deterministic")
         return msgspec.structs.replace(self, seal=hashlib.sha256(bare).hexdigest())
 

@@ -92,7 +92,7 @@ class CleanConsole(Console):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text without control characters and escape sequences."""
+        """Replaces a method of rich: makes a Text from a string, without control characters and escape sequences."""
         return super().render_str(printable.clean(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:

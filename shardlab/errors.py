@@ -53,7 +53,7 @@ class UnknownName(InputError):
 
 
 class WorkspaceError(ShardlabError):
-    """The workspace cannot be read or written."""
+    """Raised if the workspace cannot be read or written."""
 
     @classmethod
     def from_os_error(cls, error: OSError, doing: str) -> WorkspaceError:

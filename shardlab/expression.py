@@ -165,7 +165,7 @@ class Evaluator:
         return any(tests)
 
     def negated(self, test: Any) -> Any:
-        """The value of `not TEST`."""
+        """The value of the expression `not TEST`. test: the value of TEST."""
         return not test
 
     def number(self, side: Any) -> Any:

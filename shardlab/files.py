@@ -235,7 +235,7 @@ def _open_lock(path: Path) -> int:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal."""
+    """The SHA-256 of the content of a file, in hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

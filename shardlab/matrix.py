@@ -85,7 +85,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tests(self) -> list[str]:
-        """The tests of the claims."""
+        """The tests of all claims in this matrix file."""
         return [claim.test for claim in self.claims]
 
 

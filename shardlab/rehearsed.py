@@ -86,7 +86,7 @@ class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def total(self) -> int:
-        """The sum of all categories, in bytes."""
+        """The bytes of all categories together."""
         return sum(msgspec.structs.astuple(self))
 
 

@@ -64,7 +64,7 @@ class CommandOutput(msgspec.Struct, frozen=True):
 
 
 class Unreachable(ShardlabError):
-    """The login to a machine failed, or the connection broke. node: the name of the machine in the cluster file, if known."""
+    """Raised if a login failed or a connection broke. node: the name of the machine in the cluster file, if it is known."""
 
     node: str | None = None
 

@@ -30,7 +30,7 @@ GRACE_S = 2.0  # after a rank has failed, the other ranks are killed this many s
 
 
 def main() -> None:
-    """Print the trial of this machine as JSON."""
+    """Run the checks of torch on this machine, and print the results (a Trial) as JSON."""
     trial = attempt()
     sys.stdout.write(msgspec.json.encode(trial).decode() + "\n")
 

@@ -16,7 +16,7 @@ from shardlab.remote import CommandOutput
 
 
 class ProductReport(msgspec.Struct, frozen=True):
-    """The report that the test program prints as JSON."""
+    """The report that the test program of the matrix product (_matmul.py) prints as JSON."""
 
     wrong: list[int]  # for each GPU, the number of wrong elements of the matrix product
 

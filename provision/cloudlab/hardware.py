@@ -39,7 +39,7 @@ class HardwareType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def name(self) -> str:
-        """The type and its site, for messages."""
+        """The name of the type with its site, as text for messages."""
         return f"{self.type} at {self.site}"
 
 
@@ -72,7 +72,7 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def catalogue() -> Catalogue:
-    """The shipped catalogue."""
+    """The hardware catalogue that ships with shardlab."""
     content = resources.files("provision.cloudlab").joinpath("hardware.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=Catalogue)
 

@@ -50,15 +50,15 @@ class PortalError(ShardlabError):
 
 
 class NoExperiment(PortalError):
-    """The portal does not have the experiment (HTTP 404)."""
+    """Raised if the portal does not have the experiment (HTTP 404)."""
 
 
 class OutcomeUnknown(PortalError):
-    """No usable answer came, so it is not known whether the portal carried the request out."""
+    """Raised if no usable answer came, so that it is not known whether the portal carried out the request."""
 
 
 class NoConnection(PortalError):
-    """The portal cannot be reached, so nothing was sent."""
+    """Raised if the portal cannot be reached, so that nothing was sent."""
 
 
 @contextmanager
@@ -128,7 +128,7 @@ class Portal:
         self._client.close()
 
     def pause(self, seconds: float) -> None:
-        """Wait before the next request."""
+        """Wait `seconds` seconds before the next request to the portal."""
         self._sleep(seconds)
 
     def compare_clocks(self) -> None:

@@ -29,7 +29,7 @@ BY_HAND = "To use it nevertheless, create the experiment at the portal, and name
 
 
 class NodeRequest(msgspec.Struct, frozen=True):
-    """A machine to request."""
+    """A machine that is requested for an experiment."""
 
     name: str
     address: str | None
@@ -55,7 +55,7 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
 
     @property
     def manager(self) -> str:
-        """The URN of the aggregate."""
+        """The URN of the aggregate (the site) from which the machines are requested."""
         return f"urn:publicid:IDN+{self.aggregate}+authority+cm"
 
 

@@ -49,7 +49,7 @@ def disk(path: str) -> Fact[Disk]:
 
 
 def parse(stdout: str) -> Disk:
-    """The disk as PROGRAM describes it. Raises ValueError."""
+    """The disk, parsed from the output of PROGRAM. Raises ValueError."""
     said = decode(stdout, _Found)
     if not said.there:
         return Disk()

@@ -58,7 +58,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
 
     @property
     def host_key(self) -> Path:
-        """The private SSH host key of the node."""
+        """The path of the file with the private SSH host key of the node."""
         return self.folder / "upper/etc/ssh/ssh_host_ed25519_key"
 
     def pid(self) -> int | None:

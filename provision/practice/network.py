@@ -25,7 +25,7 @@ def hardware_address(name: str) -> str:
 
 
 def bridge(cluster: str) -> str:
-    """The name of the bridge of a cluster."""
+    """The name of the bridge (a network interface of this machine) to which the practice nodes of a cluster are connected."""
     return label(cluster)
 
 

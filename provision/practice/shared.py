@@ -71,7 +71,7 @@ def disarm(folder: Path) -> None:
 
 
 def _options(folder: Path) -> set[str]:
-    """The options of the mount that contains a folder."""
+    """The mount options of the file system that contains a folder."""
     return set(run(["findmnt", "--noheadings", "--output", "OPTIONS", "--target", str(folder)]).strip().split(","))
 
 

@@ -165,7 +165,7 @@ def _wait(node: SshNode, limit_s: float) -> None:
 
 
 def _remark(sentence: str) -> None:
-    """Tell the user about work that takes minutes."""
+    """Print a sentence for the user about work that takes minutes."""
     Output().remark(sentence)
 
 
