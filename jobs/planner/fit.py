@@ -8,7 +8,7 @@ from jobs.planner import memory
 from shardlab.cell import Cell
 from shardlab.prediction import Fits, PredictedRange
 
-LARGEST = 1 << 20  # micro-batches above this are not looked for
+LARGEST = 1 << 20  # the largest micro-batch that is considered
 
 
 def verdict(needed: PredictedRange, capacity: PredictedRange, *, complete: bool) -> Fits | None:

@@ -121,7 +121,7 @@ def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShar
     unfused = cell.optimizer.name in STATES and not cell.optimizer.fused
     copies = exactly(
         4 * parameters / sharded if unfused and on_gpu else 0
-    )  # torch's foreach kernels hold one tensor per weight
+    )  # without fused kernels, torch's foreach optimizer makes a temporary tensor of the size of each weight
     steps = {**ends, "gathered": exactly(division.copy_bytes * parameters), "temporary": copies}
     return max((begins, ends, steps), key=lambda moment: total(moment).likely)
 

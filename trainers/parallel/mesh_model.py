@@ -129,7 +129,7 @@ class MeshModel:
         sets: for each group, the positions of its ranks in the pipeline. Returns the groups of this rank.
         """
         found = {}
-        lines = self.mesh.mesh.flatten(1)  # (pp, pipelines)
+        lines = self.mesh.mesh.flatten(1)  # the ranks as a tensor (pp, pipelines): each column is a pipeline
         for ends in sorted(sets):
             pipelines = [lines[list(ends), line].tolist() for line in range(lines.shape[1])]
             group, _ = dist.new_subgroups_by_enumeration(pipelines)  # type: ignore[no-untyped-call]

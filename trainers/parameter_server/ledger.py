@@ -33,7 +33,7 @@ class Ledger:
 
     def __init__(self, workers: int, mode: Mode) -> None:
         self.mode = mode
-        self.updates = 0  # also the version of the parameters
+        self.updates = 0  # the number of updates so far, which is also the version of the parameters
         self.steps = [0] * workers  # number of steps that each worker has pushed
         self.pulls = 0  # number of pulls of all workers
         self.staleness: Counter[int] = Counter()  # staleness -> number of pushes

@@ -50,7 +50,7 @@ class ModelPlan(ABC):
         """
 
 
-POSITIONS = 1  # the dimension of a hidden state (items, positions, width)
+POSITIONS = 1  # the index of the dimension `positions` in a hidden state (items, positions, width)
 
 
 def share(blocks: int, index: int, count: int) -> slice:
