@@ -167,7 +167,7 @@ def _for_an_administrator(
 ) -> OperationStep | None:
     """The step of an operation that cannot be carried out on a node without sudo; None if the operation can be carried out.
 
-    Either the operation itself needs root, or an earlier operation does, and this operation has to wait for it.
+    Either the operation itself needs root, or an earlier operation needs root, so that this operation has to wait.
     """
     if node.may_sudo or isinstance(planned, Nothing):
         return None

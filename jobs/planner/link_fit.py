@@ -100,8 +100,8 @@ def _is_tree(ranks: int, one: AllReduceTime, solved: tuple[float, float]) -> boo
 
 
 def _solve(ranks: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]) -> tuple[float, float] | None:
-    """(seconds per hop, at least 0; seconds per byte) with which the model gives the measured times of both sizes; None if
-    there is no solution, or if a byte would take no time. trees: whether the small size and the large size use a tree."""
+    """Solve for (seconds per hop, at least 0; seconds per byte) so that the model gives the measured times of both sizes. None
+    if there is no solution, or if a byte would take no time. trees: whether the small size and the large size use a tree."""
     (hops, moved), (hops_large, moved_large) = (
         _factors(ranks, one.bytes, tree) for one, tree in zip((small, large), trees, strict=True)
     )

@@ -141,7 +141,8 @@ def _states(cell: Cell) -> int:
 
 
 def _gathered(division: Division, parameters: float, block: float, outside: float) -> tuple[PredictedRange, PredictedRange]:
-    """(bytes of weights that a rank gathers or copies for a computation and then frees, bytes of buffers of collectives)."""
+    """The memory for using sharded weights: (bytes of weights that a rank gathers or copies for a computation and then frees,
+    bytes of buffers of collectives)."""
     fixed = exactly(division.bucket_bytes + division.bucket_parameters * parameters)
     if division.gathers == "nothing":
         return exactly(division.copy_bytes * parameters), fixed
@@ -163,7 +164,8 @@ def _gathered(division: Division, parameters: float, block: float, outside: floa
 
 
 def _activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -> tuple[PredictedRange, PredictedRange]:
-    """(bytes of the activations that are saved when backward begins, bytes of tensors that exist only for a moment then)."""
+    """The memory of activations when backward begins: (bytes that are saved, bytes of tensors that exist only at this
+    moment)."""
     saved = facts.saved
     if saved is None:
         return ZERO, ZERO
@@ -193,7 +195,12 @@ def _itemsize(cell: Cell) -> int:
 
 
 def _checkpointed(which: str, blocks: int, one: float, kept_input: float) -> tuple[float, float]:
-    """(bytes that all blocks keep from forward to backward, bytes that are recomputed at a time)."""
+    """The memory of activations with activation checkpointing: (bytes that all blocks keep from forward to backward, bytes that
+    are recomputed at a time).
+
+    which: the key activation_checkpointing. one: the bytes of a block without checkpointing. kept_input: the bytes of its
+    input.
+    """
     if which == "none" or not blocks:
         return blocks * one, 0.0
     kind, _, number = which.partition("-")

@@ -164,7 +164,7 @@ def _saved(cell: Cell, shape: Shape, tokens: int, *, more: int, logits: int, hea
     autocast = cell.precision in precision.AUTOCAST
     return SavedBytes(
         block_whole=tokens
-        * (2 * width * stream + 2 * width * computed + 4 * stream),  # last term: two numbers for each of two norms
+        * (2 * width * stream + 2 * width * computed + 4 * stream),  # last: two numbers for each of two norms
         block_split=tokens * ((12 * width + more) * computed + 4 * heads),  # last term: attention's sums in fp32
         block_input=tokens * width * stream,
         head=tokens * width * (stream + computed) + logits * computed,

@@ -94,7 +94,10 @@ def _rings(cell: Cell, axis: Axis) -> int:
 
 
 def _compute(cell: Cell, facts: ModelFacts, rate: PredictedRange) -> tuple[PredictedRange, PredictedRange]:
-    """(seconds that the GPU computes in a step, seconds that it waits until the host starts operators)."""
+    """The time of computing in a step: (seconds that the GPU computes, seconds that it waits until the host starts operators).
+
+    rate: the FLOP/s that the GPU reaches.
+    """
     assert facts.flops_per_item is not None
     passes, parts = cell.gradient_accumulation_steps, cell.tp * cell.pp
     items = cell.micro_batch_size * passes

@@ -35,8 +35,8 @@ class SlurmOutput(msgspec.Struct, frozen=True):
         return _PREFIX.sub("", lines[-1]).strip() if lines else f"exit code {self.code}"
 
     def said(self, pattern: re.Pattern[str]) -> str | None:
-        """The first line of the error output in which the pattern is found, without the name of the command; None if no line
-        has it."""
+        """The first line of the error output in which the pattern is found, without the name of the command; None if the
+        pattern is in no line."""
         lines = self.stderr.splitlines()
         return next((_PREFIX.sub("", line).strip() for line in lines if pattern.search(line)), None)
 

@@ -98,8 +98,8 @@ class RecordCopies:
         self._owners: dict[str, str] = {}  # for each file by its name: the node that writes the file
 
     def apply(self, node: str, change: RecordChange) -> None:
-        """Make a change of the node `node` on the first node too. Raises ShardlabError if this node may not write the file, or
-        not at this byte."""
+        """Repeat on the first node a change that happened on the node `node`. Raises ShardlabError if this node may not write
+        the file, or may not write at this byte."""
         if change.name == "":
             with files.as_workspace_error("write"):
                 (self._folder / f"{PROGRESS}{node}").touch()
