@@ -163,9 +163,8 @@ def _saved(cell: Cell, shape: Shape, tokens: int, *, more: int, logits: int, hea
     width = shape.width
     autocast = cell.precision in precision.AUTOCAST
     return SavedBytes(
-        block_whole=tokens
-        * (2 * width * stream + 2 * width * computed + 4 * stream),  # last: two numbers for each of two norms
-        block_split=tokens * ((12 * width + more) * computed + 4 * heads),  # last term: attention's sums in fp32
+        block_whole=tokens * (2 * width * stream + 2 * width * computed + 4 * stream),  # 4 * stream: two numbers per norm
+        block_split=tokens * ((12 * width + more) * computed + 4 * heads),  # 4 * heads: attention's fp32 sums
         block_input=tokens * width * stream,
         head=tokens * width * (stream + computed) + logits * computed,
         logits=logits * computed,
