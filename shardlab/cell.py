@@ -121,6 +121,8 @@ class CheckpointSettings(Recurring, frozen=True, forbid_unknown_fields=True, omi
     """Number of checkpoints that are kept; older ones are deleted."""
     layout: Literal["sharded", "whole"] = "sharded"
     """sharded: each rank writes its shards. whole: one rank gathers and writes everything."""
+    time_loading: bool = False
+    """Whether the newest checkpoint is loaded again after the last step, to measure how long loading takes."""
 
 
 class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
@@ -337,6 +339,10 @@ def cell_hash(cell: dict[str, Any]) -> str:
             identity.pop(key, None)  # so that a cell of an older version, which lacks this key, has the same hash as before
     if identity["instruments"].get("telemetry_hz") == TELEMETRY_HZ:
         identity["instruments"] = {key: value for key, value in identity["instruments"].items() if key != "telemetry_hz"}
+    checkpoints = identity["instruments"].get("checkpoints")
+    if checkpoints is not None and not checkpoints.get("time_loading"):  # for the same reason
+        checkpoints = {key: value for key, value in checkpoints.items() if key != "time_loading"}
+        identity["instruments"] = {**identity["instruments"], "checkpoints": checkpoints}
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
