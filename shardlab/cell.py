@@ -129,8 +129,10 @@ class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """What is measured while a run trains. Times, losses and peak memory are always measured."""
 
     memory: Literal["peak", "categories", "snapshot"] = "peak"
-    """peak: nothing more. categories: what the memory contains, over one step. snapshot: the blocks of the CUDA allocator and
-    their history."""
+    """peak: nothing more. categories: what the memory contains, over `memory_steps` steps. snapshot: the blocks of the CUDA
+    allocator and their history."""
+    memory_steps: Positive = 1
+    """Number of consecutive steps over which `memory: categories` follows the memory, from timed step 2 on."""
     profile: Profile | None = None
     """The profiler; null: off."""
     validation: Validation | None = None
@@ -339,8 +341,10 @@ def cell_hash(cell: dict[str, Any]) -> str:
             identity.pop(key, None)  # so that a cell of an older version, which lacks this key, has the same hash as before
     if identity["instruments"].get("telemetry_hz") == TELEMETRY_HZ:
         identity["instruments"] = {key: value for key, value in identity["instruments"].items() if key != "telemetry_hz"}
+    if identity["instruments"].get("memory_steps") == 1:  # for the same reason
+        identity["instruments"] = {key: value for key, value in identity["instruments"].items() if key != "memory_steps"}
     checkpoints = identity["instruments"].get("checkpoints")
-    if checkpoints is not None and not checkpoints.get("time_loading"):  # for the same reason
+    if checkpoints is not None and not checkpoints.get("time_loading"):
         checkpoints = {key: value for key, value in checkpoints.items() if key != "time_loading"}
         identity["instruments"] = {**identity["instruments"], "checkpoints": checkpoints}
     if cell.get("rehearses") is not None:

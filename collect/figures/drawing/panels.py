@@ -21,9 +21,13 @@ def is_a_line(curve: Curve) -> bool:
     return sum(value is not None for value in curve.values) > 1
 
 
-def stacked(titles: list[str]) -> dict[str, Any]:
-    """A layout with one panel per title, one below the other, over the same time axis. Each title is above its panel."""
-    x = axis("s since the end of the first timed step", anchor=y_axis(len(titles)), showgrid=False)
+def stacked(titles: list[str], time: str = "s since the end of the first timed step") -> dict[str, Any]:
+    """A layout with one panel per title, one below the other, over the same time axis. Each title is above its panel. A dotted
+    line is at the start of the time.
+
+    time: the title of the time axis.
+    """
+    x = axis(time, anchor=y_axis(len(titles)), showgrid=False)
     shape = layout(x, {}, showlegend=True)
     shape["annotations"] = []
     start = {
