@@ -47,6 +47,7 @@ class MemoryCategories(Instrument):
         self._path, self._steps, self._ranks, self._company = path, steps, ranks, company
         self._timeline: Timeline | None = None
         self._unknown_bytes = self._allocated = 0
+        self._memory: StepMemory  # from the first of these steps to the last
 
     def watches(self, step: int) -> bool:
         return step in self._steps
