@@ -1,4 +1,4 @@
-"""Reads the memory use of a rank over one step or several, by category (parameters, gradients ...).
+"""Reads the file in which a rank recorded its memory over one step or several, by category (parameters, gradients ...).
 
 A rank writes this file if the cell has `instruments: {memory: categories}`.
 """
@@ -14,10 +14,11 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 
 
 class MemoryCurves(msgspec.Struct):
-    """The memory of one rank over consecutive steps, as in `memory/rank-RRRRR.json` of a run; other fields are ignored.
+    """The memory of one rank over consecutive steps, as in the file `memory/rank-RRRRR.json` of a run. Other fields of the file
+    are ignored.
 
     step, steps: the first step, and the number of steps. t_ms: the moments, in milliseconds since the start of the first step.
-    points: for each category the bytes at these moments.
+    points: for each category, the bytes at these moments.
     """
 
     rank: int
@@ -28,7 +29,7 @@ class MemoryCurves(msgspec.Struct):
 
 
 def read(path: Path) -> MemoryCurves | None:
-    """The curves in a file; None if there is no file, if it cannot be read, or if its folder is a symbolic link."""
+    """The memory curves in a file; None if there is no such file, if it cannot be read, or if its folder is a symbolic link."""
     if path.parent.is_symlink():
         return None
     try:
