@@ -331,23 +331,15 @@ def keys_of(*roles: Role) -> frozenset[str]:
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
-    """The hash of a resolved cell. cell: the cell as dicts, lists, text and numbers, as in run.json.
-
-    The hash of a tiny twin also depends on the hash of the original cell.
-    """
+    """The hash of a resolved cell, which is given as in run.json. For a tiny twin, the hash of the original cell counts too."""
     bookkeeping = keys_of(Role.BOOKKEEPING)
-    identity = {key: value for key, value in cell.items() if key not in bookkeeping}
-    for key in ("gpu_type", "workload_code", "strategy_code"):
-        if identity.get(key) is None:
-            identity.pop(key, None)  # so that a cell of an older version, which lacks this key, has the same hash as before
-    if identity["instruments"].get("telemetry_hz") == TELEMETRY_HZ:
-        identity["instruments"] = {key: value for key, value in identity["instruments"].items() if key != "telemetry_hz"}
-    if identity["instruments"].get("memory_steps") == 1:  # for the same reason
-        identity["instruments"] = {key: value for key, value in identity["instruments"].items() if key != "memory_steps"}
-    checkpoints = identity["instruments"].get("checkpoints")
-    if checkpoints is not None and not checkpoints.get("time_loading"):
-        checkpoints = {key: value for key, value in checkpoints.items() if key != "time_loading"}
-        identity["instruments"] = {**identity["instruments"], "checkpoints": checkpoints}
+    newer = ("gpu_type", "workload_code", "strategy_code")  # a cell of an older version lacks these, and keeps its hash
+    identity = {key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer or value is not None)}
+    defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1))  # the same holds for these keys
+    instruments = {key: value for key, value in identity["instruments"].items() if (key, value) not in defaults}
+    if (saved := instruments.get("checkpoints")) is not None and not saved.get("time_loading"):
+        instruments["checkpoints"] = {key: value for key, value in saved.items() if key != "time_loading"}
+    identity["instruments"] = instruments
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
