@@ -130,8 +130,7 @@ class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """What is measured while a run trains. Times, losses and peak memory are always measured."""
 
     memory: Literal["peak", "categories", "snapshot"] = "peak"
-    """peak: nothing more. categories: what the memory contains, over `memory_steps` steps. snapshot: the blocks of the CUDA
-    allocator and their history."""
+    """peak: nothing more. categories: what the memory contains. snapshot: blocks of the CUDA allocator and their history."""
     memory_steps: Positive = 1
     """Number of consecutive steps over which `memory: categories` follows the memory, from timed step 2 on."""
     profile: Profile | None = None
