@@ -173,4 +173,7 @@ def _instruments(asked: Instruments, validated: int) -> Instruments:
             checkpoints, every_steps=checkpoints.every_steps and 2, every_epochs=checkpoints.every_epochs and 1
         )
     memory = "peak" if asked.memory == "snapshot" else asked.memory
-    return msgspec.structs.replace(asked, memory=memory, profile=profile, validation=validation, checkpoints=checkpoints)
+    memory_steps = min(asked.memory_steps, 1 if profile else 3)
+    return msgspec.structs.replace(
+        asked, memory=memory, memory_steps=memory_steps, profile=profile, validation=validation, checkpoints=checkpoints
+    )

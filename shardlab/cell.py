@@ -122,14 +122,17 @@ class CheckpointSettings(Recurring, frozen=True, forbid_unknown_fields=True, omi
     """Number of checkpoints that are kept; older ones are deleted."""
     layout: Literal["sharded", "whole"] = "sharded"
     """sharded: each rank writes its shards. whole: one rank gathers and writes everything."""
+    time_loading: bool = False
+    """Whether the newest checkpoint is loaded again after the last step, to measure how long loading takes."""
 
 
 class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
     """What is measured while a run trains. Times, losses and peak memory are always measured."""
 
     memory: Literal["peak", "categories", "snapshot"] = "peak"
-    """peak: nothing more. categories: what the memory contains, over one step. snapshot: the blocks of the CUDA allocator and
-    their history."""
+    """peak: nothing more. categories: what the memory contains. snapshot: blocks of the CUDA allocator and their history."""
+    memory_steps: Positive = 1
+    """Number of consecutive steps over which `memory: categories` follows the memory, from timed step 2 on."""
     profile: Profile | None = None
     """The profiler; null: off."""
     validation: Validation | None = None
@@ -327,17 +330,15 @@ def keys_of(*roles: Role) -> frozenset[str]:
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
-    """The hash of a resolved cell. cell: the cell as dicts, lists, text and numbers, as in run.json.
-
-    The hash of a tiny twin also depends on the hash of the original cell.
-    """
+    """The hash of a resolved cell, which is given as in run.json. For a tiny twin, the hash of the original cell counts too."""
     bookkeeping = keys_of(Role.BOOKKEEPING)
-    identity = {key: value for key, value in cell.items() if key not in bookkeeping}
-    for key in ("gpu_type", "workload_code", "strategy_code"):
-        if identity.get(key) is None:
-            identity.pop(key, None)  # so that a cell of an older version, which lacks this key, has the same hash as before
-    if identity["instruments"].get("telemetry_hz") == TELEMETRY_HZ:
-        identity["instruments"] = {key: value for key, value in identity["instruments"].items() if key != "telemetry_hz"}
+    newer = ("gpu_type", "workload_code", "strategy_code")  # a cell of an older version lacks these, and keeps its hash
+    identity = {key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer or value is not None)}
+    defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1))  # the same holds for these keys
+    instruments = {key: value for key, value in identity["instruments"].items() if (key, value) not in defaults}
+    if (saved := instruments.get("checkpoints")) is not None and not saved.get("time_loading"):
+        instruments["checkpoints"] = {key: value for key, value in saved.items() if key != "time_loading"}
+    identity["instruments"] = instruments
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]

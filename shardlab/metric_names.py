@@ -25,6 +25,7 @@ PLAIN = (
     "waiting_pct", "collective_skew_us", "train_time_s", "epoch_time_s", "epoch_time_median_s", "cpu_pct",
     "rank_cpu_pct", "gpu_pct", "gpu_memory_pct", "step_time_over_prediction", "memory_over_prediction",
     "sent_over_prediction", "energy_over_prediction",
+    "checkpoint_save_s", "checkpoint_load_s", "checkpoint_bytes",
     "profiled_peak_bytes", "profiled_reserved_bytes", "matrix_product_flops_per_s", "largest_batch",
 )  # fmt: skip
 WITH_ARGUMENT = {  # the name of each metric that needs an argument -> the name of the argument

@@ -186,6 +186,11 @@ class Sample(Record, kw_only=True):
     nics: list[NicSample] | None = None  # null: not measured
     rdma: list[RdmaSample] | None = None  # null: not measured
 
+    @property
+    def busiest_core_pct(self) -> float | None:
+        """The busy share of the processor that was the busiest, 0 to 100; None if the processors were not measured."""
+        return max(self.cores_pct) if self.cores_pct else None
+
 
 class ClockOffset(msgspec.Struct, frozen=True):
     """The difference between the clocks of two hosts.

@@ -77,12 +77,13 @@ FILES = (
     Described("runs/RUN_ID/samples/HOST.jsonl", "Telemetry of a host, one line per sample.", Sample),
     Described(
         "runs/RUN_ID/memory/rank-RRRRR.json",
-        "Memory of a rank in one step, with `instruments: {memory: categories}` ([instruments](../instruments.md)).",
+        "Memory of a rank in one step or several, with `instruments: {memory: categories}` ([instruments](../instruments.md)).",
         Timeline,
         {
             **SCHEMA,
             "rank": Key("integer", "number of the rank, from 0"),
-            "step": Key("integer", "the step that was observed"),
+            "step": Key("integer", "the first step that was observed"),
+            "steps": Key("integer", "number of consecutive steps that were observed"),
             "device": Key("`cpu`, `cuda`", "where the memory is"),
             "allocated": Key("integer", "on a GPU: bytes that the allocator counted at the peak", False),
             "unknown": Key("integer", "on a GPU: the part of them that is in no category", False),

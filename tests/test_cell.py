@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support_cells import CELL
 
 from shardlab import cell as cells
-from shardlab.cell import Cell, Draft, Instruments, Optimizer, Role
+from shardlab.cell import Cell, CheckpointSettings, Draft, Instruments, Optimizer, Role
 from shardlab.run import RUN_ID, attempt_of, run_id
 
 
@@ -56,6 +56,15 @@ def test_the_hash_depends_on_the_work_alone():
     assert same.hash() == CELL.hash()
     plain = msgspec.to_builtins(CELL)
     assert cells.cell_hash(dict(reversed(plain.items()))) == CELL.hash()
+
+
+def test_a_cell_with_checkpoints_of_an_older_version_has_the_same_hash():
+    saved = msgspec.structs.replace(CELL, instruments=Instruments(checkpoints=CheckpointSettings(every_steps=2)))
+    older = msgspec.to_builtins(saved)
+    del older["instruments"]["checkpoints"]["time_loading"]
+    assert cells.cell_hash(older) == saved.hash()
+    timed = Instruments(checkpoints=CheckpointSettings(every_steps=2, time_loading=True))
+    assert msgspec.structs.replace(CELL, instruments=timed).hash() != saved.hash()
 
 
 def test_a_cell_whose_hash_was_asked_for_is_written_as_before():

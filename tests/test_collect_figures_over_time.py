@@ -166,7 +166,8 @@ def watched(folder, ended, **fields):
                 ]
                 moment = {"t_s": t + 1, "wall_s": support.START_S + t, "host": support.HOST, "boot_id": "boot"}
                 pressure = {"cpu_pressure_s": 5 + t / 4, "memory_pressure_s": 3.0}
-                what = pressure | {"cpu_pct": 25.0, "memory_used_bytes": 3 * 2**30, "gpus": gpus, "nics": nics}
+                busy = {"cpu_pct": 25.0, "cores_pct": [5.0, 65.0, 5.0]}
+                what = pressure | busy | {"memory_used_bytes": 3 * 2**30, "gpus": gpus, "nics": nics}
                 lines.write(Sample(schema=SCHEMA, **moment, **(what | fields)))
 
 
@@ -210,6 +211,8 @@ def test_panels_show_the_numbers_of_the_metrics(on_gpus):
         assert all(0.4 < moment + first_s < 0.9 for moment in blank)
         assert len(blank) * line["dx"] == pytest.approx(0.3, abs=2 * line["dx"] + 0.02)
         assert not line["connectgaps"]
+    (busiest,) = panel(drawn, "Busiest processor").values()
+    assert set(known(busiest)) == {65.0}
     assert len(panel(drawn, "GPU memory")) == 1  # the failed cell has no line
     json.dumps(drawn.data, allow_nan=False)
 

@@ -7,7 +7,7 @@ import support_collect as support
 
 from collect import figure, metric, summary
 from collect.cli import main
-from collect.figures import memory_timeline
+from collect.figures import memory_of_categories, memory_timeline
 from collect.findings import instrument_cost
 from collect.loading import load
 from collect.sources import memory
@@ -94,6 +94,26 @@ def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):
     assert max(drawn.data[0]["y"]) == 4.0
     assert max(drawn.data[1]["y"]) == 99.0  # the drawn line has fewer points than the data, and still has the peak
     assert len(drawn.data[1]["y"]) == memory_timeline.MOST_POINTS
+
+
+def test_memory_over_several_steps_has_a_panel_for_each_category_and_a_line_for_each_cell(tmp_path):
+    workspace = Workspace(tmp_path)
+    cells = [support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)]
+    support.keep(workspace, cells, repeats=1)
+    for cell, steps in zip(cells, (3, 2, 1), strict=True):
+        folder = support.completed(workspace, cell)
+        points = {"parameter": [4 * support.MIB] * 3, "gradient": [0, steps * support.MIB, 0], "buffer": [0, 0, 0]}
+        files.make_folder(folder.memory_file(0).parent)
+        curves = {"schema": 1, "rank": 0, "step": 2, "steps": steps, "t_ms": [0, 500, 1500], "points": points}
+        files.write_json(folder.memory_file(0), curves)
+    found = load.load(workspace, None)
+    (drawn,) = [memory_of_categories.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    assert [note["text"] for note in drawn.layout["annotations"]] == ["Parameter (MiB)", "Gradient (MiB)"]
+    of_gradient = {trace["name"]: (trace["x"], trace["y"]) for trace in drawn.data if trace["yaxis"] == "y2"}
+    first, second = (label for label in of_gradient)
+    assert of_gradient[first] == ([0, 0.5, 1.5], [0, 3, 0])
+    assert of_gradient[second] == ([0, 0.5, 1.5], [0, 2, 0])
+    assert drawn.caption.startswith("2 or 3 consecutive steps on rank 0")  # the cell that observed one step has no line
 
 
 def test_a_category_that_only_one_cell_has_is_drawn_for_that_cell(tmp_path):

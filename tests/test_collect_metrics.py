@@ -21,6 +21,7 @@ from collect.loading.loaded_run import Quantity
 from collect.metric import Compared, menu
 from collect.metrics import (
     bubble,
+    checkpoints,
     energy,
     memory,
     memory_categories,
@@ -223,6 +224,18 @@ def test_gpu_memory_is_the_highest_share_of_any_gpu():
     ]
     assert utilization.gpu_memory(measured(WINDOW, seen, hosts_of=hosts)) == Quantity(45, "%")
     assert utilization.gpu_memory(measured(WINDOW, seen)) is None
+
+
+def test_checkpoints_have_the_times_and_the_size_that_their_instrument_reports():
+    found = found_in(instruments={"checkpoints": {"save_s": 1.5, "load_s": 0.5, "bytes": 70, "saves": 2, "cost_s": 4}})
+    values = {metric.name: metric.of_run(found) for metric in checkpoints.METRICS}
+    assert values == {
+        "checkpoint_save_s": Quantity(1.5, "s"),
+        "checkpoint_load_s": Quantity(0.5, "s"),
+        "checkpoint_bytes": Quantity(70, "bytes"),
+    }
+    never_loaded = found_in(instruments={"checkpoints": {"saves": 0}})
+    assert {metric.of_run(never_loaded) for metric in checkpoints.METRICS} == {None}
 
 
 def test_staleness_is_of_all_pushes():

@@ -105,6 +105,8 @@ def test_going_on_gives_the_losses_of_an_undisturbed_run(bench, family):
     result = again.read_result()
     assert (result.resumed_from_step, result.steps) == (4, 8)
     assert undisturbed.read_result().resumed_from_step is None
+    assert "load_s" not in undisturbed.read_result().instruments["checkpoints"]
+    assert result.instruments["checkpoints"]["load_s"] > 0
     for rank in range(again.read_run().cell.gpus):
         assert steps(again, rank) == [(False, step) for step in range(1, 9)]
         assert again.steps(rank).records[:4] == undisturbed.steps(rank).records[:4]
@@ -114,9 +116,10 @@ def test_going_on_gives_the_losses_of_an_undisturbed_run(bench, family):
 
 @pytest.mark.parametrize("family", GATHERED)
 def test_a_gathered_checkpoint_is_one_file_of_the_whole_model(bench, family):
-    layout = Instruments(checkpoints=CheckpointSettings(every_steps=4, layout="whole"))
+    layout = Instruments(checkpoints=CheckpointSettings(every_steps=4, layout="whole", time_loading=True))
     keys = {"optimizer": ADAM, "steps": 8, "instruments": layout, **FAMILIES[family]}
     undisturbed = bench.complete(**keys)
+    assert undisturbed.read_result().instruments["checkpoints"]["load_s"] > 0
     without(undisturbed, 8)
     manifest = checkpoint.read(checkpoint.path_of(undisturbed.path, 4))
     assert [file.name for file in manifest.files] == ["whole.bin", "index.json"]

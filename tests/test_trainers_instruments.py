@@ -6,15 +6,21 @@ import json
 import math
 import os
 import socket
+from itertools import pairwise
 
+import msgspec
 import pytest
+import torch
+from support_cells import CELL
 from support_document_keys import wrong
 
 from shardlab import host
 from shardlab.cell import Instruments, Optimizer, Profile
-from trainers.instruments import environment
+from trainers.engine import Accounted
+from trainers.instruments import environment, observed_steps
 from trainers.instruments.memory_categories import estimate
 from trainers.instruments.memory_timeline import POINTS, timeline
+from trainers.instruments.step_memory import StepMemory
 
 pytest_plugins = ["support_trainers"]
 ADAM = Optimizer(name="adamw", lr=1e-3)
@@ -59,12 +65,13 @@ def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, cuts, 
 
 
 def test_a_curve_is_what_its_parts_say(bench):
-    run_dir = bench.complete(strategy="ddp", gpus=2, optimizer=ADAM, steps=3, instruments=CATEGORIES)
+    two_steps = Instruments(memory="categories", memory_steps=2)
+    run_dir = bench.complete(strategy="ddp", gpus=2, optimizer=ADAM, steps=4, instruments=two_steps)
     result = run_dir.read_result()
     for rank in (0, 1):
         found = categories(run_dir, rank)
         assert wrong("runs/RUN_ID/memory/rank-RRRRR.json", found) == []
-        assert (found["schema"], found["rank"], found["step"], found["device"]) == (1, rank, 2, "cpu")
+        assert (found["schema"], found["rank"], found["step"], found["steps"], found["device"]) == (1, rank, 2, 2, "cpu")
         columns = [found["points"][name] for name in found["categories"]]
         assert {len(column) for column in columns} == {len(found["t_ms"])} == {len(found["phase"])}
         assert found["t_ms"] == sorted(found["t_ms"])
@@ -75,10 +82,13 @@ def test_a_curve_is_what_its_parts_say(bench):
         # DDP keeps its buckets, and so the gradients in them, after the step.
         assert found["end"]["gradient"] == pytest.approx(4 * result.parameters, rel=0.02)
         assert {"forward", "backward", "outside"} == set(found["phase"])
+        # Activations grow and are released once in each of the two steps.
+        high = [value > found["peak"]["activation"] / 2 for value in found["points"]["activation"]]
+        assert sum(now and not before for before, now in pairwise([False, *high])) == 2
     peak = result.instruments["memory"]["peak_bytes"]
     assert result.peak_memory_bytes == {"rss": result.peak_memory_bytes["rss"], **peak}
-    assert [record.watched for record in run_dir.steps(1).records] == [False, True, False]
-    assert result.step_time_ms.n == 2  # the step in which the memory is recorded does not count as timed
+    assert [record.watched for record in run_dir.steps(1).records] == [False, True, True, False]
+    assert result.step_time_ms.n == 2  # the steps in which the memory is recorded do not count as timed
 
 
 # The tolerance of fsdp2 is larger: a gathered block stays in memory until the other rank has used it, and the two figures that
@@ -188,6 +198,50 @@ def test_long_curves_keep_their_peak():
     assert len(found.t_ms) <= POINTS
     assert max(found.points["temporary"]) == found.peak["temporary"] == 100
     assert found.end["temporary"] == 0
+
+
+class SmallEngine(Accounted):
+    def __init__(self):
+        self.model = torch.nn.Linear(500, 400, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def theory(self):
+        return []
+
+    def effective(self):
+        return {}
+
+    def step(self):
+        self.model(torch.ones(1, 500)).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def test_gradients_are_found_in_each_of_several_steps():
+    engine, psi = SmallEngine(), 4 * 500 * 400
+    with StepMemory(engine, torch.device("cpu")) as memory:
+        for _ in range(3):
+            memory.next_step()
+            engine.step()
+    changes = [(change.nbytes, memory.category(change.number)) for change in memory.log.changes if abs(change.nbytes) == psi]
+    assert changes == [(psi, "parameter"), *[(psi, "gradient"), (-psi, "gradient")] * 3]
+
+
+@pytest.mark.parametrize(
+    ("look", "steps", "why"),
+    [
+        ({"memory": "peak", "memory_steps": 2}, 9, "found 2 with memory: peak. Allowed: 1."),
+        ({"memory": "categories", "memory_steps": 9}, 9, "found steps 2 to 10, but the last timed step is 9. Allowed: 1 to 8."),
+        ({"memory": "categories", "memory_steps": 3, "profile": Profile(first_step=4, steps=1)}, 9,
+         "found steps 2 to 4, but step 4 is profiled. Allowed: 1 to 2."),
+        ({"memory": "categories", "memory_steps": 8}, 9, None),
+        ({"memory": "categories", "memory_steps": 2, "profile": Profile(first_step=4, steps=1)}, 9, None),
+    ],
+)  # fmt: skip
+def test_steps_whose_memory_cannot_be_followed_are_refused(look, steps, why):
+    cell = msgspec.structs.replace(CELL, instruments=Instruments(**look))
+    refused = [] if why is None else [("instruments.memory_steps", why)]
+    assert list(observed_steps.refusals(cell, steps)) == refused
 
 
 def test_parameter_servers_workers_are_looked_into_as_well(bench):

@@ -41,7 +41,9 @@ def draw(group: Group) -> Figure | None:
         for trace in _areas(curves, number, size, unit, {name for _, other in shown for name in other.points})
     ]
     left_out = f" {len(found) - len(shown)} more cells are not drawn." if len(found) > len(shown) else ""
-    caption = f"One step on rank 0, recorded by the instrument `memory: categories`. The areas are stacked.{left_out}"
+    how_many = sorted({curves.steps for _, curves in shown})
+    steps = "One step" if how_many == [1] else f"{' or '.join(map(str, how_many))} consecutive steps"
+    caption = f"{steps} on rank 0, recorded by the instrument `memory: categories`. The areas are stacked.{left_out}"
     return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(shown), data, _panels(shown, unit))
 
 
@@ -92,7 +94,7 @@ def _panels(shown: list[tuple[CellMark, MemoryCurves]], unit: str) -> dict[str, 
     for number, (mark, _) in enumerate(shown, 1):
         top, bottom = 1 - (number - 1 + GAP) / len(shown), 1 - number / len(shown) + 0.02
         last = number == len(shown)
-        title = "ms since the step began" if last else ""
+        title = "ms since the first of these steps began" if last else ""
         shape[_axis("xaxis", number)] = axis(title, anchor=_axis("y", number), showgrid=False)
         panel = axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=_axis("x", number))
         shape[_axis("yaxis", number)] = panel

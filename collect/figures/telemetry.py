@@ -162,6 +162,7 @@ LOOPBACK = TelemetryPanel(
 )
 HOST = (
     TelemetryPanel("Processors busy (%)", 1, "mean", lambda seen: levels(seen.hosts, "host", "cpu_pct")),
+    TelemetryPanel("Busiest processor (%)", 1, "mean", lambda seen: levels(seen.hosts, "host", "busiest_core_pct")),
     TelemetryPanel(
         "Memory of the hosts in use (GiB)", GIB, "mean", lambda seen: levels(seen.hosts, "host", "memory_used_bytes")
     ),

@@ -1,4 +1,4 @@
-"""Reads the file in which a rank recorded its memory over one step, by category (parameters, gradients ...).
+"""Reads the file in which a rank recorded its memory over one step or several, by category (parameters, gradients ...).
 
 A rank writes this file if the cell has `instruments: {memory: categories}`.
 """
@@ -14,16 +14,18 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 
 
 class MemoryCurves(msgspec.Struct):
-    """The memory of one rank over one step, as in the file `memory/rank-RRRRR.json` of a run. Other fields of the file are
-    ignored.
+    """The memory of one rank over consecutive steps, as in the file `memory/rank-RRRRR.json` of a run. Other fields of the file
+    are ignored.
 
-    t_ms: the moments, in milliseconds since the start of the step. points: for each category, the bytes at these moments.
+    step, steps: the first step, and the number of steps. t_ms: the moments, in milliseconds since the start of the first step.
+    points: for each category, the bytes at these moments.
     """
 
     rank: int
     step: int
     t_ms: list[float]
     points: dict[str, list[int]]
+    steps: int = 1
 
 
 def read(path: Path) -> MemoryCurves | None:

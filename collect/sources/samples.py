@@ -20,6 +20,7 @@ HOSTS = {
     "wall_s": pl.Float64,
     "started_hz": pl.Float64,
     "cpu_pct": pl.Float64,
+    "busiest_core_pct": pl.Float64,
     "memory_used_bytes": pl.Int64,
     "memory_total_bytes": pl.Int64,
     "disk_read_bytes": pl.Int64,

@@ -9,7 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from provision.datasets.formats import Format, check_image_start
 from shardlab.errors import InputError
@@ -26,37 +26,77 @@ KINDS = {
 }
 
 
+class ArchiveMember(NamedTuple):
+    """A plain file in an archive, and the tar file from which it can be read until the next member is asked for."""
+
+    tar: tarfile.TarFile
+    info: tarfile.TarInfo
+
+    def open(self) -> IO[bytes]:
+        source = self.tar.extractfile(self.info)
+        assert source is not None  # extractfile returns None only for a member that is not a plain file
+        return source
+
+
 def unpack(archive: Path, wanted: Format, folder: Path, within: str = "") -> None:
     """Write the members of a tar file, plain or gzipped, into the new folder `folder`. Raises InputError or OSError.
 
     within: a prefix for the names of members, for an archive that contains only a part of the data set.
     Names, types, sizes and the number of members are checked against `wanted` before a byte of a member is written.
     """
-    members = written = 0
-    with _opened(archive) as (tar, meter):
-        while True:
-            meter.left = HEADERS
-            member = tar.next()
-            if member is None:
-                break
-            tar.members.clear()  # type: ignore[attr-defined]  # otherwise a million headers would stay in memory
-            members += 1
-            if members > wanted.most_files:
-                raise InputError(f"{archive}: has more than {wanted.most_files} members, the most that this set may have.")
-            _check_path(archive, member.name)
-            if member.isdir():
-                continue
-            kept = _kept(archive, member, wanted, within)
-            written += member.size
-            if written > wanted.most_bytes:
-                raise InputError(f"{archive}: unpacks to more than {wanted.most_bytes} bytes, the most that this set may have.")
-            meter.left += member.size
-            _write(archive, tar, member, folder / kept, image=wanted.linked)
+    written = 0
+    with archive.open("rb") as raw, whole(archive):
+        for member in members(archive, raw, wanted.most_files, wanted.most_bytes):
+            name = member.info.name
+            match = wanted.member.fullmatch(within + name.removeprefix("./").removeprefix(within))
+            if match is None:
+                raise foreign(archive, name, wanted.spoken)
+            written += member.info.size
+            write(archive, member, folder / match["kept"], image=wanted.linked)
     if not written:
         raise InputError(f"{archive}: contains no data. Allowed: {wanted.spoken}.")
 
 
-def _check_path(archive: Path, name: str) -> None:
+def members(
+    archive: Path | str, raw: IO[bytes], most_files: int, most_bytes: int, *, may_be_zipped: bool = True
+) -> Iterator[ArchiveMember]:
+    """The plain files in a tar file, in its order; folders are passed over. Each file is checked before it is yielded. Read
+    them in the block of `whole`.
+
+    archive: the name of the archive in messages. raw: its bytes, which are read once, from the start to the end.
+    most_files, most_bytes: the largest number of members, and the largest sum of their sizes.
+    may_be_zipped: whether the archive may be gzipped; `raw` must then support seek.
+
+    Raises InputError for a member with another type or a path out of its folder, and for a damaged archive.
+    """
+    seen = size = 0
+    with _opened(archive, raw, may_be_zipped=may_be_zipped) as (tar, meter):
+        while True:
+            meter.left = HEADERS
+            info = tar.next()
+            if info is None:
+                break
+            tar.members.clear()  # type: ignore[attr-defined]  # otherwise a million headers would stay in memory
+            seen += 1
+            if seen > most_files:
+                raise InputError(f"{archive}: has more than {most_files} members, the most that this set may have.")
+            _check_path(archive, info.name)
+            if info.isdir():
+                continue
+            _check_kind(archive, info)
+            size += info.size
+            if size > most_bytes:
+                raise InputError(f"{archive}: unpacks to more than {most_bytes} bytes, the most that this set may have.")
+            meter.left += info.size
+            yield ArchiveMember(tar, info)
+
+
+def foreign(archive: Path | str, name: str, allowed: str) -> InputError:
+    """The error for a member that does not belong to the data set. allowed: the allowed members, in words."""
+    return InputError(f"{archive}: the member {name!r} does not belong to this set. Allowed: {allowed}.")
+
+
+def _check_path(archive: Path | str, name: str) -> None:
     """Check the path of a member. Raises InputError if the path leads out of the folder into which the archive is unpacked."""
     if name.startswith("/"):
         raise InputError(f"{archive}: the member {name!r} has an absolute path. Allowed: paths within the archive.")
@@ -64,39 +104,35 @@ def _check_path(archive: Path, name: str) -> None:
         raise InputError(f"{archive}: the member {name!r} leads out of its folder. Allowed: paths within the archive.")
 
 
-def _kept(archive: Path, member: tarfile.TarInfo, wanted: Format, within: str) -> str:
-    """The path within the data set's folder to which a member is unpacked.
-
-    Raises InputError if the member is not a plain file, or does not belong to the data set.
-    """
+def _check_kind(archive: Path | str, member: tarfile.TarInfo) -> None:
+    """Raises InputError if a member is not a plain file."""
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
         kind = KINDS.get(member.type, "a sparse file" if member.isreg() else f"of the type {member.type!r}")
         raise InputError(f"{archive}: the member {name!r} is {kind}. Allowed: plain files.")
-    match = wanted.member.fullmatch(within + name.removeprefix("./").removeprefix(within))
-    if match is None:
-        raise InputError(f"{archive}: the member {name!r} does not belong to this set. Allowed: {wanted.spoken}.")
     if member.size < 0:
         raise InputError(f"{archive}: the member {name!r} has a size below 0.")
-    return match["kept"]
 
 
-def _write(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path, *, image: bool) -> None:
-    source = tar.extractfile(member)
-    assert source is not None  # extractfile returns None only for a member that is not a plain file
+def write(archive: Path | str, member: ArchiveMember, path: Path, *, image: bool) -> None:
+    """Write a member to a file that must not exist yet. image: whether its first bytes must be those of an image.
+
+    Raises InputError if the member occurs twice or is truncated.
+    """
+    source, name = member.open(), member.info.name
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        raise InputError(f"{archive}: the member {member.name!r} occurs twice. Allowed: once.") from None
+        raise InputError(f"{archive}: the member {name!r} occurs twice. Allowed: once.") from None
     with os.fdopen(descriptor, "wb") as target:
-        left = member.size
+        left = size = member.info.size
         while left:
             piece = source.read(min(CHUNK, left))
             if not piece:
-                raise InputError(f"{archive}: ends within the member {member.name!r}; the archive is truncated.")
-            if image and left == member.size:
-                check_image_start(f"{archive}: the member {member.name!r}", piece[:4])
+                raise InputError(f"{archive}: ends within the member {name!r}; the archive is truncated.")
+            if image and left == size:
+                check_image_start(f"{archive}: the member {name!r}", piece[:4])
             target.write(piece)
             left -= len(piece)
 
@@ -104,7 +140,7 @@ def _write(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, path: P
 class _Meter:
     """A file from which at most `left` more bytes can be read, so that a malicious header cannot make tarfile read forever."""
 
-    def __init__(self, file: IO[bytes], archive: Path) -> None:
+    def __init__(self, file: IO[bytes], archive: Path | str) -> None:
         self._file, self._archive = file, archive
         self.left = HEADERS
 
@@ -117,17 +153,21 @@ class _Meter:
 
 
 @contextlib.contextmanager
-def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Meter]]:
-    """Open an archive, plain or gzipped, as a stream that is read once. An error in the archive raises InputError in the block.
+def whole(archive: Path | str) -> Iterator[None]:
+    """An error of a damaged archive in the block becomes an InputError. The block reads the archive and its members."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{archive}: is not a whole tar file, plain or gzipped: {error}.") from None
 
-    Yields (the open tar file, the meter that limits how many bytes are read from it).
-    """
-    with archive.open("rb") as raw, contextlib.ExitStack() as opened:
-        zipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
+
+@contextlib.contextmanager
+def _opened(archive: Path | str, raw: IO[bytes], *, may_be_zipped: bool) -> Iterator[tuple[tarfile.TarFile, _Meter]]:
+    """Open an archive as a stream that is read once. Yields (the open tar file, the meter that limits how many bytes are read
+    from it)."""
+    with contextlib.ExitStack() as opened:
+        zipped = may_be_zipped and raw.read(2) == b"\x1f\x8b"
+        if may_be_zipped:
+            raw.seek(0)
         meter = _Meter(opened.enter_context(gzip.open(raw)) if zipped else raw, archive)  # type: ignore[arg-type]
-        try:
-            with tarfile.open(fileobj=meter, mode="r|", errorlevel=2) as tar:  # type: ignore[call-overload]
-                yield tar, meter
-        except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InputError(f"{archive}: is not a whole tar file, plain or gzipped: {error}.") from None
+        yield opened.enter_context(tarfile.open(fileobj=meter, mode="r|", errorlevel=2)), meter  # type: ignore[call-overload]

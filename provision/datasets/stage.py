@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from provision.datasets import archive, download
+from provision.datasets import archive, download, imagenet_archives
 from provision.datasets.formats import FORMATS, Format
 from shardlab import data_cache
 from shardlab.errors import InputError
@@ -74,6 +74,8 @@ def look(wanted: Wanted) -> DataSetState:
     if not _is_url(wanted.source) and not Path(wanted.source).exists():
         return DataSetState(False, False, f"{wanted.source}: no such file, so {wanted.name} cannot be staged")
     how = "fetch" if _is_url(wanted.source) else "use the folder" if Path(wanted.source).is_dir() else "unpack"
+    if _is_official(wanted.name, Path(wanted.source)):
+        how = "unpack the official archives in"
     return DataSetState(False, True, f"{how} {wanted.source} as {folder}", makes=True)
 
 
@@ -122,6 +124,9 @@ def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
     assert wanted.source is not None
     source = Path(wanted.source)
     unpacked = folder.parent / OWN / f"{wanted.name}.unpacking"
+    if not _is_url(wanted.source) and _is_official(wanted.name, source) and not wanted.sha256:
+        imagenet_archives.unpack(source, unpacked, lambda: _settle(form, unpacked, folder))
+        return None
     shutil.rmtree(unpacked, ignore_errors=True)  # a killed process may have left this folder
     if not _is_url(wanted.source) and source.is_dir():
         if wanted.sha256:
@@ -141,6 +146,11 @@ def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
         path.unlink()
     download.forget(_own(wanted) / f"{wanted.name}.partial")
     return sha256
+
+
+def _is_official(name: str, source: Path) -> bool:
+    """Whether the source is a folder with the official archives of ImageNet."""
+    return name == "imagenet" and imagenet_archives.are_in(source)
 
 
 def _of_folder(source: Path, form: Format, unpacked: Path, folder: Path) -> None:

@@ -87,6 +87,7 @@ class Checkpoints(Instrument):
         assert group is not None
         self._group, self._saver = group, Saver(engine, ranks.rank, self._world, ranks.device, group)
         self._train_time = train_time
+        self._load_s: float | None = None
         self._saved_step, self._saves, self._bytes, self._save_s, self._agreeing_s = 0, 0, 0, 0.0, 0.0
         self._why = ""  # why the run has to end; empty as long as this rank knows no reason
         self._asking: tuple[torch.Tensor, dist.Work] | None = None
@@ -123,8 +124,7 @@ class Checkpoints(Instrument):
             files.make_folder(self._run_dir.steps_file(self._rank).parent)
             lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
             files.write_atomic(self._run_dir.steps_file(self._rank), lines)
-            self._saver.load(path, manifest)
-            self._company.barrier()
+            self._load(path, manifest)
             if self._rank == 0:
                 for begin, end in suspension.of(run.events()) if ours and run is not self._run_dir else ():
                     # The suspensions of the earlier attempt are copied, because its records and times are part of this run now.
@@ -140,6 +140,13 @@ class Checkpoints(Instrument):
         if self._run_dir.steps(self._rank).records:
             raise InputError(f"{self._run_dir.path}: has records, but no usable checkpoint to resume from; see its events.")
         return None
+
+    def _load(self, path: Path, manifest: CheckpointManifest) -> None:
+        """Load a checkpoint into the engine, and measure how long it takes until all ranks have loaded it. A collective."""
+        started = time.perf_counter()
+        self._saver.load(path, manifest)
+        self._company.barrier()
+        self._load_s = time.perf_counter() - started
 
     def _damage(self, path: Path, manifest: CheckpointManifest, run: RunDir) -> str | None:
         """Why this run cannot resume from a checkpoint, as a sentence, or None if it can. Each rank checks its share of the
@@ -228,13 +235,21 @@ class Checkpoints(Instrument):
 
     def found(self) -> dict[str, Any]:
         """saves: number of checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per checkpoint.
-        agreeing_s: seconds that this rank spent, in all steps together, on the agreement whether to end."""
+        load_s: seconds of this rank to load a checkpoint, without the check of its checksums; absent if none was loaded.
+        agreeing_s: seconds that this rank spent, in all steps together, on the agreement whether to end. A collective."""
         if self._asking is not None:
             self._asking[1].wait()  # no collective may be unfinished when the process group is destroyed
         found: dict[str, Any] = {"saves": self._saves, "agreeing_s": round(self._agreeing_s, 6)}
         if self._saves:
             found |= {"bytes": self._bytes, "save_s": round(self._save_s / self._saves, 6)}
-        return found
+        # If the nodes share no folder, only the first node has the manifest.
+        if self._asked.time_loading and self._saved_step and not self._run.separate_folders:
+            path = checkpoint.path_of(self._run_dir.path, self._saved_step)
+            manifest = checkpoint.read(path)
+            if isinstance(manifest, str):
+                raise InputError(manifest)
+            self._load(path, manifest)
+        return found if self._load_s is None else {**found, "load_s": round(self._load_s, 6)}
 
     def _candidates(self, runs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
         """Yields (run, path) for each checkpoint that rank 0 finds: for each run in the order of `runs`, the newest first. A

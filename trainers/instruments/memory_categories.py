@@ -1,4 +1,4 @@
-"""The instrument `memory: categories`: records the memory during one step, by category and over time.
+"""The instrument `memory: categories`: records the memory during one or more steps, by category and over time.
 
 Every storage (a piece of memory of tensors) is followed; no category is computed as a difference of sums.
 """
@@ -32,7 +32,7 @@ UNKNOWN = (
 
 
 class MemoryCategories(Instrument):
-    """Records the memory of one step. Each storage has the same category from its allocation to its release.
+    """Records the memory of consecutive steps. Each storage has the same category from its allocation to its release.
 
     If the engine keeps the storage (`Accounted.keeps`), the engine names the category. Otherwise the category follows from the
     use of the storage by an operator (`gathered`), or from the time of its release (`buffer`, `activation`, `temporary`).
@@ -41,29 +41,37 @@ class MemoryCategories(Instrument):
     name = "memory"
 
     def __init__(
-        self, cell: Cell, strategy: Strategy, engine: Accounted, path: Path, step: int, ranks: Ranks, company: Peers
+        self, cell: Cell, strategy: Strategy, engine: Accounted, path: Path, steps: range, ranks: Ranks, company: Peers
     ) -> None:
         self._cell, self._strategy, self._engine = cell, strategy, engine
-        self._path, self._step, self._ranks, self._company = path, step, ranks, company
+        self._path, self._steps, self._ranks, self._company = path, steps, ranks, company
         self._timeline: Timeline | None = None
-        self._unknown_bytes = 0
+        self._unknown_bytes = self._allocated = 0
+        self._memory: StepMemory  # from the first of these steps to the last
 
     def watches(self, step: int) -> bool:
-        return step == self._step
+        return step in self._steps
 
     def before(self, step: int) -> None:
+        if step != self._steps[0]:
+            self._memory.next_step()
+            return
         self._memory = StepMemory(self._engine, self._ranks.device)
         self._memory.__enter__()
 
     def after(self, step: int) -> None:
+        if self._ranks.device.type == "cuda":  # the allocator's peak is reset at the start of each step
+            self._allocated = max(self._allocated, torch.cuda.max_memory_allocated(self._ranks.device))
+        if step != self._steps[-1]:
+            return
         memory = self._memory
         memory.__exit__(None, None, None)
         self._timeline = timeline(memory.log.changes, memory.category)
-        written: dict[str, Any] = {"schema": SCHEMA, "rank": self._ranks.rank, "step": step, "device": self._ranks.device.type}
+        written: dict[str, Any] = {"schema": SCHEMA, "rank": self._ranks.rank, "device": self._ranks.device.type}
+        written |= {"step": self._steps[0], "steps": len(self._steps)}
         if self._ranks.device.type == "cuda":
-            allocated = torch.cuda.max_memory_allocated(self._ranks.device)  # the peak since the start of the step
-            self._unknown_bytes = max(0, allocated - sum(self._timeline.peak.values()))
-            written |= {"allocated": allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN}
+            self._unknown_bytes = max(0, self._allocated - sum(self._timeline.peak.values()))
+            written |= {"allocated": self._allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN}
         files.make_folder(self._path.parent)
         files.write_json(self._path, {**written, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
         del self._memory
@@ -78,7 +86,7 @@ class MemoryCategories(Instrument):
         everyone = self._company.gather(mine)
         worst = [int(value) for value in everyone[everyone[:, 0].argmax()]]
         peak, most = worst[2 : 2 + len(CATEGORIES)], worst[2 + len(CATEGORIES) :]
-        found: dict[str, Any] = {"step": self._step, "peak_bytes": dict(zip(CATEGORIES, peak, strict=True))}
+        found: dict[str, Any] = {"step": self._steps[0], "peak_bytes": dict(zip(CATEGORIES, peak, strict=True))}
         found["largest_bytes"] = dict(zip(CATEGORIES, most, strict=True))
         if self._ranks.device.type == "cuda":
             found["peak_bytes"]["unknown"] = worst[1]

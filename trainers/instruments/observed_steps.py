@@ -18,6 +18,12 @@ def memory_step(cell: Cell) -> int:
     return MEMORY_FROM
 
 
+def memory_steps(cell: Cell) -> range:
+    """The steps whose memory is recorded: one step, or `memory_steps` consecutive steps with `memory: categories`."""
+    first, instruments = memory_step(cell), cell.instruments
+    return range(first, first + (instruments.memory_steps if instruments.memory == "categories" else 1))
+
+
 def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iterator[tuple[str, str]]:
     """Yields (cell key, reason) for each instrument of a cell that its run cannot have.
 
@@ -31,11 +37,20 @@ def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iter
             yield "instruments.profile", f"found {window}, but the last timed step is {steps}. Allowed: 1 to {steps}."
         if not profile.ranks or max(profile.ranks) >= cell.gpus:
             yield "instruments.profile", f"ranks: found {profile.ranks}. Allowed: one or more of 0 to {cell.gpus - 1}."
+    if memory != "categories" and cell.instruments.memory_steps > 1:
+        yield "instruments.memory_steps", f"found {cell.instruments.memory_steps} with memory: {memory}. Allowed: 1."
     if memory == "peak":
         return
     if steps is not None and (step := memory_step(cell)) > steps:
         after = ", the first that is not profiled" if step != MEMORY_FROM else ""
         yield "instruments.memory", f"{memory} needs timed step {step}{after}: found steps: {steps}. Allowed: more steps."
+    followed = memory_steps(cell)
+    if len(followed) > 1 and steps is not None and followed[-1] > steps >= followed[0]:
+        why = f"found steps {followed[0]} to {followed[-1]}, but the last timed step is {steps}."
+        yield "instruments.memory_steps", f"{why} Allowed: 1 to {steps - followed[0] + 1}."
+    if profile is not None and followed[0] < profile.first_step <= followed[-1]:
+        why = f"found steps {followed[0]} to {followed[-1]}, but step {profile.first_step} is profiled."
+        yield "instruments.memory_steps", f"{why} Allowed: 1 to {profile.first_step - followed[0]}."
     if memory == "categories" and cell.compile:
         yield "instruments.memory", "categories needs to see every operator, and compiled blocks hide them. Allowed: peak."
     if memory == "snapshot" and (cell.launcher == "fork" or cuda is False):

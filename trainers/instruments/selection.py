@@ -49,12 +49,12 @@ def chosen(
 
 
 def _memory(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, company: Peers) -> list[Instrument]:
-    step = observed_steps.memory_step(cell)
+    steps = observed_steps.memory_steps(cell)
     if cell.instruments.memory == "categories":
         path = run_dir.memory_file(ranks.rank)
-        return [MemoryCategories(cell, menu.strategy_of(cell), engine, path, step, ranks, company)]
+        return [MemoryCategories(cell, menu.strategy_of(cell), engine, path, steps, ranks, company)]
     if cell.instruments.memory == "snapshot":
-        return [MemorySnapshot(run_dir.snapshot_file(ranks.rank), step, ranks, company)]
+        return [MemorySnapshot(run_dir.snapshot_file(ranks.rank), steps[0], ranks, company)]
     return []
 
 

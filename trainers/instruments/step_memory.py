@@ -1,4 +1,4 @@
-"""Follows the memory of one step of an engine and finds the category of each storage."""
+"""Follows the memory of a step of an engine, or of several, and finds the category of each storage."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 class StepMemory:
-    """A context around one step: `log` has all changes of memory on a device. A storage has one category from its allocation
-    to its release. If the engine keeps the storage (`Accounted.keeps`), the engine names the category; otherwise the category
-    follows from the use of the storage by an operator, or from the time of its release."""
+    """A context around one step, or around consecutive steps with a call of `next_step` between them.
+
+    `log` has all changes of memory on a device. A storage has one category from its allocation to its release. If the engine
+    keeps the storage (`Accounted.keeps`), the engine names the category; otherwise the category follows from the use of the
+    storage by an operator, or from the time of its release."""
 
     def __init__(self, engine: Accounted, device: torch.device, log: type[StorageLog] = StorageLog) -> None:
         """log: the class of the log, which is StorageLog or a subclass that records more."""
@@ -38,6 +40,10 @@ class StepMemory:
         self._hook.remove()
         if error is None:
             self._name(self._engine.keeps())
+
+    def next_step(self) -> None:
+        """Another step of the engine begins: its backward pass makes gradients again."""
+        self._looking = True
 
     def category(self, number: int) -> str:
         """The category of the storage with this number in the log. It is known only after the step."""

@@ -24,10 +24,12 @@ def is_a_line(curve: Curve) -> bool:
     return sum(value is not None for value in curve.values) > 1
 
 
-def stacked(titles: list[str]) -> dict[str, Any]:
-    """The layout of panels one below the other with one time axis. titles: the title of each panel, which is drawn above the
-    panel."""
-    x = axis("s since the end of the first timed step", anchor=y_axis(len(titles)), showgrid=False)
+def stacked(titles: list[str], time: str = "s since the end of the first timed step") -> dict[str, Any]:
+    """The layout of panels one below the other with one time axis, and a dotted line at the start of the time.
+
+    titles: the title of each panel, which is drawn above the panel. time: the title of the time axis.
+    """
+    x = axis(time, anchor=y_axis(len(titles)), showgrid=False)
     shape = layout(x, {}, showlegend=True)
     shape["annotations"] = []
     start = {

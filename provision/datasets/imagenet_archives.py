@@ -1,0 +1,166 @@
+"""Unpacks the official archives of ImageNet (ILSVRC 2012) into one folder per class.
+
+| archive | content |
+|---|---|
+| ILSVRC2012_img_train.tar | WNID.tar for each class, which contains WNID_NUMBER.JPEG |
+| ILSVRC2012_img_val.tar | ILSVRC2012_val_NUMBER.JPEG, from 1, without folders |
+| ILSVRC2012_devkit_t12.tar.gz | the ILSVRC2012_ID of each validation image, and meta.mat with the WNID of each ID |
+
+They may be malicious: only plain files with expected names are written. A class is unpacked into a hidden folder, which is
+renamed when it is complete, so that a later call continues after the last complete class.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from provision.datasets import synsets
+from provision.datasets.archive import foreign, members, whole, write
+from provision.datasets.formats import FORMATS
+from shardlab.errors import InputError
+
+TRAIN, VALIDATION, DEVELOPMENT_KIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
+MOST_CLASSES = 10_000
+MOST_KIT_FILES, MOST_KIT_BYTES = 10_000, 2**27  # the official kit has about a hundred files and 3 MiB
+MOST_TEXT_BYTES = 2**24  # most bytes of a file of the kit that is read
+CLASS_ARCHIVE = re.compile(r"(?:\./)?(?P<wnid>n[0-9]{1,12})\.tar")
+VALIDATION_IMAGE = re.compile(r"(?:\./|val/)?(?P<name>ILSVRC2012_val_(?P<number>[0-9]{8})\.JPEG)")
+META, TRUTH = "data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt"
+WNID = re.compile(r"n[0-9]{1,12}")
+
+
+def are_in(folder: Path) -> bool:
+    """Whether a folder has the official archive of the training images."""
+    return (folder / TRAIN).is_file()
+
+
+def unpack(source: Path, folder: Path, settle: Callable[[], None]) -> None:
+    """Unpack the three archives in `source` into `folder`, as train/WNID/*.JPEG and val/WNID/*.JPEG, then call `settle`.
+
+    If an earlier call with the same archives was interrupted, this call continues after the last complete class.
+
+    settle: checks `folder` and renames it. Raises InputError if an archive is missing or refused, or if the check fails; a
+    refused archive leaves nothing. Raises OSError, for example if the disk is full; complete classes are then kept.
+    """
+    archives = [source / name for name in (TRAIN, VALIDATION, DEVELOPMENT_KIT)]
+    for path in archives:
+        if not path.is_file():
+            raise InputError(f"{path}: no such file. Allowed: the official archives {', '.join(p.name for p in archives)}.")
+    note = folder.with_name(f"{folder.name}.json")
+    stats = [path.stat() for path in archives]
+    wanted = [[path.name, stat.st_size, stat.st_mtime_ns] for path, stat in zip(archives, stats, strict=True)]
+    if _noted(note) != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        note.write_text(json.dumps(wanted))
+    try:
+        wnids = _validation_classes(source / DEVELOPMENT_KIT)
+        _unpack_train(source / TRAIN, folder / "train")
+        _unpack_validation(source / VALIDATION, folder / "val", wnids)
+        settle()
+    except InputError:
+        shutil.rmtree(folder, ignore_errors=True)
+        note.unlink()
+        raise
+    note.unlink()
+
+
+def _noted(note: Path) -> object:
+    """What the note about an interrupted call says of its archives; None if there is no readable note."""
+    try:
+        return json.loads(note.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _unpack_train(archive: Path, folder: Path) -> None:
+    form, classes = FORMATS["imagenet"], 0
+    with archive.open("rb") as raw, whole(archive):
+        for member in members(archive, raw, MOST_CLASSES, form.most_bytes, may_be_zipped=False):
+            match = CLASS_ARCHIVE.fullmatch(member.info.name)
+            if match is None:
+                raise foreign(archive, member.info.name, "WNID.tar, one for each class")
+            wnid, inner = match["wnid"], f"{archive}: {member.info.name}"
+            classes += 1
+            if (folder / wnid).exists():
+                continue
+            growing = _new(folder / f".{wnid}.growing")
+            image = re.compile(rf"(?:\./)?(?P<name>{wnid}_[0-9]{{1,12}}\.JPEG)")
+            with whole(inner):
+                for photo in members(inner, member.open(), form.most_files, form.most_bytes, may_be_zipped=False):
+                    named = image.fullmatch(photo.info.name)
+                    if named is None:
+                        raise foreign(inner, photo.info.name, f"{wnid}_NUMBER.JPEG")
+                    write(inner, photo, growing / named["name"], image=True)
+            _publish(growing, folder / wnid)
+    if not classes:
+        raise InputError(f"{archive}: contains no data. Allowed: WNID.tar, one for each class.")
+
+
+def _unpack_validation(archive: Path, folder: Path, wnids: Sequence[str]) -> None:
+    """wnids: the class of each validation image, by its number less 1."""
+    if folder.exists():
+        return
+    form, images = FORMATS["imagenet"], 0
+    growing = _new(folder.with_name(f".{folder.name}.growing"))
+    with archive.open("rb") as raw, whole(archive):
+        for member in members(archive, raw, form.most_files, form.most_bytes, may_be_zipped=False):
+            match = VALIDATION_IMAGE.fullmatch(member.info.name)
+            if match is None:
+                raise foreign(archive, member.info.name, "ILSVRC2012_val_NUMBER.JPEG")
+            if not 1 <= (number := int(match["number"])) <= len(wnids):
+                raise InputError(
+                    f"{archive}: the member {member.info.name!r} has no class. Allowed: the numbers 1 to {len(wnids)}, which "
+                    f"{DEVELOPMENT_KIT} lists."
+                )
+            write(archive, member, growing / wnids[number - 1] / match["name"], image=True)
+            images += 1
+    if images != len(wnids):
+        raise InputError(f"{archive}: has {images} images. Allowed: {len(wnids)}, as many as {DEVELOPMENT_KIT} lists.")
+    _publish(growing, folder)
+
+
+def _validation_classes(kit: Path) -> list[str]:
+    """The WNID of each validation image, in the order of their numbers."""
+    found = _read_kit(kit)
+    for name in (META, TRUTH):
+        if name not in found:
+            raise InputError(f"{kit}: has no file {name}. Allowed: the official development kit of ILSVRC 2012.")
+    of_number = synsets.classes(found[META], f"{kit}: {META}")
+    wnids: list[str] = []
+    for line, text in enumerate(found[TRUTH].decode("ascii", "replace").split(), 1):
+        wnid = of_number.get(int(text)) if len(text) < 10 and text.isdecimal() else None
+        if wnid is None or not WNID.fullmatch(wnid):
+            raise InputError(f"{kit}: {TRUTH}: line {line}: found {text[:40]!r}. Allowed: an ILSVRC2012_ID of {META}.")
+        wnids.append(wnid)
+    return wnids
+
+
+def _read_kit(kit: Path) -> Mapping[str, bytes]:
+    """The bytes of META and TRUTH, as far as the kit has them. Other members are passed over."""
+    found: dict[str, bytes] = {}
+    with kit.open("rb") as raw, whole(kit):
+        for member in members(kit, raw, MOST_KIT_FILES, MOST_KIT_BYTES):
+            for name in (META, TRUTH):
+                if member.info.name.endswith(f"/{name}"):
+                    if member.info.size > MOST_TEXT_BYTES:
+                        raise InputError(f"{kit}: {name} has {member.info.size} bytes. Allowed: at most {MOST_TEXT_BYTES}.")
+                    found[name] = member.open().read()
+    return found
+
+
+def _new(folder: Path) -> Path:
+    """An empty folder; what an interrupted call left in it is removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _publish(growing: Path, folder: Path) -> None:
+    """Flush a complete folder to the disk and rename it, so that `folder` exists only when it is complete."""
+    os.sync()  # one sync of everything is faster than one for each of a thousand files
+    growing.rename(folder)
