@@ -56,6 +56,7 @@ from collect.metric import menu
 from collect.report import (
     choice_text,
     palette,
+    printed_text,
     provenance,
     report_start,
     score_text,
@@ -92,6 +93,7 @@ SECTIONS = {
     "searches": "Searches for a batch size",
     "summary": "All cells",
     "reported": "Reported and measured numbers",
+    "tables": "Tables of the study that are text",
     "study": "What the study leaves open",
     "also": "Other measurements",
     "traces": "Traces",
@@ -159,6 +161,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         redrawn=study_tables.redraw(summary.reported),
         remarks_of=lambda places: study_tables.remarks(summary.reported, [line.own for line in reported], places),
         metric_heading=study_tables.heading,
+        tables=printed_text,
         table=table,
         runs_path=Path(os.path.relpath(runs, folder)).as_posix(),
         run_columns=_run_columns(table.columns),
@@ -188,6 +191,7 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
     having: dict[str, Sequence[Any]] = {
         "figures": figures,
         "reported": summary.reported,
+        "tables": summary.tables,
         "study": [*summary.assumed, *summary.notes],
         "also": table.further,
         "failures": summary.failures,
