@@ -15,6 +15,9 @@ from markupsafe import Markup
 from collect import figure, notation
 from collect.figures import (
     accuracy,
+    allocator_active,
+    allocator_segments,
+    allocator_state,
     attention,
     bandwidth,
     batch_scaling,
@@ -81,7 +84,8 @@ FIGURES: tuple[ModuleType, ...] = (
     throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
     breakdown, why_slower, overlap, slow_ranks, collectives, bandwidth, idle_causes, phases,
     layers, matrix_products, attention, profiled_memory,
-    operator_differences, bubble, memory_categories, sharding, memory_timeline, utilization,
+    operator_differences, bubble, memory_categories, sharding, memory_timeline,
+    allocator_active, allocator_segments, allocator_state, utilization,
     step_timeline, run_timeline, telemetry, gpus,
 )  # fmt: skip
 
