@@ -47,6 +47,7 @@ from collect.figures import (
     step_time,
     step_timeline,
     telemetry,
+    theory,
     throughput,
     utilization,
     why_slower,
@@ -75,7 +76,7 @@ from templates import render_page
 TEMPLATE = "report/index.html.j2"
 WIDE = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
-    "head_to_head", "step_timeline", "run_timeline", "why_slower", "layers",
+    "head_to_head", "step_timeline", "run_timeline", "why_slower", "layers", "theory",
 )  # fmt: skip  # figures that take a whole row of the page
 MOST_UNLIKE = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
 # The modules of the figures, in the order in which the page shows the figures.
@@ -84,7 +85,7 @@ FIGURES: tuple[ModuleType, ...] = (
     throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
     breakdown, why_slower, overlap, slow_ranks, collectives, bandwidth, idle_causes, phases,
     layers, matrix_products, attention, profiled_memory,
-    operator_differences, bubble, memory_categories, sharding, memory_timeline,
+    operator_differences, bubble, memory_categories, sharding, theory, memory_timeline,
     allocator_active, allocator_segments, allocator_state, utilization,
     step_timeline, run_timeline, telemetry, gpus,
 )  # fmt: skip
