@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from collect import notation
-from collect.figure import CellMark, Figure, Group, shown_first
+from collect.figure import LINE, MUTED, CellMark, Figure, Group, shown_first
 from collect.figures.drawing.stacked_bars import BarPanel, BarPart
 from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.figures.memory_timeline import CATEGORIES, written
 from shardlab.prediction import Prediction
 
 STATES = ("parameter", "master_parameter", "optimizer_state", "gradient", "gathered")  # what strategies shard or replicate
-COLLECTIVES = {
-    "all_reduce": "var(--series-1)",
-    "all_gather": "var(--series-6)",
-    "reduce_scatter": "var(--series-3)",
-    "broadcast": "var(--series-7)",
-    "send": "var(--series-2)",
+COLLECTIVES = {  # other colours than those of STATES, because both panels share a legend
+    "all_reduce": "var(--series-4)",
+    "all_gather": "var(--series-5)",
+    "reduce_scatter": "var(--series-7)",
+    "broadcast": LINE,
+    "send": MUTED,
 }
 
 
@@ -40,8 +40,8 @@ def draw(group: Group) -> Figure | None:
     ]
     caption = (
         "By theory, before the runs (the planner's prediction), of the rank that needs or sends most. Memory: only what "
-        "strategies shard or replicate, at the peak of a step; gathered: parameters that a rank holds for a time to compute "
-        "with them. Blank: not known."
+        "strategies shard or replicate, at the peak of a step (a gradient that is not there at this moment is not in it); "
+        "gathered: parameters that a rank holds for a time to compute with them. Blank: not known."
     )
     return stacked(
         "theory", "What a rank keeps and sends, by theory", caption, msgspec.structs.replace(group, marks=marks), panels

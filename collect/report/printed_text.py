@@ -26,9 +26,13 @@ def value(estimate: Estimate | None) -> str:
 
 def chosen(row: RowBeside) -> list[str]:
     """What the computed choice says about a row, in one clause per criterion; NONE if no comparison has a cell of the row."""
-    wins = [f"{WINS[one.criterion]} in {one.won} of {one.of} comparisons" for one in row.wins]
+    wins = [f"{WINS[one.criterion]} in {one.won} of {one.of} {_comparisons(one.of)}" for one in row.wins]
     best = [f"{WINS[one.criterion]} on {_ranks(one.ranks)}: {_some(one.best)}" for one in row.best]
     return wins + best or [NONE]
+
+
+def _comparisons(count: int) -> str:
+    return "comparison" if count == 1 else "comparisons"
 
 
 def _ranks(count: int) -> str:
