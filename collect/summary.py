@@ -8,7 +8,9 @@ from functools import cached_property
 
 import msgspec
 
+from collect.choices import printed_tables
 from collect.choices.family import Family, choose
+from collect.choices.printed_tables import TableBeside
 from collect.findings import (
     bytes_disputed,
     columns,
@@ -97,6 +99,7 @@ class Summary(msgspec.Struct, dict=True):
     remarks: list[str]  # what a reader must know, as sentences
     rows: list[CellRow]  # one per cell
     reported: list[ReportedResult]  # the numbers that the study prints, beside the measured numbers
+    tables: list[TableBeside]  # tables of the study that are mostly text, beside what was measured
     verdicts: list[Verdict]  # one per claim of the study
     choices: list[Family]  # which strategy to choose, by workload
     illustrative: bool  # whether the study measured none of the numbers that it prints
@@ -144,6 +147,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     rows = [_row(cell) for cell in loaded.cells]
     _compare(loaded.cells, rows, baseline)
     measurements = Measurements(loaded, rows)
+    choices = choose(measurements)
     rehearsals = [run.run.rehearsal for run in loaded.runs if run.run]
     synthetic = [
         cell.cell.workload for cell in loaded.cells for run in cell.runs if run.result and run.result.data.get("synthetic")
@@ -178,8 +182,9 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         ),
         rows=rows,
         reported=beside(loaded, measurements),
+        tables=printed_tables.beside(loaded.expansion.tables, rows, choices),
         verdicts=judge(loaded, measurements),
-        choices=choose(measurements),
+        choices=choices,
         illustrative=is_illustrative(loaded),
         assumed=loaded.expansion.assumed,
         notes=loaded.expansion.notes,

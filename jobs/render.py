@@ -287,6 +287,7 @@ def keep(
             notes=matrix.file.notes,
             scale="tiny" if tiny else "full",
             reported=matrix.file.reported,
+            tables=matrix.file.tables,
             claims=matrix.file.claims,
         )
     )

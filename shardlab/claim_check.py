@@ -1,4 +1,4 @@
-"""Checks claims and reported numbers when a matrix file is read: the metrics and cells that they name must exist.
+"""Checks claims, reported numbers and tables when a matrix file is read: the metrics and keys that they name must exist.
 
 Without this check, a wrong name would be found only when `collect verdicts` judges the claims, after all runs have ended.
 """
@@ -16,6 +16,7 @@ from shardlab.cell import Cell
 from shardlab.document import Document, Problem
 from shardlab.errors import UnknownName
 from shardlab.expression import Expression, ExpressionError
+from shardlab.study import PrintedTable
 
 MOST_LISTED = 12  # largest number of values that a message lists
 
@@ -35,6 +36,28 @@ def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> l
         if metric not in metric_names.KNOWN:
             sentence = str(UnknownName("metric", metric, metric_names.KNOWN))
             problems.append(text.problem(("reported", index, "metric"), sentence))
+    return problems
+
+
+def table_problems(text: Document, tables: Sequence[PrintedTable]) -> list[Problem]:
+    """Find rows of tables without a text for each column, and keys and metrics of tables that do not exist.
+
+    text: the matrix file. tables: its tables.
+    """
+    problems = []
+    for index, table in enumerate(tables):
+        for place, row in enumerate(table.rows):
+            if len(row.texts) != len(table.columns):
+                sentence = f"found {len(row.texts)} texts. Allowed: {len(table.columns)}, one for each column."
+                problems.append(text.problem(("tables", index, "rows", place, "texts"), sentence))
+            for key in row.cell:
+                if not cell_names.is_name(key):
+                    sentence = str(UnknownName("name of a resolved cell", key, cell_names.PLAIN))
+                    problems.append(text.problem(("tables", index, "rows", place, "cell", key), sentence, at_key=True))
+        for place, metric in enumerate(table.measured):
+            if metric not in metric_names.PLAIN:
+                sentence = str(UnknownName("metric without an argument", metric, metric_names.PLAIN))
+                problems.append(text.problem(("tables", index, "measured", place), sentence))
     return problems
 
 

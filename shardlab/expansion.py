@@ -11,7 +11,7 @@ import msgspec
 
 from shardlab.batch_search import BatchSearch
 from shardlab.cell import Cell
-from shardlab.study import Assumed, Claim, Note, Reported, Setting, Traces
+from shardlab.study import Assumed, Claim, Note, PrintedTable, Reported, Setting, Traces
 
 LAST_MATRIX = "last-matrix.json"  # a file in .shardlab, beside the folder of the expansions
 
@@ -43,6 +43,7 @@ class Expansion(msgspec.Struct, kw_only=True):
     excluded: list[Excluded]
     scale: Literal["full", "tiny"] = "full"  # tiny: each cell is a tiny twin, whose key `rehearses` is the original cell
     reported: list[Reported] = []
+    tables: list[PrintedTable] = []
     claims: list[Claim] = []
     settings: list[Setting] = []
     baseline: str = "single"

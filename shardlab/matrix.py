@@ -24,7 +24,7 @@ from shardlab.errors import UnknownName
 from shardlab.expansion import Excluded
 from shardlab.expression import Expression, ExpressionError
 from shardlab.model_file import ModelByConfiguration, ModelFile
-from shardlab.study import Assumed, Claim, Note, Reported, Setting, Traces
+from shardlab.study import Assumed, Claim, Note, PrintedTable, Reported, Setting, Traces
 
 MAX_CELLS = 100_000
 Placed = dict[str, tuple[Any, Path_]]  # cell key -> (value of the key, path of this value in the matrix file)
@@ -78,6 +78,8 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Values that the study does not state and that had to be chosen."""
     reported: list[Reported] = []
     """Numbers of the study, which the report shows beside the measured ones."""
+    tables: list[PrintedTable] = []
+    """Tables of the study that are mostly text, which the report shows beside what was measured."""
     claims: list[Claim] = []
     """Claims of the study, which `collect verdicts` judges."""
     notes: list[Note] = []
@@ -264,6 +266,7 @@ def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> 
                 for key in cell:
                     if not is_name(key):
                         problems.append(text.problem((what, index, of, key), _no_name(key), at_key=True))
+    problems += claim_check.table_problems(text, file.tables)
     problems += claim_check.problems(text, file.tests, [entry.metric for entry in file.reported])
 
 

@@ -54,6 +54,19 @@ def total(ranges: Mapping[str, PredictedRange]) -> PredictedRange:
     return sum(ranges.values(), start=ZERO)
 
 
+class PredictedExchange(msgspec.Struct, frozen=True):
+    """One kind of communication of a rank in a step, by the theory of its strategy."""
+
+    op: str
+    """all_reduce, all_gather, reduce_scatter, broadcast or send."""
+    sent_bytes: float
+    """What the rank sends for it in a step."""
+    calls: float
+    """How often in a step."""
+    ranks: int
+    """The ranks that take part in a call."""
+
+
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The prediction for a run of one cell. A number that is not known is null, never 0.
 
@@ -93,6 +106,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """From what sent_bytes was obtained."""
     collectives: tuple[RehearsedCollective, ...] = ()
     """The collectives of a step of the rank that sends most, if the cell was rehearsed."""
+    exchanges: tuple[PredictedExchange, ...] | None = None
+    """The communication of the rank that sends most, by the theory of its strategy; null: not known, or an older release."""
     bottleneck: str | None = None
     """The largest part of the step."""
     how: str = ""

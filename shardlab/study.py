@@ -41,6 +41,34 @@ class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """measured: by the study. estimated: computed or extrapolated by the study. assumed: an example that nobody ran."""
 
 
+class PrintedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of a table of the study that is mostly text."""
+
+    texts: list[str]
+    """The text of each column, in our own words if it is a sentence."""
+    cell: dict[str, Any] = {}
+    """Keys and values that select the cells that the row is about; empty: none."""
+
+
+class PrintedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the study that is mostly text, such as a guide. Its numbers are entries of `reported` too, if a metric
+    measures them."""
+
+    where: str
+    """Its place in the study, such as Table 2."""
+    title: str
+    """What the table is about, in a few words."""
+    columns: list[str]
+    """The headings of its columns."""
+    rows: list[PrintedRow]
+    """The rows."""
+    measured: list[str] = []
+    """Metrics that are shown beside each row, as measured in the one cell that the row selects."""
+    choice: Literal["wins", "best"] | None = None
+    """What the computed choice says beside each row. wins: how often the cells of the row are the best of a comparison. best:
+    the best cells of the comparisons in which the cells of the row take part. null: nothing."""
+
+
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A claim of the study and its test."""
 

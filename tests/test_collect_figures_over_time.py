@@ -1,5 +1,6 @@
 """Figures over time, over batch sizes and over ranks show the same values as the records and the metrics."""
 
+import itertools
 import json
 import math
 
@@ -86,6 +87,16 @@ def test_gpus_and_hosts_come_together_as_their_metrics_have_it():
     assert {value for _, value in curve_of(curves.levels(of_a_run(found.hosts), "host", "cpu_pct"), "mean")} == {30}
     assert {value for _, value in curve_of(curves.levels(of_a_run(found.gpus), "uuid", "utilization_pct"), "mean")} == {80}
     assert max(value for _, value in curve_of(curves.levels(of_a_run(found.gpus), "uuid", "memory_used_bytes"), "max")) == 800
+
+
+def test_growth_is_of_all_interfaces_since_0_s_and_ends_where_a_counter_began_anew():
+    one = [nic(t, 100 * t + 7, "a") for t in range(-5, 50)]
+    other = [nic(t, 200 * t + 9000 if t < 30 else 0, "b") for t in range(-5, 50)]
+    points = dict(curve_of(curves.growth(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum"))
+    assert {moment: value for moment, value in points.items() if moment < 29.5} == pytest.approx(
+        {place + 0.5: 300 * (place + 1) for place in range(29)}
+    )
+    assert not [value for moment, value in points.items() if moment > 30 and value is not None]
 
 
 def test_a_gap_in_the_samples_is_a_gap_in_the_curve():
@@ -228,6 +239,11 @@ def test_networks_are_told_apart_by_name_and_loopback_is_called_so(on_gpus):
         (line,) = panel(drawn, title).values()
         assert known(line) == pytest.approx([rate] * len(known(line)), rel=1e-3)
     assert "which is the control network" in drawn.caption
+    (line,) = panel(drawn, "All bytes sent on the network since").values()
+    at = [(line["x0"] + place * line["dx"], value) for place, value in enumerate(line["y"]) if value is not None]
+    rates = [(value - before) / (t - then) for (then, before), (t, value) in itertools.pairwise(at)]
+    assert rates == pytest.approx([500.01] * len(rates), rel=0.15)  # both interfaces together, in MB/s
+    assert at[-1][1] == pytest.approx(500.01 * at[-1][0], rel=0.02)
 
 
 def test_waiting_of_tasks_is_the_growth_of_the_kernels_counter(on_gpus):
@@ -245,6 +261,7 @@ def test_without_gpus_there_is_no_panel_of_gpus(tmp_path):
     drawn = telemetry.draw(group_of(workspace))
     assert utilization.draw(group_of(workspace)) is None
     assert titles(drawn) == [
+        "All bytes sent on the network since the first timed step (MB)",
         "Sent on the network, eth0 (MB/s)", "Received on the network, eth0 (MB/s)",
         "Sent over loopback, within a host (MB/s)", "Processors busy (%)", "Memory of the hosts in use (GiB)",
     ]  # fmt: skip

@@ -272,6 +272,19 @@ def test_bubbles_by_theory_are_those_that_study_4_simulates(stages, passes, pct)
     assert found.value == pytest.approx(pct, abs=0.05)
 
 
+@pytest.mark.parametrize(("stages", "passes", "time", "ideal", "rate"), [(2, 4, 15, 12, 0.267), (8, 64, 213, 192, 0.300)])
+def test_times_by_theory_are_those_that_study_4_simulates(stages, passes, time, ideal, rate):
+    ranks = {rank: [step(1, 1.0)] for rank in range(stages)}
+    found = measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes)
+    assert bubble.simulated_time(found) == Quantity(time, "")
+    assert bubble.ideal_time(found) == Quantity(ideal, "")
+    assert bubble.simulated_throughput(found).value == pytest.approx(rate, abs=0.0005)
+    interleaved = measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes, options={"stages_per_rank": 2})
+    assert bubble.simulated_time(interleaved).value == pytest.approx((time + ideal) / 2)  # half of the bubble
+    alone = measured(TWO_RANKS)
+    assert bubble.simulated_time(alone) is bubble.ideal_time(alone) is bubble.simulated_throughput(alone) is None
+
+
 def test_shares_of_a_trace_are_of_its_span_and_collectives_of_a_step():
     times = {"compute_ns": 60, "communication_ns": 30, "memory_ns": 0, "non_compute_ns": 20, "idle_ns": 20, "overlap_ns": 10}
     tallies = [EventTally("all_reduce", 6, 8_000_000), EventTally("broadcast", 2, 4_000_000)]

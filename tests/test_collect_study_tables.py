@@ -51,8 +51,9 @@ def test_metrics_are_columns_and_what_a_place_adds_is_one_of_them():
 
 def test_numbers_of_short_and_long_runs_stand_in_one_row():
     keys, heads, rows = drawn(study("paper2"), "table 4.2.5")
-    assert (keys, heads) == (["Strategy", "Ranks"], ["Peak memory", "Non compute"])
-    assert rows[0] == ["single", "1", "~12GB", "0ms"]
+    assert (keys, heads) == (["Strategy", "Ranks"], ["Peak memory", "Memory efficiency", "Overlap", "Non compute"])
+    assert rows[0] == ["single", "1", "~12GB", "", "", "0ms"]
+    assert rows[2] == ["fsdp1-full-shard", "2", "~4GB", "300%", "95.14%", "95ms"]
     same = [entry("table 1", "x_s", printed, strategy="ddp", steps=n) for n, printed in ((1, "a"), (2, "b"), (3, "c"))]
     assert drawn(same, "table 1") == (["Steps"], ["X"], [["1", "a"], ["2", "b"], ["3", "c"]])
 
@@ -73,7 +74,8 @@ def test_a_number_printed_twice_for_one_field_stands_twice():
 def test_places_with_few_numbers_are_told_one_by_one_and_tables_come_by_number():
     entries = study("paper2")
     redrawn = redraw(entries)
-    assert [table.where for table in redrawn.tables][:4] == ["table 4.1.1", "table 4.1.2", "table 4.2.5", "table 4.3.1"]
+    first = ["table 2.4", "table 4.1.1", "table 4.1.2", "table 4.2.5", "table 4.3.1"]
+    assert [table.where for table in redrawn.tables][:5] == first
     assert {entries[place].where for place in redrawn.single} >= {"section 1", "section 3.1"}
 
 

@@ -277,6 +277,7 @@ def test_the_order_of_ranks_and_kernels_changes_nothing_and_time_scales(ranks, s
 
 # The tests below compare the traces of two cells.
 
+RATIOS = ("scaling_efficiency_pct", "memory_share_pct", "memory_efficiency_pct")  # in percent of the other cell's value
 OF_CELLS = [metric for metric in menu() if metric.of_cells]
 POSITIVE = st.floats(1e-3, 1e6)
 
@@ -290,7 +291,7 @@ def test_what_is_compared_keeps_its_meaning_under_scale_and_exchange(value, agai
         linear = metric.unit == "ms" or metric.name == "compute_loss_pct"
         assert (found.unit, found.kind) == (metric.unit, "strong")
         assert scaled.value == pytest.approx(found.value * (scale if linear else 1), rel=1e-6, abs=1e-6 * max(1, scale))
-        assert same.value == {"x": 1, "ms": 0}.get(metric.unit, 100 if metric.name == "scaling_efficiency_pct" else 0)
+        assert same.value == {"x": 1, "ms": 0}.get(metric.unit, 100 if metric.name in RATIOS else 0)
         if linear:
             assert metric.of_cells(Compared(SINGLE, against, DDP, value)).value == pytest.approx(-found.value)
         other = support.cell("ddp", 2, global_batch_size=12, micro_batch_size=3, gradient_accumulation_steps=2)
@@ -303,6 +304,9 @@ def test_what_is_printed_as_gain_saving_and_loss_is_so_by_hand():
 
     assert one("speed_gain_pct", 113.0, 100.0) == pytest.approx(13)
     assert one("memory_change_pct", 7e9, 10e9) == pytest.approx(-30)
+    assert one("memory_share_pct", 8e9, 12e9) == pytest.approx(66.67, abs=0.01)
+    assert one("memory_efficiency_pct", 4e9, 12e9) == pytest.approx(300)
+    assert METRICS["memory_efficiency_pct"].of_cells(Compared(DDP, 0, SINGLE, 1)) is None
     assert one("compute_loss_pct", 97.36, 97.87) == pytest.approx(0.51)
     assert one("additional_idle_ms", 79.9, 67.4) == pytest.approx(12.5)
     assert one("additional_non_compute_ms", 105.3, 80.0) == pytest.approx(25.3)

@@ -80,6 +80,11 @@ def test_dotted_keys_refine_mappings(tmp_path):
     assert drafts[0].options == {"bucket_cap_mb": 1}
 
 
+def table(more):
+    """The key `tables` with a table of one column."""
+    return f"tables: [{{where: a, title: b, columns: [c], {more}}}]"
+
+
 def claim(test):
     return f'claims: [{{id: a, says: b, where: c, test: "{test}"}}]'
 
@@ -119,6 +124,10 @@ def claim(test):
         ("reported: [{where: a, metric: final_los, printed: '1'}]", "3:31: reported[0].metric", "Did you mean 'final_loss'?"),
         ("assumed: [{key: epoch, value: 1, why: x}]", "3:17: assumed[0].key", "Did you mean 'epochs'?"),
         ("assumed: [{key: epochs, value: many, why: x}]", "3:32: assumed[0].value", "found the text 'many'"),
+        (table("rows: [{texts: [x, z]}]"), "3:60: tables[0].rows[0].texts", "found 2 texts. Allowed: 1"),
+        (table("rows: [{texts: [x], cell: {gpu: 1}}]"), "3:72: tables[0].rows[0].cell.gpu", "Did you mean 'gpus'?"),
+        (table("rows: [], measured: [final_los]"), "3:66: tables[0].measured[0]", "Did you mean 'final_loss'?"),
+        (table("rows: [], measured: [operator_ms]"), "3:66: tables[0].measured[0]", "metric without an argument"),
         ("repeats: 0", "3:10: repeats", ">= 1"),
         ("name: again", "3:1: name", "found this key twice"),
         ("axes: {a: [1]}\nb: 2", "4:1: b", "Allowed here"),

@@ -121,10 +121,14 @@ def test_a_strategy_whose_exchanges_are_not_known_gets_no_time():
     assert found.time_s is None
     assert "not known" in found.how
     assert found.memory_bytes is not None
+    assert found.exchanges is None
 
 
 def test_without_a_gpu_only_the_memory_of_tensors_is_predicted():
     found = predict.of(cell("gpt2-tiny", "ddp", 2), NO_GPU)
+    assert found.exchanges is not None
+    assert [(one.op, one.ranks) for one in found.exchanges] == [("all_reduce", 2)]
+    assert sum(one.sent_bytes for one in found.exchanges) == found.sent_bytes
     assert (found.fits, found.capacity_bytes, found.step_s, found.gpu_hours, found.cost) == (None,) * 5
     assert "cuda_context" not in found.memory_by_category
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from collect.figure import FEW, LEGEND_HEIGHT_PX, PLAYED, CellMark, Figure, Group, played_note, shown_first
-from collect.figures.drawing.curves import STRETCHES, Curve, Together, levels, rates, together
+from collect.figures.drawing.curves import STRETCHES, Curve, Together, growth, levels, rates, together
 from collect.figures.drawing.panels import PANEL_PX, is_a_line, scaled, stacked, y_axis
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import of_loopback, of_network
@@ -72,7 +72,7 @@ def draw(group: Group) -> Figure | None:
         "run, or over the time between two samples if that is longer. A line has a gap where a host has no samples. GPUs and "
         "processors: all of the hosts. Dotted: the end of the first timed step."
     )
-    if len(networks) > 3:  # more than one interface, each with two panels, and loopback
+    if len(networks) > 4:  # the sum, loopback, and more than one interface, each with two panels
         caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out:
         caption += f" {left_out} more interfaces, which sent less, are not drawn."
@@ -101,8 +101,8 @@ def _seen(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
 def _networks(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
     """(panels for network interfaces and loopback, number of interfaces without panels).
 
-    Each of the busiest interfaces has two panels, for sent and for received bytes. Interfaces without traffic have no panels.
-    Loopback has one panel.
+    The first panel has the bytes of all interfaces together, added up over time. Then each of the busiest interfaces has two
+    panels, for sent and for received bytes. Interfaces without traffic have no panels. Loopback has one panel.
     """
     grown = [pl.max(counter) - pl.min(counter) for counter in ("tx_bytes", "rx_bytes")]
     counted = of_network(nics).group_by("run", "host", "name").agg(carried=pl.sum_horizontal(grown))
@@ -110,7 +110,7 @@ def _networks(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
     names = [name for name in sorted(carried, key=lambda name: (-carried[name], name)) if carried[name]]
     ways = (("Sent", "tx_bytes"), ("Received", "rx_bytes"))
     panels = [_interface(name, says, counter) for name in names[:MOST_INTERFACES] for says, counter in ways]
-    return [*panels, LOOPBACK], max(len(names) - MOST_INTERFACES, 0)
+    return [*([SENT_IN_ALL] if names else []), *panels, LOOPBACK], max(len(names) - MOST_INTERFACES, 0)
 
 
 def _interface(name: str, says: str, counter: str) -> TelemetryPanel:
@@ -156,6 +156,12 @@ def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named:
 GPU = (
     TelemetryPanel("GPU memory in use (%)", 1, "max", lambda seen: levels(seen.shares, "uuid", "memory_pct")),
     TelemetryPanel("GPUs busy (%)", 1, "mean", lambda seen: levels(seen.gpus, "uuid", "utilization_pct")),
+)
+SENT_IN_ALL = TelemetryPanel(
+    "All bytes sent on the network since the first timed step (MB)",
+    MB,
+    "sum",
+    lambda seen: growth(of_network(seen.nics), "tx_bytes"),
 )
 LOOPBACK = TelemetryPanel(
     "Sent over loopback, within a host (MB/s)", MB, "sum", lambda seen: rates(of_loopback(seen.nics), "tx_bytes")

@@ -11,9 +11,10 @@ import polars as pl
 from collect.loading import telemetry
 from collect.loading.records import RunRecords
 from collect.loading.telemetry import Coverage
-from collect.sources import memory, samples, steps
+from collect.sources import memory, samples, snapshot, steps
 from collect.sources.memory import MemoryCurves
 from collect.sources.samples import Interface, Samples, Seen
+from collect.sources.snapshot import AllocatorSnapshot
 from collect.sources.steps import Frames, Recorded
 from collect.traces import run_traces
 from collect.traces.breakdown import Breakdown
@@ -211,6 +212,11 @@ class LoadedRun(RunRecords, dict=True):
     def memory(self) -> MemoryCurves | None:
         """The memory of rank 0 during one step, if an instrument recorded it."""
         return memory.read(self.folder.memory_file(0))
+
+    @cached_property
+    def snapshot(self) -> AllocatorSnapshot | None:
+        """The snapshot of rank 0's CUDA allocator after one step, if an instrument wrote it."""
+        return snapshot.read(self.folder.snapshot_file(0)) if self.cell.instruments.memory == "snapshot" else None
 
     @cached_property
     def traces(self) -> RunTraces:

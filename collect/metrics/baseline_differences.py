@@ -32,6 +32,15 @@ def more_pct(compared: Compared) -> Quantity | None:
     return Quantity(100 * (compared.value / compared.baseline_value - 1), "%", scaling)
 
 
+def ratio_pct(compared: Compared, value: float, of: float) -> Quantity | None:
+    """`value` in percent of `of`, which are the values of the two cells.
+
+    None as for `more`, and if `of` is not greater than 0.
+    """
+    scaling = compared.scaling
+    return Quantity(100 * (value / of), "%", scaling) if scaling and of > 0 else None
+
+
 def _more_ms(name: str, compares: str, definition: str) -> Metric:
     return Metric(
         name=name,
@@ -101,5 +110,22 @@ METRICS = (
         "lower is better",
         "Change of peak memory relative to the baseline, or to the cell that a study names, in percent of its peak memory. If "
         "a cell uses 30 % less, this is -30 %, as study 1 prints it in table 1.",
+    ),
+    Metric(
+        name="memory_share_pct",
+        unit="%",
+        direction="lower is better",
+        definition="Peak memory in percent of the baseline's peak memory (study 2, table 2.4: memory per GPU).",
+        of_cells=lambda compared: ratio_pct(compared, compared.value, compared.baseline_value),
+        compares="peak_memory_bytes",
+    ),
+    Metric(
+        name="memory_efficiency_pct",
+        unit="%",
+        direction="higher is better",
+        definition="The baseline's peak memory in percent of this cell's peak memory: 300 % if a cell needs a third (study 2, "
+        "table 4.2.5).",
+        of_cells=lambda compared: ratio_pct(compared, compared.baseline_value, compared.value),
+        compares="peak_memory_bytes",
     ),
 )

@@ -8,6 +8,8 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.sources.steps import unwatched
 
+FORWARD, BACKWARD = 1.0, 2.0  # time of a pass in the theory of pipelines, as study 4 simulates it
+
 
 def theory(run: LoadedRun) -> Quantity | None:
     """The bubble of a run's pipeline by theory, in percent: 100 (P - 1) / (v M + P - 1).
@@ -29,6 +31,34 @@ def theory_pct(ranks: int, passes: float) -> float:
     ranks: number of ranks of the pipeline. passes: number of micro-batches times number of stages per rank.
     """
     return 100 * (ranks - 1) / (passes + ranks - 1)
+
+
+def simulated_time(run: LoadedRun) -> Quantity | None:
+    """The time of a step of the pipeline by theory, with its bubble: 3 (M + (P - 1) / v), in forward passes.
+
+    P, M and v as for `theory`. The unit is the forward pass of one micro-batch through all stages of a rank; a backward pass
+    takes 2 of it, and messages take none. None for a cell without a pipeline, and for a run without timed steps.
+    """
+    cell = run.cell
+    ideal = ideal_time(run)
+    if ideal is None:
+        return None
+    per_rank = cell.options.get("stages_per_rank", 1)
+    assert isinstance(per_rank, int)
+    return Quantity(ideal.value + (FORWARD + BACKWARD) * (cell.pp - 1) / per_rank, "")
+
+
+def ideal_time(run: LoadedRun) -> Quantity | None:
+    """The time of a step of the pipeline without a bubble, 3 M, in the unit of `simulated_time`; None as there."""
+    if run.cell.pp < 2 or run.timed.is_empty():
+        return None
+    return Quantity((FORWARD + BACKWARD) * run.cell.gradient_accumulation_steps, "")
+
+
+def simulated_throughput(run: LoadedRun) -> Quantity | None:
+    """Micro-batches per unit of time by theory: M over `simulated_time`. None as there."""
+    time = simulated_time(run)
+    return Quantity(run.cell.gradient_accumulation_steps / time.value, "") if time else None
 
 
 def seen(run: LoadedRun) -> Quantity | None:
@@ -77,5 +107,32 @@ METRICS = (
         "that take equally long: the first stage never waits in forward, the last stage never in backward; the rest of the "
         "slowest rank's time is the bubble, which includes the time for sending. Blank if a rank has several stages.",
         of_run=seen,
+    ),
+    Metric(
+        name="pipeline_time_theory",
+        unit="",
+        direction="neither",
+        definition="Time of a pipeline's step by theory, 3 (M + (P - 1) / v), in forward passes of one micro-batch through the "
+        "stages of a rank; a backward pass takes 2 of them, messages take none (study 4, pipeline simulation: pipeline time).",
+        of_run=simulated_time,
+        exact=True,
+    ),
+    Metric(
+        name="pipeline_ideal_time_theory",
+        unit="",
+        direction="neither",
+        definition="Time of a pipeline's step without a bubble, 3 M, in the unit of pipeline_time_theory (study 4, pipeline "
+        "simulation: ideal time).",
+        of_run=ideal_time,
+        exact=True,
+    ),
+    Metric(
+        name="pipeline_throughput_theory",
+        unit="",
+        direction="neither",
+        definition="Micro-batches per unit of pipeline_time_theory, M over this time (study 4, pipeline simulation: "
+        "throughput).",
+        of_run=simulated_throughput,
+        exact=True,
     ),
 )

@@ -15,6 +15,9 @@ from markupsafe import Markup
 from collect import figure, notation
 from collect.figures import (
     accuracy,
+    allocator_active,
+    allocator_segments,
+    allocator_state,
     attention,
     bandwidth,
     batch_scaling,
@@ -45,6 +48,7 @@ from collect.figures import (
     step_time,
     step_timeline,
     telemetry,
+    theory,
     throughput,
     utilization,
     why_slower,
@@ -57,6 +61,7 @@ from collect.metric import menu
 from collect.report import (
     choice_text,
     palette,
+    printed_text,
     provenance,
     report_start,
     score_text,
@@ -72,7 +77,7 @@ from templates import render_page
 TEMPLATE = "report/index.html.j2"
 WIDE = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
-    "memory_of_categories", "head_to_head", "step_timeline", "run_timeline", "why_slower", "layers",
+    "memory_of_categories", "head_to_head", "step_timeline", "run_timeline", "why_slower", "layers", "theory",
 )  # fmt: skip  # figures that take a whole row of the page
 MOST_UNLIKE = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
 # The modules of the figures, in the order in which the page shows the figures.
@@ -81,7 +86,8 @@ FIGURES: tuple[ModuleType, ...] = (
     throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
     breakdown, why_slower, overlap, slow_ranks, collectives, bandwidth, idle_causes, phases,
     layers, matrix_products, attention, profiled_memory,
-    operator_differences, bubble, memory_categories, sharding, memory_timeline, memory_of_categories, utilization,
+    operator_differences, bubble, memory_categories, sharding, theory, memory_timeline, memory_of_categories,
+    allocator_active, allocator_segments, allocator_state, utilization,
     step_timeline, run_timeline, telemetry, gpus,
 )  # fmt: skip
 
@@ -93,6 +99,7 @@ SECTIONS = {
     "searches": "Searches for a batch size",
     "summary": "All cells",
     "reported": "Reported and measured numbers",
+    "tables": "Tables of the study that are text",
     "study": "What the study leaves open",
     "also": "Other measurements",
     "traces": "Traces",
@@ -160,6 +167,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         redrawn=study_tables.redraw(summary.reported),
         remarks_of=lambda places: study_tables.remarks(summary.reported, [line.own for line in reported], places),
         metric_heading=study_tables.heading,
+        tables=printed_text,
         table=table,
         runs_path=Path(os.path.relpath(runs, folder)).as_posix(),
         run_columns=_run_columns(table.columns),
@@ -189,6 +197,7 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
     having: dict[str, Sequence[Any]] = {
         "figures": figures,
         "reported": summary.reported,
+        "tables": summary.tables,
         "study": [*summary.assumed, *summary.notes],
         "also": table.further,
         "failures": summary.failures,

@@ -10,7 +10,7 @@ from jobs.planner import exchanges, fit, memory, model_facts, rehearsed_step, ru
 from jobs.planner.calibration import LEAST_SPREAD, NOTHING, Calibration
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from shardlab.cell import Cell
-from shardlab.prediction import PredictedRange, Prediction, Source, exactly, total
+from shardlab.prediction import PredictedExchange, PredictedRange, Prediction, Source, exactly, total
 from shardlab.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective
 
 GIB = 1 << 30
@@ -82,6 +82,7 @@ def of(
         sent_bytes=sent,
         sent_from=sent_from,
         collectives=collectives,
+        exchanges=_exchanges(cell),
         bottleneck=None if step is None else step.bottleneck,
         how="; ".join(how),
         gpu=machine.name or None,
@@ -139,6 +140,12 @@ def _traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, Source | 
         return rehearsed_step.sent_bytes(rank), "rehearsal", rank.collectives or ()
     sent = None if cell.strategy_code is not None else exchanges.sent_bytes(cell)
     return sent, None if sent is None else "formula", ()
+
+
+def _exchanges(cell: Cell) -> tuple[PredictedExchange, ...] | None:
+    """The theory of the cell's strategy for the prediction; None if it is not known."""
+    found = exchanges.of(cell)
+    return None if found is None else tuple(PredictedExchange(one.op, one.sent_bytes, one.calls, one.ranks) for one in found)
 
 
 def _largest_micro_batch(

@@ -61,6 +61,20 @@ def rates(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
     return rows.select("run", "device", since_s="before_wall_s", until_s="wall_s", value=value)
 
 
+def growth(samples: pl.DataFrame, counter: str) -> pl.DataFrame:
+    """The growth of a counter of network interfaces since 0 s, with the same columns as `levels`.
+
+    The value is unknown from the moment when the counter went backwards or the host was booted again. counter: the name of the
+    column.
+    """
+    names = pl.concat_str("host", "name", separator=" ")
+    rows = samples.drop_nulls(counter).filter(pl.col("wall_s") >= 0).with_columns(device=names).sort("run", "device", "wall_s")
+    same_boot = pl.col("boot_id") == pl.col("boot_id").first()
+    sound = ((pl.col(counter).diff().fill_null(0) >= 0) & same_boot).cast(pl.Int8).cum_min().over("run", "device")
+    grown = pl.when(sound == 1).then(pl.col(counter) - pl.col(counter).first().over("run", "device"))
+    return levels(rows.with_columns(grown=grown), "device", "grown")
+
+
 def together(readings: pl.DataFrame, how: Together) -> dict[str, Curve]:
     """One curve per run, which combines the readings of all devices of the run. Returns {run: curve}.
 

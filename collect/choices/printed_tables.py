@@ -1,0 +1,120 @@
+"""Tables of a study that are mostly text: each row beside what was measured in its cell, and beside the computed choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from collect.choices.contest import Contest, natural
+from collect.choices.family import Family
+from collect.choices.standing import Word
+from collect.findings.row import CellRow
+from collect.findings.statistics import Estimate
+from shardlab import cell_names
+from shardlab.study import PrintedTable
+
+CRITERIA = ("throughput_per_s", "peak_memory_bytes")  # a table has no room for the choice by every criterion
+NO_ORDER: tuple[Word, ...] = ("same work", "equal")  # standings in which no cell is ahead
+
+
+class ComparisonsWon(msgspec.Struct, frozen=True):
+    """How often a cell of a row is among the best, by one criterion.
+
+    won: comparisons in which a cell of the row is the best, or cannot be distinguished from the best. of: comparisons in which
+    a cell of the row takes part.
+    """
+
+    criterion: str  # name of a metric
+    won: int
+    of: int
+
+
+class BestOfRanks(msgspec.Struct, frozen=True):
+    """The best cells by one criterion, in the comparison with the most ranks in which a cell of the row takes part."""
+
+    criterion: str  # name of a metric
+    ranks: int  # number of ranks of the comparison
+    best: list[str]  # names of the cells that are the best, or cannot be distinguished from the best
+
+
+class RowBeside(msgspec.Struct):
+    """A row of a table of the study, beside our own results."""
+
+    texts: list[str]  # as in the matrix file, one for each column
+    row: str | None  # the id of the cell, if the row selects one cell
+    values: list[Estimate | None]  # for each metric of the table its value in this cell; null: not measured
+    wins: list[ComparisonsWon] = []  # filled if the table asks for wins
+    best: list[BestOfRanks] = []  # filled if the table asks for the best cells
+
+
+class TableBeside(msgspec.Struct):
+    """A table of the study that is mostly text, beside our own results."""
+
+    where: str  # its place in the study
+    title: str  # what it is about
+    columns: list[str]  # the headings of its columns
+    measured: list[str]  # names of the metrics that are shown beside each row
+    choice: str | None  # which choice is shown beside each row: wins, best, or null
+    rows: list[RowBeside]  # one per row of the study
+
+
+def beside(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[Family]) -> list[TableBeside]:
+    """Fill the tables of a study with measured values and computed choices.
+
+    rows: the rows of the summary. families: the choices of the summary.
+    """
+    contests = [contest for family in families for contest in family.contests if contest.open]
+    return [
+        TableBeside(
+            table.where,
+            table.title,
+            table.columns,
+            table.measured,
+            table.choice,
+            [_row(table, printed.texts, _matching(printed.cell, rows), contests) for printed in table.rows],
+        )
+        for table in tables
+    ]
+
+
+def _matching(wanted: dict[str, object], rows: Sequence[CellRow]) -> list[CellRow]:
+    return [row for row in rows if cell_names.matches(row.cell, wanted)] if wanted else []
+
+
+def _row(table: PrintedTable, texts: list[str], matching: Sequence[CellRow], contests: Sequence[Contest]) -> RowBeside:
+    one = matching[0] if len(matching) == 1 else None
+    values = [one.metrics.get(name) if one else None for name in table.measured]
+    found = RowBeside(texts, one.id if one else None, values)
+    ids = {row.id for row in matching}
+    if table.choice == "wins":
+        found.wins = [won for name in CRITERIA if (won := _won(name, ids, contests)).of]
+    elif table.choice == "best":
+        found.best = [best for name in CRITERIA if (best := _best(name, ids, contests))]
+    return found
+
+
+def _won(criterion: str, ids: set[str], contests: Sequence[Contest]) -> ComparisonsWon:
+    bests = [best for contest in contests for best in _bests(contest, criterion, ids)]
+    return ComparisonsWon(criterion, sum(not ids.isdisjoint(best) for best in bests), len(bests))
+
+
+def _best(criterion: str, ids: set[str], contests: Sequence[Contest]) -> BestOfRanks | None:
+    found = [(contest, best) for contest in contests for best in _bests(contest, criterion, ids)]
+    if not found:
+        return None
+    contest, best = max(found, key=lambda pair: pair[0].ranks)
+    names = {contender.cell: contender.name for contender in contest.contenders}
+    return BestOfRanks(criterion, contest.ranks, sorted((names[cell] for cell in best), key=natural))
+
+
+def _bests(contest: Contest, criterion: str, ids: set[str]) -> list[list[str]]:
+    """The ids of the best cells of a contest by a criterion: a list with one element, or empty if no cell of `ids` is placed or
+    if no cell is ahead."""
+    return [
+        standing.best
+        for standing in contest.standings
+        if standing.criterion == criterion
+        and standing.word not in NO_ORDER
+        and not ids.isdisjoint(placed.cell for placed in standing.placed)
+    ]

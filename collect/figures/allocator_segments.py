@@ -1,0 +1,37 @@
+"""Draws the memory that the CUDA allocator had reserved during a step, as study 2 does in section 4.2.3."""
+
+from __future__ import annotations
+
+from collect import notation
+from collect.figure import MUTED, Figure, Group
+from collect.figures.drawing import allocator
+from collect.sources import snapshot
+
+
+def draw(group: Group) -> Figure | None:
+    """The memory that the allocator had reserved, and the part of it that was in use, of the first cell that has a snapshot."""
+    if (found := allocator.first(group)) is None:
+        return None
+    mark, seen = found
+    history = snapshot.history(seen)
+    totals = [sum(sizes) for sizes in zip(*history.active.values(), strict=True)]
+    unit, size = notation.bytes_unit(list(map(float, history.reserved)))
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": places,
+            "y": [values[place] / size for place in places],
+            "fill": "tozeroy",
+            "line": {"width": 1.5, "color": colour, "shape": "hv"},
+            "hovertemplate": f"{name}: %{{y:,.4~g}} {unit}<extra></extra>",
+        }
+        for name, values, colour in (("reserved", history.reserved, MUTED), ("in use", totals, allocator.IN_USE))
+        for places in [allocator.picked(values)]
+    ]
+    caption = (
+        f"{allocator.about(mark, seen)} Reserved: all segments that the allocator took from the GPU. What is "
+        "reserved and not in use is free for later, or lost to fragmentation."
+    )
+    return allocator.over_history("allocator_segments", "Segments of the allocator", caption, unit, data)

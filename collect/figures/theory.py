@@ -1,0 +1,84 @@
+"""Draws what each strategy keeps and sends by theory, as the diagrams of study 1 (figures 1 and 2) show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from collect import notation
+from collect.figure import LINE, MUTED, CellMark, Figure, Group, shown_first
+from collect.figures.drawing.stacked_bars import BarPanel, BarPart
+from collect.figures.drawing.stacked_bars import draw as stacked
+from collect.figures.memory_timeline import CATEGORIES, written
+from shardlab.prediction import Prediction
+
+STATES = ("parameter", "master_parameter", "optimizer_state", "gradient", "gathered")  # what strategies shard or replicate
+COLLECTIVES = {  # other colours than those of STATES, because both panels share a legend
+    "all_reduce": "var(--series-4)",
+    "all_gather": "var(--series-5)",
+    "reduce_scatter": "var(--series-7)",
+    "broadcast": LINE,
+    "send": MUTED,
+}
+
+
+def draw(group: Group) -> Figure | None:
+    """Two bars for each cell with a prediction: the memory of a rank, and the bytes that it sends in a step."""
+    marks = [mark for mark, visible in shown_first(group.marks) if visible is True and _predicted(mark)]
+    predictions = [predicted for mark in marks if (predicted := _predicted(mark))]
+    if not predictions:
+        return None
+    memory = [
+        {name: found.memory_by_category[name].likely for name in STATES if name in found.memory_by_category}
+        for found in predictions
+    ]
+    sent = [_sent(found) for found in predictions]
+    panels = [
+        _panel("memory of a rank", memory, {name: CATEGORIES[name] for name in STATES}, written, ""),
+        _panel("sent by a rank in a step", sent, COLLECTIVES, lambda name: name.replace("_", "-"), "nothing"),
+    ]
+    caption = (
+        "By theory, before the runs (the planner's prediction), of the rank that needs or sends most. Memory: only what "
+        "strategies shard or replicate, at the peak of a step (a gradient that is not there at this moment is not in it); "
+        "gathered: parameters that a rank holds for a time to compute with them. Blank: not known."
+    )
+    return stacked(
+        "theory", "What a rank keeps and sends, by theory", caption, msgspec.structs.replace(group, marks=marks), panels
+    )
+
+
+def _predicted(mark: CellMark) -> Prediction | None:
+    """The first prediction of the runs of a cell that has a memory."""
+    found = (run.predicted for run in mark.cell.runs)
+    return next((one for one in found if one and any(name in one.memory_by_category for name in STATES)), None)
+
+
+def _sent(predicted: Prediction) -> dict[str, float] | None:
+    """The bytes that a rank sends in a step, by collective; None if they are not known."""
+    if predicted.exchanges is None:
+        return None
+    sent: dict[str, float] = {}
+    for exchange in predicted.exchanges:
+        sent[exchange.op] = sent.get(exchange.op, 0.0) + exchange.sent_bytes
+    return sent
+
+
+def _panel(
+    title: str,
+    bars: Sequence[dict[str, float] | None],
+    colours: dict[str, str],
+    named: Callable[[str], str],
+    nothing: str,
+) -> BarPanel:
+    """A panel of bars. bars: bytes by part; None: not known. nothing: the text of a bar that is known and has no part."""
+    unit, size = notation.bytes_unit([sum(bar.values()) for bar in bars if bar])
+    parts = [
+        BarPart(named(name), colour, [bar[name] / size if bar and name in bar else None for bar in bars])
+        for name, colour in colours.items()
+        if any(bar and bar.get(name) for bar in bars)
+    ]
+    ends = [
+        "" if bar is None else notation.number(sum(bar.values()) / size, 3) if sum(bar.values()) else nothing for bar in bars
+    ]
+    return BarPanel(f"{title}, {unit}", unit, parts, ends)

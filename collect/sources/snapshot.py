@@ -1,0 +1,120 @@
+"""Reads the snapshot of the CUDA allocator that a rank writes if the cell has `instruments: {memory: snapshot}`.
+
+A snapshot has the allocator's segments (pieces of GPU memory, each divided into blocks) after a step, and the history of the
+step: one entry for each time when memory was allocated or freed. Its stack traces are not read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from shardlab.decoders import DECODE_FAULTS, decoder
+
+MOST_BYTES = 1 << 29  # of the JSON text: a larger file is not read, because it would need too much memory
+SIZES = {"256 MiB or more": 1 << 28, "32 to 256 MiB": 1 << 25, "1 to 32 MiB": 1 << 20, "below 1 MiB": 0}
+"""Name of a class of allocations -> the least size in bytes. The largest class comes first."""
+BEFORE = "from before the step"
+ACTIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")  # states of blocks that are in use
+_GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}  # entries that change reserved memory
+
+
+class AllocatorBlock(msgspec.Struct, frozen=True):
+    """A piece of a segment. size: in bytes."""
+
+    size: int
+    state: str
+
+
+class AllocatorSegment(msgspec.Struct, frozen=True):
+    """A piece of GPU memory that the allocator reserved. total_size: in bytes."""
+
+    total_size: int
+    blocks: list[AllocatorBlock]
+
+
+class HistoryEntry(msgspec.Struct, frozen=True):
+    """An entry of the allocator's history. addr: the address of the block or segment. size: in bytes."""
+
+    action: str
+    addr: int = 0
+    size: int = 0
+
+
+class AllocatorSnapshot(msgspec.Struct, frozen=True):
+    """The file `memory/rank-RRRRR.snapshot.json.gz` of a run; its other fields are ignored.
+
+    step: the observed step. device_traces: the history of each GPU; only the rank's own GPU has entries.
+    """
+
+    rank: int
+    step: int
+    segments: list[AllocatorSegment]
+    device_traces: list[list[HistoryEntry]]
+
+    @property
+    def entries(self) -> list[HistoryEntry]:
+        """The history of the GPU that has most entries."""
+        return max(self.device_traces, key=len, default=[])
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes of the blocks that are in use after the step."""
+        return sum(block.size for segment in self.segments for block in segment.blocks if block.state in ACTIVE)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all segments after the step."""
+        return sum(segment.total_size for segment in self.segments)
+
+
+class AllocatorHistory(msgspec.Struct, frozen=True):
+    """Memory after each entry of the history, in bytes. All lists have one element more than there are entries: the first is
+    the state before the step.
+
+    active: for each class of SIZES, and for BEFORE, the bytes of blocks in use. reserved: the bytes of all segments.
+    """
+
+    active: dict[str, list[int]]
+    reserved: list[int]
+
+
+def read(path: Path) -> AllocatorSnapshot | None:
+    """The snapshot in a file; None if there is no file, if it is damaged or too large, or if its folder is a symbolic link."""
+    if path.parent.is_symlink():
+        return None
+    try:
+        with gzip.open(path) as file:
+            text = file.read(MOST_BYTES + 1)
+        return decoder(AllocatorSnapshot).decode(text) if len(text) <= MOST_BYTES else None
+    except (OSError, EOFError, zlib.error, *DECODE_FAULTS):
+        return None
+
+
+def history(snapshot: AllocatorSnapshot) -> AllocatorHistory:
+    """Follow the history from its first to its last entry.
+
+    The state before the step follows from the state after it, which the segments have, and from the entries. A block is in use
+    from `alloc` to `free_completed`; a block that was in use before the first entry belongs to BEFORE.
+    """
+    entries = snapshot.entries
+    signs = [{"alloc": 1, "free_completed": -1}.get(entry.action, 0) for entry in entries]
+    grown = [_GROWS.get(entry.action, 0) * entry.size for entry in entries]
+    now = dict.fromkeys((BEFORE, *SIZES), 0)
+    now[BEFORE] = snapshot.active_bytes - sum(sign * entry.size for sign, entry in zip(signs, entries, strict=True))
+    active = {name: [size] for name, size in now.items()}
+    reserved = [snapshot.reserved_bytes - sum(grown)]
+    classes: dict[int, str] = {}  # address of a block that the step allocated -> its class
+    for sign, entry, more in zip(signs, entries, grown, strict=True):
+        if sign > 0:
+            classes[entry.addr] = next(name for name, least in SIZES.items() if entry.size >= least)
+            now[classes[entry.addr]] += entry.size
+        elif sign < 0:
+            now[classes.pop(entry.addr, BEFORE)] -= entry.size
+        for name, size in now.items():
+            active[name].append(size)
+        reserved.append(reserved[-1] + more)
+    return AllocatorHistory(active, reserved)

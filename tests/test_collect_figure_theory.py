@@ -1,0 +1,56 @@
+"""The figure of what strategies keep and send by theory shows the predictions of the runs."""
+
+import msgspec
+import support_collect as support
+
+from collect import figure, summary
+from collect.figures import theory
+from collect.loading import load
+from collect.report import page
+from shardlab.prediction import PredictedExchange, Prediction, exactly, path_in
+from shardlab.run import run_id
+from shardlab.workspace import Workspace
+
+GIB = 2**30
+
+
+def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
+    workspace = Workspace(tmp_path)
+    single, ddp, fsdp2, unknown = support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2), support.cell("zero3", 2)
+    support.keep(workspace, [single, ddp, fsdp2, unknown], repeats=1)
+    for what in (single, ddp, fsdp2, unknown):
+        support.completed(workspace, what)
+    gathers = [PredictedExchange("all_gather", GIB, 36, 2), PredictedExchange("all_gather", GIB, 36, 2)]
+    scatter = PredictedExchange("reduce_scatter", 0.5 * GIB, 37, 2)
+    for what, parameter, exchanges in (
+        (single, 4, ()),
+        (ddp, 4, (PredictedExchange("all_reduce", 2 * GIB, 3, 2),)),
+        (fsdp2, 2, (*gathers, scatter)),
+    ):
+        memory = {"parameter": exactly(parameter * GIB), "activation": exactly(9 * GIB), "cuda_context": exactly(GIB)}
+        predicted = Prediction(memory_by_category=memory, exchanges=exchanges)
+        path_in(workspace.run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+    loaded = load.load(workspace, None)
+    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    drawn = theory.draw(group)
+    bars = {
+        bar["name"]: dict(zip((entry[0] for entry in bar["customdata"]), bar["x"], strict=True))
+        for bar in drawn.data
+        if bar["type"] == "bar"
+    }
+    named = {mark.cell.cell.strategy: mark.label for mark in group.marks}
+    assert bars == {
+        "parameter": {named["single"]: 4, named["ddp"]: 4, named["fsdp2"]: 2},
+        "all-reduce": {named["ddp"]: 2},
+        "all-gather": {named["fsdp2"]: 2},
+        "reduce-scatter": {named["fsdp2"]: 0.5},
+    }
+    ends = [text.strip() for entry in drawn.data if entry.get("mode") == "text" for text in entry["text"]]
+    assert ends == ["4.00", "4.00", "2.00", "nothing", "2.00", "2.50"]
+    assert theory in page.FIGURES
+
+
+def test_without_predictions_there_is_no_figure(tmp_path):
+    loaded = load.load(support.matrix(tmp_path), None)
+    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    assert theory.draw(group) is None
