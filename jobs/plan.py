@@ -107,10 +107,8 @@ def of(
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
     asked = matrix.load(matrix.find(name))
-    if in_allocation and target.slurm is None:
-        raise InputError(f"--in-allocation: the cluster {target.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
-    machine = _allocated(target) if in_allocation else _machine(target)
-    own = _own(workspace, asked, trust=trust)
+    machine = capacity(target, in_allocation=in_allocation)
+    own = own_of(workspace, asked, trust=trust)
     try:
         cells = resolve(asked, cluster=None if machine.here else machine, own=own)
         if scale == "tiny":
@@ -146,7 +144,7 @@ def of(
     )
 
 
-def _own(workspace: Workspace, asked: Matrix, *, trust: bool) -> OwnPlugins:
+def own_of(workspace: Workspace, asked: Matrix, *, trust: bool) -> OwnPlugins:
     """The plug-ins of the workspace that a matrix names."""
     names = {str(point.keys.get("workload")) for point in asked.points}
     models = {name: model for name, model in asked.models.items() if name in names}
@@ -154,7 +152,13 @@ def _own(workspace: Workspace, asked: Matrix, *, trust: bool) -> OwnPlugins:
     return own_plugins.find(workspace, names - models.keys(), strategies, trust=trust, models=models)
 
 
-def _machine(where: Cluster) -> Capacity:
+def capacity(where: Cluster, *, in_allocation: bool = False) -> Capacity:
+    """The machines that the cluster can give to a run. in_allocation: whether runs start in the Slurm allocation of this
+    process. Raises InputError if they should, and the cluster has no Slurm."""
+    if in_allocation:
+        if where.slurm is None:
+            raise InputError(f"--in-allocation: the cluster {where.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
+        return _allocated(where)
     types = {name: _of_type(where.for_gpu_type(name)) for name in where.gpu_types}
     return msgspec.structs.replace(_of_type(where), types=types)
 

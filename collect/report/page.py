@@ -92,6 +92,7 @@ SECTIONS = {
     "searches": "Searches for a batch size",
     "summary": "All cells",
     "reported": "Reported and measured numbers",
+    "deviations": "Deviations from the study",
     "study": "What the study leaves open",
     "also": "Other measurements",
     "traces": "Traces",
@@ -188,6 +189,7 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
     having: dict[str, Sequence[Any]] = {
         "figures": figures,
         "reported": summary.reported,
+        "deviations": summary.deviations,
         "study": [*summary.assumed, *summary.notes],
         "also": table.further,
         "failures": summary.failures,
