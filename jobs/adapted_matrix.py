@@ -105,9 +105,7 @@ def written(asked: Matrix, found: Adaptation, machine: Capacity, own: OwnPlugins
 def text(asked: Matrix, content: dict[str, Any]) -> bytes:
     """The text of an adapted matrix file."""
     head = f"# {asked.name}, adapted to a cluster by `jobs plan --adapt`. `deviations` lists every change.\n"
-    dumped: str = yaml.dump(
-        content, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=WIDTH
-    )
+    dumped: str = yaml.dump(content, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=WIDTH)
     return (head + dumped).encode()
 
 

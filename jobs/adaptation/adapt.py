@@ -139,8 +139,7 @@ def _inclusions(
         differing = {
             key: value
             for key, value in one.keys.items()
-            if key != searched
-            and (key in asked.varying or key not in asked.file.defaults or asked.file.defaults[key] != value)
+            if key != searched and (key in asked.varying or key not in asked.file.defaults or asked.file.defaults[key] != value)
         }
         if "workload" in differing:
             differing["workload"] = models.get(differing["workload"], differing["workload"])
