@@ -42,6 +42,7 @@ from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 SCALES = ("full", "tiny")
+ADAPT = "--adapt uses fewer GPUs where cells do not fit, and lists every change of the matrix (docs/how-to/fit-a-matrix.md)."
 
 
 class MatrixPlan(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     source: what all runs of the plan have in common.
     remarks: notes for the user.
     misfits: the `cells` that do not fit the machines of the cluster, each with its place in the matrix file.
-    advice: sentences that name the options with which all selected cells fit.
+    advice: sentences that name the options with which all selected cells may fit.
     predicted: the planner's prediction for each cell of `cells`, by the name of the cell.
     """
 
@@ -139,7 +140,7 @@ def of(
         source=msgspec.structs.replace(source, predicted=predicted, searches=searched.searches),
         remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
         misfits=unheld,
-        advice=advice(asked, cells, chosen, machine, where, own) if unheld else [],
+        advice=[*advice(asked, cells, chosen, machine, where, own), ADAPT] if unheld else [],
         predicted=predicted,
     )
 

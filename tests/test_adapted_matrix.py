@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import support_configured
 
-from jobs.adapted_matrix import as_matrix, text, written
 from jobs.adaptation.adapt import adapt
 from jobs.adaptation.adapted_cells import adapted_cells
+from jobs.adapted_matrix import as_matrix, text, written
 from jobs.cli import main, parser
 from jobs.invocation import Invocation
 from jobs.own_plugins import OwnPlugins
@@ -173,7 +173,8 @@ def test_a_claim_selects_the_new_cells_alone(tmp_path):
     words = """\
 axes: {gpus: [4], micro_batch_size: [2, 4]}
 include: [{gpus: 2, micro_batch_size: 4, seed: 1}]
-claims: [{id: c, says: s, where: w, test: "train_time_s(gpus=4, micro_batch_size=4) > 2 * train_time_s(gpus=4, micro_batch_size=2)"}]
+claims:
+- {id: c, says: s, where: w, test: "train_time_s(gpus=4, micro_batch_size=4) > 2 * train_time_s(gpus=4, micro_batch_size=2)"}
 """
     again, cells, _ = of_text(words, 1, 2, tmp_path)
     assert sorted((cell.gpus, cell.micro_batch_size, cell.seed) for cell in cells) == [(2, 2, 42), (2, 4, 1), (2, 4, 42)]
@@ -191,7 +192,7 @@ def test_degrees_are_divided_and_stay_above_one(tmp_path):
 
 
 def test_all_strategies_of_one_size_get_the_same_size_or_are_left_out(tmp_path):
-    """On a node of 4 GPUs, cells of 6 GPUs become cells of 3 GPUs, the largest divisor. Hybrid sharding needs an even number."""
+    """On a node of 4 GPUs, 6 GPUs become 3, the largest divisor that fits. Hybrid sharding needs an even number of GPUs."""
     words = "axes: {strategy: [ddp, pp-1f1b, fsdp1-hybrid-shard]}\n"
     words += "zip: [{gpus: [6], global_batch_size: [36], microbatches: [6], options.n_layer: [6]}]\n"
     _, cells, changes = of_text(words, 1, 4, tmp_path)

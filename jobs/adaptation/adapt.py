@@ -87,14 +87,15 @@ def _staying(asked: Matrix, adapted: Sequence[AdaptedCell]) -> set[int]:
 
 
 def _exclusions(adapted: Sequence[AdaptedCell], staying: set[int], cluster: str) -> list[dict[str, Any]]:
-    """Entries of `exclude` for the combinations of axes and zips that do not stay: an entry for all combinations with one number
-    of GPUs and nodes if none of them stays, else an entry for each combination."""
+    """Entries of `exclude` for the combinations of axes and zips that do not stay: an entry for all combinations with one
+    number of GPUs and nodes if none of them stays, else an entry for each combination."""
     crossed = {number: one for number, one in enumerate(adapted) if is_crossed(one.point)}
     found: list[dict[str, Any]] = []
     for one in (one for number, one in crossed.items() if number not in staying):
         keys = one.point.keys
         size = {key: keys[key] for key in ("gpus", "nnodes") if key in keys}
         alike = {n for n, two in crossed.items() if all(two.point.keys.get(key) == value for key, value in size.items())}
+        entry: dict[str, Any]
         if size and not alike & staying:
             entry = {**size, "why": f"does not fit the cluster {cluster}, or is listed in `include`; see `deviations`"}
         else:
@@ -192,20 +193,20 @@ def _questions(questions: Questions, asked: Matrix, content: dict[str, Any]) -> 
     reported = []
     for number, entry in zip(asked.file.reported, content.get("reported", []), strict=True):
         try:
-            cell, differences = questions.rewritten(number.cell), questions.differences(number.cell)
+            cell, clauses = questions.rewritten(number.cell), questions.differences(number.cell)
             against = questions.rewritten(number.against) if number.against else {}
-            differences += questions.differences(number.against) if number.against else []
+            clauses += questions.differences(number.against) if number.against else []
         except Cannot as reason:
             if questions.is_free(number.cell):
                 reported.append(entry)  # its cell is left out; the report says that there is no such cell
             else:
                 changes.append(_reported(number.where, number.metric, number.cell, None, f"left out: {reason}"))
             continue
-        said = ", ".join(dict.fromkeys(filter(None, (number.adapted, *differences))))
+        said = ", ".join(dict.fromkeys(filter(None, (number.adapted, *clauses))))
         new = {**entry, "cell": cell} | ({"against": against} if against else {}) | ({"adapted": said} if said else {})
         reported.append(new)
-        if cell != number.cell or against != number.against or differences:
-            why = f"compared with {', '.join(dict.fromkeys(differences)) or 'the cells here'}"
+        if cell != number.cell or against != number.against or clauses:
+            why = f"compared with {', '.join(dict.fromkeys(clauses)) or 'the cells here'}"
             changes.append(_reported(number.where, number.metric, number.cell, cell, why))
     for key, entries in (("claims", claims), ("reported", reported)):
         content.pop(key, None)

@@ -165,8 +165,8 @@ def _divisors(number: int) -> list[int]:
 
 
 def _degrees(point: Point, before: Cell, gpus: int) -> Iterator[dict[str, int]]:
-    """The degrees that the file has to give on another number of GPUs, the best first: as few as possible change, and tp changes
-    only if dp and pp cannot. Empty mapping: the file gives no degree that has to change."""
+    """The degrees that the file has to give on another number of GPUs, the best first: as few as possible change, and tp
+    changes only if dp and pp cannot. Empty mapping: the file gives no degree that has to change."""
     if gpus == before.gpus:
         yield {}
         return
