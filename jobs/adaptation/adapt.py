@@ -93,7 +93,7 @@ def _exclusions(adapted: Sequence[AdaptedCell], staying: set[int], cluster: str)
     found: list[dict[str, Any]] = []
     for one in (one for number, one in crossed.items() if number not in staying):
         keys = one.point.keys
-        size = {key: keys[key] for key in ("gpus", "nnodes") if key in keys}
+        size: dict[str, Any] = {key: keys[key] for key in ("gpus", "nnodes") if key in keys}
         alike = {n for n, two in crossed.items() if all(two.point.keys.get(key) == value for key, value in size.items())}
         entry: dict[str, Any]
         if size and not alike & staying:
