@@ -151,8 +151,6 @@ def _size(point: Point, cell: Cell) -> CellSize:
 def _nearest(fitting: Fitting, size: CellSize, group: list[tuple[Point, Cell]]) -> tuple[int, int | None] | None:
     """The number of GPUs and nodes for all cells of one size: the first candidate on which one of them fits; None if none."""
     for gpus in _divisors(size.gpus):
-        if gpus == 1 < size.gpus:
-            break
         for nnodes in [None] if size.nnodes is None else _divisors(size.nnodes):
             if any(not isinstance(fitting.resized(point, cell, gpus, nnodes), str) for point, cell in group):
                 return gpus, nnodes
