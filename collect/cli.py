@@ -277,7 +277,7 @@ def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     loaded = load(_workspace(arguments), arguments.matrix)
     summary = summarize(loaded, _baseline(arguments.baseline, loaded))
     terminal.verdicts(output, summary)
-    kept = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "assumed", "notes")
+    kept = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "deviations", "assumed", "notes")
     output.document({name: getattr(summary, name) for name in kept})
     contradicted = arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts)
     return max(int(contradicted), unreadable_runs.show(output, _of_loaded(loaded)))

@@ -43,7 +43,7 @@ from collect.verdicts.claims import Verdict, is_illustrative, judge
 from collect.verdicts.reported import ReportedResult, beside
 from collect.verdicts.selection import Measurements
 from shardlab.state import STATES
-from shardlab.study import Assumed, Note
+from shardlab.study import Assumed, Deviation, Note
 
 SCHEMA = 1
 MOST_NAMED = 20  # the most cells or runs that a remark lists by name
@@ -52,6 +52,7 @@ INSTRUMENTS_DIFFER = (
     "compared cells have different instruments; throughput, step time and memory do not include the steps that an instrument "
     "observed: {}"
 )
+ADAPTED = "adapted matrix: it was changed to fit the cluster ({} changes); the report lists each as a deviation from the study"
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no GPU kernels in {}; metrics of these traces are exact instead"
 PLAYED = "played GPUs: a stub of NVML made up the GPU telemetry of {}; figures mark it, and no metric and no ranking uses it"
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
@@ -105,6 +106,7 @@ class Summary(msgspec.Struct, dict=True):
     illustrative: bool  # whether the study measured none of the numbers that it prints
     assumed: list[Assumed]  # assumptions of the study
     notes: list[Note]  # notes of the matrix on places in the study
+    deviations: list[Deviation]  # differences to the matrix of the study, so that it fits the cluster
     outliers: list[Outlier]  # repeats far from the others
     failures: list[Failure]  # runs that did not complete
     telemetry: list[Coverage]  # how complete the telemetry of each run is
@@ -179,7 +181,8 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             [run.run_id for run in loaded.runs if run.plays_gpus],
             *trace_tables.without_kernels(loaded),
             instrument_cost.differences(families(loaded.cells)),
-        ),
+        )
+        + ([ADAPTED.format(len(loaded.expansion.deviations))] if loaded.expansion.deviations else []),
         rows=rows,
         reported=beside(loaded, measurements),
         tables=printed_tables.beside(loaded.expansion.tables, rows, choices),
@@ -188,6 +191,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         illustrative=is_illustrative(loaded),
         assumed=loaded.expansion.assumed,
         notes=loaded.expansion.notes,
+        deviations=loaded.expansion.deviations,
         outliers=[outlier for row in rows for outlier in _outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _failures(cell)],
         telemetry=[entry for run in loaded.runs for entry in run.coverage],

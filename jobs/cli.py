@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from jobs import (
+    adapted_matrix,
     archived_matrix,
     datasets,
     lease_report,
@@ -67,6 +68,7 @@ def parser() -> console.Parser:
 def _add_plan(verbs: console.Verbs) -> None:
     verb = verbs.add("plan", _plan, "print the cells of a matrix, and which cells it excludes and why")
     shared_options.add_matrix_options(verb)
+    adapted_matrix.add_adapt(verb)
     planner_verbs.add_plan_options(verb)
     planner_verbs.add_rehearse(verb)
 
@@ -80,6 +82,7 @@ def _add_render(verbs: console.Verbs) -> None:
 def _add_submit(verbs: console.Verbs) -> None:
     verb = verbs.add("submit", _submit, "render and submit the runs of a matrix that were not submitted before")
     shared_options.add_matrix_options(verb, archives=True)
+    adapted_matrix.add_adapt(verb)
     shared_options.add_wait(verb)
     verb.add_argument("--after", metavar="RUN", help="on Slurm: start after these runs have ended (run id or shell pattern)")
     dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
@@ -139,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         words = archived_matrix.as_matrix(arguments, given)
         invocation = Invocation(arguments)
+        words = adapted_matrix.as_matrix(invocation, words)
         there = on_controller.elsewhere(invocation)
         if there is not None:
             try:

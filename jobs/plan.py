@@ -42,6 +42,7 @@ from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 SCALES = ("full", "tiny")
+ADAPT = "--adapt uses fewer GPUs where cells do not fit, and lists every change of the matrix (docs/how-to/fit-a-matrix.md)."
 
 
 class MatrixPlan(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     source: what all runs of the plan have in common.
     remarks: notes for the user.
     misfits: the `cells` that do not fit the machines of the cluster, each with its place in the matrix file.
-    advice: sentences that name the options with which all selected cells fit.
+    advice: sentences that name the options with which all selected cells may fit.
     predicted: the planner's prediction for each cell of `cells`, by the name of the cell.
     """
 
@@ -108,10 +109,8 @@ def of(
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
     asked = matrix.load(matrix.find(name))
-    if in_allocation and target.slurm is None:
-        raise InputError(f"--in-allocation: the cluster {target.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
-    machine = _allocated(target) if in_allocation else _machine(target)
-    own = _own(workspace, asked, trust=trust)
+    machine = capacity(target, in_allocation=in_allocation)
+    own = own_of(workspace, asked, trust=trust)
     try:
         cells = resolve(asked, cluster=None if machine.here else machine, own=own)
         if scale == "tiny":
@@ -142,12 +141,12 @@ def of(
         source=msgspec.structs.replace(source, predicted=predicted, searches=searched.searches),
         remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
         misfits=unheld,
-        advice=advice(asked, cells, chosen, machine, where, own) if unheld else [],
+        advice=[*advice(asked, cells, chosen, machine, where, own), ADAPT] if unheld else [],
         predicted=predicted,
     )
 
 
-def _own(workspace: Workspace, asked: Matrix, *, trust: bool) -> OwnPlugins:
+def own_of(workspace: Workspace, asked: Matrix, *, trust: bool) -> OwnPlugins:
     """The plug-ins of the workspace that a matrix names."""
     names = {str(point.keys.get("workload")) for point in asked.points}
     models = {name: model for name, model in asked.models.items() if name in names}
@@ -155,7 +154,13 @@ def _own(workspace: Workspace, asked: Matrix, *, trust: bool) -> OwnPlugins:
     return own_plugins.find(workspace, names - models.keys(), strategies, trust=trust, models=models)
 
 
-def _machine(where: Cluster) -> Capacity:
+def capacity(where: Cluster, *, in_allocation: bool = False) -> Capacity:
+    """The machines that the cluster can give to a run. in_allocation: whether runs start in the Slurm allocation of this
+    process. Raises InputError if they should, and the cluster has no Slurm."""
+    if in_allocation:
+        if where.slurm is None:
+            raise InputError(f"--in-allocation: the cluster {where.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
+        return _allocated(where)
     types = {name: _of_type(where.for_gpu_type(name)) for name in where.gpu_types}
     return msgspec.structs.replace(_of_type(where), types=types)
 

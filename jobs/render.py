@@ -285,6 +285,7 @@ def keep(
             traces=matrix.file.traces,
             assumed=matrix.file.assumed,
             notes=matrix.file.notes,
+            deviations=matrix.file.deviations,
             scale="tiny" if tiny else "full",
             reported=matrix.file.reported,
             tables=matrix.file.tables,

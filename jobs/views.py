@@ -126,6 +126,7 @@ def plan(
             **({} if schedule is None else {"schedule": schedule}),
             "models": [own_model_facts.document(model) for model in models],
             "excluded": planned.matrix.excluded,
+            "deviations": planned.matrix.file.deviations,
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
             "missing_data": data.missing,
         }

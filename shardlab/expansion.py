@@ -11,7 +11,7 @@ import msgspec
 
 from shardlab.batch_search import BatchSearch
 from shardlab.cell import Cell
-from shardlab.study import Assumed, Claim, Note, PrintedTable, Reported, Setting, Traces
+from shardlab.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
 
 LAST_MATRIX = "last-matrix.json"  # a file in .shardlab, beside the folder of the expansions
 
@@ -50,6 +50,7 @@ class Expansion(msgspec.Struct, kw_only=True):
     traces: Traces = "exact"
     assumed: list[Assumed] = []
     notes: list[Note] = []
+    deviations: list[Deviation] = []
 
 
 class LastMatrix(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from shardlab.errors import UnknownName
 from shardlab.expansion import Excluded
 from shardlab.expression import Expression, ExpressionError
 from shardlab.model_file import ModelByConfiguration, ModelFile
-from shardlab.study import Assumed, Claim, Note, PrintedTable, Reported, Setting, Traces
+from shardlab.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
 
 MAX_CELLS = 100_000
 Placed = dict[str, tuple[Any, Path_]]  # cell key -> (value of the key, path of this value in the matrix file)
@@ -84,6 +84,8 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Claims of the study, which `collect verdicts` judges."""
     notes: list[Note] = []
     """Places where the study contradicts itself or leaves a question open."""
+    deviations: list[Deviation] = []
+    """Differences to the matrix of the study, which `jobs plan --adapt` writes here (docs/how-to/fit-a-matrix.md)."""
 
     @property
     def tests(self) -> list[str]:
@@ -126,6 +128,19 @@ class Matrix(msgspec.Struct, frozen=True):
         """A problem at the place in the file that gives `point` its value of `key`; without this key, at its strategy."""
         return self.document.problem(origin(point, key) or origin(point, "strategy"), sentence)
 
+    @property
+    def varying(self) -> set[str]:
+        """The keys with a list of values in `axes` or `zip`."""
+        return set(self.file.axes) | {key for group in self.file.zip for key in group}
+
+    def adds_to(self, number: int, point: Point) -> bool:
+        """Whether entry `number` of `include` adds its keys to a combination of the axes and zips."""
+        entry = self.file.include[number]
+        wanted: Placed = {key: (value, ()) for key, value in entry.items() if key not in ("when", "why")}
+        listed: Placed = {key: (point.keys[key], place) for key, place in point.origin.items() if place[0] in ("axes", "zip")}
+        defaults: Placed = {key: (value, ()) for key, value in self.file.defaults.items()}
+        return _accepts(listed, wanted, self.varying, entry.get("when"), defaults)
+
 
 def shipped() -> dict[str, Path]:
     """The paths of the matrix files that are shipped with shardlab, by the names of the matrices."""
@@ -147,20 +162,24 @@ def find(name: str) -> Path:
 
 def load(path: Path) -> Matrix:
     """Read, check and expand a matrix file. Raises an InputError that lists every problem with its place in the file."""
-    text = document.load(path)
+    return of(document.load(path), path.parent)
+
+
+def of(text: Document, folder: Path) -> Matrix:
+    """Check and expand a matrix file that was read. folder: where the models are that the file names. Raises InputError."""
     file = validation.convert(text, MatrixFile)
     problems: list[Problem] = []
     _check_keys(text, file, problems)
     _check_source(text, file, problems)
     problems += search_check.problems(text)
     sections = {name: getattr(file, name) for name in ("defaults", "axes", "zip", "include", "exclude")}
-    models = {} if problems else model_file.named(text, sections, path.parent, problems)
+    models = {} if problems else model_file.named(text, sections, folder, problems)
     if problems:
         raise text.errors(problems)
     points, excluded = _expand(text, file)
     if not points:
         raise text.error(("axes",), "no cell is left: all combinations are excluded, or the file lists none.")
-    return Matrix(file, text, str(path), points, excluded, models)
+    return Matrix(file, text, text.file, points, excluded, models)
 
 
 def key_type(key: str) -> Any:
@@ -286,7 +305,7 @@ def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Exclude
     excluded: list[Excluded] = []
     for axis_point in crossed:
         point = _merge(defaults, axis_point)
-        why = _excluded(text, file, _plain(point))
+        why = why_excluded(text, file, _plain(point))
         if why is None:
             kept.append(axis_point)
         else:
@@ -344,7 +363,8 @@ def _accepts(point: Placed, wanted: Placed, varying: set[str], when: str | None,
     return when is None or bool(_holds(when, _plain(_merge(defaults, point))))
 
 
-def _excluded(text: Document, file: MatrixFile, keys: dict[str, Any]) -> str | None:
+def why_excluded(text: Document, file: MatrixFile, keys: dict[str, Any]) -> str | None:
+    """The reason why a matrix file excludes a combination; None if it does not. text, file: the file. keys: the combination."""
     for index, entry in enumerate(file.exclude):
         conditions = {k: v for k, v in entry.items() if k not in ("why", "when")}
         if any(keys.get(key) != value for key, value in conditions.items()):

@@ -31,6 +31,8 @@ class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The number as text."""
     cell: dict[str, Any] = {}
     """Keys and values that select the cell."""
+    adapted: str = ""
+    """How the cells here differ from those of the study, if `jobs plan --adapt` changed them; empty: not at all."""
     unit: str | None = None
     """The unit if it is not printed beside the number but, for example, in the head of the table."""
     of: str | None = None
@@ -80,6 +82,23 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The claim as an expression of metrics (docs/verdicts.md)."""
     where: str
     """Its place in the study."""
+    adapted: str = ""
+    """How the cells here differ from those of the study, if `jobs plan --adapt` changed them; empty: not at all."""
+
+
+class Deviation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A difference to the matrix of the study, which `jobs plan --adapt` made so that the matrix fits a cluster."""
+
+    key: str
+    """What differs: a key of a resolved cell; `cell`: a cell that is left out; `claims.ID`; or `reported`."""
+    study: Any
+    """The value in the matrix of the study."""
+    here: Any
+    """The value in this matrix; null: left out."""
+    why: str
+    """The reason, in a sentence."""
+    cells: int | None = None
+    """The number of cells with this difference; null: it is not about cells."""
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

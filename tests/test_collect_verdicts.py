@@ -330,6 +330,28 @@ def test_doubts_about_the_print_come_first(tmp_path):
     ]
 
 
+def test_every_deviation_of_an_adapted_matrix_is_in_the_report(tmp_path, capsys):
+    how = "gpus 2 instead of 4"
+    claim = {"id": "c", "says": "It is so.", "where": "table 1", "test": "train_time_s(strategy='ddp') > 0", "adapted": how}
+    entry = {"where": "table 1", "metric": "train_time_s", "cell": {"strategy": "ddp"}, "printed": "58 s", "adapted": how}
+    deviations = [
+        {"key": "gpus", "study": 4, "here": 2, "why": "a run can have <b>2</b> GPUs", "cells": 3},
+        {"key": "claims.gone", "study": "speed_up(gpus=4) > 3", "here": None, "why": "left out: no network"},
+    ]
+    workspace = study(tmp_path, CLOSE, claims=[claim], reported=[entry], deviations=deviations)
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    assert "adapted matrix: it was changed to fit the cluster (2 changes)" in capsys.readouterr().out
+    document = json.loads((workspace.report / "summary.json").read_text())
+    assert document["deviations"] == [deviations[0], {**deviations[1], "cells": None}]
+    assert document["verdicts"][0]["remarks"] == [f"adapted to the cluster: {how}"]
+    assert document["reported"][0]["reasons"][0] == f"adapted to the cluster: {how}"
+    text = (workspace.report / "index.html").read_text()
+    section = text.partition('<section id="deviations">')[2].partition("</section>")[0]
+    assert "a run can have &lt;b&gt;2&lt;/b&gt; GPUs." in section
+    assert section.count("left out") == 2
+    assert f"adapted to the cluster: {how}" in text.lower()
+
+
 def test_a_study_that_measured_nothing_is_marked(tmp_path):
     entry = {"where": "t", "metric": "train_time_s", "cell": {"strategy": "ddp"}, "printed": "9s", "kind": "assumed"}
     assert judged(tmp_path, CLOSE, f"{T1} > 1", reported=[entry]).illustrative

@@ -133,6 +133,7 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Claim, illustrativ
         test=claim.test,
         verdict="not run",
         why="",
+        remarks=reasons.adapted(claim),
         notes=reasons.notes(loaded, claim.where),
         illustrative=illustrative,
     )

@@ -12,7 +12,7 @@ from typing import Any
 from collect.findings.row import CellRow
 from collect.loading.load import Loaded, LoadedCell
 from shardlab import cell_names
-from shardlab.study import Assumed, Setting
+from shardlab.study import Assumed, Claim, Reported, Setting
 
 _SIZES = (
     "workload",
@@ -87,6 +87,12 @@ def likely(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[str]) ->
         if key in _WEIGHTY and key in names and _holds(entry, names[key]):
             found.append(f"{ASSUMED}{key} {str(names[key]).lower()}")
     return list(dict.fromkeys(found))
+
+
+def adapted(entry: Claim | Reported) -> list[str]:
+    """The clause that says how the cells of a claim or a printed number differ from those of the study, because the matrix was
+    adapted to the cluster; empty if they do not differ."""
+    return [f"adapted to the cluster: {entry.adapted}"] if entry.adapted else []
 
 
 def notes(loaded: Loaded, where: str) -> list[str]:

@@ -102,9 +102,9 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Reported) -> Repo
         return found
     cell = measurements.cell(row)
     if rehearsal := reasons.rehearsal(cell):
-        found.reasons = [rehearsal]
+        found.reasons = [*reasons.adapted(entry), rehearsal]
         return found
-    found.reasons = [*_doubts(found, number), *reasons.likely(loaded, cell, row, {found.metric})]
+    found.reasons = [*reasons.adapted(entry), *_doubts(found, number), *reasons.likely(loaded, cell, row, {found.metric})]
     if number and len({part.row.id for part in number.found.parts if not part.metric.exact}) > 1:
         unproven = [measurements.label(part.row) for part in number.found.parts if not part.row.is_ranked]
         if trouble := [part.row.gpu_trouble for part in number.found.parts if part.row.gpu_trouble]:

@@ -1,0 +1,181 @@
+"""Finds for each cell of a matrix the nearest cell that fits a cluster.
+
+Changes are tried in this order, and the first that fits is used:
+
+1. No change.
+2. Fewer GPUs. All cells with one number of GPUs and nodes get the same new number, so that strategies stay comparable: the
+   largest divisor of the number of GPUs on which one of these cells can run. For each number of GPUs, the number of nodes is
+   kept if possible; else its largest divisor that fits is used. A cell of several GPUs never becomes a cell of one GPU, because
+   such a cell distributes nothing.
+3. Smaller degrees of the parallelism that a strategy combines (dp, tp, pp), if the file gives degrees whose product has to
+   match the new number of GPUs. Each new degree divides the old one, and a degree above 1 stays above 1.
+4. The cell is left out.
+
+Batch sizes are not changed: a batch for each GPU stays the batch for each GPU, and a global batch stays the global batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from jobs.own_plugins import OwnPlugins
+from jobs.resolve import Capacity, misfits, resolve
+from shardlab import matrix
+from shardlab.cell import Cell
+from shardlab.errors import InputError
+from shardlab.matrix import Matrix, Point
+
+DEGREES = ("dp", "tp", "pp")
+
+
+class CellSize(msgspec.Struct, frozen=True):
+    """What decides whether cells fit a cluster, as the matrix file gives it. nnodes: None if the file does not give it."""
+
+    gpus: int
+    nnodes: int | None
+    gpu_type: str | None
+    launcher: str
+
+
+class AdaptedCell(msgspec.Struct, frozen=True):
+    """What becomes of a cell of a matrix.
+
+    point: the combination of the matrix file. before: its cell. keys: the keys of the new cell; None if the cell is left out.
+    after: the new cell; None if the cell is left out. why: the reason for the change, in a sentence without a full stop; empty
+    if the cell does not change.
+    """
+
+    point: Point
+    before: Cell
+    keys: dict[str, Any] | None
+    after: Cell | None
+    why: str
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the cell stays what it is."""
+        return self.keys == self.point.keys
+
+
+class Fitting(msgspec.Struct, frozen=True):
+    """The matrix, and the machines and plug-ins with which its cells are resolved."""
+
+    asked: Matrix
+    machine: Capacity
+    own: OwnPlugins
+
+    def try_keys(self, point: Point, keys: dict[str, Any]) -> Cell | str:
+        """The cell with these keys; the reason as text if the cell is not possible or does not fit. point: its combination."""
+        alone = without_questions(self.asked, [Point(keys, point.origin)])
+        try:
+            cells = resolve(alone, cluster=None if self.machine.here else self.machine, own=self.own)
+        except InputError as error:
+            first = str(error).splitlines()[0].removeprefix(f"{self.asked.document.file}:")
+            return re.sub(r"^\d+:\d+: (\S+: )?", "", first).rstrip(".")
+        unfit = misfits(alone, cells, self.machine, cells)
+        return unfit[0].why.rstrip(".") if unfit else cells[0]
+
+    def resized(self, point: Point, before: Cell, gpus: int, nnodes: int | None) -> tuple[dict[str, Any], Cell] | str:
+        """The keys and the cell of a combination on another number of GPUs and nodes; the reason if no such cell fits."""
+        why = ""
+        for degrees in _degrees(point, before, gpus):
+            keys = {**point.keys, **degrees}
+            keys |= {"gpus": gpus} if gpus != before.gpus else {}
+            keys |= {"nnodes": nnodes} if nnodes != point.keys.get("nnodes") else {}
+            found = self.try_keys(point, keys)
+            if isinstance(found, Cell):
+                return keys, found
+            why = why or found
+        return why or "its degrees of parallelism would become 1"
+
+
+def without_questions(asked: Matrix, points: list[Point]) -> Matrix:
+    """The matrix with only these combinations, and without claims, which could name other cells."""
+    return msgspec.structs.replace(asked, points=points, file=msgspec.structs.replace(asked.file, claims=[]))
+
+
+def adapted_cells(asked: Matrix, machine: Capacity, own: OwnPlugins) -> list[AdaptedCell]:
+    """What becomes of each cell of a matrix on these machines, in the order of the matrix. own: the plug-ins of the workspace.
+
+    Raises InputError if the matrix is not valid on any machine.
+    """
+    fitting = Fitting(asked, machine, own)
+    cells = resolve(without_questions(asked, asked.points), own=own)
+    groups: dict[CellSize, list[tuple[Point, Cell]]] = {}
+    for point, cell in zip(asked.points, cells, strict=True):
+        groups.setdefault(_size(point, cell), []).append((point, cell))
+    sizes = {size: _nearest(fitting, size, group) for size, group in groups.items()}
+    return [_adapted(fitting, point, cell, sizes[_size(point, cell)]) for point, cell in zip(asked.points, cells, strict=True)]
+
+
+def _adapted(fitting: Fitting, point: Point, before: Cell, size: tuple[int, int | None] | None) -> AdaptedCell:
+    as_is = fitting.try_keys(point, point.keys)
+    if isinstance(as_is, Cell):
+        return AdaptedCell(point, before, point.keys, as_is, "")
+    if size is None or size == (before.gpus, point.keys.get("nnodes")):
+        return AdaptedCell(point, before, None, None, as_is)  # no size fits, or the size is not why the cell does not fit
+    found = fitting.resized(point, before, *size)
+    has = f"a run can have {_room(fitting.machine, before)}"
+    if isinstance(found, str):
+        return AdaptedCell(point, before, None, None, f"{has}; on {size[0]} GPUs: {found}")
+    keys, after = found
+    if is_crossed(point):
+        plain = {key: value for key, value in keys.items() if point.origin[key][0] != "include"}
+        if (excluded := matrix.why_excluded(fitting.asked.document, fitting.asked.file, plain)) is not None:
+            return AdaptedCell(point, before, None, None, f"{has}; on {size[0]} GPUs the matrix excludes it: {excluded}")
+    return AdaptedCell(point, before, keys, after, has)
+
+
+def _room(machine: Capacity, cell: Cell) -> str:
+    """The machines that a run of a cell can have, in words."""
+    room = machine.of(cell.gpu_type) or machine
+    nodes = "" if room.nodes is None else f"{room.nodes} node{'' if room.nodes == 1 else 's'}"
+    gpus = "" if room.gpus is None else f"{room.gpus} GPU{'' if room.gpus == 1 else 's'} on each node"
+    return " and ".join(filter(None, (nodes, gpus)))
+
+
+def is_crossed(point: Point) -> bool:
+    """Whether a combination comes from the axes or zips of the file, and not from an entry of `include` of its own."""
+    sections = {path[0] for path in point.origin.values()}
+    return bool(sections & {"axes", "zip"}) or "include" not in sections
+
+
+def _size(point: Point, cell: Cell) -> CellSize:
+    return CellSize(cell.gpus, point.keys.get("nnodes"), cell.gpu_type, cell.launcher)
+
+
+def _nearest(fitting: Fitting, size: CellSize, group: list[tuple[Point, Cell]]) -> tuple[int, int | None] | None:
+    """The number of GPUs and nodes for all cells of one size: the first candidate on which one of them fits; None if none."""
+    for gpus in _divisors(size.gpus):
+        for nnodes in [None] if size.nnodes is None else _divisors(size.nnodes):
+            if any(not isinstance(fitting.resized(point, cell, gpus, nnodes), str) for point, cell in group):
+                return gpus, nnodes
+    return None
+
+
+def _divisors(number: int) -> list[int]:
+    """The divisors of a number, the largest first."""
+    return [part for part in range(number, 0, -1) if number % part == 0]
+
+
+def _degrees(point: Point, before: Cell, gpus: int) -> Iterator[dict[str, int]]:
+    """The degrees that the file has to give on another number of GPUs, the best first: as few as possible change, and tp
+    changes only if dp and pp cannot. Empty mapping: the file gives no degree that has to change."""
+    if gpus == before.gpus:
+        yield {}
+        return
+    old = {name: getattr(before, name) for name in DEGREES}
+    found = [
+        {"dp": dp, "tp": tp, "pp": pp}
+        for dp in _divisors(old["dp"])
+        for tp in _divisors(old["tp"])
+        for pp in _divisors(old["pp"])
+        if dp * tp * pp == gpus
+    ]
+    found = [new for new in found if not any(new[name] == 1 < old[name] for name in DEGREES)]
+    for new in sorted(found, key=lambda new: (sum(new[name] != old[name] for name in DEGREES), -new["tp"], -new["pp"])):
+        yield {name: new[name] for name in DEGREES if point.keys.get(name) not in (None, new[name])}

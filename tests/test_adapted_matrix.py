@@ -1,0 +1,332 @@
+"""`jobs plan --adapt` and `jobs submit --adapt`: the nearest matrix that fits a cluster, and the list of all its changes."""
+
+import json
+
+import msgspec
+import pytest
+import support_configured
+
+from jobs.adaptation.adapt import adapt
+from jobs.adaptation.adapted_cells import adapted_cells
+from jobs.adapted_matrix import as_matrix, text, written
+from jobs.cli import main, parser
+from jobs.invocation import Invocation
+from jobs.own_plugins import OwnPlugins
+from jobs.own_workloads import OwnWorkloads
+from jobs.resolve import Capacity, resolve
+from shardlab import cell_names, matrix
+from shardlab.cell import Optimizer
+from shardlab.document import parse
+from shardlab.errors import InputError
+from shardlab.own_workload import OwnWorkload
+from shardlab.workspace import Workspace
+
+PAPERS = [f"paper{number}" for number in range(1, 6)]
+CLUSTERS = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 2)]  # (nodes, GPUs of each node)
+HEAD = """\
+schema: 1
+name: m
+defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 16, steps: 2}
+"""
+CLUSTER = """\
+schema: 1
+name: small
+provider: ssh
+nodes: [{name: gpu0, host: 10.9.9.1, roles: [controller, worker]}]
+slurm: {}
+gpus: {per_node: GPUS}
+"""
+
+
+def machine(nodes, gpus):
+    return Capacity(nodes=nodes, gpus=gpus, per_rank=False)
+
+
+def read(content, folder):
+    """The matrix of a file with this content in `folder`."""
+    return matrix.of(parse(content, str(folder / "m.yaml")), folder)
+
+
+def adapted(asked, nodes, gpus, folder):
+    """Returns (the adapted matrix, its cells, the changes) on a cluster. The matrix is read from the text of its file."""
+    found = adapt(asked, machine(nodes, gpus), OwnPlugins(), "small")
+    if found is None:
+        return None
+    again = read(text(asked, found.content), folder)
+    return again, resolve(again, cluster=machine(nodes, gpus)), found.changes
+
+
+def of_text(words, nodes, gpus, folder):
+    return adapted(read((HEAD + words).encode(), folder), nodes, gpus, folder)
+
+
+def values(cell):
+    return cell_names.names(msgspec.to_builtins(cell)) | {"instruments": cell.instruments, "expect": cell.expect}
+
+
+def same_but_listed(before, after, changes):
+    """Whether all differences between the values of two cells are in the list of changes. nnodes may differ without a change,
+    because a matrix may leave it to the cluster."""
+    known = [(change.key, change.study, change.here) for change in changes]
+    return before.keys() == after.keys() and all(
+        (key, value, after[key]) in known for key, value in before.items() if value != after[key] and key != "nnodes"
+    )
+
+
+@pytest.fixture(scope="module", params=PAPERS)
+def study(request):
+    return matrix.load(matrix.find(request.param))
+
+
+@pytest.fixture(scope="module")
+def paper1():
+    return matrix.load(matrix.find("paper1"))
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), CLUSTERS)
+def test_the_adapted_study_fits_and_lists_every_difference(study, nodes, gpus, tmp_path):
+    found = adapted(study, nodes, gpus, tmp_path)
+    before = [values(cell) for cell in resolve(study, cluster=Capacity(nodes=None, gpus=64))]
+    if found is None:
+        assert all(cell["gpus"] <= nodes * gpus for cell in before)
+        return
+    again, cells, changes = found
+    assert all(cell.nnodes <= nodes and cell.gpus <= cell.nnodes * gpus for cell in cells)
+    assert adapt(again, machine(nodes, gpus), OwnPlugins(), "small") is None
+
+    after = [values(cell) for cell in cells]
+    changes = [change for change in changes if change.key not in ("name", "cells")]
+    for here in after:
+        assert any(same_but_listed(old, here, changes) for old in before), here
+    left_out = [change.study for change in changes if change.key == "cell"]
+    for old in before:
+        is_here = any(same_but_listed(old, here, changes) for here in after)
+        assert is_here or any(all(old[key] == value for key, value in gone.items()) for gone in left_out), old
+
+    given, new = study.document.data, again.document.data
+    same = set(given) - {"name", "exclude", "include", "claims", "reported"}
+    assert {key: given[key] for key in same} == {key: new[key] for key in same}
+    told = {change.key: change.here for change in changes}
+    kept = {claim.id: claim.test for claim in again.file.claims}
+    for claim in study.file.claims:
+        assert told.get(f"claims.{claim.id}", claim.test) == kept.get(claim.id)
+    assert all(change in again.file.deviations for change in changes)
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), CLUSTERS)
+def test_strategies_that_did_equal_work_on_one_size_still_do(study, nodes, gpus):
+    keys = ("workload", "gpus", "nnodes", "global_batch_size", "micro_batch_size", "seq_len", "steps", "epochs", "precision")
+    groups: dict[tuple, set[tuple]] = {}
+    for one in adapted_cells(study, machine(nodes, gpus), OwnPlugins()):
+        if one.after is not None and one.before.tp == one.before.pp == 1:
+            old, new = (tuple(getattr(cell, key) for key in keys) for cell in (one.before, one.after))
+            groups.setdefault(old, set()).add(new)
+            assert (one.after.gpus > 1) == (one.before.gpus > 1)
+    assert {len(news) for news in groups.values()} == {1}
+
+
+def test_study_1_on_two_nodes_of_two_gpus_asks_all_its_questions(paper1, tmp_path):
+    again, cells, _ = adapted(paper1, 2, 2, tmp_path)
+    sizes = {(cell.gpus, cell.nnodes) for cell in cells}
+    assert sizes == {(1, 1), (2, 1), (4, 2)}  # 4 GPUs of one node -> 2, and 8 GPUs of two nodes -> 4
+    claims = {claim.id: claim for claim in again.file.claims}
+    assert len(claims) == 9
+    scales = claims["p1-deepspeed-scales-better"]
+    assert (
+        "throughput_per_s(strategy='zero2', gpus=4, micro_batch_size=64) / throughput_per_s(strategy='zero2', gpus=2"
+        in scales.test
+    )
+    assert "gpus 4 instead of 8" in scales.adapted
+    (speed,) = (entry for entry in again.file.reported if entry.metric == "speed_gain_pct")
+    assert (speed.cell["gpus"], speed.against["gpus"]) == (2, 2)
+    assert "gpus 2 instead of 4" in speed.adapted
+
+
+def test_combinations_that_fit_stay_on_the_axes(paper1, tmp_path):
+    """Cells of two nodes become cells of one node that the axes have already, so no cell is listed in `include`."""
+    again, _, _ = adapted(paper1, 1, 4, tmp_path)
+    assert again.file.include == paper1.file.include
+    assert again.file.exclude[:-1] == paper1.file.exclude
+    assert (again.file.exclude[-1]["gpus"], again.file.exclude[-1]["nnodes"]) == (8, 2)
+
+
+def test_a_new_cell_changes_no_combination_with_its_values_on_the_axes(tmp_path):
+    """The entry of 4 GPUs becomes a cell of 2 GPUs with another batch than the combination on 2 GPUs. Both remain."""
+    words = "axes: {gpus: [1, 2]}\ninclude: [{gpus: 4, micro_batch_size: 2}]\n"
+    again, cells, _ = of_text(words, 1, 2, tmp_path)
+    assert sorted((cell.gpus, cell.micro_batch_size) for cell in cells) == [(1, 16), (2, 2), (2, 8)]
+    assert "listed in `include`" in again.file.exclude[0]["why"]
+
+
+def test_study_1_on_one_node_leaves_out_what_it_cannot_ask(paper1, tmp_path):
+    again, cells, changes = adapted(paper1, 1, 4, tmp_path)
+    assert {("gpus", 8, 4), ("nnodes", 2, 1)} <= {(one.key, one.study, one.here) for one in changes if one.cells == 21}
+    assert len(cells) == 38  # the 38 cells of one node; each cell of two nodes becomes one of them
+    gone = {change.key.removeprefix("claims."): change.why for change in changes if change.here is None}
+    assert gone.keys() == {"p1-deepspeed-scales-better", "p1-deepspeed-more-network", "p1-full-shard-least-network"}
+    assert gone["p1-deepspeed-scales-better"] == "left out: cells that it compares are the same cell here"
+    assert "network between nodes" in gone["p1-deepspeed-more-network"]
+    assert {claim.id for claim in again.file.claims}.isdisjoint(gone)
+
+
+def test_a_claim_selects_the_new_cells_alone(tmp_path):
+    words = """\
+axes: {gpus: [4], micro_batch_size: [2, 4]}
+include: [{gpus: 2, micro_batch_size: 4, seed: 1}]
+claims:
+- {id: c, says: s, where: w, test: "train_time_s(gpus=4, micro_batch_size=4) > 2 * train_time_s(gpus=4, micro_batch_size=2)"}
+"""
+    again, cells, _ = of_text(words, 1, 2, tmp_path)
+    assert sorted((cell.gpus, cell.micro_batch_size, cell.seed) for cell in cells) == [(2, 2, 42), (2, 4, 1), (2, 4, 42)]
+    test = again.file.claims[0].test
+    assert test == "train_time_s(gpus=2, micro_batch_size=4, seed=42) > 2 * train_time_s(gpus=2, micro_batch_size=2)"
+
+
+def test_degrees_are_divided_and_stay_above_one(tmp_path):
+    both = "include: [{strategy: tp-pp, gpus: 8, tp: 4, pp: 2, micro_batch_size: 2}]\n"
+    _, (cell,), changes = of_text(both, 1, 4, tmp_path)
+    assert (cell.gpus, cell.dp, cell.tp, cell.pp) == (4, 1, 2, 2)
+    assert ("tp", 4, 2) in [(change.key, change.study, change.here) for change in changes]
+    with pytest.raises(InputError, match=r"no cell fits the cluster small, also not with fewer GPUs"):
+        of_text(both, 1, 2, tmp_path)
+
+
+def test_all_strategies_of_one_size_get_the_same_size_or_are_left_out(tmp_path):
+    """On a node of 4 GPUs, 6 GPUs become 3, the largest divisor that fits. Hybrid sharding needs an even number of GPUs."""
+    words = "axes: {strategy: [ddp, pp-1f1b, fsdp1-hybrid-shard]}\n"
+    words += "zip: [{gpus: [6], global_batch_size: [36], microbatches: [6], options.n_layer: [6]}]\n"
+    _, cells, changes = of_text(words, 1, 4, tmp_path)
+    assert {(cell.strategy, cell.gpus) for cell in cells} == {("ddp", 3), ("pp-1f1b", 3)}
+    (gone,) = (change for change in changes if change.key == "cell")
+    assert gone.study["strategy"] == "fsdp1-hybrid-shard"
+
+
+def test_what_the_file_excludes_stays_excluded(tmp_path):
+    words = """\
+axes: {gpus: [1, 4], strategy: [ddp, fsdp2]}
+exclude: [{strategy: fsdp2, gpus: 2, why: not on two}, {strategy: fsdp2, gpus: 1, why: not on one}]
+"""
+    _, cells, changes = of_text(words, 1, 2, tmp_path)
+    assert {(cell.strategy, cell.gpus) for cell in cells} == {("ddp", 1), ("ddp", 2)}
+    (gone,) = (change for change in changes if change.key == "cell")
+    assert gone.study["strategy"] == "fsdp2"
+    assert gone.why.endswith("on 2 GPUs the matrix excludes it: not on two")
+
+
+def test_an_inclusion_that_lost_its_combinations_becomes_no_cell(tmp_path):
+    words = """\
+axes: {strategy: [ddp], gpus: [1, 4]}
+include: [{gpus: 4, options.gradient_as_bucket_view: false}]
+"""
+    again, cells, _ = of_text(words, 1, 2, tmp_path)
+    assert [(cell.gpus, cell.options["gradient_as_bucket_view"]) for cell in cells] == [(1, True), (2, False)]
+    assert len(again.file.include) == 1
+
+
+def test_cells_that_do_not_fit_for_another_reason_are_left_out(tmp_path):
+    words = 'axes: {gpus: [2]}\nzip: [{seed: [1, 2], time_limit: ["00:10:00", "10:00:00"]}]\n'
+    asked = read((HEAD + words).encode(), tmp_path)
+    found = adapt(asked, Capacity(nodes=1, gpus=2, longest_s=3600), OwnPlugins(), "small")
+    (gone,) = (change for change in found.changes if change.key == "cell")
+    assert gone.why == "has a time limit of 36000 s, the partition allows 3600 s"
+    assert len(found.expected) == 1
+
+
+def test_adapting_twice_keeps_the_changes_of_both(tmp_path):
+    words = "axes: {gpus: [8]}\n"
+    again, _, first = of_text(words, 1, 4, tmp_path)
+    last, (cell,), second = adapted(again, 1, 2, tmp_path)
+    assert cell.gpus == 2
+    assert (again.name, last.name) == ("m-adapted", "m-adapted")
+    assert last.file.deviations == [*first, *second]
+
+
+@pytest.mark.parametrize(
+    "odd", ["1e5", "yes", "on", "No", "null", "~", "00:50:00", "0o17", "3.10", "a: b", "# no", "é\tü", " x", "", "-"]
+)
+def test_text_is_read_again_as_it_was(odd, tmp_path):
+    asked = read(HEAD.encode(), tmp_path)
+    content = {"title": odd, "list": [odd, {"key": odd}], "same": [{"a": 1}, {"a": 1}], "rate": 1e-8, "none": None, "is": True}
+    assert parse(text(asked, content), "m.yaml").data == content
+
+
+def cluster_file(folder, gpus):
+    file = folder / "small.yaml"
+    file.write_text(CLUSTER.replace("GPUS", str(gpus)))
+    return str(file)
+
+
+def test_the_command_writes_a_file_that_other_commands_take(tmp_path, capsys):
+    given = tmp_path / "m.yaml"
+    given.write_text(HEAD + "axes: {gpus: [1, 2, 4], strategy: [ddp, fsdp2]}\n")
+    words = ["--cluster", cluster_file(tmp_path, 2), "--workspace", str(tmp_path)]
+    assert main(["plan", "--matrix", str(given), "--adapt", *words, "--json"]) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    (file,) = (tmp_path / "adapted").glob("*/m-adapted.yaml")
+    assert str(file) in printed.err
+    assert "gpus: 2 instead of 4 (2 cells): a run can have 1 node and 2 GPUs on each node" in printed.err
+    assert (document["matrix"], len(document["cells"]), document["misfits"]) == ("m-adapted", 4, [])
+    assert main(["render", f"--matrix={file}", "--out", str(tmp_path / "out"), *words]) == 0
+    before = file.read_bytes()
+    assert main(["plan", f"--matrix={file}", "--adapt", *words]) == 0
+    assert "nothing was changed" in capsys.readouterr().out
+    assert main(["plan", "--adapt", f"--matrix={given}", *words]) == 0
+    assert file.read_bytes() == before
+    file.write_bytes(before + b"# mine\n")
+    assert main(["plan", "--adapt", "--matrix", str(given), *words]) == 2
+    assert "was changed after" in capsys.readouterr().err
+    assert file.read_bytes() == before + b"# mine\n"
+
+
+def test_the_command_line_goes_on_with_the_new_file(tmp_path):
+    """The same words are handed over to the controller of a remote cluster, which does not know the cluster of this machine."""
+    given = tmp_path / "m.yaml"
+    given.write_text(HEAD + "axes: {gpus: [4]}\n")
+    for words in (["--matrix", str(given)], [f"--matrix={given}"]):
+        line = ["submit", *words, "--adapt", "--wait", "--cluster", cluster_file(tmp_path, 2), "--workspace", str(tmp_path)]
+        left = as_matrix(Invocation(parser().parse_args(line)), line)
+        (file,) = (tmp_path / "adapted").glob("*/m-adapted.yaml")
+        assert left == ["submit", "--matrix", str(file), *line[line.index("--wait") :]]
+
+
+def test_models_that_a_matrix_names_are_copied_beside_it(tmp_path):
+    """The model stays a configuration in the new file, also in a cell that `include` lists."""
+    own = tmp_path / "own"
+    name = support_configured.write(own / "models", "llama")
+    model = f"{{transformers: models/{name}, seq_len: 24}}"
+    defaults = "{strategy: ddp, gpus: 4, global_batch_size: 16, steps: 2}"
+    axes = f"{{workload: [gpt2-tiny, {model}]}}"
+    (own / "m.yaml").write_text(f"schema: 1\nname: m\ndefaults: {defaults}\naxes: {axes}\n")
+    asked = matrix.load(own / "m.yaml")
+    (workload,) = asked.models
+    sgd = Optimizer("sgd", 0.1)
+    known = OwnWorkload(workload, "A model.", "0" * 64, f"{workload}.json", "tokens", 9, 1, None, "", sgd, (), seq_len=24)
+    with_model = OwnPlugins(workloads=OwnWorkloads(known={workload: known}))
+    found = adapt(asked, machine(1, 2), with_model, "small")
+    file = written(asked, found, machine(1, 2), with_model, Workspace(tmp_path / "w"))
+    assert (file.parent / "models" / name).read_bytes() == (own / "models" / name).read_bytes()
+    assert {point.keys["workload"]: point.keys["gpus"] for point in matrix.load(file).points} == {"gpt2-tiny": 2, workload: 2}
+
+
+def test_if_nothing_fits_one_sentence_says_so_and_nothing_is_written(tmp_path, capsys):
+    file = tmp_path / "m.yaml"
+    file.write_text(HEAD + "axes: {gpus: [2, 4]}\n")
+    words = ["--cluster", cluster_file(tmp_path, 1), "--workspace", str(tmp_path / "w")]
+    assert main(["submit", "--matrix", str(file), "--adapt", "--dry-run", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "no cell fits the cluster small, also not with fewer GPUs: needs 2 nodes, the cluster has 1." in said
+    assert not (tmp_path / "w").exists()
+
+
+def test_the_changes_are_kept_with_the_runs(tmp_path, capsys):
+    """On this machine, runs of two nodes do not fit. The expansion, from which `collect` makes its report, has the changes."""
+    file = tmp_path / "m.yaml"
+    file.write_text(HEAD + "zip: [{gpus: [2, 4], nnodes: [1, 2]}]\n")
+    words = ["--workspace", str(tmp_path / "w")]
+    assert main(["plan", "--matrix", str(file), "--adapt", *words]) == 0
+    (new,) = (tmp_path / "w" / "adapted").glob("*/m-adapted.yaml")
+    assert main(["render", "--matrix", str(new), *words]) == 0, capsys.readouterr().err
+    kept = json.loads((tmp_path / "w" / ".shardlab" / "matrices" / "m-adapted.json").read_text())
+    assert {"key": "nnodes", "study": 2, "here": 1, "why": "a run can have 1 node", "cells": 1} in kept["deviations"]
