@@ -90,6 +90,7 @@ def test_a_key_with_many_values_or_with_one_has_no_check_boxes(summarized_of):
 @pytest.fixture
 def summarized_of(tmp_path):
     """Returns a function that makes the columns and rows of the summary of cells that never ran."""
+
     def summarized(cells):
         workspace = Workspace(tmp_path)
         support.keep(workspace, cells, repeats=1)
