@@ -14,7 +14,7 @@ from shardlab.workspace import Workspace
 
 pytestmark = support_browser.needed
 FIGURES = 8
-REACHABLE = "a[href], button, summary, [tabindex='0']"
+REACHABLE = "a[href], button, summary, input, select, [tabindex='0']"
 FAST = "throughput_per_s(strategy='{}') > throughput_per_s(strategy='{}')"
 STUDY = {
     "claims": [
