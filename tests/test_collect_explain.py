@@ -141,7 +141,8 @@ def test_a_metric_of_the_workspace_names_its_file(tmp_path, capsys):
         "                  of_run=lambda run: Quantity(run.world.height, 'steps')),)\n"
     )
     code, said = explained(capsys, workspace, "ddp x2", "count", "--trust")
-    assert (code, said["value"], said["source"]) == (0, 10, "metrics/count.py")
+    assert (code, said["value"]) == (0, 10)
+    assert said["source"].endswith("metrics/count.py")
 
 
 def test_lines_are_written_as_spans():
