@@ -40,7 +40,7 @@ EXAMPLES = {
     "track": "collect track ddp-gpt2-tiny-g2-b8-ea59285ce745-r1 --to tensorboard",
     "metrics": "collect metrics",
 }
-# Verbs that read a workspace. If the lease of the nodes ends soon, these verbs remind the user to fetch the runs.
+# Verbs that read a workspace. They remind the user to fetch the runs if the lease of the nodes ends soon.
 OF_A_WORKSPACE = ("summarize", "verdicts", "explain", "trace", "timeline", "watch", "compare", "export", "archive")
 LAST_PORT = 65535
 
