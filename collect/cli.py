@@ -15,7 +15,7 @@ from shardlab import console, gc_pause, inventory, measured_power, registry
 from shardlab.archive import SUFFIX
 from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
 from shardlab.console import Output
-from shardlab.errors import InputError, MissingExtra, UnknownName, WorkspaceError
+from shardlab.errors import InputError, MissingExtra, WorkspaceError
 from shardlab.rundir import RunDir
 from shardlab.trackers import TRACKERS
 from shardlab.workspace import Workspace
@@ -27,6 +27,7 @@ EXAMPLES = {
     "fetch": "collect fetch --run 'ddp-*'",
     "summarize": "collect summarize --matrix quickstart",
     "verdicts": "collect verdicts --strict",
+    "explain": "collect explain 'ddp x2' throughput_per_s",
     "trace": "collect trace RUN --against OTHER",
     "timeline": "collect timeline RUN --perfetto timeline.json.gz",
     "watch": "collect watch --port 8080",
@@ -40,7 +41,7 @@ EXAMPLES = {
     "metrics": "collect metrics",
 }
 # Verbs that read a workspace. They remind the user to fetch the runs if the lease of the nodes ends soon.
-OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "watch", "compare", "export", "archive")
+OF_A_WORKSPACE = ("summarize", "verdicts", "explain", "trace", "timeline", "watch", "compare", "export", "archive")
 LAST_PORT = 65535
 
 
@@ -79,6 +80,7 @@ def parser() -> console.Parser:
         _add_fetch,
         _add_summarize,
         _add_verdicts,
+        _add_explain,
         _add_trace,
         _add_timeline,
         _add_watch,
@@ -121,6 +123,16 @@ def _add_verdicts(verbs: console.Verbs) -> None:
     _add_matrix(verb)
     _add_baseline(verb)
     verb.add_argument("--strict", action="store_true", help="exit with code 1 if a claim is contradicted")
+
+
+def _add_explain(verbs: console.Verbs) -> None:
+    verb = verbs.add("explain", _explain, "show where a number comes from: definition, formula, repeats, runs, files and lines")
+    row_help = "a row of the summary: its name as tables print it, its id or the start of its id, or one of its runs"
+    verb.add_argument("row", metavar="ROW", help=row_help)
+    verb.add_argument("metric", metavar="METRIC", help="the name of a metric, as `collect metrics` lists it")
+    _add_matrix(verb)
+    _add_baseline(verb)
+    _add_trust(verb)
 
 
 def _add_trace(verbs: console.Verbs) -> None:
@@ -245,7 +257,7 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("summarize", "polars", "plotly")
     from collect import own_metrics, write_report
-    from collect.findings import prediction_scores
+    from collect.findings import comparability, prediction_scores
     from collect.loading.load import load
     from collect.report import pictures, terminal
     from collect.summary import summarize
@@ -256,7 +268,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
         loaded = load(workspace, arguments.matrix)
         own = own_metrics.of(workspace, loaded.expansion.name, trusted=arguments.trust)
         own.add_to(loaded)
-        summary = summarize(loaded, _baseline(arguments.baseline, loaded))
+        summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
         summary.remarks.extend(own.remarks())
         folder = Path(arguments.out).absolute() if arguments.out else workspace.report
         write_report.write(folder, workspace, loaded, summary, images)
@@ -270,12 +282,13 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
 
 def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("verdicts")
+    from collect.findings import comparability
     from collect.loading.load import load
     from collect.report import terminal
     from collect.summary import summarize
 
     loaded = load(_workspace(arguments), arguments.matrix)
-    summary = summarize(loaded, _baseline(arguments.baseline, loaded))
+    summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
     terminal.verdicts(output, summary)
     kept = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "deviations", "assumed", "notes")
     output.document({name: getattr(summary, name) for name in kept})
@@ -287,15 +300,12 @@ def _of_loaded(loaded: Loaded) -> list[tuple[RunDir, str]]:
     return [(run.folder, run.unreadable) for run in loaded.runs]
 
 
-def _baseline(asked: str | None, loaded: Loaded) -> str:
-    """The strategy relative to which speed-ups are computed: `asked`, or the baseline of the matrix if `asked` is None.
+def _explain(arguments: argparse.Namespace, output: Output) -> int:
+    _need_report("explain", "polars", "plotly")
+    from collect.explain import command
 
-    Raises UnknownName if no cell of the matrix uses the strategy `asked`.
-    """
-    strategies = {cell.cell.strategy for cell in loaded.cells}
-    if asked is not None and asked not in strategies:
-        raise UnknownName("baseline strategy", asked, strategies)
-    return asked or loaded.expansion.baseline
+    options = (arguments.matrix, arguments.baseline, arguments.row, arguments.metric)
+    return command.show(_workspace(arguments), *options, output, trusted=arguments.trust)
 
 
 def _trace(arguments: argparse.Namespace, output: Output) -> int:
@@ -383,17 +393,6 @@ def _track(arguments: argparse.Namespace, output: Output) -> int:
 
 def _metrics(arguments: argparse.Namespace, output: Output) -> int:
     _need_report("metrics", "polars", "plotly")
-    from collect import own_metrics
-    from collect.metric import menu
+    from collect.explain import command
 
-    own = own_metrics.of(_workspace(arguments), None, trusted=arguments.trust)
-    own.on_menu()
-    metrics = menu()
-    files = {metric.name: metric.file for metric in own.metrics}
-    rows = [[one.name, one.unit, one.direction, one.definition, files.get(one.name, "ships")] for one in metrics]
-    output.table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows)
-    for fault in own.faults:
-        output.remark(fault, style="red")
-    keys = ("name", "unit", "direction", "definition")
-    output.document([{key: getattr(metric, key) for key in keys} | {"file": files.get(metric.name)} for metric in metrics])
-    return int(bool(own.faults))
+    return command.list_metrics(_workspace(arguments), output, trusted=arguments.trust)

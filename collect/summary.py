@@ -38,7 +38,7 @@ from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import Quantity
 from collect.loading.records import NO_FOLDER
 from collect.loading.telemetry import Coverage
-from collect.metric import Compared, menu, quantities
+from collect.metric import Compared, Metric, menu, quantities
 from collect.verdicts.claims import Verdict, is_illustrative, judge
 from collect.verdicts.reported import ReportedResult, beside
 from collect.verdicts.selection import Measurements
@@ -325,12 +325,12 @@ def _compare(cells: list[LoadedCell], rows: list[CellRow], baseline: str) -> Non
     compared = [metric for metric in menu() if metric.of_cells is not None]
     for cell, family in ((cell, alike) for alike in families(cells) for cell in alike):
         row, against = row_of[cell.id], baseline_of(cell, family, baseline)
-        if against is None or not all(_has_a_ratio(compared_row) for compared_row in (row, row_of[against.id])):
+        if against is None:
             continue
         for metric in compared:
-            mine, theirs = (compared_row.metrics.get(metric.compares) for compared_row in (row, row_of[against.id]))
-            if mine is None or theirs is None or (mine.unit, mine.kind) != (theirs.unit, theirs.kind):
+            if why_not_compared(metric, row, row_of[against.id]):
                 continue
+            mine, theirs = (compared_row.metrics[metric.compares] for compared_row in (row, row_of[against.id]))
             assert metric.of_cells is not None
             quantity = metric.of_cells(Compared(cell.cell, mine.value, against.cell, theirs.value))
             if quantity is not None:
@@ -339,9 +339,19 @@ def _compare(cells: list[LoadedCell], rows: list[CellRow], baseline: str) -> Non
                 row.metrics[metric.name] = Estimate(value, quantity.unit, row.n, value, kind=quantity.kind)
 
 
-def _has_a_ratio(row: CellRow) -> bool:
-    """Whether the speed of this cell may be divided by the speed of another cell to compare the two."""
-    return not (row.does_other_work or row.gpu_trouble)
+def why_not_compared(metric: Metric, row: CellRow, against: CellRow) -> str:
+    """Why a metric that compares two cells has no value for these two rows, as a clause; '' if the rows may be compared."""
+    for each in (row, against):
+        if each.does_other_work:
+            return f"{each.id} does other work, so its speed is not compared"
+        if each.gpu_trouble:
+            return f"GPUs of {each.id} were shared, throttled or faulty, so its speed is not compared ({each.gpu_trouble})"
+    mine, theirs = row.metrics.get(metric.compares), against.metrics.get(metric.compares)
+    if mine is None or theirs is None:
+        return f"{(row if mine is None else against).id} has no value of {metric.compares}"
+    if (mine.unit, mine.kind) != (theirs.unit, theirs.kind):
+        return f"{metric.compares} of {row.id} and {against.id} have different units or kinds"
+    return ""
 
 
 def _outliers(row: CellRow) -> list[Outlier]:

@@ -9,6 +9,7 @@ from support_document import Described, Key
 
 from collect.archiving.command import OpenedArchive, WrittenArchive
 from collect.comparison.compare import Comparison
+from collect.explain.explanation import Explanation
 from collect.fetching.fetch import Fetched
 from collect.fetching.manifest import RunManifest
 from collect.history.command import History
@@ -291,6 +292,11 @@ COMMANDS = (
         ),
     ),
     Described("collect compare", "Two workspaces, A and B.", Comparison),
+    Described(
+        "collect explain",
+        "Where a number comes from. [The how-to page](../how-to/see-where-a-number-comes-from.md)",
+        Explanation,
+    ),
     Described("collect history", "Equal cells over time. [The how-to page](../how-to/see-what-changed-over-time.md)", History),
     Described("collect archive", "An archive that was written.", WrittenArchive),
     Described("collect open", "An archive that was opened.", OpenedArchive),

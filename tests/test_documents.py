@@ -37,6 +37,7 @@ PRINTED = {
     "collect summarize": ("collect summarize", 0),
     "collect verdicts": ("collect verdicts", 0),
     "collect compare": ("collect compare {folder} {folder}", 0),
+    "collect explain": ("collect explain {run} throughput_per_s", 0),
     "collect history": ("collect history", 0),
     "collect archive": ("collect archive --out {folder}/study.shardlab.zip", 0),
     "collect open": ("collect open {folder}/study.shardlab.zip --out {folder}/opened", 0),

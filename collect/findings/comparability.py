@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from collect.loading.load import LoadedCell
+from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import Compared
 from collect.sources.samples import measured, within
 from collect.sources.steps import window
 from shardlab.cell import Cell, Role, keys_of
+from shardlab.errors import UnknownName
 from shardlab.nvml import POWER_CAP
 
 LEAST_SHARE = 0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
@@ -61,6 +62,17 @@ def different_computation(cells: Iterable[Cell]) -> str | None:
 def differ_only_in_launcher(one: Cell, other: Cell) -> bool:
     """Whether two cells differ in the launcher and in no other key."""
     return one.launcher != other.launcher and _without(one, {"launcher"}) == _without(other, {"launcher"})
+
+
+def baseline_strategy(asked: str | None, loaded: Loaded) -> str:
+    """The strategy that speed-ups are relative to: `asked`, or the baseline of the matrix if `asked` is None.
+
+    Raises UnknownName if no cell of the matrix uses the strategy `asked`.
+    """
+    strategies = {cell.cell.strategy for cell in loaded.cells}
+    if asked is not None and asked not in strategies:
+        raise UnknownName("baseline strategy", asked, strategies)
+    return asked or loaded.expansion.baseline
 
 
 def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) -> LoadedCell | None:

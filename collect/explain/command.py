@@ -1,0 +1,100 @@
+"""`collect explain` and `collect metrics`: what a metric is, and where its value in a row comes from."""
+
+from __future__ import annotations
+
+from collect import notation, own_metrics
+from collect.explain import explanation
+from collect.explain.explanation import ExplainedRun, Explanation
+from collect.findings import comparability
+from collect.loading.load import load
+from collect.metric import menu
+from collect.report import verdict_text
+from collect.summary import REHEARSAL, summarize
+from shardlab.console import Output
+from shardlab.workspace import Workspace
+
+
+def show(
+    workspace: Workspace,
+    matrix: str | None,
+    baseline: str | None,
+    row_name: str,
+    metric_name: str,
+    output: Output,
+    *,
+    trusted: bool,
+) -> int:
+    """Print the chain of a number. Returns the exit code: 1 if a file of the workspace defines no metric.
+
+    matrix, baseline: as for `collect summarize`; None: its defaults. row_name, metric_name: the number, by its row and metric.
+    trusted: whether the user allows the code of the workspace (--trust). Raises InputError.
+    """
+    loaded = load(workspace, matrix)
+    shipped = {metric.name for metric in menu()}
+    own = own_metrics.OwnMetrics()
+    if metric_name not in shipped:
+        own = own_metrics.of(workspace, loaded.expansion.name, trusted=trusted)
+        own.add_to(loaded)
+        for fault in own.faults:
+            output.remark(fault, style="red")
+    metric = explanation.find_metric(metric_name)
+    summary = summarize(loaded, comparability.baseline_strategy(baseline, loaded))
+    row = explanation.find_row(summary, row_name)
+    document = explanation.explain(loaded, summary, row, metric, {one.name: one.file for one in own.metrics})
+    _show(output, document)
+    output.document(document)
+    return int(bool(own.faults))
+
+
+def _show(output: Output, document: Explanation) -> None:
+    on_terminal = output.results.is_terminal and not output.json
+    value = "not known" if document.value is None else verdict_text.quantity(document.value, document.unit)
+    output.line(f"{document.label}: {document.metric} = {value}", style="bold" if on_terminal else None)
+    if document.rehearsal:
+        output.line(REHEARSAL, style="yellow")
+    if document.why:
+        output.line(f"not known because: {document.why}", style="yellow")
+    output.line(f"definition: {document.definition} ({document.direction}; {document.source})")
+    if document.formula:
+        output.line(f"formula: {document.formula}")
+    heads = ["Cell", "Run", "Repeat", "State", "Value", "From", "File of the run", "Lines"]
+    rows = []
+    for run in document.runs:
+        first = [run.cell, run.run, str(run.repeat), run.state, _value(run), _inputs(run)]
+        read = [[file.file.removeprefix(f"runs/{run.run}/"), file.lines or ""] for file in run.files] or [["", ""]]
+        rows += [[*(first if not number else [""] * len(first)), *file] for number, file in enumerate(read)]
+    one_cell = len({run.cell for run in document.runs}) == 1  # then its name is above the table
+    shown = [place for place in range(one_cell, len(heads)) if any(row[place] for row in rows)]
+    output.table("", [heads[place] for place in shown], [[row[place] for place in shown] for row in rows])
+    for run in document.runs:
+        if run.why and run.why not in document.why:
+            output.line(f"{run.run}: {run.why}", style="yellow")
+
+
+def _value(run: ExplainedRun) -> str:
+    if run.value is None:
+        return "not known"
+    return " ".join(part for part in (verdict_text.quantity(run.value, run.unit), run.kind) if part)
+
+
+def _inputs(run: ExplainedRun) -> str:
+    """The inputs of a value in words, such as `10 steps, 1,020 ms, 5,120 units`."""
+    if not run.inputs:
+        return ""
+    steps, step_ms, units = (run.inputs[name] for name in ("steps", "step_ms", "units"))
+    return f"{steps:,.0f} steps, {notation.number(step_ms)} ms, {notation.number(units)} units"
+
+
+def list_metrics(workspace: Workspace, output: Output, *, trusted: bool) -> int:
+    """Print all metrics, also those of the workspace. Returns the exit code: 1 if a file of the workspace defines no metric."""
+    own = own_metrics.of(workspace, None, trusted=trusted)
+    own.on_menu()
+    metrics = menu()
+    files = {metric.name: metric.file for metric in own.metrics}
+    rows = [[one.name, one.unit, one.direction, one.definition, files.get(one.name, "ships")] for one in metrics]
+    output.table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows)
+    for fault in own.faults:
+        output.remark(fault, style="red")
+    keys = ("name", "unit", "direction", "definition")
+    output.document([{key: getattr(metric, key) for key in keys} | {"file": files.get(metric.name)} for metric in metrics])
+    return int(bool(own.faults))

@@ -1,0 +1,139 @@
+"""A run that notes what a metric reads of it, so that the files and lines behind a value are known without a second formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collect.loading.loaded_run import LoadedRun, Quantity
+from shardlab import files, prediction
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.record import Record, Sample, StepRecord
+from shardlab.rundir import VALIDATION
+
+# Attribute of a run -> pattern of the files from which its value comes, in the folder of the run. A metric that reads none of
+# these attributes, such as a metric of the code of the cell only, has no files.
+FILES = {
+    "run": "run.json",
+    "result": "result.json",
+    "step_records": "steps/rank-*.jsonl",
+    "sample_records": "samples/*.jsonl",
+    "validation": VALIDATION,
+    "hosts": "env/*.json",
+    "events": "events*.jsonl",
+    "clocks": "events*.jsonl",
+    "backend": "events*.jsonl",
+    "paused": "events*.jsonl",
+    "memory": "memory/rank-00000.json",
+    "traces": "trace/*",
+    "predicted": prediction.path_in(Path()).name,
+}
+_NOTES = "_notes"
+
+
+class ReadFile(msgspec.Struct, frozen=True):
+    """A file from which the value of a metric was computed."""
+
+    file: str  # its path, relative to the workspace
+    lines: str | None = None  # the lines of the records that count, from 1, such as `3-12, 14`; null: the file has no records
+
+
+class Notes(msgspec.Struct):
+    """What was read of a run."""
+
+    direct: set[str] = msgspec.field(default_factory=set)  # attributes that the metric itself read
+    every: set[str] = msgspec.field(default_factory=set)  # these attributes, and the attributes from which they are computed
+    depth: int = 0  # how many attributes are being computed
+
+
+class NotedRun(LoadedRun, dict=True):
+    """A run that notes the names of the attributes that are read, after its records have been read (`of_run`)."""
+
+    def __getattribute__(self, name: str) -> Any:
+        notes = None if name.startswith("_") else super().__getattribute__("__dict__").get(_NOTES)
+        if notes is None:
+            return super().__getattribute__(name)
+        notes.every.add(name)
+        if not notes.depth:
+            notes.direct.add(name)
+        notes.depth += 1
+        try:
+            return super().__getattribute__(name)
+        finally:
+            notes.depth -= 1
+
+
+def of_run(function: Callable[[LoadedRun], Quantity | None], run: LoadedRun) -> tuple[Quantity | None, NotedRun, Notes]:
+    """Compute a metric of a run from its files again. Returns (value, the run as it was read, what the metric read of it)."""
+    noted = NotedRun.read(run.folder)
+    noted.verdict, noted.reads_traces = run.verdict, run.reads_traces
+    notes = Notes()
+    noted.__dict__[_NOTES] = notes
+    quantity = function(noted)
+    del noted.__dict__[_NOTES]
+    return quantity, noted, notes
+
+
+def read_files(run: NotedRun, notes: Notes) -> list[ReadFile]:
+    """The files behind what was read of a run, with the lines of their records that count."""
+    found = []
+    for pattern in dict.fromkeys(pattern for name, pattern in FILES.items() if name in notes.every):
+        for path in sorted(run.folder.path.glob(pattern)):
+            short = str(path.relative_to(run.folder.path.parent.parent))
+            found.append(ReadFile(short, _lines(path, pattern, run, notes) if path.suffix == ".jsonl" else None))
+    return found
+
+
+def missing(notes: Notes, found: Iterable[ReadFile]) -> list[str]:
+    """The patterns of the files that the metric reads and that the run does not have."""
+    there = [Path(file.file) for file in found]
+    patterns = dict.fromkeys(pattern for name, pattern in FILES.items() if name in notes.every)
+    return [pattern for pattern in patterns if not any(path.match(f"runs/*/{pattern}") for path in there)]
+
+
+def _lines(path: Path, pattern: str, run: NotedRun, notes: Notes) -> str | None:
+    """The lines of a record file that count: timed steps, samples around the timed window, or all lines that can be read."""
+    wanted: Callable[[Any], bool] = lambda _: True  # noqa: E731 - the usual case of three
+    kind: type[Record] | None = None
+    if pattern == FILES["step_records"]:
+        kind = StepRecord
+        if not notes.direct & {"steps", "recorded", "step_records", "step_frames"}:
+            # Other attributes than these are computed from the timed steps; `undisturbed` leaves out what an instrument slowed.
+            frame = run.undisturbed if not notes.direct & {"timed", "world", "window"} else run.timed
+            steps = set(frame["step"].to_list())
+            wanted = lambda record: not record.warmup and record.step in steps  # noqa: E731
+    elif pattern == FILES["sample_records"]:
+        kind = Sample
+        if (window := run.window) is not None:
+            moments = sorted(sample.wall_s for _, sample in _records(path, Sample))
+            first = max((at for at in moments if at <= window[0]), default=window[0])
+            last = min((at for at in moments if at >= window[1]), default=window[1])
+            wanted = lambda sample: first <= sample.wall_s <= last  # noqa: E731
+    if kind is None:
+        return spans(range(1, files.read(path).count(b"\n") + 1))
+    return spans(number for number, record in _records(path, kind) if wanted(record))
+
+
+def _records(path: Path, kind: type[Any]) -> list[tuple[int, Any]]:
+    """(number of the line, record) of each line of a file that can be read."""
+    found = []
+    for number, line in enumerate(files.read(path).split(b"\n"), 1):
+        try:
+            found.append((number, decoder(kind).decode(line)))
+        except DECODE_FAULTS:
+            continue
+    return found
+
+
+def spans(numbers: Iterable[int]) -> str | None:
+    """Numbers in increasing order as text, such as `3-12, 14`; None if there are none."""
+    ordered: Sequence[int] = list(numbers)
+    if not ordered:
+        return None
+    breaks = [place for place, (one, other) in enumerate(pairwise(ordered), 1) if other != one + 1]
+    edges = zip([0, *breaks], [*breaks, len(ordered)], strict=True)
+    return ", ".join(f"{ordered[start]}-{ordered[end - 1]}" if end - start > 1 else str(ordered[start]) for start, end in edges)
