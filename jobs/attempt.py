@@ -126,8 +126,9 @@ class Attempt:
         if after is None or self.run.scheduler != "slurm":
             return
         self._wait_for_slurm()
-        if after == "preempted" or not self._is_to_end():
-            retries.requeue(self.folder, self.run, after)
+        may_start_again = after == "preempted" or not self._is_to_end()
+        if may_start_again and (why := retries.requeue(self.folder, self.run, after)):
+            print(f"{self.folder.run_id}: Slurm does not start the run again: {why}", file=sys.stderr)
 
     def _is_to_end(self) -> bool:
         """Whether somebody told this start of the run to end."""

@@ -137,9 +137,14 @@ def _own_ends(events: Sequence[Event], ended: Event) -> set[str]:
     The state `failed` is among them only in a packed allocation, where another run of the job may have caused the restart.
     Otherwise a node that is about to fail may have ended the run, and Slurm restarts the job for this reason.
     """
+    of_its_own = is_packed(events) and ended.data.get("reason") != "told"
+    return {"oom", "timeout", "hung", *(["failed"] if of_its_own else [])}
+
+
+def is_packed(events: Sequence[Event]) -> bool:
+    """Whether the run shares its job with other runs, one after another (--pack). events: of the run."""
     sent = last_sending(events)
-    is_packed = sent is not None and sent.data.get("kind") == "pack"
-    return {"oom", "timeout", "hung", *(["failed"] if is_packed and ended.data.get("reason") != "told" else [])}
+    return sent is not None and sent.data.get("kind") == "pack"
 
 
 def _start(number: int | str) -> str:

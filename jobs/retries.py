@@ -7,6 +7,8 @@ next attempt or none, and nobody sees an ended run whose next attempt is still t
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 import msgspec
 
 from jobs import claim
-from jobs.slurm.commands import call
+from jobs.slurm.commands import ENDED_S, call
 from jobs.ssh.step import LOST
 from shardlab import checkpoint, prediction
 from shardlab.errors import ShardlabError
@@ -139,13 +141,22 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
     return ""
 
 
-def requeue(folder: RunDir, run: Run, state: str) -> None:
-    """Ask Slurm to start the job of this process again. state: the state in which the run ended."""
-    job = claim.job()
-    used = spent(run, folder.events()).count(state) + 1
+def requeue(folder: RunDir, run: Run, state: str) -> str:
+    """Ask Slurm to start the job of this process again. state: the state in which the run ended.
+
+    Returns '', or Slurm's words if it does not start the job again. In a packed allocation, this process waits until Slurm
+    ends it: if it returned, the allocation would start its next run.
+    """
+    job, events = claim.job(), folder.events()
+    used = spent(run, events).count(state) + 1
     why = f"retry {used} of {run.retries_after(state)} after {state}"
     folder.write_event("attempt", REQUEUED, after=state, why=why)
     # Slurm requeues only jobs with Requeue=1. A job without it belongs to a run that Slurm must not restart of its own accord;
     # if Slurm does so now, the next start finds that this was not allowed.
     call(["scontrol", "update", f"JobId={job}", "Requeue=1"])
-    call(["scontrol", "requeue", job])
+    if is_packed := claim.is_packed(events):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm may end this process before the next command returns
+    answer = call(["scontrol", "requeue", job])
+    if answer.code == 0 and is_packed:
+        time.sleep(ENDED_S)
+    return "" if answer.code == 0 else answer.says

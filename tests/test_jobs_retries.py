@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -164,7 +165,7 @@ def test_who_cancels_a_run_cancels_the_attempt_that_was_queued_meanwhile(workspa
     }
 
 
-# Jobs of Slurm: a supervisor of its own process, and a stand-in for scontrol that writes its arguments down.
+# Jobs of Slurm: the supervisor in a process of its own, and a stand-in for scontrol that writes its arguments down.
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def in_slurm(tmp_path):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}
         words = [sys.executable, "-P", "-m", "jobs.attempt", folder.path, "--", "sh", "-c", command]
-        subprocess.run(words, env=environment, timeout=LIMIT_S, check=False)
+        start.ended = subprocess.run(words, env=environment, timeout=LIMIT_S, check=False)
         calls = tmp_path / "calls"
         return calls.read_text().splitlines() if calls.exists() else []
 
@@ -211,6 +212,13 @@ def test_a_supervisor_has_slurm_start_a_failed_run_again_once(in_slurm):
 
 def test_a_supervisor_does_not_have_slurm_start_an_ended_run_that_was_told_to_end(in_slurm):
     assert in_slurm("kill -TERM $PPID; exit 9", 0, Retry(failed=9, hung=9), requeues=9) == []
+
+
+def test_a_requeued_packed_allocation_starts_no_further_run_before_slurm_ends_it(in_slurm, tmp_path):
+    in_slurm.folder.write_event("controller", "submitted", scheduler="slurm", job="7", kind="pack")
+    (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$1" = requeue ] && kill $PPID || true\n')
+    in_slurm("exit 9", 0, Retry(failed=1))
+    assert in_slurm.ended.returncode == -signal.SIGTERM
 
 
 def restarted(folder, monkeypatch, state, **sent):
