@@ -1,6 +1,6 @@
-"""Replaces a folder by a new one in one step.
+"""Replaces a folder by a new folder in one step.
 
-A reader, also after the writer was killed, finds either the complete old folder or the complete new folder.
+A reader finds either the complete old folder or the complete new folder, even if the writer was killed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from shardlab.errors import InputError, WorkspaceError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 ROOM = 2**20  # size in bytes of the test file with which `must_have_room` checks that the disk is not full
-STALE_S = 3600  # a temporary folder older than this belongs to a killed writer and is removed; a newer one may be in use
+STALE_S = 3600  # a temporary folder older than this was left by a killed writer and is removed; a newer folder may be in use
 
 
 @contextlib.contextmanager
 def replacing(folder: Path, ours: frozenset[str], what: str = "a report") -> Iterator[Path]:
-    """Yield a new, empty folder; when the block ends without an error, the new folder replaces `folder`.
+    """Yield a new, empty folder. When the block ends without an error, the new folder replaces `folder`.
 
     ours: the names of files and folders that the writer creates in `folder`. what: a noun for the content of `folder`, such as
     "a report", for the error message.
 
-    Raises InputError, before anything is written, if `folder` contains a name that is not in `ours`: to replace the folder
-    would delete files that somebody else put there.
+    Raises InputError, before anything is written, if `folder` contains a name that is not in `ours`, because replacing the
+    folder would delete files that somebody else put there.
     """
     _refuse_foreign(folder, ours, what)
     fresh = _beside(folder)
@@ -56,13 +56,10 @@ def replacing(folder: Path, ours: frozenset[str], what: str = "a report") -> Ite
 
 
 def must_have_room(fresh: Path) -> None:
-    """Raise OSError if the disk that contains the new folder is full.
+    """Raise OSError if the disk that contains the new folder is full. fresh: the new folder, as `replacing` yields it.
 
-    The export to Weights & Biases needs this check, because its library writes in a separate process and does not report that
-    a write failed. If the disk was too full for the library, the disk is also too full for the test file that this function
-    allocates.
-
-    fresh: the new folder, as `replacing` yields it.
+    The export to Weights & Biases needs this check, because its library writes in a separate process and does not report that a
+    write failed. If the disk was too full for the library, it is also too full for the test file that this function allocates.
     """
     probe = fresh / ".room"
     with probe.open("xb", buffering=0) as handle:
@@ -92,7 +89,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _exchange(fresh: Path, folder: Path) -> None:
-    """Exchange the new folder `fresh` and the old folder `folder`: each gets the path of the other."""
+    """Exchange the new folder `fresh` and the old folder `folder`, so that each gets the path of the other."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename and rename(_AT_FDCWD, os.fsencode(fresh), _AT_FDCWD, os.fsencode(folder), _RENAME_EXCHANGE) == 0:
         return

@@ -39,13 +39,13 @@ EXAMPLES = {
     "track": "collect track ddp-gpt2-tiny-g2-b8-ea59285ce745-r1 --to tensorboard",
     "metrics": "collect metrics",
 }
-# Verbs that read a workspace. If the lease of the nodes ends soon, these verbs remind the user to fetch the runs.
+# Verbs that read a workspace. They remind the user to fetch the runs if the lease of the nodes ends soon.
 OF_A_WORKSPACE = ("summarize", "verdicts", "trace", "timeline", "watch", "compare", "export", "archive")
 LAST_PORT = 65535
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Exit codes: 0 success; 1 a part of the task did not succeed; 2 wrong input, and nothing was changed."""
+    """Run the command. Exit codes: 0 success; 1 a part of the task failed; 2 the input was wrong, and nothing was changed."""
     arguments = parser().parse_args(argv)
 
     def command() -> int:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _urge(workspace: Workspace) -> str | None:
-    """A sentence that asks the user to fetch the runs, if the lease of the nodes ends soon; None if it does not."""
+    """A sentence that asks the user to fetch the runs, if the lease of the nodes ends soon; None if it does not end soon."""
     lease = inventory.known_lease(workspace)
     return lease.urge(datetime.now(UTC)) if lease is not None else None
 
@@ -260,7 +260,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
         summary.remarks.extend(own.remarks())
         folder = Path(arguments.out).absolute() if arguments.out else workspace.report
         write_report.write(folder, workspace, loaded, summary, images)
-        with contextlib.suppress(WorkspaceError):  # the workspace may belong to another user; the report is written elsewhere
+        with contextlib.suppress(WorkspaceError):  # a workspace of another user cannot be written to; the report is elsewhere
             measured_power.write(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
     terminal.show(output, summary)
     output.line(f"report: {folder / write_report.PAGE}")
@@ -288,7 +288,7 @@ def _of_loaded(loaded: Loaded) -> list[tuple[RunDir, str]]:
 
 
 def _baseline(asked: str | None, loaded: Loaded) -> str:
-    """The strategy that speed-ups are relative to: `asked`, or the baseline of the matrix if `asked` is None.
+    """The strategy relative to which speed-ups are computed: `asked`, or the baseline of the matrix if `asked` is None.
 
     Raises UnknownName if no cell of the matrix uses the strategy `asked`.
     """

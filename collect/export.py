@@ -1,6 +1,6 @@
 """Defines what an export format is, and writes the folder of an export.
 
-The folder is written completely or not at all. An existing folder is replaced only if it is an earlier export.
+The folder is written completely or not at all. An existing folder is only replaced if it contains an earlier export.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ class OpenRun(Protocol):
         """Add the values of some steps. The step numbers must not be smaller than those of earlier calls."""
 
     def end(self, run: Tracked) -> None:
-        """Add the final metrics and the keys of the configuration that are new since the run was opened; close the run."""
+        """Add the final metrics, and the keys of the configuration that are new since the run was opened; then close the
+        run."""
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
     """An export format that `collect export --to NAME` offers.
 
     write: the function that writes the export into a new, empty folder. Its first path is this folder. Its second path is the
-    place to which the folder is moved afterwards; formats that write paths into files need it.
+    place to which the folder is moved afterwards, for formats that write paths into files.
 
-    follow: only for experiment trackers: the function that opens a run while the run is still going on. Its arguments are the
-    name of the experiment, the run, and a folder that several runs share. If the folder already contains files of this run,
-    they are replaced.
+    follow: only for experiment trackers: the function that opens a run in the tracker while the run is still going on. Its
+    arguments are the name of the experiment, the run, and a folder that several runs share. If the folder already contains
+    files of this run, they are replaced.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exports() -> dict[str, Export]:
-    """All export formats, by name."""
+    """All export formats: {name: format}."""
     return {module.EXPORT.name: module.EXPORT for module in registry.load_all("collect.exports")}
 
 
@@ -74,10 +75,10 @@ def export(name: str) -> Export:
 
 
 def package(name: str) -> ModuleType:
-    """Import a module of an optional package by its name.
+    """Import a module of an optional package by the name of the module.
 
-    The module is imported only when a format needs it, because all other commands must work without the package. So mypy
-    does not know the types of the module.
+    The module is imported only when a format needs it, because all other commands must work without the package. Because of
+    this late import, mypy does not know the types of the module.
     """
     return importlib.import_module(name)
 
@@ -103,8 +104,7 @@ def environment(**values: str) -> Iterator[None]:
 def write(format_: Export, loaded: Loaded, summary: Summary, folder: Path) -> list[Path]:
     """Write an export into `folder`, in place of an earlier export there. Returns the paths of its files and folders.
 
-    Raises InputError if the folder contains anything that does not belong to this format, and WorkspaceError if the folder
-    cannot be written.
+    Raises InputError if `folder` contains anything that this format does not write, and WorkspaceError if it cannot be written.
     """
     with atomic_folder.replacing(folder, format_.holds, f"a {format_.name} export") as fresh:
         format_.write(loaded, summary, fresh, folder)

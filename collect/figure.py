@@ -1,6 +1,7 @@
-"""What all figures of the report share: the layout, the look of each cell, and a limit on points so that the page opens fast.
+"""Defines what all figures of the report share: the layout, the look of each cell, and a limit on the number of points.
 
-Colours are the page's CSS variables, such as ``var(--series-1)``; the page resolves them for light, dark and print.
+The limit keeps the page small, so that it opens fast. Colours are the page's CSS variables, such as ``var(--series-1)``; the
+page resolves them for light mode, dark mode and print.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collect.summary import Summary
 from shardlab.cell import Cell
 
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
-MOST_POINTS = 600  # points of one line in a figure: about as many as a screen can show
+MOST_POINTS = 600  # the most points of one line in a figure: about as many as a screen can show
 FEW = 40  # a line of at most this many points gets a mark at each point: without marks, a point between gaps is invisible
 MOST_SHOWN = 12  # the most lines that are visible when the page opens; the reader can turn on the other lines in the legend
 MOST_CELLS = 100  # the most cells of a workload that are drawn: the largest study has 59 cells; a longer legend is not readable
@@ -72,12 +73,15 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def played_note(labels: Sequence[str]) -> str:
-    """A sentence for a caption that names the cells whose GPUs a stub of NVML played; "" if there are none."""
+    """A sentence for a caption that names the cells whose GPU values a stub of NVML made up; "" if `labels` is empty.
+
+    labels: the labels of these cells.
+    """
     return f" Played: the GPUs of {', '.join(labels)} are a stub of NVML, so no GPU had these values." if labels else ""
 
 
 def groups(loaded: Loaded, summary: Summary) -> list[Group]:
-    """The cells of the matrix, grouped by workload.
+    """Group the cells of the matrix by workload.
 
     A strategy has the same colour and shape in all groups. Inside a group, the cells of one strategy differ in fill and dash.
     """
@@ -104,7 +108,7 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
 
 
 def shown_first(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool | str]]:
-    """All marks, each with plotly's value of `visible` when the page opens; the visible marks come first.
+    """All marks, the visible ones first. Returns (mark, plotly's value of `visible` when the page opens) for each mark.
 
     If there are at most MOST_SHOWN cells, all are visible. Otherwise the visible cells are those with the largest number of
     ranks at which at least half of the strategies have a cell. If these are still too many, only the cells with the global
@@ -123,7 +127,7 @@ def shown_first(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool | str]]:
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """The settings of an axis. title: contains the unit; more: other settings of plotly, which override the defaults."""
+    """The settings of an axis. title: its title with the unit. more: other settings of plotly, which override the defaults."""
     return {
         "title": {"text": title, "font": {"size": 12, "color": MUTED}, "standoff": 8},
         "gridcolor": LINE,
@@ -163,7 +167,7 @@ def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
-    """The layout that a figure needs in addition if it is written as an image file: title, background, and size in pixels.
+    """The additional layout of a figure that is written as an image file: title, background, and size in pixels.
 
     If the figure has a legend, the title is set as the title of the legend, because plotly reserves space only for the legend.
     """
@@ -181,7 +185,7 @@ def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
 
 
 def by_cell(group: Group, x_title: str) -> dict[str, Any]:
-    """The layout of a figure with one row per cell, from top to bottom in the order of the table."""
+    """The layout of a figure with one row per cell. The rows are from top to bottom in the order of the summary table."""
     y = axis("", type="category", categoryorder="array", categoryarray=list(reversed(group.labels)), showgrid=False)
     y |= {"tickfont": {"size": 13, "color": INK}, "range": [-0.6, len(group.marks) - 0.4]}
     return layout(axis(x_title, rangemode="tozero", nticks=5, tickangle=0), y)

@@ -1,4 +1,5 @@
-"""Makes flat tables (polars frames) of the summary, the step records and the host samples; writes them as CSV or Parquet."""
+"""Makes flat tables (polars frames) of the summary, the step records and the host samples, and writes them as CSV or
+Parquet."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ CELL_KEYS = (
 
 
 def frames(loaded: Loaded, summarized: Summary) -> dict[str, pl.DataFrame]:
-    """{name of a table: the table}, for the tables `summary`, `steps` and `samples`."""
+    """All flat tables: {name of a table: the table}. The names are `summary`, `steps` and `samples`."""
     return {"summary": summary(summarized), "steps": steps(loaded), "samples": samples(loaded)}
 
 
@@ -30,7 +31,8 @@ def write_csv(frame: pl.DataFrame, path: Path) -> None:
     """Write a table as a new CSV file. Raises WorkspaceError if the file cannot be written.
 
     A spreadsheet takes a text that begins with = + - or @ for a formula and computes it. So an apostrophe is written before
-    each text that begins with one of these characters. No name of shardlab does. Columns of numbers are not changed.
+    each text that begins with one of these characters. No name that shardlab itself makes begins with one of them. Columns of
+    numbers are not changed.
     """
     formula = pl.col(pl.String).str.contains(r"^\s*[=+\-@]")
     guarded = pl.when(formula).then(pl.lit("'") + pl.col(pl.String)).otherwise(pl.col(pl.String))
@@ -43,9 +45,9 @@ def write_parquet(frame: pl.DataFrame, path: Path) -> None:
 
 
 def _write(into: Callable[[io.BytesIO], Any], path: Path) -> None:
-    """Write a new file at `path` with the bytes that `into`, a write function of polars, writes into memory.
+    """Write a new file at `path`. into: a write function of polars, which writes the bytes of the file into memory first.
 
-    If polars writes into a file and the disk is full, polars raises an error that does not name the reason.
+    If polars wrote into the file itself and the disk were full, its error would not name the reason.
     """
     made = io.BytesIO()
     into(made)
@@ -64,9 +66,10 @@ def _printable(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def summary(summarized: Summary) -> pl.DataFrame:
-    """One row per cell. For every metric there are five columns: its value, both ends of its 95 % interval, unit and kind.
+    """A table with one row per cell. Every metric has five columns: its value, both ends of its 95 % interval, unit and kind.
 
-    If no cell has a value of a metric, the columns of this metric are empty. So every summary has the same columns.
+    If no cell has a value of a metric, the columns of the metric are there but empty, so that every summary has the same
+    columns.
     """
     text, number = pl.String, pl.Float64
     schema: dict[str, Any] = {"matrix": text, "cell": text, "state": text, "n": pl.Int64}
@@ -90,15 +93,17 @@ def summary(summarized: Summary) -> pl.DataFrame:
 
 
 def steps(loaded: Loaded) -> pl.DataFrame:
-    """One row per step record of all runs, also of earlier attempts. The first columns are the cell and the id of the run.
+    """A table with one row per step record of all runs, including earlier attempts. The first columns are the cell and the run
+    id.
 
-    Records of warm-up steps are included; a column marks them.
+    Records of warm-up steps are included; the column `warmup` marks them.
     """
     return _with_run({(cell.id, run.run_id): run.steps for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
 
 
 def samples(loaded: Loaded) -> pl.DataFrame:
-    """One row per host sample of all runs, also of earlier attempts. The first columns are the cell and the id of the run."""
+    """A table with one row per host sample of all runs, including earlier attempts. The first columns are the cell and the
+    run id."""
     return _with_run({(cell.id, run.run_id): run.samples.hosts for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
 
 

@@ -1,4 +1,4 @@
-"""Defines what a metric is: a pure function of records, with a name, a unit, a direction and a definition in a sentence."""
+"""Defines what a metric is: a pure function of records, with a name, a unit, a direction, and a definition in words."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MetricColumn(msgspec.Struct, frozen=True):
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """A metric of a run (`of_run`), of a run and an argument (`of_run_at`), or of two cells (`of_cells`).
 
-    If a function returns None, the value is unknown. None never means 0.
+    If the function of a metric returns None, the value is not known. None never means 0.
     """
 
     name: str
@@ -62,15 +62,17 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     compares: str = ""  # for `of_cells`: name of the metric of a run whose values are compared
     argument: str = ""  # name of the additional argument of `of_run_at` or of the compared metric, as claims of studies give it
     example: Argument | None = None  # an example of a value for `argument`, which shows its type
-    exact: bool = False  # whether the value is counted or computed: then every repeat gives the same value, and one is enough
-    of_all_steps: bool = False  # whether steps that an instrument slowed down count: then not compared if instruments differ
+    # Whether the value is counted or computed, so that every repeat gives the same value and one repeat is enough.
+    exact: bool = False
+    # Whether the value includes steps that an instrument slowed down. Cells with different instruments are then not compared.
+    of_all_steps: bool = False
 
 
 _own: list[Metric] = []  # metrics that the current workspace defines itself
 
 
 def quantities(run: LoadedRun) -> dict[str, Quantity]:
-    """All metrics of shardlab that have a known value for this run, by name, in the order of `menu`.
+    """All metrics of shardlab that have a known value for this run: {name: value}, in the order of `menu`.
 
     The values are computed once and stored in the run. `collect.own_metrics` adds metrics that the workspace defines itself.
     """
@@ -81,14 +83,14 @@ def quantities(run: LoadedRun) -> dict[str, Quantity]:
 
 
 def menu() -> tuple[Metric, ...]:
-    """All metrics: those of shardlab, in the order of the files in `collect/metrics`, then those of the workspace."""
+    """All metrics: first those of shardlab, in the order of the files in `collect/metrics`, then those of the workspace."""
     return (*_shipped(), *_own)
 
 
 def set_own(metrics: Sequence[Metric]) -> None:
-    """Put metrics that the workspace defines at the end of `menu`, in place of the metrics of an earlier call.
+    """Put metrics that the workspace defines at the end of `menu`. They replace the metrics of an earlier call.
 
-    metrics: these metrics without their functions, because another process computes their values.
+    metrics: the metrics without their functions, because another process computes the values.
     """
     _own[:] = metrics
 

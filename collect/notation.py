@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
-MB = 10.0**6  # decimal, as network speeds are given
+MB = 10.0**6  # bytes in a MB; decimal, because network speeds are given in decimal units
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -29,7 +29,7 @@ def spread(value: float) -> str:
 
 
 def bytes_unit(values: list[float]) -> tuple[str, float]:
-    """Choose the unit (B, KiB, MiB or GiB) for a column of sizes. values: the sizes in bytes; the largest size decides.
+    """Choose the unit (B, KiB, MiB or GiB) for a column of sizes, by the largest size. values: the sizes in bytes.
 
     Returns (name of the unit, number of bytes in one unit).
     """

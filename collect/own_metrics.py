@@ -1,4 +1,4 @@
-"""The metrics that a workspace defines itself (docs/own-models.md): WORKSPACE/metrics/NAME.py with a tuple METRICS.
+"""Computes the metrics that a workspace defines itself (docs/own-models.md) in WORKSPACE/metrics/NAME.py, in a tuple METRICS.
 
 A separate process (`collect.own_metrics_process`) executes the files and computes the values, so that an error in a file does
 not end the command. The files are executed only if the workspace is trusted, because they may come from somebody else, for
@@ -25,7 +25,7 @@ from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
 FOLDER = "metrics"
-ANSWER_S = 3600  # time limit of the separate process, which itself reads all records of the matrix
+ANSWER_S = 3600  # time limit in seconds of the separate process, which itself reads all records of the matrix
 
 
 class DescribedMetric(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class DescribedMetric(msgspec.Struct, frozen=True):
 
 
 class OwnMetrics(msgspec.Struct, frozen=True):
-    """The metrics that a workspace defines, and their values for the runs of a matrix."""
+    """The metrics that a workspace defines itself, and their values for the runs of a matrix."""
 
     metrics: list[DescribedMetric] = []
     values: dict[str, dict[str, Quantity]] = {}  # run id -> metric name -> value
@@ -59,7 +59,7 @@ class OwnMetrics(msgspec.Struct, frozen=True):
         return [*made, *self.faults]
 
     def on_menu(self) -> None:
-        """Add these metrics, without their functions, to `collect.metric.menu`, in place of those of an earlier call."""
+        """Add these metrics, without their functions, to `collect.metric.menu`. They replace the metrics of an earlier call."""
         metric.set_own([
             Metric(name=o.name, unit=o.unit, direction=o.direction, definition=o.definition, column=o.column)
             for o in self.metrics
@@ -74,7 +74,7 @@ class OwnMetrics(msgspec.Struct, frozen=True):
 
 
 def of(workspace: Workspace, matrix: str | None, *, trusted: bool) -> OwnMetrics:
-    """The metrics that the workspace defines, and their values for the runs of a matrix.
+    """The metrics that the workspace defines itself, and their values for the runs of a matrix.
 
     matrix: the name of the matrix; None: no values are computed. trusted: whether the user has just allowed the code of the
     workspace (--trust); the workspace is then marked as trusted. If the workspace is not trusted, no file is executed, and
@@ -87,10 +87,10 @@ def of(workspace: Workspace, matrix: str | None, *, trusted: bool) -> OwnMetrics
         workspace_trust.must_be_trusted(workspace, found, trusted=trusted)
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
-    return _asked(workspace, matrix, found)
+    return _computed_in_process(workspace, matrix, found)
 
 
-def _asked(workspace: Workspace, matrix: str | None, found: Sequence[Path]) -> OwnMetrics:
+def _computed_in_process(workspace: Workspace, matrix: str | None, found: Sequence[Path]) -> OwnMetrics:
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
         answer = Path(folder) / "answer.json"
         words = [str(answer), str(workspace.path), matrix or "", *map(str, found)]

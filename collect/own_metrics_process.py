@@ -25,9 +25,9 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 
 def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
-    """Write the metrics, their values and the faults to the JSON file `answer`, in the form of `OwnMetrics`.
+    """Write the metrics, their values, and the faults to the JSON file `answer`, in the form of `OwnMetrics`.
 
-    workspace: the path of the workspace. matrix: the name of the matrix whose runs get values; '': no values are computed.
+    workspace: the path of the workspace. matrix: the name of the matrix for whose runs values are computed; '': no values.
     paths: the files that define metrics.
     """
     described: list[DescribedMetric] = []
@@ -60,10 +60,9 @@ def taken() -> set[str]:
 
 
 def _metrics(path: Path, found: object) -> list[Metric]:
-    """Check the value of the variable METRICS of a file, and return its metrics as a list.
+    """Check the value of the variable METRICS of a file, and return its metrics as a list. path: the file. found: the value.
 
-    path: the file. found: the value. Raises InputError if the value is not a tuple or list of metrics that are functions of
-    one run.
+    Raises InputError if the value is not a tuple or list of metrics, or if a metric is not a function of one run.
     """
     if not isinstance(found, (tuple, list)) or not found or not all(isinstance(one, Metric) for one in found):
         raise InputError(f"{path}: METRICS is no tuple of metrics. Needed: METRICS = (Metric(...),) of collect.metric.")
@@ -76,9 +75,9 @@ def _metrics(path: Path, found: object) -> list[Metric]:
 
 
 def _value(file: str, one: Metric, run: LoadedRun, faults: list[str]) -> Quantity | None:
-    """The value of a metric for a run, or None if it is not known.
+    """The value of a metric for a run; None if the value is not known.
 
-    If the function of the metric raises an error, or returns anything but a number in the right unit, the value is also None
+    If the function of the metric raises an error, or returns anything but a number in the right unit, the result is also None,
     and a sentence is added to `faults`.
     """
     assert one.of_run is not None

@@ -1,4 +1,4 @@
-"""Defines the look of each strategy in figures: equal in all figures of a report, and different from all other strategies.
+"""Defines the look of each strategy in figures. It is equal in all figures of a report, and differs from all other strategies.
 
 Each strategy has its own colour and shape. The variants of a strategy, such as another number of ranks, differ in the fill of
 the shape and the dash of the line. So a reader who cannot see colours can tell strategies apart by their shapes, and lines
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-COLOURS = 8  # series colours of the page, see collect/report/palette.py
+COLOURS = 8  # number of series colours of the page, see collect/report/palette.py
 SHAPES = (
     "circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "pentagon", "x", "hexagram",
     "star-square", "star-triangle-up",

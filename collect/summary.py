@@ -1,4 +1,4 @@
-"""Computes the results of a matrix as one typed value, `Summary`. Tables, page, files and --json show only this value."""
+"""Computes the results of a matrix as one typed value, `Summary`. All tables, figures and documents show only this value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from shardlab.state import STATES
 from shardlab.study import Assumed, Note
 
 SCHEMA = 1
-MOST_NAMED = 20  # cells or runs that a remark lists by name
+MOST_NAMED = 20  # the most cells or runs that a remark lists by name
 REHEARSAL = "rehearsal on CPU: tests that everything works, not the speed"
 INSTRUMENTS_DIFFER = (
     "compared cells have different instruments; throughput, step time and memory do not include the steps that an instrument "
@@ -81,7 +81,7 @@ class Outlier(msgspec.Struct):
     cell: str
     metric: str
     value: float  # the value of this repeat, in the unit of the metric
-    median: float  # of the metric over all repeats of the cell
+    median: float  # the median of the metric over all repeats of the cell
 
 
 class Summary(msgspec.Struct, dict=True):
@@ -126,20 +126,20 @@ class Summary(msgspec.Struct, dict=True):
 
     @cached_property
     def table(self) -> Table:
-        """The rows as a table of text."""
+        """The rows of the summary as tables of text."""
         return columns.table(self.rows)
 
     @cached_property
     def label_of(self) -> dict[str, str]:
-        """The label of each row, by its id."""
+        """The label of each row: {id of its cell: label}."""
         return columns.label_of(self.rows)
 
 
 def summarize(loaded: Loaded, baseline: str) -> Summary:
-    """Compute the summary of a matrix: every metric of every cell over the repeats of the cell, and all that follows from them.
+    """Compute the summary of a matrix: every metric of every cell over the repeats of the cell, and the results that use them.
 
-    Only the latest attempt of each repeat counts, and only if it completed. baseline: the strategy that speed-ups are relative
-    to.
+    Only the latest attempt of each repeat counts, and only if it completed. baseline: the strategy relative to which speed-ups
+    are computed.
     """
     rows = [_row(cell) for cell in loaded.cells]
     _compare(loaded.cells, rows, baseline)
@@ -227,7 +227,7 @@ def _remarks(
     profiled: int,
     looked_into: list[str],
 ) -> list[str]:
-    """The remarks that every output prints, because a reader of the numbers must know them."""
+    """The remarks that every output prints, because a reader must know them to judge the numbers."""
     remarks = []
     if any(rehearsals):
         share = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
@@ -265,13 +265,13 @@ def _remarks(
 
 
 def _incomplete_telemetry(loaded: Loaded) -> list[Coverage]:
-    """The coverage of telemetry where it is incomplete, only of runs that completed: no means are computed of other runs."""
+    """The coverage of telemetry that is incomplete, for runs that completed. Other runs are not used to compute means."""
     completed = {run.run_id for run in loaded.runs if run.completed}
     return [entry for run in loaded.runs for entry in run.coverage if entry.incomplete and entry.run in completed]
 
 
 def _some(ids: list[str]) -> str:
-    """A list in words: the first MOST_NAMED ids, then the number of the other ids."""
+    """A list of ids in words: the first MOST_NAMED ids, then how many more there are."""
     return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
 
@@ -301,7 +301,7 @@ def _row(cell: LoadedCell) -> CellRow:
 
 
 def _over_repeats(values: list[Quantity]) -> Estimate | None:
-    """The mean of a metric over repeats, or None if the values have different kinds or units, so that no mean exists."""
+    """The mean of a metric over repeats; None if the values have different kinds or units, so that they have no common mean."""
     if len({(quantity.unit, quantity.kind) for quantity in values}) > 1:
         return None
     return estimate([quantity.value for quantity in values], values[0].unit, values[0].kind)
@@ -331,7 +331,7 @@ def _compare(cells: list[LoadedCell], rows: list[CellRow], baseline: str) -> Non
 
 
 def _has_a_ratio(row: CellRow) -> bool:
-    """Whether the speed of this cell may be compared with the speed of another cell as a ratio."""
+    """Whether the speed of this cell may be divided by the speed of another cell to compare the two."""
     return not (row.does_other_work or row.gpu_trouble)
 
 
@@ -346,7 +346,8 @@ def _outliers(row: CellRow) -> list[Outlier]:
 
 
 def _failures(cell: LoadedCell) -> list[Failure]:
-    """All runs that ended without completing, or whose state is unknown. Runs that still run or wait are not failures."""
+    """All runs of a cell that ended without completing, or whose state is not known. Runs that are running or waiting do not
+    count."""
     going = {"planned", "pending", "running", "completed"}
     return [
         Failure(run.run_id, cell.id, run.verdict.state, run.verdict.why, superseded)

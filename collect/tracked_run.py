@@ -1,4 +1,4 @@
-"""A run as experiment trackers need it: its configuration, its values step by step, and its final metrics."""
+"""Describes a run as experiment trackers need it: its configuration, its values step by step, and its final metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from shardlab.workspace import Workspace
 
 
 class TrackedStep(msgspec.Struct, frozen=True):
-    """The values of a timed step over all ranks: loss, step time, throughput, and the results of a validation after it."""
+    """The values of a timed step over all ranks: loss, step time, throughput, and the results of a validation after the
+    step."""
 
     step: int  # number of the step
     wall_s: float  # time of the step record, in seconds since the epoch
@@ -50,7 +51,7 @@ def name(loaded: Loaded) -> str:
 
 
 def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
-    """All runs of the matrix that have a folder, also earlier attempts."""
+    """All runs of the matrix that have a run folder, including earlier attempts."""
     labels = summary.label_of
     metrics = {
         run.run_id: {name: float(value) for name, value in run.metrics.items()} for row in summary.rows for run in row.runs
@@ -65,7 +66,7 @@ def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
 
 
 def one(workspace: Workspace, folder: RunDir) -> tuple[str, Tracked]:
-    """Read one run as its records are now, for a tracker that follows the run while it is still going on.
+    """Read a run as its records are now, for a tracker that follows the run while it is still going on.
 
     Returns (name of the experiment in the tracker, the run). Raises InputError if run.json or the expansion of the matrix
     cannot be read.

@@ -29,15 +29,16 @@ def write(
     """Write the report into `folder`: index.html, summary.json, tables/ and, if `images` names formats, figures/.
 
     images: formats of image files in which all figures are also written, such as `png`.
+
     shown_in: the folder in which readers open the report, if it is not `folder`; links to runs are relative to `shown_in`.
 
     If the process is killed, the folder contains either the complete earlier report or the complete new report. Raises
-    InputError if the folder contains anything that does not belong to a report, WorkspaceError if it cannot be written, and
-    the errors of `pictures.write`.
+    InputError if the folder contains anything that does not belong to a report, WorkspaceError if it cannot be written, and the
+    errors of `pictures.write`.
     """
     with atomic_folder.replacing(folder, OURS) as fresh, ThreadPoolExecutor(1) as other:
         (fresh / "tables").mkdir()
-        data = other.submit(_write_data, fresh, loaded, summary)  # runs at the same time: polars and the disk release the GIL
+        data = other.submit(_write_data, fresh, loaded, summary)  # parallel with the page: polars and disk release the GIL
         for text in (markdown, latex):
             text.EXPORT.write(loaded, summary, fresh / "tables", folder / "tables")
         if images:

@@ -13,16 +13,16 @@ from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
 OPTION = "--from"
-FOLDER = "archived"  # in a workspace: a folder for the matrix of each archive
+FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive
 CODE = tuple(f"{name}/" for name in workspace_trust.CODE if name != "metrics")  # `collect` computes metrics, and runs do not
-MATRIX = "matrix/"  # in an archive: the matrix file, and the model files that it names
+MATRIX = "matrix/"  # the folder of an archive that contains the matrix file and the model files that the matrix names
 
 
 def as_matrix(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[str]:
-    """Replace --from FILE on a command line by --matrix with the matrix file of the archive, written into the workspace.
+    """Write the matrix file of the archive FILE into the workspace, and replace --from FILE on a command line by --matrix PATH.
 
-    Returns `words` unchanged if they have no --from. Raises InputError if the archive is not valid, if it has no matrix file,
-    or if it contains code and --trust is not given; nothing is written then.
+    words: the words of the command line, which are returned unchanged if --from is not among them. Raises InputError, and
+    writes nothing, if the archive is not valid, if it has no matrix file, or if it contains code and --trust is not given.
     """
     file = getattr(arguments, "archive", None)
     if file is None:
@@ -44,7 +44,7 @@ def unpacked(file: Path, workspace: Workspace, *, trust: bool) -> Path:
     """Write the matrix of an archive and the code that it needs into a workspace. Returns the path of the matrix file.
 
     The matrix is written to archived/NAME-DIGEST, so that the same archive gives the same path. trust: the user has read the
-    code. Raises InputError as `as_matrix`, and if the workspace has another file with the name of a file of the archive.
+    code. Raises InputError as `as_matrix`, and if a file of code in the workspace differs from the archive's file of that name.
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
         index = archive.unpack(file, Path(folder), lambda name: name.startswith((MATRIX, *CODE)))

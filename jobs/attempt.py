@@ -6,12 +6,12 @@ In a Slurm job, COMMAND is a job step over all nodes of the run, and each task o
 (jobs.step_task). On nodes without Slurm, jobs.ssh.step takes the place of the job step.
 
 Exit codes: the exit code of COMMAND, or
-    75   another start has claimed the run already
-    76   the installed packages changed since the run was submitted: the run is held (jobs.hold); or the run's copy of our
-         source is damaged: the state of the run is `planned` again
+    75   another process has already claimed the run
+    76   the installed packages changed since the run was submitted, so the run is held (jobs.hold); or the run's copy of
+         shardlab's source is damaged, so the state of the run is `planned` again
     124  the run reached its time limit, or its ranks hung
     127  the command is not installed
-    143  the run was told to end
+    143  the run was told to end, by SIGTERM or by `jobs cancel`
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CANCELLED = "cancelled while it ran"
 # cancels the job. Only Slurm knows the reason. Until Slurm reports the reason, the run counts as failed.
 TOLD_WHY = "Slurm told the run to end (SIGTERM)"
 SLURM_S = 5.0  # seconds between two checks whether the controller answers again
-LOOK_S = 1.0  # seconds between two checks of the run's folder for what others wrote there
+LOOK_S = 1.0  # seconds between two checks whether another process cancelled the run or took it over (files in the run's folder)
 # A start after a requeue waits this long. In this time, an earlier start that still runs on a lost node notices the new start.
 OVERLAP_S = 3 * LOOK_S
 
@@ -70,7 +70,8 @@ class Attempt:
         self.sampler: node_processes.Sampler | None = None  # set while ranks run on this machine
         self.tracker: node_processes.Tracker | None = None
         self.told = False  # whether SIGTERM told this process to end
-        # A request to cancel that is older than this does not apply to this start; a new try was not started before.
+        # This start ignores requests to cancel that are older than `begun`. A new try of a search ignores none: nothing else
+        # started it before.
         self.begun = 0.0 if next_try.is_claimed(folder) else time.time()
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
         self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
@@ -149,13 +150,14 @@ class Attempt:
         return None
 
     def _is_answered(self) -> bool:
-        """Whether the run is a try that was out of memory: after a restart of its job, its search goes on with the next try."""
+        """Whether the run is a try of a search that already ended out of memory: such a try is not repeated if its job is
+        restarted, because the search continues with the next try."""
         return self.run.search is not None and self.folder.claim.exists() and self.folder.judge().state == "oom"
 
     def _given_back(self) -> str:
         """Why the run must not start now; '' if it may start.
 
-        If it must not start, its events record this first: the run is held, or its state is `planned` again.
+        If the run must not start, this method first writes an event, after which the run is held or its state is `planned`.
         """
         why = self._source_fault()
         if not why and (changed := self._packages_changed()):
@@ -244,7 +246,7 @@ class Attempt:
         return self.deadline
 
     def _source_fault(self) -> str:
-        """A clause if this process does not run from the source that the run was submitted with; '' if it does."""
+        """A clause that says why the source of this process is not the source with which the run was submitted; '' if it is."""
         if self.run.environment is not None:
             return OLD_WHY
         then, now = self.run.source, source_digest.source()
@@ -253,7 +255,7 @@ class Attempt:
         return DAMAGED_WHY.format(root=source_digest.ROOT, now=now, then=then)
 
     def _packages_changed(self) -> str:
-        """A clause if the installed packages changed since the run was submitted; '' if they did not."""
+        """A clause that says that the installed packages changed since the run was submitted; '' if they did not change."""
         then, now = self.run.packages, source_digest.packages()
         return hold.CHANGED.format(then=then, now=now) if then not in (None, now) else ""
 
@@ -325,8 +327,8 @@ class Attempt:
         return "hung" if progress.is_over() and not self._waits_for_controller() else None
 
     def _waits_for_controller(self) -> bool:
-        """Whether Slurm's controller is away. The ranks may then have ended already, while their job step waits for the
-        controller (jobs.slurm.outage)."""
+        """Whether Slurm's controller does not answer. During such an outage, the ranks may have ended already, although their
+        job step still waits for the controller (jobs.slurm.outage)."""
         return self.in_slurm and self.outage.is_away()
 
     def _asked_to_end(self) -> bool:

@@ -26,7 +26,7 @@ class Backlog:
     """The runs that a waiting command still has to submit.
 
     folders: the folders of these runs. problem: why the last try did not submit all of them. unanswered: the error of a
-    submission of which nobody knows whether Slurm accepted the job; None if there is no such submission.
+    submission after which it is unknown whether Slurm accepted the job; None if there is no such submission.
     """
 
     def __init__(self, workspace: Workspace, name: str, how: SubmitOptions, full: Full, *, ignore_lease: bool = False) -> None:
@@ -34,7 +34,7 @@ class Backlog:
 
         name: the name of the scheduler. how: the options with which the runs are submitted. full: the exception that the
         scheduler raised, with the runs that it did not accept. ignore_lease: also submit runs that would not end before the
-        lease of the nodes; without it, they are held back.
+        lease of the nodes; without this option, such runs are held back.
         """
         self.folders = full.unsubmitted
         self.problem = full.why
@@ -45,16 +45,16 @@ class Backlog:
         self.unanswered: ControllerUnreachable | None = None
         self._given_up = False
         self._ended: int | None = None  # number of runs of this command that had ended at the last call of `attend`
-        self._room = 0  # number of places that our own runs left when they ended, and that are not used yet
-        self._guess = 1  # number of places that the jobs of other users may have left; doubles after each successful try
+        self._room = 0  # number of places in the queue that runs of this command freed when they ended, and that are still free
+        self._guess = 1  # number of places that the jobs of other users may have freed; doubles after each successful try
         self._in_room, self._in_guess = _Pause(self._scheduler.POLL_S), _Pause(self._scheduler.POLL_S)
 
     def __bool__(self) -> bool:
         return (bool(self.folders) or self.unanswered is not None) and not self._given_up
 
     def attend(self, runs: Sequence[Status]) -> None:
-        """Submit as many runs as have ended since the last call. From time to time, try to submit more runs than that, because
-        jobs of other users may have ended too. At most `at_once` runs are submitted and unfinished at a time.
+        """Submit as many runs as have ended since the last call. From time to time, try to submit further runs, because jobs of
+        other users may have ended too. At most `at_once` runs are submitted and unfinished at a time.
 
         runs: the status of all runs of this command.
         """
@@ -65,7 +65,7 @@ class Backlog:
         self._ended = ended
         free = len(self.folders)
         if self._how.pack:
-            self._room, self._guess = 0, free  # all runs together need only one job
+            self._room, self._guess = 0, free  # with --pack, all runs together need only one job
         elif self._how.at_once is not None:
             at_work = sum(run.state in ("pending", "running") for run in runs)
             free = max(0, min(free, self._how.at_once - at_work))
@@ -82,7 +82,7 @@ class Backlog:
             self._in_guess.again(in_vain=sent < aim)
 
     def unsent(self) -> list[RunDir]:
-        """The runs that no command has submitted, cancelled or held back so far, as far as their records can be read."""
+        """The runs that no command has submitted, cancelled or held back so far. Runs with unreadable records are left out."""
         readable = ((folder, folder.judge()) for folder in self.folders if not_replaceable(folder) is None)
         return [folder for folder, verdict in readable if verdict.state == "planned" and not verdict.held]
 

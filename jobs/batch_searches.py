@@ -1,4 +1,4 @@
-"""Plans the searches of a matrix: from which batch size each search starts, and within which bounds it stays."""
+"""Plans the searches of a matrix for the largest or fastest batch size: the size of the first try, and the bounds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shardlab.workspace import Workspace
 
 FAR = 16  # without `at_most`, a search goes up to this many times the size that the planner predicts to fit
 FIRST_ONLY = "of a search, a run, its time and its predictions are those of the first try; GPU hours count the most tries."
-MOST_TINY = 8  # the largest batch of a pass at scale tiny, at which nothing runs out of memory
+MOST_TINY = 8  # the largest batch of a pass with `--scale tiny`, because a tiny twin does not run out of memory at any size
 
 
 class PlannedSearches(msgspec.Struct, frozen=True):
-    """The searches of a matrix. cells: the cell of the first try of each search, in the order of the given cells. searches: the
-    search of each cell, by `batch_search.family`."""
+    """The searches of a matrix. cells: the cell of the first try of each search, in the order of the matrix. searches: each
+    search by the text that `batch_search.family` gives for all cells of the search."""
 
     cells: list[Cell]
     searches: dict[str, BatchSearch]
@@ -32,7 +32,7 @@ class PlannedSearches(msgspec.Struct, frozen=True):
 def plan(
     workspace: Workspace, asked: Matrix, cells: Sequence[Cell], where: Cluster, runs_as: str, own: OwnPlugins
 ) -> PlannedSearches:
-    """The searches of a matrix; the cells themselves if the matrix has no search.
+    """Plan a search for each cell of a matrix. If the matrix asks for no search, returns the cells unchanged and no searches.
 
     cells: all cells of the matrix, or their tiny twins. where: the cluster. runs_as: the name under which the workspace keeps
     the matrix. A search that was submitted before keeps its start, so that its path stays the same. Raises InputError if a
@@ -54,8 +54,8 @@ def plan(
 
 
 def sentences(cells: Sequence[Cell], searches: Mapping[str, BatchSearch], predicted: Mapping[str, Prediction]) -> list[str]:
-    """A sentence for each search: its start, why it starts there, its bound, and how many tries it needs at most. After them, a
-    sentence on what the numbers of a plan are about. Empty without a search.
+    """A sentence for each search: its start, why it starts there, its bound, and how many tries it needs at most. The last
+    sentence says that the other numbers of the plan are about the first tries only. Returns no sentences without a search.
 
     cells: the first cells of the searches. predicted: the predictions for these cells, by name.
     """
@@ -73,7 +73,7 @@ def sentences(cells: Sequence[Cell], searches: Mapping[str, BatchSearch], predic
 
 
 def _before(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
-    """The searches of this matrix when it was last rendered, by `batch_search.family`."""
+    """The searches of this matrix when the matrix was last rendered, by the text that `batch_search.family` gives."""
     if runs_as not in workspace.expansions():
         return {}
     cells = workspace.expansion(runs_as).cells
@@ -81,7 +81,7 @@ def _before(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
 
 
 def _search(asked: Matrix, cell: Cell, predicted: Prediction, own: OwnPlugins) -> BatchSearch:
-    """The search for one cell, without regard to earlier searches. Raises InputError."""
+    """Plan the search for one cell, without regard to searches that were submitted before. Raises InputError."""
     request = asked.file.search
     assert request is not None
     unit = cell.gradient_accumulation_steps
@@ -113,5 +113,5 @@ def _is_refused(cell: Cell, own: OwnPlugins) -> bool:
 
 
 def _expecting_oom(cell: Cell) -> Cell:
-    """The cell, with out of memory among its expected ends: it tells a search where the boundary is."""
+    """The cell, with `oom` added to its expected ends: a try that runs out of memory shows a search where the limit is."""
     return cell if "oom" in cell.expect else msgspec.structs.replace(cell, expect=[*cell.expect, "oom"])

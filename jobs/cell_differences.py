@@ -11,7 +11,7 @@ from shardlab.cell import Cell
 from shardlab.cell_names import names
 from trainers import menu
 
-COLUMNS = {  # not compared: keys that have their own column in a plan, and keys that follow from these keys
+COLUMNS = {  # keys that are not compared: they have their own column in a plan, or follow from keys that have a column
     "workload", "strategy", "launcher", "gpus", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps",
     "gpu_batch_size", "steps", "epochs", "warmup_steps", "dp", "workload_code", "strategy_code",
 }  # fmt: skip
@@ -19,10 +19,10 @@ CLOCKS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}  # keys in
 
 
 def of(cells: Sequence[Cell]) -> list[str]:
-    """For each cell, a text with `key=value` for every key in which two cells differ; '' if the cell has none of these keys.
+    """For each cell, a text with `key=value` for every key whose value is not the same in all cells; '' if there is none.
 
     An option that only some strategies or workloads have is compared among the cells that have the option. A key is left out
-    if every cell has the default value of its strategy and workload: the columns of these two tell that value already.
+    if every cell has the default value of its strategy and workload, because the plan has columns for strategy and workload.
     """
     flat = [_flat(cell) for cell in cells]
     defaults = [_defaults(cell) for cell in cells]

@@ -1,7 +1,7 @@
-"""The claim of a run: makes sure that at most one start of one job runs it at a time.
+"""The claim of a run makes sure that at most one process at a time executes the run.
 
-The claim is a folder in the run's folder: only one process can create it. After a requeue, the next start of the same job takes
-over the claim.
+The claim is the folder `claim` in the run's folder: only one process can create this folder. If Slurm requeues the job of the
+run, the next start of the same job takes over the claim.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def job() -> str:
 def token() -> dict[str, str]:
     """The token of the submission to which the job of this process belongs, as data for an event; empty outside of Slurm.
 
-    The token is the name of the job (jobs.slurm.submission).
+    The token, which shardlab chooses for each submission, is the name of the job (jobs.slurm.submission).
     """
     return {"token": os.environ["SLURM_JOB_NAME"]} if job() and "SLURM_JOB_NAME" in os.environ else {}
 
 
 def restarts() -> int:
-    """How often Slurm has started the job of this process again; 0 at its first start."""
+    """How often Slurm has restarted the job of this process; 0 at the first start of the job."""
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
@@ -56,8 +56,8 @@ def take(folder: RunDir) -> Literal["first", "again"] | None:
 
 
 def claim_as_cancelled(folder: RunDir) -> bool:
-    """Claim a run that is cancelled, so that nothing starts it, and record the event. Returns False if the run was claimed
-    already."""
+    """Claim a run that a person cancels, so that no job starts the run, and record the event `cancelled`. Returns False, and
+    records nothing, if the run was claimed already."""
     try:
         folder.claim.mkdir()
     except FileExistsError:
@@ -67,12 +67,12 @@ def claim_as_cancelled(folder: RunDir) -> bool:
 
 
 def is_of_job(folder: RunDir) -> bool:
-    """Whether a job has claimed the run. False for a run that only `jobs cancel` claimed: its claim names no job."""
+    """Whether a job has claimed the run. False for a run that only `jobs cancel` claimed: such a claim names no job."""
     if (folder.claim / OWNER).exists():
         return True
     try:
         return any(event.event in ("started", "exited") for event in folder.events())
-    except ShardlabError:  # the records cannot be read, so every command sets this run aside anyway
+    except ShardlabError:  # the records cannot be read, so every command skips this run anyway
         return False
 
 
@@ -88,8 +88,8 @@ def lost(folder: RunDir) -> bool:
 
 
 def set_aside(folder: RunDir) -> None:
-    """Move the records of an earlier start into the folder before-restart-N, unless the earlier start left a checkpoint: then
-    this start resumes from the checkpoint and continues the records. Raises WorkspaceError."""
+    """Move the records of an earlier start of the run into the folder before-restart-N of the run's folder. If the earlier
+    start left a checkpoint, nothing is moved: this start resumes from it and continues the records. Raises WorkspaceError."""
     if checkpoint.whole(folder.path):
         return
     aside = folder.path / f"before-{_start(restarts())}"
@@ -104,11 +104,11 @@ def _is_ours(folder: RunDir) -> bool:
     try:
         return (folder.claim / OWNER).read_text().strip() == job()
     except FileNotFoundError:
-        return True  # the process that made the claim was killed before it wrote its job number; our job has started before
+        return True  # an earlier start of this job made the claim and was killed before it wrote its job number
 
 
 def _may_start_again(folder: RunDir) -> bool:
-    """Whether this start of a requeued job may run the run; if so, this start is recorded in the claim.
+    """Whether this start of a requeued job may execute the run; if so, this start is recorded in the claim.
 
     A job may contain several runs (--pack). Runs of the job that completed, or that a person cancelled, must not run again, and
     neither must runs that ended for a reason of their own, unless their supervisor asked for this restart.

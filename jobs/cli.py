@@ -275,7 +275,8 @@ def _logs(invocation: Invocation) -> int:
 
 
 def _data_must_be_there(out: Output, workspace: Workspace, cells: Sequence[Cell], source: render.RenderContext) -> None:
-    """Raises InputError if a data set of these cells is missing; prints a note if it is not known whether nodes have them."""
+    """Raises InputError if a data set of these cells is missing; prints a note if it is unknown whether nodes have the data
+    sets."""
     data_sets = datasets.look(cells, source, workspace)
     if data_sets.unknown:
         out.remark(f"note: {data_sets.unknown}")

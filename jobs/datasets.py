@@ -2,8 +2,8 @@
 
     python -m jobs.datasets --json --workspace DIR
 
-`jobs plan` runs this command on the controller of a remote cluster. The command reads a DataSetQuestion (JSON) from standard
-input and prints a MissingData.
+`jobs plan` runs this command on the controller of a remote cluster. The command reads a DataSetQuestion from standard input and
+prints a MissingData, both as JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MissingData(msgspec.Struct, frozen=True):
 
 
 class DataSetQuestion(msgspec.Struct, frozen=True):
-    """The question to a cluster's controller which data sets are missing.
+    """The question that is sent to the controller of a cluster: which data sets of these cells are missing?
 
     shared, data_path: `storage.shared` and `data.path` of the cluster file. options: the options of each cell.
     """
@@ -49,8 +49,8 @@ class DataSetQuestion(msgspec.Struct, frozen=True):
 def look(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> MissingData:
     """Find out which data sets of these cells are missing.
 
-    Runs on this machine read the disk of this machine, so the disk is checked directly. For a cluster, its controller is asked:
-    the files of this machine say nothing about the nodes of the cluster.
+    If the runs start on this machine, its disk is checked directly. If they start on a cluster, the controller of the cluster
+    is asked, because the files of this machine say nothing about the nodes of the cluster.
     """
     where, options = source.where, [cell.options for cell in cells]
     if where.data.stage == "node" and (refused := [why for one in options if (why := data_sets.not_copied(one))]):
@@ -74,8 +74,8 @@ def look(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> 
 
 
 def answer(question: DataSetQuestion, workspace: Workspace) -> MissingData:
-    """Answer the question on the cluster's controller, which can see the storage that all nodes share, but not the own disks of
-    the nodes."""
+    """Answer the question on the cluster's controller. The controller can read the storage that all nodes share, but not the
+    disks inside the nodes."""
     data_path, shared = workspace.data(question.data_path), question.shared
     if shared is not None and data_path.resolve().is_relative_to(Path(shared).resolve()):
         return MissingData(_missing(question.options, data_path))
@@ -86,7 +86,7 @@ def answer(question: DataSetQuestion, workspace: Workspace) -> MissingData:
 
 
 def must_be_there(data_sets: MissingData) -> None:
-    """Raises InputError that lists every data set that is missing."""
+    """Raises an InputError that lists every missing data set, if a data set is missing."""
     if data_sets.missing:
         raise InputError("\n".join([*data_sets.missing, "With --scale tiny every cell reads synthetic data."]))
 

@@ -1,7 +1,7 @@
 """Copies shardlab's own source into the workspace when runs are rendered.
 
-Runs use the copy, so later changes of shardlab do not affect them.
-The folder of a copy is named by the digest of the files in the copy. A copy never changes, except that Python may add bytecode.
+Runs use the copy, so later changes of shardlab do not affect these runs.
+The name of a copy's folder is the digest of the copied files. A copy never changes, except that Python may add bytecode.
 """
 
 from __future__ import annotations

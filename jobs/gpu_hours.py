@@ -63,7 +63,7 @@ def occupied(cell: Cell, where: Cluster) -> int:
 
 
 def total(hours: Sequence[CellHours]) -> GpuHours:
-    """The sum of the GPU hours over all cells, recorded times and time limits apart."""
+    """The sum of the GPU hours of all cells, separately for cells with recorded times and for cells with time limits."""
     return GpuHours(
         measured=sum(entry.hours for entry in hours if entry.hours is not None and entry.measured),
         limits=sum(entry.hours for entry in hours if entry.hours is not None and not entry.measured),

@@ -15,22 +15,23 @@ from pathlib import Path
 from shardlab.record import StepRecord
 from shardlab.rundir import RunDir
 
-# Folders whose files change even if ranks make no progress: logs (the stacks of hanging ranks are written there) and telemetry.
+# Folders of a run whose files may change although its ranks make no progress: logs (which receive the stacks of hanging ranks),
+# telemetry, and the claim.
 NO_PROGRESS = ("log", "samples", "claim")
-# The time between two checks: this share of the hang limit, but at least LEAST_S and at most MOST_S seconds. A check is not
-# cheap: it reads the attributes of every file of the run.
+# The time between two checks is the share SHARE of the hang limit, but at least LEAST_S and at most MOST_S seconds. A check is
+# not cheap: it reads the attributes of every file of the run.
 SHARE, LEAST_S, MOST_S = 1 / 60, 1.0, 30.0
 SHOWN = 8  # the most ranks that a sentence names
 
 
 class HangWatch:
-    """Watches how long no file of a run has changed. Time in which this process itself was stopped does not count."""
+    """Measures for how long no file of a run has changed. Time in which this process itself was suspended does not count."""
 
     def __init__(self, folder: RunDir, limit_s: float) -> None:
         """Start to watch a run.
 
-        folder: the run's folder. limit_s: the hang limit in seconds, the longest time in which no file may change. The time
-        begins to count now, so the start of the ranks may also take this long.
+        folder: the run's folder. limit_s: the hang limit, which is the longest allowed time in seconds without a change of a
+        file. The time begins to count now, so the start of the ranks may also take limit_s seconds.
         """
         self._folder, self._limit_s = folder, limit_s
         self._every_s = max(LEAST_S, min(MOST_S, SHARE * limit_s))

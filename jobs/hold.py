@@ -1,7 +1,7 @@
 """Holds pending runs when the installed packages have changed, and releases them when a person asks for it.
 
-A run that is held and released stays the same attempt. Every run that was submitted with the same packages would find the same
-change when it starts, so the first run that finds the change holds all of them.
+A run that is held and released stays the same attempt. All pending runs that were submitted with the same packages would find
+the same change when they start, so the first run that finds the change holds all these runs.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
 
 
 def accepting(run: Run, packages: str, versions: dict[str, str]) -> Run:
-    """The held run as it starts after its release: with the packages that are installed now, and still with the copy of
-    shardlab's source with which it was submitted.
+    """The changed run.json of a held run for its release: with the packages that are installed now, and still with the copy of
+    shardlab's source with which the run was submitted.
 
     packages: the digest of the installed packages. versions: their versions by name.
     """
@@ -51,8 +51,8 @@ def accepting(run: Run, packages: str, versions: dict[str, str]) -> Run:
 
 
 def release(workspace: Workspace, runs: Sequence[Run]) -> None:
-    """Let held runs start. runs: the runs that `accepting` returned. Raises ShardlabError if the scheduler does not release
-    them."""
+    """Let held runs start. runs: the held runs, as `accepting` returned them. Raises ShardlabError if the scheduler does not
+    release them."""
     for name in {run.scheduler for run in runs}:
         folders = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == name}
         for folder, run in folders.items():
@@ -70,8 +70,8 @@ def _job(folder: RunDir) -> str:
 
 
 def _is_alike(other: RunDir, folder: RunDir, run: Run) -> bool:
-    """Whether the run `other` waits to start and was submitted with the same packages as `run`. False if its records cannot be
-    read."""
+    """Whether the run `other` waits to start and was submitted with the same packages as `run`, whose folder is `folder`. False
+    for `run` itself, and if the records of `other` cannot be read."""
     if other.run_id == folder.run_id or other.claim.exists():
         return False
     try:

@@ -21,15 +21,15 @@ def _nothing(_folder: RunDir, _run: Run) -> dict[str, str]:
 class Launcher(msgspec.Struct, frozen=True):
     """A launcher: a program that starts the ranks of a run.
 
-    name, summary: as `jobs launchers` shows them.
-    rehearsal: whether its runs only test that everything works, and not the speed.
+    name, summary: the name, and a description of one line; `jobs launchers` prints both.
+    rehearsal: whether runs with this launcher only test that everything works, so that their times are not results.
     several_nodes: whether it can start ranks on more than one node.
     command: builds the argv that starts all ranks of a run on this node, from the run and the path of the Python interpreter.
         The command is executed in the run's folder.
     task: builds the argv of one task of a job step, from the same arguments. Its words may contain variables such as
         $SHARDLAB_ADDRESS, which jobs.step_task replaces on the node.
     per_rank: whether a job step has one task for each rank; otherwise it has one task for each node.
-    on_gpus: whether its processes may compute on GPUs; otherwise a run needs none.
+    on_gpus: whether its ranks may compute on GPUs; if not, a run with this launcher needs no GPUs.
     prepare: writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables
         for the environment of all ranks.
     sbatch: additional options for the run's sbatch script, in long form without the dashes.
@@ -62,7 +62,7 @@ class Launcher(msgspec.Struct, frozen=True):
         if overlap:
             step.append("--overlap")
         if self.per_rank:
-            step.append("--distribution=block")  # neighbouring ranks share a node, as with the other launchers
+            step.append("--distribution=block")  # consecutive ranks are on the same node, as with the other launchers
         return [*step, *container, python, "-m", "jobs.step_task", ".", "--", *self.task(run, python)]
 
 
@@ -70,7 +70,7 @@ def _read_traces(_run: Run, python: str) -> list[str]:
     return [python, "-P", "-m", "collect.traces.part", "."]
 
 
-# Starts the analysis of traces. It starts no ranks, so it is in no menu, and a matrix cannot name it.
+# The launcher of runs that analyse traces. It starts no ranks, so no menu lists it, and a matrix cannot name it.
 _READS_TRACES = Launcher(
     name=TRACE,
     summary="analyses the profiler traces of a part of a folder (jobs trace)",
@@ -84,12 +84,12 @@ _READS_TRACES = Launcher(
 
 @functools.cache
 def launchers() -> dict[str, Launcher]:
-    """Every launcher by name."""
+    """All launchers, by their names."""
     return {module.LAUNCHER.name: module.LAUNCHER for module in registry.load_all("jobs.launchers")}
 
 
 def launcher(name: str) -> Launcher:
-    """The launcher with this name. Raises UnknownName, which lists all launchers, if there is none."""
+    """The launcher with this name. If no launcher has the name, raises UnknownName, which lists all launchers."""
     menu = launchers()
     if name == TRACE:
         return _READS_TRACES

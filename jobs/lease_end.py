@@ -1,4 +1,4 @@
-"""The state of runs whose nodes were taken back at the end of their lease: `node_fail`, with the end of the lease as reason."""
+"""Decides the state of runs whose nodes were taken back at the end of the lease: `node_fail`, with the lease as reason."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def verdict(run: RunOnDisk, seen: ObservedRun, lease: Lease | None, ended: datet
     """The state of a run, with the end of the lease taken into account.
 
     Without a lease, and before the lease ends, this is the state that the scheduler observed. After the end of the lease, the
-    state of the scheduler still counts if the scheduler answers, because the lease may have been extended meanwhile.
+    state by the scheduler still counts if the scheduler answers, because the lease may have been extended.
 
-    seen: the state by the scheduler. ended: the time at which the supervisor of the run recorded its end; None if it recorded
-    none. now: the current time.
+    seen: the state by the scheduler. ended: when the supervisor recorded the end of the run; None if it recorded no end. now:
+    the current time.
     """
     if lease is None or not lease.has_ended(now):
         return seen.verdict

@@ -35,7 +35,7 @@ NAMED = 5  # the most run ids that a sentence names
 
 
 class LeaseReport(msgspec.Struct, frozen=True):
-    """The lease of the nodes, and whether the runs that have not ended will end before it.
+    """The lease of the nodes, and whether the unfinished runs will end before the lease ends.
 
     lease: the lease. stale: whether the data of the lease may be out of date.
     """
@@ -95,7 +95,7 @@ class LeaseEstimate:
     """Estimates which runs end before the lease. Runs must be added in the order in which they start."""
 
     def __init__(self, known: Inventory, now: datetime) -> None:
-        """Start with free nodes. known: the inventory with a lease, from `inventory.leased`. now: the current time."""
+        """Start without runs: all nodes are free. known: the inventory, which must have a lease. now: the current time."""
         assert known.lease is not None
         self.lease, self._now = known.lease, now
         self._schedule = NodeSchedule(len(known.with_role("worker") or known.nodes))
@@ -109,8 +109,8 @@ class LeaseEstimate:
     def add(self, run: RunTime, after: EstimatedEnd | None = None, *, or_hold: bool = False) -> EstimatedEnd | None:
         """Add a run, and return when it is estimated to end.
 
-        after: another run's end, before which the run does not start. or_hold: if the run would not end before the lease, note
-        it as held back, do not add it, and return None.
+        after: the end of another run, before which this run does not start. or_hold: if the run would not end before the lease,
+        list it in the report as held back instead of adding it, and return None.
         """
         end = self._schedule.end_of(run, after)
         is_late = end.end_s > self._left_s
@@ -127,7 +127,7 @@ class LeaseEstimate:
         return self._schedule.add(run, after)
 
     def add_remaining(self, runs: Sequence[Status], workspace: Workspace, recorded: Mapping[str, float]) -> None:
-        """Add the runs of the workspace that are running or pending, running runs first, and note the runs that are held back.
+        """Add the running and the pending runs of the workspace, running runs first, and list the runs that are held back.
 
         recorded: the mean seconds of a run, by the name of its cell.
         """
@@ -138,7 +138,7 @@ class LeaseEstimate:
             self.add(time_of(RunDir(workspace.runs / run.id).read_run(), recorded, elapsed_s))
 
     def why_held(self, run: RunTime, after: EstimatedEnd | None = None) -> str:
-        """The sentence that says why `add` held a run back. after: as for `add`."""
+        """A sentence that says why the method `add` held a run back. after: as for `add`."""
         end = self._schedule.end_of(run, after)
         ends = moments.in_words(self._now + timedelta(seconds=end.end_s))
         return (
@@ -148,7 +148,7 @@ class LeaseEstimate:
         )
 
     def report(self) -> LeaseReport:
-        """The report on all runs that were added."""
+        """The report on the lease and on all runs that were added to this estimate."""
         ends = self._now + timedelta(seconds=self._last_s) if self._last_s is not None and not self._unknown else None
         return LeaseReport(
             lease=self.lease,
@@ -164,7 +164,7 @@ class LeaseEstimate:
 
 
 def recorded_s(runs: Iterable[Status]) -> dict[str, float]:
-    """The mean duration of the runs that completed in their first attempt, in seconds, by the name of the cell."""
+    """The mean duration in seconds of the runs that completed in their first attempt, by the name of the cell."""
     times: dict[str, list[float]] = {}
     for run in runs:
         parts = parts_of(run.id)
@@ -253,7 +253,8 @@ def hold_late(workspace: Workspace, waiting: Sequence[RunDir], number: int, *, p
 
 
 def of_plan(workspace: Workspace, planned: MatrixPlan, now: datetime) -> LeaseReport | None:
-    """The report on the runs of a plan that have not ended in this workspace; None without a lease. Raises InputError."""
+    """The report on the runs of a plan, without runs that have ended in this workspace; None without a lease. Raises
+    InputError."""
     known = inventory.leased(workspace, planned.source.where.name)
     if known is None:
         return None

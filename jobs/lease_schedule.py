@@ -23,7 +23,7 @@ from shardlab.run import Run, parts_of
 class RunTime(msgspec.Struct, frozen=True):
     """The nodes and the time that an unfinished run still needs.
 
-    how: from what the time was derived: recorded times, the time limit, or neither.
+    how: the source of the time: recorded times, the time limit, or neither.
     """
 
     run_id: str
@@ -80,7 +80,7 @@ class NodeSchedule:
         return min(run.nodes, self.nodes)
 
     def _placed(self, run: RunTime, after: EstimatedEnd | None) -> tuple[EstimatedEnd, EstimatedEnd]:
-        """Returns (start, end) of the run if it were added next."""
+        """Compute when a run would start and end if it were added next. Returns (start, end). after: as for `end_of`."""
         bounds = [self._last_start, *self._free[: self._number(run)], *([after] if after is not None else [])]
         start = EstimatedEnd(max(bound.end_s for bound in bounds), any(bound.is_least for bound in bounds))
         return start, EstimatedEnd(start.end_s + (run.left_s or 0.0), start.is_least or run.left_s is None)

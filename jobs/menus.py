@@ -21,8 +21,8 @@ from trainers.workload import Workload
 def strategies(out: Output, workspace: Workspace, *, trust: bool) -> int:
     """Print all strategies, also the workspace's own strategies, and their options.
 
-    trust: whether the user allows the workspace's code to be executed (--trust). Returns the exit code: 1 if a file in the
-    workspace's folder of strategies defines no strategy; the reason is printed.
+    trust: whether the user allows the workspace's code to be executed (--trust). Returns the exit code, which is 1 if a file in
+    the workspace's folder of strategies defines no strategy; the reason is printed.
     """
     own = own_strategies.find(workspace, trust=trust)
     entries = [*own.menu({}).values(), *menu.strategies().values()]
@@ -49,8 +49,8 @@ def strategies(out: Output, workspace: Workspace, *, trust: bool) -> int:
 def workloads(out: Output, workspace: Workspace, *, trust: bool) -> int:
     """Print all workloads, also the workspace's own workloads, and their options.
 
-    trust: whether the user allows the workspace's code to be executed (--trust). Returns the exit code: 1 if a file in the
-    workspace's folder of workloads defines no workload; the reason is printed.
+    trust: whether the user allows the workspace's code to be executed (--trust). Returns the exit code, which is 1 if a file in
+    the workspace's folder of workloads defines no workload; the reason is printed.
     """
     own = own_workloads.find(workspace, trust=trust)
     entries = [*own.menu().values(), *menu.workloads().values()]
@@ -137,7 +137,7 @@ def _options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
 
 
 def _shorter(names: Sequence[str], every: Sequence[str]) -> str:
-    """The names as text. If all names that begin with the same word are among them, a pattern such as `fsdp*` replaces them.
+    """The names as text. If `names` has all names of the menu that begin with a word, a pattern such as `fsdp*` replaces them.
 
     every: all names on the menu.
     """
@@ -158,7 +158,7 @@ def _word(value: bool | int | float | str | None) -> str:
 
 
 def verb(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
-    """The function of a verb that prints a menu and succeeds."""
+    """The function of a verb of `jobs` that prints a menu and returns the exit code 0. show: prints the menu."""
 
     def run(invocation: Invocation) -> int:
         show(invocation.out)
@@ -168,5 +168,6 @@ def verb(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
 
 
 def own_verb(show: Callable[..., int]) -> Callable[[Invocation], int]:
-    """The function of a verb that prints a menu with the plug-ins of the workspace. show: returns the exit code."""
+    """The function of a verb of `jobs` that prints a menu with the plug-ins of the workspace. show: prints the menu and returns
+    the exit code."""
     return lambda invocation: show(invocation.out, invocation.workspace, trust=invocation.arguments.trust)

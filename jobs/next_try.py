@@ -2,10 +2,10 @@
 
     python -m jobs.next_try RUN_DIR CODE
 
-The supervisor of a try (jobs.attempt) becomes this process when the try has ended with the exit code CODE, and this process
-becomes the script of the next try. So all tries of a search run in one allocation, one after another: a scheduler sees one job,
-and a runner sees one process. The records of the tries decide what is next, so a search whose process was killed continues
-where it was: with `jobs submit`, with `jobs retry`, or when Slurm starts the job again.
+When a try has ended with the exit code CODE, its supervisor (jobs.attempt) replaces itself (exec) by this program, which
+replaces itself by the script of the next try. So all tries of a search run in one allocation, one after another: Slurm sees one
+job, and a runner sees one process. The records of the tries decide which try is next. So, if the process of a search was
+killed, the search continues at the same try: with `jobs submit`, with `jobs retry`, or when Slurm starts the job again.
 
 Exit codes: 0 if the search has ended, otherwise CODE.
 """
@@ -29,22 +29,23 @@ from shardlab.search_path import SearchPath
 from shardlab.state import last_sending
 from shardlab.workspace import Workspace
 
-SEARCH = "search"  # in the data of the event `started`: the process starts further tries after this run
-# A variable of the script of a try: the run id of a try that this process has claimed for the script, or AGAIN.
-# It is not set in the script that the scheduler started.
+SEARCH = "search"  # key in the data of the event `started`: the process starts further tries after this run
+# An environment variable of the script of a try: the run id of a try that this program has claimed for the script, or AGAIN.
+# In the script that the scheduler started, the variable is not set.
 TRY = "SHARDLAB_TRY"
 AGAIN = "-"  # the try was interrupted by a restart of the job, and may have to be claimed again
 
 
 def is_claimed(folder: RunDir) -> bool:
-    """Whether the process before this one has claimed the run for this process."""
+    """Whether the run is a try of a search that `jobs.next_try` has claimed for this process."""
     return os.environ.get(TRY) == folder.run_id
 
 
 def replace_process(folder: RunDir, code: int) -> None:
-    """Replace this process by the one that starts the next try. Returns if no further try must be started.
+    """Replace this process (exec) by the process that starts the next try. Returns only if a later start of the job has taken
+    over the try.
 
-    folder: of the try that has ended, or that this process could not claim. code: the exit code of its supervisor.
+    folder: of the try that has ended, or that this process could not claim. code: the exit code of the try's supervisor.
     """
     if claim.lost(folder):
         return
@@ -52,7 +53,7 @@ def replace_process(folder: RunDir, code: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Start the next try; return the exit code if there is none. argv: RUN_DIR CODE. Raises ShardlabError."""
+    """Start the next try; return the exit code if there is no next try. argv: RUN_DIR CODE. Raises ShardlabError."""
     if len(argv) != 2 or not argv[1].isdecimal():
         raise InputError("usage: python -m jobs.next_try RUN_DIR CODE")
     folder, code = RunDir(Path(argv[0]).absolute()), int(argv[1])
@@ -77,11 +78,11 @@ def main(argv: list[str]) -> int:
 
 
 def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
-    """Create the folder of the next try, which is claimed for this process from the beginning. Raises ShardlabError.
+    """Create the folder of the next try and claim the try for this process. Returns the folder. Raises ShardlabError.
 
-    folder, run: of the try before.
+    folder, run: the folder and the run.json of the previous try. path: all tries of the search so far.
     """
-    # Not at the top of the file: the supervisor imports this module, and needs none of what these import.
+    # These imports are not at the top of the file, because the supervisor imports this module and does not need them.
     from jobs import plan_predictions, render, render_again
 
     cell = path.current
@@ -95,7 +96,7 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     source = render_again.context(folder, following)
-    # The menu of the planner does not contain the plug-ins of the workspace here.
+    # In this process, the planner knows no plug-ins of the workspace, so it cannot predict a cell that uses a plug-in.
     if cell.workload_code is None and cell.strategy_code is None:
         predicted = plan_predictions.of(Workspace(folder.path.parent.parent), source.where, [cell], {})
         source = msgspec.structs.replace(source, predicted=predicted)
@@ -112,19 +113,20 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
 
 
 def _is_cancelled(folder: RunDir) -> bool:
-    """Whether a person cancelled the try after its last start, too late to end it."""
+    """Whether a person cancelled the try after its last start, but too late to end the try."""
     events = folder.events()
     started = max((event.wall_s for event in events if event.event == "started"), default=0.0)
     return any(event.event == "cancel_requested" and event.wall_s > started for event in events)
 
 
 def _become(folder: RunDir, claimed: str | None) -> None:
-    """Replace this process by the script of a try. claimed: AGAIN, or None if the try is claimed for this process."""
+    """Replace this process by the script of a try. claimed: AGAIN if the script must claim the try itself; None if the try is
+    already claimed for this process."""
     from jobs.scheduler import scheduler
 
     os.environ[TRY] = claimed or folder.run_id
     before, _, paths = os.environ.get("PYTHONPATH", "").partition(":")
-    if before and before == os.environ.get("SHARDLAB_SOURCE"):  # the script puts it in front again
+    if before and before == os.environ.get("SHARDLAB_SOURCE"):  # the script adds this folder again
         os.environ["PYTHONPATH"] = paths
     folder.log.mkdir(exist_ok=True)
     with (folder.log / "script.log").open("ab") as log:

@@ -22,20 +22,21 @@ from shardlab.rundir import RunDir
 
 # The most starts of the sampler on a node. If the sampler has ended this often, the cause (such as a full disk) will not pass.
 SAMPLER_STARTS = 4
-PLAYED = "SHARDLAB_PLAYED_NVML"  # environment variable: a stub of NVML that plays GPUs in rehearsals (docs/telemetry.md)
+PLAYED = "SHARDLAB_PLAYED_NVML"  # environment variable: names a stand-in for NVML, which plays GPUs in rehearsals
 TRACKER_END_S = 30.0  # seconds that the tracker has after the end of a run, to compute and log the metrics of the run
 GRACE_S = 10.0  # seconds from SIGTERM to SIGKILL, so that ranks can close their records
 MARK = "SHARDLAB_RUN"  # environment variable of every process of a run, by which leftover processes are found
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that the kernel sends to this process when its parent ends
-_OF_JOB = re.compile(r".*/job_\d+(?=/|$)")  # the cgroup of a job, by the name that Slurm gives it
+_PR_SET_PDEATHSIG = 1  # option of Linux's prctl: sets the signal that the kernel sends to this process when its parent ends
+_OF_JOB = re.compile(r".*/job_\d+(?=/|$)")  # matches the name that Slurm gives to the cgroup of a job
 
 
 class CannotStart(ShardlabError):
-    """The program that starts the ranks is missing on this node, or may not be run."""
+    """Raised if the program that starts the ranks is missing on this node, or may not be executed."""
 
 
 class Sampler:
-    """The process that samples the telemetry of this node. It ends when this process ends, and is started again if it dies."""
+    """Starts the process that samples the telemetry of this node, and starts it again if it dies. The sampler ends when this
+    process ends."""
 
     def __init__(self, folder: RunDir) -> None:
         self._folder = folder
@@ -71,7 +72,8 @@ class Sampler:
 
 
 class Tracker:
-    """The process that logs a run to an experiment tracker while the run goes on. If this process fails, the run continues."""
+    """Starts the process that logs a run to an experiment tracker while the run goes on. If that process fails, the run
+    continues."""
 
     def __init__(self, folder: RunDir, tracker: str) -> None:
         self._folder, self._failed = folder, False
@@ -136,8 +138,8 @@ def end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float)
 
 
 def end_strays(mark: str) -> None:
-    """Kill every process whose variable MARK has this value. Processes in other sessions are found too: launchers start each
-    rank in a new session."""
+    """Kill every process whose environment variable MARK has the value `mark`. Processes in other sessions are found too,
+    because launchers start each rank in a new session."""
     while strays := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
         for process in strays:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -148,11 +150,11 @@ def end_strays(mark: str) -> None:
 def remove_data_copies(folder: RunDir) -> None:
     """Remove the copies of data sets on this node's disk that no process uses.
 
-    Normally the last rank of a run removes its copy, but not if that rank was killed. The fork server may end its ranks a
+    Normally the last rank of a run removes the copy, but not if that rank was killed. The fork server may end its ranks a
     moment later than this call, so this function waits up to GRACE_S seconds until no rank uses the copy of this run.
     """
     ends = time.monotonic() + GRACE_S
-    with contextlib.suppress(ShardlabError):  # the next run on this node removes them
+    with contextlib.suppress(ShardlabError):  # if the copies cannot be removed, the next run on this node removes them
         if folder.read_run().data_stage != "node":
             return
         while node_folder.name_of(folder.path) in node_folder.remove_unused() and time.monotonic() < ends:

@@ -19,7 +19,7 @@ from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.workspace import Workspace
 
 SENDS = ("submit", "render", "trace")  # verbs that make runs: the cluster file is uploaded before they run on the controller
-WITHOUT_MATRIX = ("trace",)  # verbs among these that have no matrix; the others have one, which is uploaded too
+WITHOUT_MATRIX = ("trace",)  # the verbs of SENDS that have no matrix; for the others, the matrix file is uploaded too
 CHANGES = ("cancel", "retry")
 READS = ("status", "logs")
 # Verbs that report which runs end before the lease. The inventory is uploaded for them: the lease may have been extended since
@@ -51,8 +51,8 @@ def elsewhere(invocation: Invocation) -> RemoteWorkspace | None:
 def is_here(where: Cluster) -> bool:
     """Whether this machine starts the runs of the cluster.
 
-    With Slurm, it does if Slurm's commands on this machine reach the cluster. Without Slurm, it does if this machine is the
-    first node of the cluster. If the cluster file lists this machine as a node, the controller need not be asked.
+    With Slurm, this machine starts the runs if Slurm's commands on this machine reach the cluster. Without Slurm, it starts
+    them if it is the first node of the cluster. If the cluster file lists this machine as a node, no machine is asked.
     """
     if where.slurm is None:
         return first_node.is_here(where)
@@ -74,8 +74,8 @@ def is_in_environment(where: Cluster) -> bool:
 def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
     """On the login node of a Slurm site, restart the command in the Python environment that `provision` installed.
 
-    This process is replaced (execv). Compute nodes may not see the folder of the interpreter that the user started. argv: the
-    arguments of the command. Raises InputError if `provision` has not run.
+    This process is replaced (execv), because compute nodes may not see the folder of the interpreter that the user started.
+    argv: the arguments of the command. Raises InputError if `provision` has not run.
     """
     if invocation.arguments.verb not in (*SENDS, *CHANGES) or getattr(invocation.arguments, "out", None):
         return
@@ -138,9 +138,9 @@ def matrix_files(file: Path) -> dict[str, bytes]:
 def after_lease(invocation: Invocation, error: ShardlabError) -> str | None:
     """Decide what to do if the cluster did not answer: its nodes may have been taken back at the end of their lease.
 
-    error: why the cluster did not answer. Returns None if the lease has not ended: the error stands. If the lease has ended,
-    `jobs status` uses the copies of the runs on this machine, and the remark for the user is returned; for every other command,
-    ShardlabError is raised with both reasons.
+    error: why the cluster did not answer. Returns None if the lease has not ended; the caller then reports the error. If the
+    lease has ended, `jobs status` uses the copies of the runs on this machine, and a remark for the user is returned; for every
+    other command, ShardlabError is raised with both reasons.
     """
     known = inventory.leased(invocation.workspace)
     if known is None or known.lease is None or not known.lease.has_ended(now := datetime.now(UTC)):

@@ -36,7 +36,7 @@ def described(workspace: Workspace, source: PluginSource, kind: type[D], seq_len
     """What a plug-in file defines, from the cache or from a new process.
 
     kind: the type of the answer, which decides whether the file is asked for workloads or for strategies. seq_len: the sequence
-    length of a model that is described by its configuration. Raises InputError with the fault of the file.
+    length, for a model that is described by its configuration. Raises InputError, which names the fault of the file.
     """
     key = "".join((source.digest, source_digest.source(), source_digest.packages(), str(seq_len or "")))
     head = source.name if kind is Description else f"strategies.{source.name}"
@@ -75,7 +75,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def _asked(source: PluginSource, kind: type[D], seq_len: int | None) -> D:
     """Ask a separate process what the file defines. If the process fails, the answer contains the fault.
 
-    The code of the file runs in this process too, so the file can also print text or end the process.
+    That process executes the code of the file, which can also print text or end the process.
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
         answer, said, file = Path(folder) / "answer.json", Path(folder) / "said", source.file
@@ -100,8 +100,8 @@ def _asked(source: PluginSource, kind: type[D], seq_len: int | None) -> D:
 def _run(argv: Sequence[str], folder: str, said: Path) -> int | None:
     """Run a process; return its exit code, or None if it took longer than ANSWER_S.
 
-    folder: its working directory. said: the file for its output. The output goes into a file because a pipe might never close:
-    the code may start another process that keeps the pipe open.
+    folder: the working directory of the process. said: the file for its output. The output is not read from a pipe, because
+    the code of the user may start another process that keeps the pipe open for ever.
     """
     with said.open("wb") as output:
         process = subprocess.Popen(

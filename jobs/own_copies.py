@@ -16,7 +16,7 @@ from shardlab.errors import ShardlabError
 from shardlab.plugin_source import PluginSource
 from shardlab.workspace import Workspace
 
-LEFT_S = 24 * 3600  # a temporary folder that is older than this (in seconds) is no longer in use
+LEFT_S = 24 * 3600  # a temporary folder that is older than this number of seconds is no longer in use
 
 
 def store(workspace: Workspace) -> Path:
@@ -35,9 +35,9 @@ def freeze(workspace: Workspace, sources: Iterable[PluginSource]) -> None:
 
 
 def copy(folder: Path, file: str, code: str) -> PluginSource | None:
-    """Read a copy from this folder; None if its files are missing or do not have the digest `code`.
+    """Read the copy of a plug-in from a folder; None if the files of the copy are missing or do not have the digest `code`.
 
-    file: the path of the plug-in file that was copied, of which only the name is used.
+    file: the path of the plug-in file that was copied; only the last part of the path is used.
     """
     found = folder / Path(file).name
     return plugin_source.read(found) if _digest(found) == code else None

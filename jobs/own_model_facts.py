@@ -1,4 +1,4 @@
-"""What `jobs plan` prints about models that do not ship with shardlab: the facts that were derived, and those that were not."""
+"""What `jobs plan` prints about models that do not ship with shardlab: facts that were derived, and facts that are unknown."""
 
 from __future__ import annotations
 

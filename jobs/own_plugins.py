@@ -1,6 +1,6 @@
 """The plug-ins of a workspace: workloads and strategies that the workspace defines itself.
 
-They are found for a matrix, frozen when runs are submitted, and copied into the folders of runs.
+This module finds the plug-ins of a matrix, and copies their code into the folders of runs. The code is frozen at submission.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OwnPlugins(msgspec.Struct, frozen=True):
 
     @property
     def sources(self) -> list[PluginSource]:
-        """The files of all these workloads and strategies."""
+        """The source files of all workloads and strategies in this collection."""
         return [*self.workloads.sources.values(), *self.strategies.sources.values()]
 
     def workload_menu(self) -> dict[str, Workload]:
@@ -54,7 +54,7 @@ def find(
     trust: bool,
     models: Mapping[str, ModelFile],
 ) -> OwnPlugins:
-    """Find the plug-ins with these names.
+    """Find the plug-ins of the workspace with these names.
 
     workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name. trust: as in
     `own_workloads.find`.
@@ -68,8 +68,8 @@ def find(
 def of_run(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugins:
     """The plug-ins of a run, for a new attempt at the same run.
 
-    Their code is the copy that was frozen in this workspace, or, if there is no copy and `trust` is given, the code in the
-    run's folder. Raises InputError if the code was not submitted from this workspace and is not trusted.
+    Their code comes from the copy that was frozen in this workspace, or, if no copy exists and `trust` is true, from the run's
+    folder. Raises InputError if the code was not submitted from this workspace and is not trusted.
     """
     workload, strategy = run.own_workload, run.own_strategy
     found = OwnPlugins()

@@ -1,7 +1,7 @@
-"""The strategies that a workspace defines itself (WORKSPACE/strategies): finds them, and asks them which cells they refuse.
+"""Finds the strategies that a workspace defines itself (WORKSPACE/strategies), and asks them which cells they refuse.
 
-Separate processes execute their code; `jobs` itself never does. The code is executed only if the workspace was created by this
-user account or is trusted. The same holds for workloads.
+Separate processes execute the code of the strategies; `jobs` itself never does. The code is executed only if this user account
+created the workspace or the user trusts the workspace. The same is true of a workspace's own workloads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_BYTES = 1 << 16  # the most bytes of an answer
 
 
 class RefusingProcess:
-    """Asks a separate process which cells the strategies of a file refuse. The process is started at the first question."""
+    """Asks a separate process which cells the strategies of a file refuse. The first question starts the process."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -54,7 +54,7 @@ class RefusingProcess:
         return found.why
 
     def close(self) -> None:
-        """End the process. A later question starts another one."""
+        """End the process that answers questions. A later question starts another process."""
         if self._process is not None:
             own_answers.end(self._process)
             for pipe in (self._process.stdin, self._process.stdout):
@@ -105,7 +105,7 @@ class OwnStrategies(msgspec.Struct, frozen=True):
     asked: dict[str, RefusingProcess] = {}
 
     def menu(self, workloads: Mapping[str, OwnWorkload]) -> dict[str, Strategy]:
-        """Add the strategies to the menu and return them by name. From now on, `menu.strategy_of` finds them.
+        """Register the strategies, so that `menu.strategy_of` finds them from now on, and return their menu entries by name.
 
         workloads: the workspace's own workloads, by name.
         """

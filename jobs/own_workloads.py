@@ -1,6 +1,6 @@
 """The workloads that a workspace defines itself (WORKSPACE/workloads), and the models that a matrix describes by a file.
 
-Only files in WORKSPACE/workloads are executed, and only if the workspace was created by this user account or is trusted.
+Only files in WORKSPACE/workloads are executed, and only if this user account created the workspace or the user trusts it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OwnWorkloads(msgspec.Struct, frozen=True):
     faults: dict[str, str] = {}
 
     def menu(self) -> dict[str, Workload]:
-        """Add the workloads to the menu and return them by name. From now on, `menu.workload_of` finds them."""
+        """Register the workloads, so that `menu.workload_of` finds them from now on, and return their menu entries by name."""
         return {name: menu.add_own(known, Path(known.file)) for name, known in self.known.items()}
 
     def of(self, cell: Cell) -> OwnWorkload | None:
@@ -53,8 +53,9 @@ def find(
     """Find the workspace's own workloads, and the models that a matrix describes by a configuration.
 
     names: the names to look for; None: all workloads. Files that cannot define one of these names are not executed. trust: mark
-    the workspace as trusted, if it has such files. If the workspace is not trusted, no file is executed, and each file is
-    reported as a fault. models: the models that a matrix describes by a configuration, by name. Raises WorkspaceError.
+    the workspace as trusted, if it has files that must be executed. If the workspace is not trusted, no file is executed, and
+    each file is reported as a fault. models: the models that a matrix describes by a configuration, by name. Raises
+    WorkspaceError.
     """
     known: dict[str, OwnWorkload] = {}
     sources: dict[str, PluginSource] = {}

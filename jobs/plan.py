@@ -1,4 +1,4 @@
-"""Plans a matrix on a cluster before anything is written: its cells, its runs, and the cells that do not fit the cluster."""
+"""Plans a matrix on a cluster and writes nothing: lists its cells, its runs, and the cells that do not fit the cluster."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SCALES = ("full", "tiny")
 
 
 class MatrixPlan(msgspec.Struct, frozen=True):
-    """A matrix that is resolved on a cluster.
+    """The plan of a matrix on a cluster.
 
     matrix: the matrix file.
     all_cells: all cells of the matrix.
@@ -73,13 +73,14 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     predicted: dict[str, Prediction]
 
     def name_of(self, cell: Cell) -> str:
-        """The name of the selected cell to which a run of `cell` belongs: of a search, the cell of the first try."""
+        """The name of the planned cell to which a run of `cell` belongs. For a try of a search, this is the cell of the first
+        try."""
         search = self.source.search_of(cell)
         return (cell if search is None else batch_search.try_cell(cell, search.start)).name()
 
     def most_runs(self, runs: Mapping[str, int]) -> dict[str, int]:
-        """The most runs of each selected cell, by the name of the cell: a search has several tries. runs: the runs or searches
-        of each cell, by name."""
+        """The largest number of runs of each selected cell, by the name of the cell; each search counts with all its tries.
+        runs: the number of runs or searches of each cell, by the name of the cell."""
         tries = {cell.name(): search.most_tries for cell in self.cells if (search := self.source.search_of(cell)) is not None}
         return {name: count * tries.get(name, 1) for name, count in runs.items()}
 
@@ -192,8 +193,8 @@ def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
 
 
 def account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
-    """What the user's Slurm account has left of its limits; empty if Slurm does not tell, or if a login would be needed
-    first."""
+    """How much the user's Slurm account may still use under its limits; empty if Slurm does not tell, or if asking Slurm would
+    need a login."""
     where = plan.source.where
     if where.slurm is None:
         return []
@@ -206,7 +207,7 @@ def account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
 
 
 def without_misfits_of_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]]:
-    """Leave out the cells that, by their prediction, certainly do not fit the memory of a GPU.
+    """Leave out the cells that, according to their prediction, certainly do not fit the memory of a GPU.
 
     Returns (the plan without these cells, the names of these cells).
     """
@@ -246,7 +247,7 @@ def advice(
         both = f"({where}) and {expression}" if where else expression
         quoted = shlex.quote(both) if set(both) & set('"$`\\!') else f'"{both}"'
         sentences.append(f"{len(fitting)} of {len(chosen)} cells fit this cluster: --where {quoted} leaves only those.")
-    with contextlib.suppress(InputError):  # a workload without a twin
+    with contextlib.suppress(InputError):  # raised if a workload has no tiny twin
         if chosen[0].rehearses is None and not misfits(
             asked, (twins := tiny_twin.twins(cells, (own or OwnPlugins()).workload_menu())), machine, twins
         ):
@@ -281,8 +282,8 @@ def must_train_here(source: render.RenderContext, *, here: bool) -> None:
 class Rendering(msgspec.Struct, frozen=True):
     """The result of `jobs render`.
 
-    folders: the run folders that were written. set_aside: runs whose folders were not changed, because their records do not
-    tell whether the runs were submitted.
+    folders: the run folders that were written. set_aside: the runs that were skipped, because their records do not tell whether
+    the runs were submitted.
     """
 
     folders: list[RunDir]

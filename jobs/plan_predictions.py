@@ -1,4 +1,4 @@
-"""Predicts memory and time of the cells of a plan on their machines, calibrated by the runs that completed in the workspace."""
+"""Predicts memory and time of the cells of a plan, corrected by the measurements of runs that completed in the workspace."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def of(
 ) -> dict[str, Prediction]:
     """The prediction of a run of each cell, by the name of the cell.
 
-    recorded: the mean duration of earlier runs in seconds, by the name of the cell. answers: those of rehearsals, by the name
-    of the cell.
+    recorded: the mean duration of earlier runs in seconds, by the name of the cell. answers: the results of rehearsals of the
+    planner, by the name of the cell.
     """
     known = inventory.measured_all_reduces(workspace, where.name)
     machines = {name: planned_machine.of_cluster(where, name, known) for name in {cell.gpu_type for cell in cells}}
@@ -47,7 +47,8 @@ def of(
 
 
 def earlier_measurements(workspace: Workspace) -> Calibration:
-    """The calibration by completed runs of the workspace; for cells without such runs, by the results of `make gpu-proof`."""
+    """The calibration of predictions by completed runs of the workspace, and, for cells without such runs, by the results of
+    `make gpu-proof`."""
     results = calibration.of(gpu_results.measured(gpu_results.folders(workspace.path)), calibration.RESULTS)
     return calibration.of(measured(workspace), fallback=results)
 
@@ -65,8 +66,8 @@ def measured(workspace: Workspace) -> Iterator[MeasuredRatio]:
 
 
 def _ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
-    """The ratios of one run; None if the run did not complete, is a rehearsal, or has no prediction for a GPU from before its
-    submission."""
+    """The ratios of measured to predicted values of one run; None if the run did not complete, is a rehearsal, or has no
+    prediction for a GPU that was made before its submission."""
     predicted = prediction.read(folder.path)
     if predicted is None or predicted.gpu is None or (result := folder.read_result()) is None:
         return None

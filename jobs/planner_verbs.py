@@ -123,8 +123,8 @@ def planned(invocation: Invocation) -> MatrixPlan:
 
 
 def _rehearsed(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
-    """The plan with predictions by the rehearsals that the workspace has; with --rehearse, missing rehearsals are made. A cell
-    that cannot be rehearsed keeps its prediction by formula, and the reason is printed. Raises InputError."""
+    """The plan with predictions from the rehearsals that the workspace has; with --rehearse, missing rehearsals are made. A
+    cell that cannot be rehearsed keeps its prediction by formula, and the reason is printed. Raises InputError."""
     answers = _rehearsals(invocation, planned.source.own).of(planned.cells)
     if not answers:
         return planned

@@ -97,8 +97,8 @@ def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
 
 
 def own(folder: RunDir) -> RunOnDisk:
-    """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError with the name of the file
-    if a record cannot be read."""
+    """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError, which name the file, if a
+    record cannot be read."""
     run, events = folder.read_run(), folder.events(strict=True)
     verdict, result = folder.told(events, run)
     return RunOnDisk(folder, run, events, verdict, result)
@@ -111,9 +111,10 @@ def set_aside(folder: RunDir) -> Status | None:
 
 
 def not_replaceable(folder: RunDir) -> Status | None:
-    """The status of a run whose folder must not be rendered again, because a job may have the run; None if it may be rendered.
+    """The status of a run whose folder must not be rendered again, because a job may execute the run; None if the folder may be
+    rendered again.
 
-    Such a folder has records that cannot be read, or a claim that its records do not explain.
+    Such a folder has records that cannot be read, or a claim although its records do not say that the run was submitted.
     """
     read = _read(folder)
     if isinstance(read, RunOnDisk) and read.verdict.state == "planned" and folder.claim.exists():

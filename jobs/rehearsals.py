@@ -1,7 +1,8 @@
-"""Rehearsals of cells: the answers that the workspace has, and new answers from `python -m trainers rehearse`.
+"""Gets the results of rehearsals of cells: stored results, or new results from `python -m trainers rehearse`.
 
-A separate process makes each answer, because it needs torch and may execute the code of the workspace. The answers are stored
-in WORKSPACE/.shardlab/rehearsals, by a digest of all that they depend on.
+A rehearsal measures memory and traffic of one step without GPUs. A separate process makes each result (in the code: answer),
+because it needs torch and may execute the code of the workspace. The answers are stored in WORKSPACE/.shardlab/rehearsals,
+under a digest of everything that they depend on.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ ANSWER_S = 1800.0  # the most seconds for one cell; a deep model at its own dept
 class Rehearsals:
     """The rehearsals of the cells of one command.
 
-    workspace: where answers are stored. own: the plug-ins of the workspace. make: whether answers that do not exist are made.
-    full_depth: whether deep models are rehearsed at their own depth. out: for the progress.
+    workspace: the workspace in which answers are stored. own: the plug-ins of the workspace. make: whether missing answers are
+    made. full_depth: whether deep models are rehearsed at their own depth. out: prints the progress.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class Rehearsals:
     ) -> None:
         self._workspace, self._own, self._out, self._make, self._full_depth = workspace, own, out, make, full_depth
         self.folder = workspace.own / "rehearsals"
-        self._failed: dict[str, NotRehearsed] = {}  # by key; in this command only, because the reason may be gone next time
+        self._failed: dict[str, NotRehearsed] = {}  # failures by key; not stored, because a later command may succeed
 
     def of(self, cells: Sequence[Cell]) -> dict[str, Answer]:
-        """The answer for each cell that has one, by the name of the cell. Missing answers are made if this is asked for."""
+        """The answer for each cell that has an answer, by the name of the cell. Missing answers are made if `make` is set."""
         found = dict[str, Answer]()
         if not self._make and not self.folder.is_dir():
             return found
-        missing = dict[str, list[Cell]]()  # by key: cells that differ only in keys without influence on a step share an answer
+        missing = dict[str, list[Cell]]()  # by key of the answer: cells that need this answer because their steps are equal
         for cell in cells:
             request = self._request(cell)
             if (answer := self._stored(request)) is not None:
@@ -64,7 +65,8 @@ class Rehearsals:
         return RehearsalRequest(cell, self._own.workloads.of(cell), self._own.strategies.of(cell))
 
     def _stored(self, request: RehearsalRequest) -> Answer | None:
-        """An answer from the workspace or from this command. If none is to be made, one at full depth is the first choice."""
+        """An answer that the workspace or this command already has; None if there is none. If no answers are made, an answer at
+        full depth is preferred."""
         for full_depth in (True,) if self._full_depth else (False,) if self._make else (True, False):
             key = request.key(full_depth=full_depth)
             if (failed := self._failed.get(key)) is not None:
@@ -76,7 +78,7 @@ class Rehearsals:
         return None
 
     def _made(self, request: RehearsalRequest) -> Answer:
-        """A new answer, by a process that stores it. If the process fails, the answer has the reason."""
+        """Start a process that makes a new answer and stores it. If the process fails, the answer contains the reason."""
         began = time.monotonic()
         workspace_trust.begin(self._workspace)
         files.make_folder(self.folder)
@@ -95,7 +97,11 @@ class Rehearsals:
         return found
 
     def _run(self, file: Path, answer: Path, said: Path) -> str:
-        """Run the process. Returns why it was ended, as a sentence; empty if it ended by itself."""
+        """Run the process that makes an answer. Returns a sentence that says why the process was ended; '' if it ended by
+        itself.
+
+        file: the request. answer: the file for the answer. said: the file for the errors that the process prints.
+        """
         command = [own_answers.python(), "-P", "-W", "ignore", "-m", "trainers", "rehearse"]
         depth = ["--full-depth"] if self._full_depth else []
         with answer.open("wb") as standard_output, said.open("wb") as errors:

@@ -44,14 +44,14 @@ class RenderContext(msgspec.Struct, frozen=True):
     where: the cluster.
     scheduler: the name of the scheduler.
     own_templates: the workspace's folder of templates, which replace shipped templates of the same name.
-    digests: the SHA-256 of every template from which the scheduler's scripts may be rendered, and of the files that these
-        templates include, by name.
+    digests: by the name of the file, the SHA-256 of every template from which the scheduler's scripts may be rendered, and of
+        the files that these templates include.
     source, packages, data_path, proofs_path, versions, git_commit, created, wait_gpus_s, track: as in `Run`.
     own_code: the folder of the frozen copies of plug-ins.
     own: the plug-ins of the workspace.
     predicted: the planner's prediction for a run, by the name of its cell.
     retry: the key `retry` of the matrix; of an earlier attempt, as in its `Run`.
-    searches: the searches to which runs may belong, by `batch_search.family` of their cells.
+    searches: the searches to which runs may belong, by the text that `batch_search.family` gives for all cells of a search.
     """
 
     matrix: str
@@ -75,7 +75,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     searches: dict[str, BatchSearch] = {}
 
     def search_of(self, cell: Cell) -> BatchSearch | None:
-        """The search of which a run of this cell is a try; None if it is none."""
+        """The search of which a run of this cell is a try; None if the cell belongs to no search."""
         return self.searches.get(batch_search.family(cell)) if self.searches else None
 
 
@@ -194,7 +194,7 @@ def run_of(
 
 
 def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -> str:
-    """The text of the run's script, which `write` writes and a dry run shows.
+    """The text of the run's script. `write` writes it into the run's folder; a dry run only prints it.
 
     folder: the run's folder. where: the cluster. own_templates: the workspace's folder of templates.
     """
@@ -220,7 +220,7 @@ def _caches(where: Cluster) -> list[tuple[str, str]]:
 
 
 def write(run: Run, runs: Path, source: RenderContext, *, before: Callable[[RunDir], None] | None = None) -> RunDir:
-    """Create the complete folder of a run, or nothing.
+    """Create the folder of a run with all its files; if an error occurs, no folder is created.
 
     runs: the folder of all runs. before: called with the new folder before anybody else can see it.
 
@@ -254,7 +254,7 @@ def write(run: Run, runs: Path, source: RenderContext, *, before: Callable[[RunD
         with files.as_workspace_error("render"):
             if replaces:
                 shutil.rmtree(final.path)
-            folder.path.rename(final.path)  # fails if another process has created the folder since
+            folder.path.rename(final.path)  # fails if another process has created the folder in the meantime
     except ShardlabError:
         with contextlib.suppress(OSError):
             shutil.rmtree(folder.path)
@@ -265,7 +265,7 @@ def write(run: Run, runs: Path, source: RenderContext, *, before: Callable[[RunD
 def keep(
     workspace: Workspace, source: RenderContext, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]
 ) -> None:
-    """Save the expanded matrix in the workspace, for commands that only read runs.
+    """Save the expanded matrix in the workspace, for commands that read runs without their matrix file.
 
     cells: all cells of the matrix. repeats: the number of runs of each cell, by the name of the cell.
     """

@@ -1,6 +1,6 @@
 """The rendezvous of the ranks of a run: chooses its address, and finds the network interface through which a node reaches it.
 
-If a run has several nodes, neither the address nor the interface is ever a loopback.
+If a run has several nodes, neither the address nor the interface is a loopback.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from jobs.slurm.commands import call
 from shardlab.errors import ShardlabError
 
 RENDEZVOUS, MEETING = "SHARDLAB_RENDEZVOUS", "SHARDLAB_MEETING"
-PORTS = range(20_000, 30_000)  # below the ports that Linux gives to outgoing connections
+PORTS = range(20_000, 30_000)  # possible ports of a rendezvous; Linux gives only higher ports to outgoing connections
 # Environment variables. NODE: the number of this node in its run, from 0 (set only without Slurm). NODES: the names or
 # addresses of all nodes of the run, separated by commas.
 NODE, NODES = "SHARDLAB_NODE", "SHARDLAB_NODES"
 
 
 class NoMeeting(ShardlabError):
-    """A node of a run has no address at which the other nodes can reach it."""
+    """Raised if a node of a run has no address at which the other nodes can reach it."""
 
 
 class RendezvousInterface(msgspec.Struct, frozen=True):
@@ -37,13 +37,13 @@ class RendezvousInterface(msgspec.Struct, frozen=True):
 
 
 def call_together(nnodes: int) -> dict[str, str]:
-    """Choose the address and the name of the rendezvous, on the first node of the job.
+    """Choose the address of the rendezvous, which is on the first node of the job, and the name of the rendezvous.
 
     nnodes: the number of nodes of the run. Returns environment variables for the ranks: the address, the name, and the names of
     the nodes, because ranks in a container cannot ask Slurm. The port is free at this moment; if another program takes the port
     before the ranks start, the run fails with this reason. Raises NoMeeting.
     """
-    names = _nodes_of_job()  # if this process runs on the login node (`salloc`), only this list tells the first node of the job
+    names = _nodes_of_job()  # with `salloc`, this process may run on the login node, so only this list tells the first node
     node = os.environ.get("SLURMD_NODENAME") or next(iter(names), socket.gethostname())
     address = "127.0.0.1" if nnodes == 1 else _address(node)
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
@@ -73,7 +73,8 @@ def master() -> dict[str, str]:
 def way_to(rendezvous: str, others: Sequence[str]) -> RendezvousInterface:
     """The interface through which this node reaches the rendezvous, or, on the node of the rendezvous itself, another node.
 
-    rendezvous: its address, as HOST:PORT. others: the names or addresses of all nodes of the run. Raises NoMeeting.
+    rendezvous: the address of the rendezvous, as HOST:PORT. others: the names or addresses of all nodes of the run. Raises
+    NoMeeting.
     """
     host = rendezvous.rpartition(":")[0].strip("[]")
     if ipaddress.ip_address(host).is_loopback:

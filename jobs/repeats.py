@@ -44,7 +44,7 @@ def of(file: MatrixFile, cells: Sequence[Cell], asked: int | None) -> dict[str, 
 
 
 def named_by_claims(file: MatrixFile, cells: Iterable[Cell]) -> set[str]:
-    """The names of the cells that the tests of the matrix's claims use."""
+    """The names of the cells that the claims of the matrix (sentences of a study that are tested) use in their tests."""
     calls = (call for claim in file.claims for _, call in Expression(claim.test).filters)
     filters = [{key: value for key, value in call.items() if key not in ARGUMENTS} for call in calls]
     return {cell.name() for cell in cells if any(matches(msgspec.to_builtins(cell), wanted) for wanted in filters)}

@@ -1,4 +1,4 @@
-"""Resolves the points of a matrix into cells. A point that is not possible is reported with its reason and file:line:column."""
+"""Resolves the points of a matrix (combinations of its values) into cells. Reports with file:line why a point is impossible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainers.instruments import observed_steps
 from trainers.strategy import Strategy
 from trainers.workload import Workload
 
-AddProblem = Callable[[str, str], None]  # adds the problem of a cell: its key, and the sentence
+AddProblem = Callable[[str, str], None]  # adds a problem of a cell; arguments: the key of the matrix, and a sentence
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -30,13 +30,13 @@ class Capacity(msgspec.Struct, frozen=True):
 
     nodes: int | None  # the largest number of nodes of a run; None: not known
     gpus: int | None  # the number of GPUs of a node; None if ranks are processes on a CPU
-    here: bool = False  # whether runs start on this machine: then the programs of the launchers are looked for on this machine
+    here: bool = False  # whether runs start on this machine, so that it must have the programs of the launchers
     per_rank: bool = True  # whether the scheduler can start a task for each rank, and not only for each node
     longest_s: int | None = None  # the largest time limit of a run, in seconds; None: not known
     types: dict[str, Capacity] = {}  # for each GPU type that a cell may name: the capacity for cells with this type
 
     def of(self, gpu_type: str | None) -> Capacity | None:
-        """The capacity for cells with this GPU type; None if there is no such type."""
+        """The capacity for cells with this GPU type; None if the cluster has no such GPU type."""
         return self if gpu_type is None else self.types.get(gpu_type)
 
 
@@ -112,7 +112,7 @@ def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, chosen: Se
 
 
 def _whys(cell: Cell, machine: Capacity) -> dict[str, str | None]:
-    """The reasons why a cell does not fit the machines, by the key of the matrix that decides it; None for keys that fit."""
+    """Why a cell does not fit the machines: for each key that says what the cell needs, the reason, or None if the key fits."""
     return {
         "nnodes": _nodes(cell, machine),
         "gpus": _gpus(cell, machine),
@@ -150,7 +150,7 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], c
 
 
 def _draft(point: Point, menus: Menus, problem: AddProblem) -> Draft | None:
-    """The point with its types checked; None, after the problem was added, if a key is missing or a name is unknown."""
+    """Check the types of a point's values. Returns None, after adding the problem, if a key is missing or a name unknown."""
     try:
         draft = point.draft()
     except msgspec.ValidationError as error:

@@ -32,7 +32,7 @@ from shardlab.workspace import Workspace
 
 SCRIPT = "job.sh"
 TURN_S = 0.2  # seconds between two checks of a runner whether the next run may start
-PROCESS = {"pid", "created", "boot_id"}  # the data of the event `started` that identify a process
+PROCESS = {"pid", "created", "boot_id"}  # keys in the data of the event `started`, which together identify a process
 ELSEWHERE = ", which this machine cannot check"
 # If a claimed run has no event after this time, its supervisor is dead: normally the first event follows within milliseconds.
 CLAIM_TO_START_S = 10.0
@@ -52,7 +52,7 @@ class Runner(msgspec.Struct, frozen=True):
 
 
 class AnotherRunner(Exception):
-    """Another process holds the runner's lock: it starts the runs of this workspace already."""
+    """Raised if another process holds the lock of the runner, and so is already the runner of this workspace."""
 
 
 def scripts_must_be_trusted(workspace: Workspace, *, trusted: bool) -> None:
@@ -165,7 +165,7 @@ class RunQueue:
                     record = Runner(schema=1, pid=me.pid, created=me.create_time(), boot_id=host.boot_id())
                     files.write_json(self._own / "runner.json", record)
                     start_runs()
-            except AnotherRunner:  # the other runner looks for waiting runs once more after it has released the lock
+            except AnotherRunner:  # the other runner checks for waiting runs once more after it has released the lock
                 break
         return 0
 
@@ -189,8 +189,8 @@ class RunQueue:
         """Start the waiting runs one after another, until no run waits. A run starts only when no other run of the workspace is
         running on this machine.
 
-        may_start: called with each run before its start. If may_start returns False, the run is not started; may_start must
-        then record an event after which the run no longer waits.
+        may_start: called with each run before its start. To prevent the start, may_start returns False and records an event,
+        after which the run no longer waits.
         """
         while (folder := next(self.waiting(), None)) is not None:
             self.wait_for_running()
@@ -209,7 +209,7 @@ class RunQueue:
         """Wait until the runs that an earlier runner started have ended. If the supervisor of a run is gone, record the end of
         the run."""
         for folder in self._workspace.all_runs():
-            with contextlib.suppress(ShardlabError):  # a run whose records cannot be read is set aside
+            with contextlib.suppress(ShardlabError):  # a run whose records cannot be read is skipped
                 while is_running(folder):
                     time.sleep(TURN_S)
 
@@ -220,17 +220,17 @@ class RunQueue:
                 is_running(folder)
 
 
-# Functions of the interface in jobs/scheduler.py that are the same for every scheduler with such a queue.
+# The functions below belong to the interface in jobs/scheduler.py. They are the same for every scheduler that uses a RunQueue.
 
 
 def resolve(_workspace: Workspace) -> list[str]:
-    """Does nothing: no submission can be interrupted, because the queue is the run folders."""
+    """Does nothing: a submission cannot be left half done, because the queue consists of the run folders."""
     return []
 
 
 def cancel(_workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
-    """Cancel runs. Waiting runs are cancelled first, so that none of them starts when a running run ends. A running run has an
-    event with the request, which its supervisor reads, also on another machine."""
+    """Cancel runs. Waiting runs are cancelled first, so that no waiting run starts when a running run ends. For a running run,
+    the request is written as an event, which its supervisor reads, also on another machine."""
     for run in sorted(runs, key=lambda run: run.verdict.state == "running"):
         _cancel(run.folder, run.folder.judge())
 
@@ -276,7 +276,8 @@ def start(
 
 
 def record_failure(folder: RunDir, why: str, code: int | None = None) -> None:
-    """Record that a run failed before its start, and claim the run so that nothing starts it. code: its script's exit code."""
+    """Record that a run failed before its start, and claim the run so that nothing starts it. code: the exit code of the run's
+    script."""
     with contextlib.suppress(FileExistsError):
         folder.claim.mkdir()
     folder.write_event("queue", "exited", code=code, reason="failed", why=why)
@@ -284,7 +285,7 @@ def record_failure(folder: RunDir, why: str, code: int | None = None) -> None:
 
 def is_running(folder: RunDir) -> bool:
     """Whether the run has a supervisor on this machine that is still alive. If its supervisor on this machine is gone, the end
-    of the run is recorded first. The process of a try that has ended is alive as long as it works on further tries."""
+    of the run is recorded. A run that is a try of a search counts as running as long as its process starts further tries."""
     if not folder.claim.exists():
         return False
     state, started = folder.judge().state, _started(folder) or _claimed(folder)
@@ -324,7 +325,7 @@ def _cancel(folder: RunDir, verdict: JudgedState) -> None:
     started = _started(folder)
     if verdict.state in FINAL:
         if started is not None and started.data.get("search") is True:
-            folder.write_event("controller", "cancel_requested")  # the process of its search reads it before the next try
+            folder.write_event("controller", "cancel_requested")  # the process of the search reads this before the next try
         return
     # A supervisor that has claimed the run but not yet written an event sees this request when it begins to watch the run.
     folder.write_event("controller", "cancel_requested")
@@ -344,7 +345,8 @@ def _started(folder: RunDir) -> Event | None:
 
 
 def _claimed(folder: RunDir) -> Event | None:
-    """The event of the process that created a further try of its search and starts it; None for any other run."""
+    """The event `submitted` of a try that was created by the process of its search; the event names this process. None for any
+    other run."""
     return next((event for event in folder.events() if event.event == "submitted" and event.data.keys() >= PROCESS), None)
 
 

@@ -60,9 +60,9 @@ class SubmitOptions(msgspec.Struct, frozen=True):
 
 
 class Full(ShardlabError):
-    """A scheduler accepts no more jobs for now.
+    """Raised if a scheduler accepts no more jobs for now.
 
-    unsubmitted: the runs that the scheduler did not accept, in order. why: the scheduler's words.
+    unsubmitted: the runs that the scheduler did not accept, in order. why: the reason in the scheduler's words.
     """
 
     def __init__(self, scheduler: str, why: str, unsubmitted: Sequence[RunDir]) -> None:
@@ -115,7 +115,7 @@ class Scheduler(Protocol):
         """Let held jobs start. Raises ShardlabError."""
 
     def damaged(self, workspace: Workspace) -> list[str]:
-        """A sentence for each record of this scheduler that cannot be read, with the runs that are set aside for it."""
+        """A sentence for each record of this scheduler that cannot be read, with the runs that are skipped because of it."""
 
     def attend(self, workspace: Workspace) -> None:
         """Called from time to time while a command waits for runs: starts a new runner if the runner of the queue is gone."""
@@ -127,7 +127,7 @@ def scheduler(name: str) -> Scheduler:
 
 
 def apart(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:
-    """Groups runs by the name of their scheduler."""
+    """Group runs by their scheduler. Returns the runs of each scheduler, by the name of the scheduler."""
     by_scheduler: dict[str, list[RunOnDisk]] = {}
     for run in runs:
         by_scheduler.setdefault(run.run.scheduler, []).append(run)

@@ -1,4 +1,4 @@
-"""The searches to which runs of a workspace belong: their paths, for commands that show, follow or cancel runs."""
+"""Finds the searches for a batch size to which runs of a workspace belong, for commands that show, follow or cancel runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from shardlab.search_path import SearchPath
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
-# Seconds between the end of a try and the start of the next: much longer than a process needs to start. If there is no next try
-# after this time, the process that drove the search was killed.
+# The most seconds between the end of a try and the start of the next try: much longer than a process needs to start. If there
+# is no next try after this time, the process of the search was killed.
 BETWEEN_TRIES_S = 30.0
 LOOK_S = 0.2
 
 
 def paths(workspace: Workspace, runs: Iterable[Status]) -> list[SearchPath]:
-    """The path of each search to which at least one of these runs belongs, in the order of the runs."""
+    """The path of each search to which at least one of these runs belongs, in the order of the runs. A path is the tries of a
+    search so far, and the next try."""
     found: dict[tuple[str, str, int], SearchPath] = {}
     for run in runs:
         if run.search is None or run.cell is None or run.repeat is None:
@@ -38,14 +39,14 @@ def paths(workspace: Workspace, runs: Iterable[Status]) -> list[SearchPath]:
 
 
 def sentence(path: SearchPath) -> str:
-    """What a search tried and found, or how it goes on, as a sentence."""
+    """A sentence that says what a search tried, and what it found or how many tries may follow."""
     name = path.cell.name() if path.repeat == 1 else f"{path.cell.name()}, repeat {path.repeat}"
     more = f": {path.answer}" if path.has_ended else f"; at most {path.search.most_tries} tries"
     return f"search of {path.search.in_words} ({name}): {path.in_words}{more}."
 
 
 def described(path: SearchPath) -> dict[str, Any]:
-    """A search for JSON."""
+    """A search as a dictionary, for JSON output."""
     return {
         "cell": path.cell.name(),
         "repeat": path.repeat,
@@ -58,7 +59,7 @@ def described(path: SearchPath) -> dict[str, Any]:
 
 
 def with_tries(workspace: Workspace, folders: Sequence[RunDir]) -> list[RunDir]:
-    """The folders, and those of all tries of the searches to which they belong.
+    """The given run folders, and the folders of all other tries of the searches to which these runs belong.
 
     Between two tries of a search, this function waits until the next try has a folder. So a search that goes on always has a
     run that has not ended.
@@ -75,14 +76,14 @@ def with_tries(workspace: Workspace, folders: Sequence[RunDir]) -> list[RunDir]:
 
 
 def stopped(workspace: Workspace, runs: Sequence[Status]) -> list[SearchPath]:
-    """The searches of these runs that have a next try, which no process starts."""
+    """The searches of these runs that were interrupted: they need a next try, but no process starts it."""
     if any(run.state not in FINAL for run in runs):
         return []
     return [path for path in paths(workspace, runs) if path.following is not None]
 
 
 def _path(workspace: Workspace, folder: RunDir) -> SearchPath | None:
-    """The path of the search to which a run belongs; None if it belongs to none or cannot be read."""
+    """The path of the search to which a run belongs; None if the run belongs to no search or cannot be read."""
     try:
         run = folder.read_run()
         search: BatchSearch | None = run.search
@@ -92,7 +93,7 @@ def _path(workspace: Workspace, folder: RunDir) -> SearchPath | None:
 
 
 def _is_between(workspace: Workspace, path: SearchPath) -> bool:
-    """Whether the last try has ended just now, so that the next may begin at any moment."""
+    """Whether the last try of a search has ended so recently that the next try may begin at any moment."""
     if path.following is None or not path.tries:
         return False
     events = RunDir(workspace.runs / path.tries[-1].run).events()

@@ -52,7 +52,7 @@ def tidy(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_schedu
 
 
 def name_set_aside(out: Output, runs: Sequence[Status]) -> int:
-    """Print every run that is set aside because its records cannot be read, with the reason; return how many there are."""
+    """Print every run that is skipped because its records cannot be read, with the reason; return the number of such runs."""
     set_aside = [run for run in runs if run.set_aside]
     for run in set_aside:
         out.remark(f"{run.id}: {run.why}", style="red")
@@ -62,7 +62,8 @@ def name_set_aside(out: Output, runs: Sequence[Status]) -> int:
 def send(
     invocation: Invocation, steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions
 ) -> Backlog | None:
-    """Submit the runs. With --wait, return the runs that a full scheduler did not accept, else None. Raises ShardlabError."""
+    """Submit the runs. With --wait, returns the runs that a full scheduler did not accept; otherwise None. Raises
+    ShardlabError."""
     try:
         submit.send(invocation.workspace, steps, source, how)
     except Full as full:

@@ -11,7 +11,7 @@ from jobs.scheduler import scheduler
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """What was done about stale jobs.
+    """The result of `cancel`: what was done about jobs whose runs have ended.
 
     sentences: a sentence for each job. all_gone: whether the scheduler cancelled all these jobs.
     """

@@ -22,11 +22,11 @@ WHILE_RUNNING = (SCHEDULER, ENDED, RATE, STARTED, TO_GO, STEP, TOOK)
 WHEN_ENDED = (SCHEDULER, RATE, TO_GO, STEP, ENDED, STARTED, TOOK)
 GAP = 2  # spaces between two columns
 LEAST_WHY = 36  # the least width of the column of reasons, in characters; if there is less room, reasons stand below the table
-AROUND = 6  # lines of a live table besides its rows: heading, rule, edges, summary
+AROUND = 6  # the number of lines of a live table that are not rows: heading, rule, edges, summary
 
 
 class StatusTable(msgspec.Struct, frozen=True):
-    """The part of the runs that is shown.
+    """The table of `jobs status`, with the runs and columns for which the terminal has room.
 
     columns: the names of the columns.
     rows: the texts of the cells, row by row.

@@ -49,8 +49,8 @@ def main(argv: list[str]) -> int:
     command = [Template(word).safe_substitute(environment) for word in argv[2:]]
     folder.log.mkdir(exist_ok=True)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # Slurm sends these signals to every process of the step. Ranks that keep checkpoints handle the signals. This process
-        # and the other processes that it starts ignore them.
+        # Slurm sends these signals to every process of the step. Ranks that keep checkpoints handle these signals; this process
+        # and the other processes that it starts ignore the signals.
         signal.signal(number, signal.SIG_IGN)
     if first_here:
         _wait_for_gpus(folder)
@@ -90,7 +90,8 @@ def _wait_for_gpus(folder: RunDir) -> None:
 def _forward(ranks: subprocess.Popen[bytes]) -> list[float]:
     """From now on, forward SIGTERM and SIGUSR1 to the ranks.
 
-    Returns a list that is empty until the first SIGTERM arrives; then the list contains its time, by the monotonic clock.
+    Returns a list that is empty until the first SIGTERM arrives; then the list contains the time of this signal, by the
+    monotonic clock.
     """
     asked: list[float] = []
 

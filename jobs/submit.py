@@ -1,4 +1,4 @@
-"""Decides for every run of a matrix whether the run is submitted, and submits runs. A dry run only decides."""
+"""Decides for every run of a matrix whether the run must be submitted, and submits runs. With --dry-run, it only decides."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ SILENT_S = 10.0
 class RunDecision(msgspec.Struct, frozen=True):
     """The decision on one run.
 
-    send: whether the run is submitted. why: the reason for the decision. now: the status of the last attempt at the run; None
-    if the run has no folder. held_back: whether the run is rendered but not submitted, because it would not end before the
-    lease of the nodes.
+    run: the run.json of the attempt. send: whether the run is submitted. why: the reason for the decision. now: the status of
+    the last attempt at the run; None if the run has no folder. held_back: whether the run is rendered but not submitted,
+    because it would not end before the lease of the nodes.
     """
 
     run: Run
@@ -101,8 +101,8 @@ def decide(
 def _wanted(
     workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, int], source: render.RenderContext
 ) -> list[tuple[Cell, int, SearchPath | None]]:
-    """Each (cell, repeat, the path of its search or None), in the order in which they run. If the batch size of the cell is
-    searched, the cell is that of the next try, or of the last if there is no next."""
+    """Each run as (cell, repeat, the path of its search or None), in the order in which they run. If the batch size of a cell
+    is searched, the cell of the next try is returned, or the cell of the last try if the search has ended."""
     wanted: list[tuple[Cell, int, SearchPath | None]] = []
     for cell, repeat in rounds(cells, repeats):
         search = source.search_of(cell)
@@ -112,16 +112,16 @@ def _wanted(
 
 
 def _there(workspace: Workspace, wanted: Sequence[tuple[Cell, int, SearchPath | None]]) -> dict[str, RunDir]:
-    """The folder of the last attempt at each of these runs that has a folder, by the id of the first attempt."""
+    """For each of these runs that has a folder, the folder of its last attempt, by the run id of the first attempt."""
     names = {run_id(cell, repeat) for cell, repeat, _ in wanted}
     last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
     return {name: folder for name, folder in last.items() if name in names}
 
 
 def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.RenderContext, how: SubmitOptions) -> list[RunDir]:
-    """Carry out decisions: release held runs, then render and submit the other runs with `send`, in order.
+    """Carry out decisions: release held runs, then render and submit the other runs whose `send` is true, in order.
 
-    Runs that are held back are rendered, and the reason is written into their events. how: the options of the submission.
+    Runs that are held back are only rendered, and the reason is written into their events. how: the options of the submission.
     Returns the folders of the runs that were submitted. Raises ShardlabError if the scheduler rejects a run.
     """
     steps = list(steps)
@@ -150,7 +150,7 @@ def retry(
     - The new attempt has the whole budget of `retry` again, because a person asked for it.
     - The new attempt resumes from the newest checkpoint of the earlier attempts, if there is a checkpoint. The ranks check
       whether the checkpoint is intact.
-    - A run that is rendered but not submitted, because an earlier retry or a queue gave it back, is submitted as it is.
+    - A run that is rendered but not submitted, because an earlier retry or a queue returned it, is submitted without changes.
     - If `only` contains HELD, held runs are released; they stay the same attempt.
 
     trust: whether code that came with a fetched run may be executed. Nothing is changed. Raises InputError if one of these runs
@@ -215,10 +215,10 @@ def _within_budget(folder: RunDir, now: Status, source: render.RenderContext) ->
 
 
 def freeze_trusted(workspace: Workspace, steps: Sequence[RunDecision], *, trust: bool) -> None:
-    """Store frozen copies of the code of the runs that get a new attempt, as if the code had been submitted from this
+    """Store frozen copies of the plug-in code of the runs that get a new attempt, as if the code had been submitted from this
     workspace.
 
-    This is done if the user trusts the code, or if the code is only the configuration of a model, which is data.
+    The code of a run is stored if the user trusts the code, or if it is only the configuration of a model, which is data.
     """
     for old in (workspace.run(step.now.id).read_run() for step in steps if step.send and step.now is not None):
         if trust or (old.own_workload is not None and old.own_workload.is_data):
@@ -243,9 +243,10 @@ def lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
 
 
 def _anew(folder: RunDir, run: Run, source: render.RenderContext) -> Run:
-    """Render a run again that was rendered but not submitted. A later attempt keeps the runs from which it resumes.
+    """The run.json with which a run that was rendered but not submitted is rendered again. If the run is a later attempt, it
+    still resumes from the same runs.
 
-    run: the first attempt as it would be rendered now.
+    folder: the run's folder. run: the first attempt as it would be rendered now.
     """
     attempt = attempt_of(folder.run_id)[1]
     if attempt == 1:
@@ -281,7 +282,8 @@ def _why_not(now: Status) -> str:
 
 
 def must_be_of_cluster(folder: RunDir, source: render.RenderContext) -> None:
-    """Raises InputError if a run was rendered for another cluster. A run whose records cannot be read is set aside later."""
+    """Raises InputError if a run was rendered for another cluster. No error for a run whose records cannot be read; such a run
+    is skipped later."""
     try:
         theirs = folder.read_run().cluster
     except ShardlabError:

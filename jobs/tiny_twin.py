@@ -7,8 +7,8 @@ The rules of `--scale tiny` are the same for every cell of a matrix:
 - ranks: strategy, gpus, dp, tp, pp, servers and the options of the strategy are kept. nnodes is 1: all ranks share this
   machine.
 - batch: the number of passes per step (gradient accumulation, micro-batches of a pipeline) is kept. The micro-batch sizes of
-  all cells with the same workload are divided by the same number: the largest number that divides all of them and, if
-  possible, leaves none below 2. So a study of strong or weak scaling, or a sweep over batch sizes, keeps its form.
+  all cells with the same workload are divided by the same number: the largest number that divides all these sizes and, if
+  possible, leaves no size below 2. So a study of strong or weak scaling, or a sweep over batch sizes, keeps its form.
 - length: at most 6 steps or 2 epochs, with one warm-up step. An epoch has 4 batches of the largest global batch size of the
   workload's cells, so that the epochs of all cells have the same images. If the data has no epochs, the twin has steps
   instead.
@@ -38,7 +38,7 @@ STEPS, EPOCHS, BATCHES_AN_EPOCH, WARMUP_STEPS = 6, 2, 4, 1
 SEQ_LEN = 32
 LEAST_MICRO_BATCH = 2  # a rehearsal with micro-batches of one item would not test the mean over a batch
 LIMIT_S = 300  # time limit of a twin, in seconds
-VALIDATED = 64  # items that a validation reads, unless a batch is larger or an epoch is smaller
+VALIDATED = 64  # the number of items that a validation reads, unless a batch has more items or an epoch has fewer
 FORK, TORCHRUN = "fork", "torchrun"
 
 
@@ -82,8 +82,8 @@ def must_train(twins: Sequence[Cell]) -> None:
 
 
 def dropped(cells: Sequence[Cell]) -> list[str]:
-    """A sentence for each setting that the twins of these cells leave out, with the reason and the number of cells that have
-    this setting."""
+    """A sentence for each setting that the tiny twins of these cells do not have, with the reason and the number of cells that
+    have the setting."""
     reasons = (
         ("memory: snapshot", "it records the CUDA allocator, which a CPU lacks", lambda c: c.instruments.memory == "snapshot"),
         ("compile", "compiling a model takes longer on two processors than all its tiny steps", lambda c: c.compile),
@@ -104,7 +104,8 @@ def _workload(name: str, workloads: Mapping[str, Workload]) -> Workload:
 
 
 def _divisor(sizes: Sequence[int]) -> int:
-    """The largest number that divides all sizes and leaves none below LEAST_MICRO_BATCH; 1 if there is no such number."""
+    """The largest number that divides all sizes so that no quotient is below LEAST_MICRO_BATCH; 1 if there is no such
+    number."""
     common = math.gcd(*sizes)
     able = [d for d in range(1, common + 1) if common % d == 0 and min(sizes) // d >= LEAST_MICRO_BATCH]
     return max(able, default=1)

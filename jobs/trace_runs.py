@@ -23,13 +23,14 @@ from shardlab.errors import InputError, WorkspaceError
 from shardlab.trace_part import TRACE, TracePart
 from shardlab.workspace import Workspace
 
-PER_RUN = 32  # trace files of one run
+PER_RUN = 32  # the most trace files that one run analyses
 MOST_PER_RUN = 100_000
 _NUMBER = re.compile(r"(\d+)")
 
 
 class TraceRuns(msgspec.Struct, frozen=True):
-    """The runs that analyse a folder. name: the name of all of them together. parts: the part of each run, by its cell."""
+    """The runs that analyse the traces of a folder. name: the common name of these runs, as a matrix has a name. parts: for
+    each run, by its cell, the trace files that it analyses."""
 
     name: str
     parts: list[tuple[Cell, TracePart]]
@@ -69,9 +70,10 @@ def _trace(invocation: Invocation) -> int:
 
 
 def of_folder(invocation: Invocation) -> TraceRuns:
-    """The runs for the folder of the command line. Raises InputError if there is nothing to analyse.
+    """The runs that analyse the folder of the command line. Raises InputError if there is nothing to analyse.
 
-    The name and the cells depend on the files, their sizes and their times, so the same command submits only what is new.
+    The name and the cells depend on the files, their sizes and their times, so the same command later submits only runs for new
+    or changed files.
     """
     folder, per_run = Path(invocation.arguments.folder).absolute(), invocation.arguments.per_run
     if not 1 <= per_run <= MOST_PER_RUN:
@@ -135,7 +137,8 @@ def _must_be_shared(folder: Path, where: Cluster) -> None:
 
 
 def _cell(name: str, part: TracePart) -> Cell:
-    """The cell of a run. It trains nothing: its steps are the trace files, and what only training reads has no meaning."""
+    """The cell of a run that analyses traces. The cell trains nothing: its steps are the trace files, and keys that only
+    training uses have no meaning."""
     return Cell(
         workload=f"part-{part.place:05d}",
         strategy=TRACE,

@@ -53,7 +53,7 @@ def plan(
 
     data: which data sets of the cells are missing.
     hours: the GPU hours of each cell; empty without GPUs.
-    shares: what the user's Slurm account has left of its limits; empty if not known.
+    shares: how much of its limits the user's Slurm account has left; empty if not known.
     lease: the report on the lease of the nodes; None without a lease.
     scaled: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
     schedule: the schedule of the cell that --schedule names; None if the option is not given.
@@ -152,7 +152,7 @@ def steps(out: Output, decided: Sequence[RunDecision], *, sent: bool, waiting: C
     verb = "submitted" if sent else "would be submitted"
     for step in decided:
         if step.now is not None and step.now.set_aside:
-            continue  # the caller prints runs that are set aside, with the reason
+            continue  # the caller prints runs whose records cannot be read, with the reason
         what = step.why if step.held_back else f"skipped: {step.why}"
         if step.send:
             what = f"{'waits to be submitted' if step.run.run_id in waiting else verb} ({step.why})"

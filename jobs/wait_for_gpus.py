@@ -1,4 +1,4 @@
-"""Waits until no other process uses the GPUs of a run. If other processes used them too, the measured times would be wrong."""
+"""Waits until no other process uses the GPUs of a run, because their computations would change the measured times."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wait(folder: RunDir, run: Run, environment: Mapping[str, str], is_told_to_en
     environment: the environment of the ranks. is_told_to_end: whether the run is told to end. Raises ShardlabError, which names
     the GPUs and the processes, if the GPUs are still in use after the time that `jobs submit --wait-gpus` allows.
     """
-    if launcher(run.launcher).rehearsal or not launcher(run.launcher).on_gpus:  # its processes compute on the CPU
+    if launcher(run.launcher).rehearsal or not launcher(run.launcher).on_gpus:  # the processes of the run compute on the CPU
         return
     end, next_event = time.monotonic() + max(run.wait_gpus_s, LEAVING_S), 0.0
     count = _gpus(run, node_number(environment))
@@ -70,12 +70,12 @@ def in_use(users: Mapping[str, list[Process]], visible: str | None, count: int) 
     """The processes on each GPU that the ranks of a node will use, by UUID. GPUs without processes are left out.
 
     users: the processes on all GPUs of the node, in PCI order. visible: the value of CUDA_VISIBLE_DEVICES (indices, or UUIDs,
-    which may be abbreviated), or None if it is not set. count: ranks on this node; each uses the next GPU.
+    which may be abbreviated), or None if it is not set. count: the number of ranks on this node; each rank uses one GPU.
     """
     uuids = list(users)
     if visible is not None:
         named = (_named(word.strip(), uuids) for word in visible.split(","))
-        uuids = list(itertools.takewhile(bool, named))  # CUDA ignores all entries after an invalid entry, and so do we
+        uuids = list(itertools.takewhile(bool, named))  # like CUDA, ignore all entries after an invalid entry
     return {uuid: users[uuid] for uuid in uuids[:count] if users[uuid]}
 
 

@@ -61,7 +61,7 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
     for run in ended:
         if (run.state == "planned" or run.held) and run.why:
             given_back.setdefault(run.why, []).append(run.id)
-        elif not run.expected and not run.set_aside:  # the command has already printed the runs that are set aside
+        elif not run.expected and not run.set_aside:  # runs with unreadable records have been printed already
             out.line(f"{run.id}: {run.state}: {run.why}", style="red")
     for why, runs in given_back.items():
         names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
@@ -76,7 +76,7 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
 def status(out: Output, workspace: Workspace, look: Callable[[], list[Status]]) -> list[Status]:
     """Carry out `jobs status --watch`: show a live table until all runs have ended or the user presses Ctrl-C.
 
-    look: reads the statuses of the runs. No runner is started. Returns the last statuses.
+    look: reads the statuses of the runs. This function starts no runner. Returns the last statuses.
     """
     runs = _until_ended(out, workspace, look, restart=False)
     views.status(out, runs, workspace, lease_report.of_workspace(workspace, datetime.now(UTC)))
@@ -95,7 +95,7 @@ def cancel(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
             following = _last_attempts(workspace, [run.id for run in now])
             tries = statuses(workspace, search_runs.with_tries(workspace, following))
             further = [run for run in tries if run.state not in FINAL and run.cell is not None]
-            return [*now, *(cancel(workspace, further) if further else [])]  # tries and attempts that began meanwhile
+            return [*now, *(cancel(workspace, further) if further else [])]  # tries and attempts that began in the meantime
         if time.monotonic() > deadline:
             return now
         time.sleep(_poll_s(now))
@@ -112,7 +112,7 @@ def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, f
 
     pattern: a run id or a shell pattern that matches one run. rank: the rank whose log is printed; None: the log of the
     launcher, then the log of rank 0. follow: whether to print new output until the run has ended. If the records of the run
-    cannot be read, its logs are printed all the same, and the exit code is 1.
+    cannot be read, its logs are still printed, and the exit code is 1.
     """
     matches = chosen(workspace.run_ids(), [pattern])
     if len(matches) > 1:
@@ -158,7 +158,7 @@ def _until_ended(
     before: dict[str, str] = {}
     while True:
         for run in runs:
-            # Runs that a queue gave back (`planned` again) are printed together, in one sentence at the end.
+            # Runs that a queue returned, so that they are `planned` again, are printed together in one sentence at the end.
             if before.get(run.id) != run.state and not (run.state == "planned" and run.id in before):
                 out.line(f"{run.id}: {run.state}" + (f": {run.why}" if run.why else ""))
             before[run.id] = run.state

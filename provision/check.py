@@ -26,7 +26,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """An acceptance check."""
+    """An acceptance check of a node or of the network: a name, and the function that runs the check."""
 
     name: str
     run: Callable[[Site, Target], Outcome]  # raises Unanswered if a node does not answer
@@ -40,5 +40,6 @@ def each(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
 
 
 def without(site: Site) -> str:
-    """The text that a check appends to a sentence about all nodes, such as `; without gpu1`: the nodes that were left out."""
+    """The text that a check appends to a sentence about all nodes, such as `; without gpu1`. It names the nodes that did not
+    take part in the check; '' if all nodes took part."""
     return f"; without {', '.join(absent)}" if (absent := site.absent()) else ""

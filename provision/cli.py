@@ -232,7 +232,8 @@ def _would_create(output: Output, described: Cluster, workspace: Workspace, to_c
 
 
 def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> None:
-    """Show what `down` would remove, and ask the user to type `confirmation.name`. Raises InputError if the user does not."""
+    """Show what `down` would remove, and ask the user to type `confirmation.name`. Raises InputError if the user types another
+    text."""
     if confirmation is None:
         return
     for sentence in confirmation.says:

@@ -10,7 +10,7 @@ from provision.fact import Unanswered
 from provision.node import Node, last_line
 
 MOST_S = 1.0
-TRIES = 5  # most measurements of a node; a round trip to a busy node can take seconds, and makes a measurement uncertain
+TRIES = 5  # the most measurements of a node; a round trip to a busy node can take seconds, so a measurement may be uncertain
 
 
 class Offset(msgspec.Struct, frozen=True):

@@ -132,7 +132,8 @@ def _gpus(host: Host) -> str:
 def operations(output: Output, steps: Sequence[OperationStep]) -> None:
     """Print what each operation did on each node, the commands for an administrator, and the number of changes.
 
-    For one node, or with --verbose, the details of all operations are listed; otherwise those of the states in TOLD.
+    For one node, or with --verbose, the details of all operations are listed; otherwise only the details of operations whose
+    state is in TOLD.
     """
     nodes = list(dict.fromkeys(step.node for step in steps))
     told = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in TOLD]
@@ -160,7 +161,7 @@ def operations(output: Output, steps: Sequence[OperationStep]) -> None:
 
 
 def administrator_parts(steps: Sequence[OperationStep]) -> dict[str, list[str]]:
-    """By node, the operations that only an administrator can carry out."""
+    """The operations that only an administrator can carry out, as a list for each node, by the name of the node."""
     parts: dict[str, list[str]] = {}
     for step in steps:
         if step.state == "administrator":

@@ -12,7 +12,7 @@ UNUSABLE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE",
 
 
 def existing(site: Site) -> SlurmHere | None:
-    """The existing Slurm of the nodes, which answers and which shardlab did not set up; None if there is none.
+    """The Slurm that the nodes already have, which answers and which shardlab did not set up; None if there is no such Slurm.
 
     On nodes without root, a Slurm that answers counts as existing even if shardlab set it up. Raises Unanswered if there is a
     slurm.conf that shardlab did not write but no controller answers, or if only a login shell finds Slurm's commands.
@@ -42,7 +42,7 @@ def existing(site: Site) -> SlurmHere | None:
 
 
 def used(there: SlurmHere) -> Nothing:
-    """The result of an operation that sets up Slurm, on nodes that have a Slurm already: there is nothing to change."""
+    """The result of an operation that would set up Slurm, if the nodes have a Slurm already: there is nothing to change."""
     return Nothing(f"uses the Slurm that is there (cluster {there.cluster}, version {there.version}), which is not changed")
 
 

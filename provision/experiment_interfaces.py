@@ -24,7 +24,7 @@ class NodeInterface(msgspec.Struct, frozen=True):
 
 
 class ExperimentInterfaces(msgspec.Struct, frozen=True):
-    """The two interfaces of a node."""
+    """The interfaces of a node on the experiment network and on the control network."""
 
     experiment: NodeInterface
     control: NodeInterface

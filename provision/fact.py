@@ -14,14 +14,14 @@ from shardlab.errors import ShardlabError
 from shardlab.remote import Unreachable
 
 T = TypeVar("T")
-_OPEN = object()  # stands for a question that was not asked yet; None cannot, because None may be an answer
+_OPEN = object()  # stands for a question that was not asked yet; None is not used for this, because None may be an answer
 
 
 class Unanswered(ShardlabError):
     """A node did not answer a question, gave an answer that cannot be parsed, or did not carry out a change.
 
     blames: the names of the nodes at fault, each with the reason; empty if they are not known. They may be other nodes than
-    the one that an operation was changing, because an operation on one node may ask another node.
+    the node that an operation was changing, because an operation on one node may ask another node.
     """
 
     def __init__(self, message: str, blames: Mapping[str, str] | None = None) -> None:
@@ -30,7 +30,7 @@ class Unanswered(ShardlabError):
 
 
 class Fact(msgspec.Struct, Generic[T], frozen=True):
-    """A question to a node."""
+    """A question to a node: the command that asks it, and the function that parses the output of the command."""
 
     name: str
     command: Callable[[str], list[str]]  # its argument: the path of the node's Python interpreter
@@ -52,13 +52,13 @@ class Facts:
         self._turns: dict[str, threading.Lock] = {}
 
     def __getitem__(self, fact: Fact[T]) -> T:
-        """The answer to `fact`. Raises Unanswered."""
+        """The answer of the node to the question `fact`. Raises Unanswered."""
         answer: Any = self.answers.get(fact.name, _OPEN)
         if answer is _OPEN:
             # The lock makes another thread that asks the same question wait for this answer.
             with self._turns.setdefault(fact.name, threading.Lock()):
                 answer = self.answers.get(fact.name, _OPEN)
-                if answer is _OPEN:  # `answer` is returned even if another thread calls forget() in between
+                if answer is _OPEN:  # the local variable `answer` is returned even if another thread calls forget() now
                     answer = self.answers[fact.name] = self._ask(fact)
         if isinstance(answer, Unanswered):
             raise answer

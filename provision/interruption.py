@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from provision.node import Node
 from shardlab import command_start
 
-LIMIT_S = 1.2  # how long commands on nodes may take to end; the value lets this process end within two seconds
+LIMIT_S = 1.2  # the most seconds for commands on nodes to end, so that this process ends within two seconds
 CHILDREN_S = 0.7
 STOPPING = threading.Event()  # set when this process is interrupted: from then on no node starts a command
 AGAIN = "run the same command again to continue"
@@ -53,7 +53,7 @@ def _end(nodes: Sequence[Node], changes: Callable[[], int | None]) -> None:
     for thread in threads:
         thread.join(max(0.0, ends - time.monotonic()))
     if os.isatty(2):
-        os.write(2, b"\x1b[?25h\n")  # shows the cursor again, which the table of progress hides
+        os.write(2, b"\x1b[?25h\n")  # shows the cursor again, because the table of progress hides the cursor
     command_start.leave(sentence(changes(), [node.name for node in running], {node.name: node.running for node in running}))
 
 

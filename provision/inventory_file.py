@@ -1,5 +1,5 @@
-"""The file WORKSPACE/.shardlab/inventory.json. An operation writes the nodes; checks write the compute nodes of a Slurm site,
-and the times of all-reduces."""
+"""Reads and encodes the inventory, the file WORKSPACE/.shardlab/inventory.json. An operation writes the nodes into it; checks
+add the compute nodes of a Slurm site and the times of all-reduces."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from shardlab.host import Host
 from shardlab.inventory import path_of
 from shardlab.workspace import Workspace
 
-# Left out, because they differ between boots or shells: otherwise each `provision` would find a change.
+# Facts that are not written into the inventory, because they differ between boots or shells. Otherwise, each `provision` would
+# find a change.
 VOLATILE = ("boot_id", "cpus_allowed")
 
 
 def read(workspace: Workspace) -> bytes | None:
-    """Its bytes; None if there is no such file. Raises WorkspaceError."""
+    """The bytes of the inventory; None if the workspace has no inventory. Raises WorkspaceError."""
     with files.as_workspace_error("read"):
         try:
             return path_of(workspace).read_bytes()
@@ -29,12 +30,12 @@ def read(workspace: Workspace) -> bytes | None:
 
 
 def encoded(inventory: dict[str, Any]) -> bytes:
-    """The bytes of the file: indented JSON."""
+    """Encode an inventory as the bytes of the file, which are indented JSON."""
     return msgspec.json.format(msgspec.json.encode(inventory), indent=2) + b"\n"
 
 
 def decoded(written: bytes | None) -> dict[str, Any]:
-    """The inventory with these bytes; empty if there is none, or if it is damaged."""
+    """Decode the bytes of an inventory. Returns an empty dictionary if `written` is None or damaged."""
     try:
         return msgspec.json.decode(written or b"{}", type=dict[str, Any])
     except DECODE_FAULTS:
@@ -42,14 +43,14 @@ def decoded(written: bytes | None) -> dict[str, Any]:
 
 
 def node_types(written: bytes | None) -> list[Any] | None:
-    """The node types of an inventory; None if it has none."""
+    """The node types in the bytes of an inventory; None if it has no node types."""
     known = decoded(written).get("node_types")
     return known if isinstance(known, list) else None
 
 
 def all_reduces(written: bytes | None) -> list[MeasuredAllReduce]:
-    """The measured all-reduces of an inventory. Those that another version wrote differently, or that are damaged, are left
-    out."""
+    """The measured all-reduces in the bytes of an inventory. All-reduces that are damaged, or that another version of shardlab
+    wrote in another form, are left out."""
     known = decoded(written).get("all_reduces")
     found = []
     for entry in known if isinstance(known, list) else []:
@@ -59,5 +60,5 @@ def all_reduces(written: bytes | None) -> list[MeasuredAllReduce]:
 
 
 def facts(host: Host) -> dict[str, Any]:
-    """What the inventory says of a machine."""
+    """The facts about a machine that the inventory contains, by name."""
     return {key: value for key, value in msgspec.to_builtins(host).items() if key not in VOLATILE}

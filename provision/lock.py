@@ -19,12 +19,13 @@ from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 
-READS_S = 1.0  # how long to wait for the holder's name; a holder writes its name milliseconds after taking the lock
+READS_S = 1.0  # the most seconds to wait for the name of the lock's holder, which writes it milliseconds after taking the lock
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The content of a lock file: the process that took the lock last. since: when it did, in local time with the zone."""
+    """The content of a lock file: the process that took the lock last. since: when it took the lock, in local time with
+    zone."""
 
     pid: Annotated[int, msgspec.Meta(ge=1)]
     user: Text
@@ -65,7 +66,7 @@ def _sign(descriptor: int, argv: Sequence[str]) -> None:
 
 
 def _who(descriptor: int) -> str:
-    """The predicate of the error message: who holds the lock, as far as the lock file says."""
+    """A phrase for the error message that says who holds the lock, as far as the lock file tells."""
     ends = time.monotonic() + READS_S
     while True:
         with contextlib.suppress(OSError, *DECODE_FAULTS):
@@ -83,8 +84,8 @@ def _who(descriptor: int) -> str:
 def _lives(holder: Holder) -> bool:
     """Whether the process that the lock file names still runs.
 
-    A holder that was killed leaves its name in the file until the next holder has written its own. A process that began at
-    another time than `holder` is another process, to which the kernel gave the same PID.
+    A process that was killed leaves its name in the file until the next holder writes its own name. If the process with this
+    PID began at another time than `holder`, it is another process, to which the kernel gave the same PID.
     """
     import psutil
 

@@ -38,7 +38,7 @@ class LoginNode:
         self.may_sudo = False
         self.venv_python = "python3"
         self._command = ssh_command(address)
-        self._running: dict[str, str] = {}  # the beginning of each running command, by the mark that `run` gives the command
+        self._running: dict[str, str] = {}  # the first words of each running command, by the mark that `run` gives it
         self._is_open = False
 
     @property
@@ -47,9 +47,9 @@ class LoginNode:
         return tuple(self._running.values())
 
     def end(self, limit_s: float) -> None:
-        """End our commands on the login node, as `Node.end` describes.
+        """End the commands of this program on the login node, as `Node.end` describes.
 
-        They get SIGTERM there, because a command without a terminal does not end when its connection ends.
+        The commands get SIGTERM on the login node, because a command without a terminal does not end when its connection ends.
         """
         ends = time.monotonic() + limit_s
         # The brackets in the pattern prevent that pkill matches its own command line.
@@ -155,6 +155,6 @@ class LoginNodeHere(LocalNode, eq=False):
 def _sending_s(content: bytes) -> float:
     """The time limit for sending a file, in seconds: 10 minutes, or the time at 4 Mbit/s if that is longer.
 
-    A gigabyte of torch over the internet connection of a home may need so long.
+    At this rate, a gigabyte of torch is sent in time over the internet connection of a home.
     """
     return max(600.0, len(content) / 5e5)

@@ -1,4 +1,4 @@
-"""Keeps the all-reduces that the acceptance checks measured in the inventory of the workspace."""
+"""Writes the all-reduces that the acceptance checks measured into the inventory of the workspace."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shardlab.inventory import path_of
 
 
 def record(site: Site, findings: Sequence[Finding], *, again: bool) -> None:
-    """Write what the checks measured into the inventory. Raises WorkspaceError.
+    """Write the all-reduces that the checks measured into the inventory. Raises WorkspaceError.
 
-    again: whether a new measurement replaces the earlier one of the same nodes and backend. If not, the earlier one stays, so
-    that a command that has nothing to change does not change the inventory. Nothing is written if nothing was measured, or if
-    the inventory is missing or describes another cluster.
+    again: whether a new measurement replaces an earlier measurement of the same nodes and backend. If not, the earlier
+    measurement stays, so that a command that has nothing to change does not change the inventory. Nothing is written if nothing
+    was measured, or if the inventory is missing or describes another cluster.
     """
     measured = [one for finding in findings for one in finding.outcome.all_reduces]
     written = inventory_file.read(site.workspace)
@@ -35,9 +35,9 @@ def record(site: Site, findings: Sequence[Finding], *, again: bool) -> None:
 
 
 def of_present_nodes(site: Site, written: bytes | None) -> list[Any]:
-    """The measurements of an inventory whose nodes still belong to the cluster, as JSON values.
+    """The measurements in the bytes of an inventory whose nodes still belong to the cluster, as JSON values.
 
-    On a Slurm site they are compute nodes, which the cluster file does not list, so all of them are kept.
+    On a Slurm site, the cluster file does not list the measured nodes, which are compute nodes, so all measurements are kept.
     """
     names = {target.node.name for target in site.targets}
     known = inventory_file.all_reduces(written)
@@ -45,7 +45,8 @@ def of_present_nodes(site: Site, written: bytes | None) -> list[Any]:
 
 
 def encodable(measured: Iterable[MeasuredAllReduce]) -> list[Any]:
-    """As JSON values, sorted by the number of nodes and their names, so that equal measurements give equal files."""
+    """Convert measurements to JSON values, sorted by the number of nodes and their names, so that equal measurements give equal
+    files."""
     values: list[Any] = msgspec.to_builtins(sorted(measured, key=lambda one: (len(one.nodes), _key(one))))
     return values
 

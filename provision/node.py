@@ -65,6 +65,6 @@ class Node(Protocol):
 
 
 def last_line(answer: CommandOutput) -> str:
-    """The last line of a failed command's standard error, or its exit status if there is none."""
+    """The last line of a failed command's standard error; its exit status if it wrote no error."""
     lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
     return lines[-1] if lines else f"exit status {answer.code}"

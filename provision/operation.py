@@ -40,7 +40,7 @@ class Site(msgspec.Struct, frozen=True):
     cluster: Cluster
     workspace: Workspace
     targets: list[Target]
-    left: dict[str, str] = {}  # the nodes that later operations and checks leave out, by name, with the reason
+    left: dict[str, str] = {}  # the nodes that later operations and checks skip: name of the node -> reason
     pretended: bool = False  # True: a file describes the nodes (option --pretend), and no node is reached
     administrator: dict[str, list[str]] = {}  # by node: the operations that an administrator has to carry out on it
 
@@ -55,7 +55,7 @@ class Site(msgspec.Struct, frozen=True):
 
     @property
     def standing(self) -> list[Target]:
-        """The nodes that are not in `left`."""
+        """The nodes that later operations and checks do not skip, which are the nodes that are not in `left`."""
         return [target for target in self.targets if target.node.name not in self.left]
 
     def told(self, fact: Fact[T]) -> list[tuple[Target, T]]:
@@ -97,7 +97,7 @@ class Change(Protocol):
 
 
 class Here(msgspec.Struct, frozen=True):
-    """A change that this program itself makes, on this machine, by calling `do`.
+    """A change that this program makes itself, on this machine, by calling the function `do`.
 
     script: the commands by which an administrator makes the change, if it needs root.
     """
@@ -200,7 +200,7 @@ class Write(msgspec.Struct, frozen=True):
 
 
 def _here_document(content: bytes) -> str:
-    """The input of a command in a shell script, as a here-document. `content` is text; only root's files are written so."""
+    """The input of a command in a shell script, as a here-document. content: text of a file that root writes."""
     text = content.decode()
     return f"<<'{END}'\n{text}{'' if text.endswith(chr(10)) else chr(10)}{END}"
 
@@ -233,7 +233,8 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """Something that `provision` makes true on each node, such as a mounted folder. --only and --skip choose it by its name."""
+    """Something that `provision` makes true on each node, such as a mounted folder. The options --only and --skip choose
+    operations by their names."""
 
     name: str
     plan: Callable[[Site, Target], Sequence[Change] | Nothing]  # returns the changes that a node needs

@@ -39,10 +39,10 @@ class PlanObserver:
     """Observes the progress of operations on each node. Several threads call its methods. This base class does nothing."""
 
     def begins(self, node: str, operation: str) -> None:
-        """An operation begins on a node."""
+        """Called when an operation begins on a node."""
 
     def ends(self, step: OperationStep) -> None:
-        """An operation ended on a node."""
+        """Called when an operation has ended on a node. step: the result of the operation."""
 
 
 def converge(
@@ -93,7 +93,7 @@ def converge(
             if operation.name == MACHINE:
                 left.update({step.node: "known only after this machine is up" for step in done if step.state == "would change"})
             if site.pretended:
-                left.clear()  # nothing is carried out, so an operation can be planned although an earlier operation failed
+                left.clear()  # in a dry run, an operation can be planned although an earlier operation failed
     return steps
 
 
@@ -167,7 +167,7 @@ def _for_an_administrator(
 ) -> OperationStep | None:
     """The step of an operation that cannot be carried out on a node without sudo; None if the operation can be carried out.
 
-    Either the operation itself needs root, or an earlier operation does, and this operation has to wait for it.
+    Either the operation itself needs root, or an earlier operation needs root, so that this operation has to wait.
     """
     if node.may_sudo or isinstance(planned, Nothing):
         return None

@@ -32,7 +32,7 @@ class DescribedMachine(msgspec.Struct, frozen=True):
 
 
 class DescribedMachines(msgspec.Struct, frozen=True):
-    """The part of the file that is read: its nodes."""
+    """The part of the file of --pretend that is read: its nodes."""
 
     nodes: list[DescribedMachine]
 

@@ -16,7 +16,8 @@ from rich.text import Text
 from provision.plan import OperationStep, PlanObserver, State
 from shardlab.console import Output
 
-# One letter for each operation, so that a row shows all operations of a node.
+# For each state of an operation, the letter and its color in the table. One letter per operation lets a row show all operations
+# of a node.
 LETTERS: dict[State, tuple[str, str]] = {
     "changed": ("+", "green"),
     "would change": ("+", "yellow"),
@@ -30,7 +31,8 @@ LEGEND = "+ changed   = nothing to do   ! needs an administrator   x failed   - 
 
 
 class NodeRow(msgspec.Struct):
-    """The progress of a node: the states of its finished operations, the operation that runs now, and when that one began."""
+    """The progress of a node: the states of its finished operations, the operation that runs now, and when this operation
+    began."""
 
     states: list[State] = []
     running: str | None = None

@@ -10,7 +10,7 @@ _DURATION = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
 
 
 def pairs(line: str) -> dict[str, str]:
-    """The words KEY=VALUE of a line of `scontrol --oneliner`."""
+    """The values in a line of `scontrol --oneliner`, which contains words KEY=VALUE, by their keys."""
     return dict(_PAIR.findall(line))
 
 

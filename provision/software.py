@@ -1,4 +1,4 @@
-"""The Python software that every node needs: the tested set of packages, and our own source."""
+"""The Python software that every node needs: the tested set of packages, and shardlab's own source."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def constraints() -> bytes:
 
 @functools.cache
 def requirements(extras: tuple[str, ...] = EXTRAS) -> tuple[str, ...]:
-    """The requirements of shardlab with these extras, which pip installs. Our commands need no extra: only ranks need torch."""
+    """The requirements of shardlab with these extras, which pip installs. The commands of shardlab need no extra, because only
+    ranks need torch."""
     wanted = {line for line in map(Requirement, metadata.requires("shardlab") or ()) if _applies(line, extras)}
     return tuple(sorted({f"{line.name}{line.specifier}" for line in wanted}))
 
@@ -86,7 +87,8 @@ class PackageDifferences(msgspec.Struct, frozen=True):
 
 
 def differences(listing: str) -> PackageDifferences:
-    """Compare the packages of an environment with the tested packages. listing: the output of the program LISTING there."""
+    """Compare the packages of an environment with the tested packages. listing: the output of the program LISTING in that
+    environment."""
     there: dict[str, Version] = {}
     for line in listing.splitlines():
         name, _, version = line.strip().partition("==")

@@ -1,4 +1,4 @@
-"""Runs the acceptance checks: a node is ready when its checks pass, not when its installation ends."""
+"""Runs the acceptance checks, because a node is ready only when its checks pass, and not already when its installation ends."""
 
 from __future__ import annotations
 

@@ -41,6 +41,6 @@ class MeasuredAllReduce(msgspec.Struct, frozen=True):
 def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:
     """The bus bandwidth of an all-reduce in bytes per second, which is comparable for any number of ranks.
 
-    size_bytes: of the tensor of one rank. time_s: seconds for one all-reduce.
+    size_bytes: the size of the tensor of one rank. time_s: the seconds of one all-reduce.
     """
     return 2 * (ranks - 1) / ranks * size_bytes / time_s

@@ -1,7 +1,7 @@
 """The format of an archive: one zip file with the runs of a matrix, the matrix, the cluster, the report and all checksums.
 
 `collect archive` writes an archive; `collect open`, `collect compare` and `jobs submit --from` read it. An archive comes from
-another person, so nothing in it is believed: names, sizes and checksums are checked before a file is used.
+another person, so nothing in it is trusted: names, sizes and checksums are checked before a file is used.
 
     archive.json                     ArchiveIndex: what the archive contains, and what was left out
     workspace/matrix/                the matrix file, with the model files that it names
@@ -36,19 +36,19 @@ from shardlab.workspace_trust import CODE
 SCHEMA = 1
 SUFFIX = ".shardlab.zip"
 INDEX = "archive.json"
-INSIDE = "workspace/"  # the folder of all other files
+INSIDE = "workspace/"  # the folder in an archive that contains all files except archive.json
 CLUSTER = "archived-cluster.yaml"
 ENVIRONMENT = "environment.json"
 BLOCK = 1 << 20  # bytes that are read at a time
-MOST_INDEX = 1 << 28  # bytes that archive.json may have
+MOST_INDEX = 1 << 28  # the largest allowed size of archive.json, in bytes
 MOST_FILES = 2_000_000
 # The files and folders that an archive may contain. A file cluster.yaml and a folder of templates are not allowed: they could
 # make commands in the unpacked workspace log in to machines, or run a script, that the author of the archive chose.
 TOP_FILES = {CLUSTER, ENVIRONMENT}
 FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in CODE))
-MOST_NAME = 1000  # characters that the name of a file may have
-METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the ways of compression that an archive may use
-ENCRYPTED = 0x1  # a flag of a member
+MOST_NAME = 1000  # the largest allowed number of characters in the path of a file
+METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the methods of compression that an archive may use
+ENCRYPTED = 0x1  # the flag bit of an encrypted member in a zip file
 # The exceptions of zipfile for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown version.
 ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeDecodeError)
 
@@ -122,7 +122,7 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] = lambda _nam
 
 
 def may_contain(name: str) -> bool:
-    """Whether an archive may contain a file with this path below `workspace/`."""
+    """Whether an archive may contain a file with this path. name: the path below the folder `workspace/` of the archive."""
     return _is_name(INSIDE + name)
 
 

@@ -17,12 +17,12 @@ from shardlab.cell import Cell
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Goal = Literal["largest_that_fits", "fastest"]
 GOAL_WORDS = {"largest_that_fits": "the largest that fits", "fastest": "the fastest"}
-# The batch size of one pass in the cell until the planner chooses the size of the first try. The number 1 would not do: with
-# one unit of data, a model with BatchNorm may have nothing to normalize over, and the cell would be refused.
+# The batch size of one pass in the cell until the planner chooses the size of the first try. It is not 1, because with one unit
+# of data, a model with BatchNorm may have nothing to normalize over, and the cell would be refused.
 PLACEHOLDER = 2
-SMALLEST_GAP = 8  # the search for the fastest ends when the sizes around the best differ from it by at most 1/SMALLEST_GAP
-# The most tries that the search for the fastest makes after it has stopped doubling and halving. Each of these tries halves a
-# gap next to the best size, until the gap is SMALLEST_GAP times smaller than the best size.
+SMALLEST_GAP = 8  # the search for the fastest size ends when the tried sizes next to it differ by at most 1/SMALLEST_GAP of it
+# The most tries that the search for the fastest size makes after it has stopped doubling and halving. Each of these tries
+# halves a gap next to the best size, until the gap is SMALLEST_GAP times smaller than the best size.
 REFINEMENTS = 3 * int(math.log2(SMALLEST_GAP))
 
 
@@ -54,16 +54,17 @@ class BatchSearch(msgspec.Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """What is searched, such as `gpu_batch_size, the largest that fits`."""
+        """A text that says what is searched, such as `gpu_batch_size, the largest that fits`."""
         return f"{self.key}, {GOAL_WORDS[self.goal]}"
 
     def described(self) -> dict[str, Any]:
-        """The search for JSON: its fields, and the most tries that it can need."""
+        """The search as a dictionary for JSON: its fields, and the largest number of tries that it can need."""
         return {**msgspec.to_builtins(self), "most_tries": self.most_tries}
 
     @property
     def in_units(self) -> tuple[int, int, int]:
-        """(start, smallest, largest), each divided by the number of passes of a step: the batch size of one pass."""
+        """The sizes (start, smallest, largest), each divided by the number of passes of a step, which gives the batch size of
+        one pass."""
         start, smallest, largest = (max(size // self.unit, 1) for size in (self.start, self.smallest, self.largest))
         return start, smallest, largest
 
@@ -135,7 +136,7 @@ def _halvings(gap: int) -> int:
 
 
 def _next_for_largest(tried: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
-    """The next size in the search for the largest that fits; None if it was found, or if even `smallest` does not fit.
+    """The next size in the search for the largest size that fits; None if it was found, or if even `smallest` does not fit.
 
     The size is doubled or halved until one size fits and a larger size does not. Then the size in the middle of these two is
     tried, until their difference is 1. tried: for each size of a pass that was tried, how the try ended.
@@ -151,7 +152,7 @@ def _next_for_largest(tried: Mapping[int, TryOutcome], smallest: int, largest: i
 
 
 def _next_for_fastest(tried: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
-    """The next size in the search for the fastest; None if it was found, or if even `smallest` does not fit.
+    """The next size in the search for the fastest size; None if it was found, or if even `smallest` does not fit.
 
     The size is doubled and halved until larger and smaller sizes than the fastest have been tried. Then the middle of the
     larger gap next to the fastest size is tried, until both gaps are small. tried: as in `_next_for_largest`.

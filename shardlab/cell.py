@@ -103,7 +103,8 @@ class Recurring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """The interval in epochs."""
 
     def every(self, steps_per_epoch: int) -> int:
-        """The interval in steps."""
+        """The interval in steps, whether it was given in steps or in epochs. steps_per_epoch: the number of steps of an
+        epoch."""
         return self.every_steps or (self.every_epochs or 1) * steps_per_epoch
 
 

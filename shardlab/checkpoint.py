@@ -62,7 +62,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     seal: str = ""
 
     def sealed(self) -> CheckpointManifest:
-        """This manifest with its seal."""
+        """A copy of this manifest with its seal, which is its SHA-256."""
         bare = msgspec.json.encode(msgspec.structs.replace(self, seal=""), order="deterministic")
         return msgspec.structs.replace(self, seal=hashlib.sha256(bare).hexdigest())
 
@@ -166,9 +166,9 @@ def damage(path: Path, these: Iterable[CheckpointFile]) -> str | None:
     return None
 
 
-# The keys that may differ between a cell and the cell of the checkpoint from which it resumes: the number of ranks, how ranks
-# share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may differ
-# as well.
+# The keys that may differ between a cell and the cell of the checkpoint from which its run resumes: the number of ranks, how
+# ranks share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may
+# differ, too.
 _RANKS = keys_of(Role.RANKS, Role.PASSES, Role.NODES, Role.HARDWARE, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
 _STRATEGY = keys_of(Role.STRATEGY, Role.EXECUTION)
 

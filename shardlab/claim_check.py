@@ -79,7 +79,8 @@ def _check(test: Expression) -> None:
 
 
 def _why_none(cells: Sequence[dict[str, Any]], wanted: dict[str, Any]) -> str:
-    """Why no cell has all wanted values, as a sentence: which value no cell has, or that no cell has all values together.
+    """Why no cell has all wanted values. The sentence names a value that no cell has, or says that no cell has all the values
+    together.
 
     cells: the values of each cell, by name. wanted: the values that a claim names.
     """

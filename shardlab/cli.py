@@ -1,6 +1,6 @@
 """The command `shardlab`, which runs the commands provision, jobs and collect.
 
-It works in every shell. The command `jobs` alone does not, because `jobs` is a builtin of bash, zsh and fish.
+`shardlab jobs` works in every shell. The command `jobs` alone does not, because `jobs` is a builtin of bash, zsh and fish.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 
 SCHEMA = 1
-MANIFESTS = "cloudlab"  # in .shardlab: the folder with a manifest AGGREGATE.xml of each aggregate, and with lease.json
-NOTE = "cloudlab-experiment.json"  # in .shardlab and not in the folder MANIFESTS, because that folder is replaced as a whole
+MANIFESTS = "cloudlab"  # the folder in .shardlab with a manifest AGGREGATE.xml of each aggregate, and with lease.json
+NOTE = "cloudlab-experiment.json"  # a file in .shardlab; it is not in MANIFESTS, because that folder is replaced as a whole
 OLD = ".old"  # suffix that a file or folder gets when it is no longer used
 
 
@@ -48,7 +48,7 @@ class ExperimentNote(msgspec.Struct, frozen=True):
 
 
 def path_of(own: Path) -> Path:
-    """The path of the note."""
+    """The path of the note about the experiment."""
     return own / NOTE
 
 
@@ -68,7 +68,7 @@ def read(own: Path) -> ExperimentNote | None:
 
 
 def write(own: Path, note: ExperimentNote) -> ExperimentNote:
-    """Store the note; returns it. Raises WorkspaceError."""
+    """Store the note in the workspace, and return it. Raises WorkspaceError."""
     files.make_folder(own)
     files.write_json(path_of(own), note)
     return note
@@ -80,7 +80,7 @@ def manifests(own: Path) -> list[Path]:
 
 
 def store_manifests(own: Path, texts: Mapping[str, bytes]) -> None:
-    """Store the manifests of the experiment in place of the stored manifests. Either all are stored, or nothing changes.
+    """Replace the stored manifests by these manifests of the experiment. Either all of them are stored, or nothing changes.
 
     texts: for each manifest, the name of its aggregate, which must be safe as a file name -> its content.
     Raises WorkspaceError.

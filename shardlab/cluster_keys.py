@@ -15,7 +15,7 @@ IPV4 = r"^(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!$)|$)){4}$"
 
 HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
 
-LOCAL_FOLDER = "/opt/shardlab"  # our folder on each node, if the nodes share no folder
+LOCAL_FOLDER = "/opt/shardlab"  # shardlab's folder on each node, if the nodes share no folder
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 

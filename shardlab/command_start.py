@@ -18,7 +18,7 @@ except KeyboardInterrupt:
     os.write(2, f"{EARLY}\n".encode())
     os._exit(INTERRUPTED)
 
-MYPY = False  # mypy treats it as true, like typing.TYPE_CHECKING, which would need an import
+MYPY = False  # mypy treats a variable of this name as true; typing.TYPE_CHECKING, which does the same, would need an import
 if MYPY:
     from collections.abc import Callable
     from types import FrameType
@@ -37,7 +37,7 @@ def start(package: str) -> int:
             signal.signal(number, _handle)
     __import__(f"{package}.cli")
     code: int = sys.modules[f"{package}.cli"].main()
-    on_signal(lambda: os._exit(code))  # everything is done; only the exit of the interpreter is left
+    on_signal(lambda: os._exit(code))  # the command is finished, so a signal only ends the interpreter sooner
     return code
 
 

@@ -22,7 +22,7 @@ from shardlab import __version__, command_start, printable
 from shardlab.errors import ShardlabError, WorkspaceError
 
 INTERRUPTED = "interrupted; finished work is kept, and the same command continues from there."
-_NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # the beginning of a number, or of an empty text
+_NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # matches a text that begins with a number or is empty
 
 
 class Parser(argparse.ArgumentParser):
@@ -92,7 +92,7 @@ class CleanConsole(Console):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text without control characters and escape sequences."""
+        """Replaces a method of rich: makes a Text from a string, without control characters and escape sequences."""
         return super().render_str(printable.clean(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
@@ -192,7 +192,7 @@ class Output:
 
 
 def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:
-    """A table of rich in the style of all our tables, without a frame.
+    """A table of the library rich in the style of all tables of shardlab, without a frame.
 
     columns: the heading of each column. rows: the cells of each row. styles: the style of each row.
     """

@@ -1,8 +1,8 @@
 """The container in which ranks run at a Slurm site: the Python that starts the ranks, and the folders visible inside.
 
-Our commands and the supervisor of a run stay outside the container, because Slurm's commands are installed only outside. The
-container starts with each task of a job step. With pyxis, a plugin of srun, options of srun start the container. With the other
-runtimes, the script `rank-python` beside the environment's `python` starts the container.
+shardlab's commands and the supervisor of a run stay outside the container, because Slurm's commands are installed only outside.
+The container starts with each task of a job step. With pyxis, a plugin of srun, options of srun start the container. With the
+other runtimes, the script `rank-python`, which is in the same folder as the environment's `python`, starts the container.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ NODE_DISK = "$SHARDLAB_NODE_DISK"
 
 
 def rank_python(cluster: Cluster, python: str) -> str:
-    """The Python that starts ranks. python: the Python of our commands, which also starts ranks if there is no container."""
+    """The Python that starts ranks. python: the Python of shardlab's commands, which also starts ranks if there is no
+    container."""
     if cluster.environment.container is None:
         return python
     return str(PurePosixPath(python).with_name(RANK_PYTHON))

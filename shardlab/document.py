@@ -42,7 +42,8 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem in a file. mark: its place in the file. path: the dotted path of its key. sentence: the message to the user."""
+    """A problem in a file. mark: the place of the problem in the file. path: the dotted path of the key. sentence: the message
+    to the user."""
 
     mark: Position
     path: str
@@ -75,7 +76,7 @@ class Document(msgspec.Struct):
         return Problem(mark, dotted(path), sentence)
 
     def error(self, path: Path_, sentence: str, *, at_key: bool = False) -> InputError:
-        """An exception for one problem, which the caller raises. The arguments are those of `problem`."""
+        """An exception for one problem, which the caller raises. The arguments are the same as for `problem`."""
         return self.errors([self.problem(path, sentence, at_key=at_key)])
 
     def errors(self, problems: list[Problem]) -> InputError:

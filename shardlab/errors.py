@@ -35,7 +35,7 @@ class UnknownName(InputError):
     """An unknown name. The message lists the allowed names and suggests the most similar name.
 
     kind: what was named, such as `strategy`. name: the unknown name. menu: the allowed names.
-    where: where the name was found; the message begins with it.
+    where: the place where the name was found; the message begins with this text.
     summaries: the meaning of each allowed name; if given, the message has a line for each allowed name.
     """
 
@@ -53,7 +53,7 @@ class UnknownName(InputError):
 
 
 class WorkspaceError(ShardlabError):
-    """The workspace cannot be read or written."""
+    """Raised if the workspace cannot be read or written."""
 
     @classmethod
     def from_os_error(cls, error: OSError, doing: str) -> WorkspaceError:

@@ -1,6 +1,6 @@
 """The expansion of a matrix: the cells and runs that the matrix had when it was last rendered.
 
-It is stored in .shardlab/matrices/NAME.json, so that commands that only read runs do not need the matrix file.
+The expansion is stored in .shardlab/matrices/NAME.json, so that commands that only read runs do not need the matrix file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Expansion(msgspec.Struct, kw_only=True):
 
 
 class LastMatrix(msgspec.Struct, frozen=True):
-    """last-matrix.json: the name of the matrix that was rendered last."""
+    """The content of last-matrix.json: the name of the matrix that was rendered last."""
 
     schema: int
     name: str

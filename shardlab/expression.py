@@ -1,6 +1,6 @@
 """Expressions in the option --where and in `include`, `exclude` and `claims` of a matrix file.
 
-Python's parser parses an expression, and our own code evaluates it.
+Python's parser parses an expression, and this module evaluates it.
 
 An expression may contain comparisons, ``+ - * /``, ``and or not in``, numbers, text, lists, names, and calls of functions that
 the caller allows. Everything else is refused before anything is evaluated.
@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-MAX_LENGTH = 2000  # characters of an expression
+MAX_LENGTH = 2000  # the largest allowed number of characters of an expression
 
 _BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -165,7 +165,7 @@ class Evaluator:
         return any(tests)
 
     def negated(self, test: Any) -> Any:
-        """The value of `not TEST`."""
+        """The value of the expression `not TEST`. test: the value of TEST."""
         return not test
 
     def number(self, side: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Reads the docstring under each field of a type. The JSON Schemas describe the keys of our files with these docstrings.
+"""Reads the docstring under each field of a type. The JSON Schemas of shardlab describe keys of files with these docstrings.
 
 Python does not keep docstrings of fields at run time, so they are read from the source of the class.
 """
@@ -32,7 +32,7 @@ def of(struct: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """(name of a field, its docstring) for each field in the source of a class that has a docstring below it."""
+    """Yields (name of the field, its docstring) for each field that has a docstring below it in the source of a class."""
     for field, after in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
             text = after.value

@@ -63,7 +63,7 @@ def open_descriptor(path: Path | str) -> tuple[int, int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a symlink, a socket
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # the path is a symlink (ELOOP) or a socket (ENXIO)
             raise NotRegular(path, kind_of(os.lstat(path).st_mode)) from None
         raise
     status = os.fstat(descriptor)
@@ -132,9 +132,9 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
-    """Write `value` as indented JSON to the file `path`. sync, exceptions: as in `write_atomic`; also raises InputError.
+    """Write `value` as indented JSON to the file `path`. sync: as in `write_atomic`.
 
-    InputError is raised for text that is not UTF-8 (see `as_json`).
+    Raises WorkspaceError as `write_atomic` does, and InputError for text that is not UTF-8 (see `as_json`).
     """
     write_atomic(path, as_json(value), sync=sync)
 
@@ -235,7 +235,7 @@ def _open_lock(path: Path) -> int:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal."""
+    """The SHA-256 of the content of a file, in hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
@@ -262,5 +262,5 @@ def _write(path: Path, content: bytes | memoryview, *, sync: bool, mode: int) ->
 
 
 def _named(error: OSError, path: Path) -> OSError:
-    """The same error with `path`, the file that the user knows, instead of the path of the temporary file."""
+    """A copy of the error that names `path`, the file that the user knows, instead of the temporary file."""
     return OSError(error.errno, error.strerror, str(path))

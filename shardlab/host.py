@@ -121,8 +121,8 @@ def boot_id() -> str:
 def this_process() -> dict[str, int | float | str]:
     """The process id, the start time (seconds since the epoch) and the boot id, which together identify this process.
 
-    The process id alone does not, because the kernel uses it again for later processes. If this process executes another
-    program in its place (execv), all three values stay the same.
+    The process id alone does not identify the process, because the kernel uses the number again for later processes. If this
+    process executes another program in its place (execv), all three values stay the same.
     """
     import psutil
 

@@ -1,4 +1,4 @@
-"""The event with which a rank records that an instrument acted between two steps, such as to save a checkpoint."""
+"""The event with which a rank records what an instrument did between two steps, for example that it saved a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _WRITER = re.compile(r"rank-(\d{5,9})")
 class InstrumentAct(msgspec.Struct, frozen=True):
     """What an instrument did between two steps: the data of the event.
 
-    name: of the instrument, such as `checkpoints`. when: whether it acted before or after the timed step `step`. seconds: how
-    long it took; the time of the event is its end.
+    name: the name of the instrument, such as `checkpoints`. when: whether the instrument acted before or after the timed step
+    `step`. seconds: the duration of the act; the time of the event is the end of the act.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=64)]
@@ -39,7 +39,7 @@ class InstrumentSpan(msgspec.Struct, frozen=True):
 
 
 def write(run_dir: RunDir, rank: int, act: InstrumentAct) -> None:
-    """Record that an instrument has just finished to act on this rank."""
+    """Record the act of an instrument that has just ended on this rank."""
     run_dir.write_event(f"rank-{rank:05d}", EVENT, sync=False, **msgspec.to_builtins(act))
 
 

@@ -44,7 +44,8 @@ class InventoryNode(msgspec.Struct, frozen=True):
 class Inventory(msgspec.Struct, frozen=True):
     """inventory.json: the nodes of a cluster, as `provision` found them.
 
-    lease: None if the nodes are not lent for a time. all_reduces: what the acceptance checks measured, the newest of each kind.
+    lease: None if the nodes are not lent for a time. all_reduces: the all-reduces that the acceptance checks measured, the
+    newest measurement of each kind.
     """
 
     schema: int
@@ -117,7 +118,8 @@ def measured_all_reduces(workspace: Workspace, cluster: str) -> tuple[MeasuredAl
 
 
 def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
-    """(how to log in to the controller, the path of the Python on the controller in which shardlab is installed).
+    """How to use the controller of a cluster. Returns (the address for the login, the path of the Python on the controller in
+    which shardlab is installed).
 
     In a cluster without Slurm, if no node has the role controller, the first node is used. Raises InputError.
     """

@@ -84,7 +84,8 @@ class _FromPortal(msgspec.Struct, frozen=True):
 
 
 def newest(own: Path, manifests: Sequence[Path]) -> Lease | None:
-    """The lease according to the newest source, the manifests or the portal; None if no source says when it ends.
+    """The lease according to the newest source, which is the manifests or the portal; None if no source says when the lease
+    ends.
 
     own: the folder .shardlab of the workspace. manifests: the paths of the manifests that the cluster file names; if empty, the
     manifests in .shardlab are used. Raises InputError.

@@ -1,6 +1,6 @@
-"""The state of a run that was interrupted because the lease of its nodes (the time for which they are lent) ended.
+"""Decides the state of a run that was interrupted because the lease of its nodes (the time for which they are lent) ended.
 
-The state follows only from the records of the run, because the scheduler that could report it is gone together with the nodes.
+The state follows only from the records of the run, because the scheduler that could report the state is gone with the nodes.
 """
 
 from __future__ import annotations

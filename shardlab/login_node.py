@@ -28,7 +28,8 @@ def is_login_node() -> bool:
 
 
 def must_not_be(*, here: bool) -> None:
-    """Raise InputError if this machine is a login node, before ranks start on it. here: the user gave --here: do not check."""
+    """Raise InputError if this machine is a login node, before ranks start on it. here: whether the user gave the option
+    --here, which switches this check off."""
     if not here and is_login_node():
         raise InputError(
             "this machine is a login node of a Slurm cluster (sinfo answers, and this process is in no job). Training here "

@@ -88,7 +88,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tests(self) -> list[str]:
-        """The tests of the claims."""
+        """The tests of all claims in this matrix file."""
         return [claim.test for claim in self.claims]
 
 
@@ -258,7 +258,7 @@ def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> 
             known = [field.name for field in msgspec.structs.fields(Draft)]
             problems.append(text.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, known))))
             continue
-        for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: values of an axis
+        for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list has the values of an axis
             _check_value(text, assumed.key, value, ("assumed", index, "value"), problems)
     described: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
     for what, entries in described:

@@ -1,6 +1,6 @@
-"""WORKSPACE/.shardlab/power/MATRIX.json: the power of the GPUs that runs drew while their steps were timed.
+"""Reads and writes WORKSPACE/.shardlab/power/MATRIX.json: the power that the GPUs of runs drew while their steps were timed.
 
-`collect summarize` writes it from telemetry, which `jobs` does not read; the planner calibrates its energy with it.
+`collect summarize` writes this file from telemetry, which `jobs` does not read; the planner corrects predicted energy with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEMA = 1
 
 
 class MeasuredPowers(msgspec.Struct, frozen=True):
-    """The file of one matrix."""
+    """The content of the file for the runs of one matrix."""
 
     schema: int
     watts_per_gpu: dict[str, Annotated[float, msgspec.Meta(gt=0)]]
@@ -27,7 +27,7 @@ class MeasuredPowers(msgspec.Struct, frozen=True):
 
 
 def write(workspace: Workspace, matrix: str, watts_per_gpu: Mapping[str, float]) -> None:
-    """Write the file of a matrix if it would change, and if the power of any run was measured. Raises WorkspaceError."""
+    """Write the file of a matrix, unless no power was measured or the file already has this content. Raises WorkspaceError."""
     if not watts_per_gpu:
         return
     folder = _folder(workspace)
@@ -41,7 +41,7 @@ def write(workspace: Workspace, matrix: str, watts_per_gpu: Mapping[str, float])
 
 
 def read_all(workspace: Workspace) -> dict[str, float]:
-    """Watts per GPU by run id, of all matrices. Files that are damaged or cannot be read are left out."""
+    """The watts per GPU of the runs of all matrices, by run id. Files that are damaged or cannot be read are left out."""
     found: dict[str, float] = {}
     for path in sorted(_folder(workspace).glob("*.json")):
         try:

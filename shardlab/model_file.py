@@ -77,7 +77,7 @@ class ModelFile(msgspec.Struct, frozen=True):
 
 
 def named(text: Document, sections: dict[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelFile]:
-    """The models of a matrix file that are given by their configuration, by name.
+    """Find the models that a matrix file gives by their configuration. Returns these models by name.
 
     text: the matrix file. sections: its `defaults`, `axes`, `zip`, `include` and `exclude`; each model in them is replaced by
     its name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.

@@ -29,7 +29,7 @@ PAUSE_S = 0.05  # seconds between two attempts to get a lock
 
 
 def parent() -> tuple[Path, str]:
-    """(the folder on this node in which shared folders are made, why this folder was chosen, in words).
+    """The folder on this node in which shared folders are made. Returns (the folder, a text that says why it was chosen).
 
     The folder is $TMPDIR, or /tmp if $TMPDIR is not set or is not a folder.
     """

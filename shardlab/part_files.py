@@ -1,7 +1,7 @@
-"""Rules for merging the files of a run whose nodes share no folder, so that each node has a run folder of its own.
+"""Rules for merging the files of a run whose nodes share no folder, so that each node has its own folder for the run.
 
-The rules say which files only the first node of the run may write, and whether one copy of a file is the beginning of another
-copy.
+The rules say which files only the first node of the run may write, and whether a copy of a file is the beginning of another
+copy of the same file.
 """
 
 from __future__ import annotations

@@ -331,7 +331,8 @@ def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
 
 
 def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None:
-    """(line number from 1, reason) of the first line of a file that is not a valid record; None if all lines are valid.
+    """Find the first line of a file that is not a valid record. Returns (line number from 1, reason); None if all lines are
+    valid.
 
     A line that a killed writer left incomplete does not count as damage, because such a line is expected: the next writer
     starts a new line after it. kind: the type of the records.
@@ -361,7 +362,7 @@ class LineWriter:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(path, self._HOW, 0o644)
             if (size := os.fstat(self._descriptor).st_size) and not _ends_line(path, size):
-                # An earlier writer left its last line incomplete: end this line, so that our first record starts a new line.
+                # An earlier writer left its last line incomplete. End this line, so that the next record starts a new line.
                 os.write(self._descriptor, b"\n")
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "write") from error

@@ -1,4 +1,5 @@
-"""Sentences about the processes that record a run beside its ranks, the sampler and the tracker, if they ended too early."""
+"""Sentences about the sampler and the tracker of a run (processes that record the run beside its ranks) that ended too
+early."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from shardlab.record import SAMPLER_ENDED, TRACKER_ENDED, Event
 
 
 def sentences(events: Iterable[Event]) -> list[str]:
-    """A clause for each host whose sampler ended while the run went on, and one if the tracker ended early.
+    """A clause for each host whose sampler ended while the run went on, and a clause if the tracker ended early.
 
-    events: of one run, sorted by time. Neither end changes the state of the run, but telemetry or logged values are missing.
+    events: the events of one run, sorted by time. The state of the run does not change if one of these processes ends early,
+    but telemetry or logged values are missing.
     """
     samplers: dict[str, list[Event]] = {}
     tracker: Event | None = None
@@ -31,6 +33,7 @@ def sentences(events: Iterable[Event]) -> list[str]:
 
 
 def _code(event: Event) -> str:
-    """The exit code in brackets; "" if the event has none. A negative code is the number of the signal that ended it."""
+    """The exit code in the event, in brackets; "" if the event has no code. A negative code stands for the signal that ended
+    the process."""
     code = event.data.get("code")
     return f" (exit code {code})" if type(code) is int else ""

@@ -39,9 +39,9 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
     def key(self, *, full_depth: bool) -> str:
         """The name of the answer to this request in the cache of answers: a digest of 16 hexadecimal digits.
 
-        The digest covers all that the answer depends on: the keys of the cell that change a step, our source, the installed
-        packages, and full_depth. full_depth: whether a deep model is rehearsed with all its blocks, and not extrapolated from
-        two smaller numbers of blocks.
+        The digest covers everything on which the answer depends: the keys of the cell that change a step, shardlab's source,
+        the installed packages, and full_depth. full_depth: whether a deep model is rehearsed with all its blocks, and not
+        extrapolated from two smaller numbers of blocks.
         """
         depends = keys_of(
             Role.MODEL, Role.PRECISION, Role.CLIPPING, Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES
@@ -55,7 +55,7 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
 
 @functools.cache
 def _code() -> tuple[str, str]:
-    """The digests of our source that a rehearsal executes, and of the installed packages."""
+    """Two digests: of the part of shardlab's source that a rehearsal executes, and of the installed packages."""
     return source_digest.of(("shardlab", "trainers")), source_digest.packages()
 
 
@@ -86,7 +86,7 @@ class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def total(self) -> int:
-        """The sum of all categories, in bytes."""
+        """The bytes of all categories together."""
         return sum(msgspec.structs.astuple(self))
 
 

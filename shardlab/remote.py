@@ -64,7 +64,7 @@ class CommandOutput(msgspec.Struct, frozen=True):
 
 
 class Unreachable(ShardlabError):
-    """The login to a machine failed, or the connection broke. node: the name of the machine in the cluster file, if known."""
+    """Raised if a login failed or a connection broke. node: the name of the machine in the cluster file, if it is known."""
 
     node: str | None = None
 
@@ -125,8 +125,8 @@ class Remote:
         # `timeout` could not end a process of root.
         words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
         mark = secrets.token_hex(8)  # printed on a line before the output of the command, because a .bashrc may print text too
-        # `cat` reads the rest of the input, so that the session ends only after the end of its input. If we sent the end of the
-        # input to a session that is already over, the server would close the connection, and all other commands would fail.
+        # `cat` reads the rest of the input, so that the session ends only after the end of its input. If the end of the input
+        # came when the session is over, the server would close the connection, and all other commands would fail.
         # If a signal ended the command, $? is 128 + the number of the signal.
         script = f"echo {mark}; echo {mark} >&2; {shlex.join(words)}; code=$?; cat > /dev/null; exit $code"
         begin = time.monotonic()
@@ -220,7 +220,8 @@ def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
 
 
 def rsync_words(address: Address) -> tuple[str, str]:
-    """(host, option): the host as rsync needs it in HOST:PATH, and rsync's option --rsh with the ssh command for the login."""
+    """The words of an rsync command for a machine: (the host as in HOST:PATH, the option --rsh with the ssh command for the
+    login)."""
     *ssh, host = ssh_command(address)
     return f"[{host}]" if ":" in host else host, f"--rsh={shlex.join([word for word in ssh if word != '--'])}"
 
@@ -316,7 +317,7 @@ def _open(address: Address) -> Any:
 
 
 def _connections(address: Address) -> list[Any]:
-    """fabric's connections to the proxy jumps, in order, and to the machine itself, which is the last. None of them is open."""
+    """fabric's connections to the proxy jumps, in order, and at the end to the machine itself. No connection is open yet."""
     import fabric
 
     def connection(to: Jump, gateway: Any, keys: dict[str, Any]) -> Any:

@@ -37,7 +37,7 @@ MOST_BYTES = 1 << 26  # largest answer of a command on the cluster: 64 MiB are e
 # A file in the workspace on the cluster that contains RemoteWorkspace.mark. If this machine can read the file under the same
 # path, the folder on the cluster is also visible on this machine.
 MARK = ".away"
-MATRICES = "away-matrices.json"  # in .shardlab: for each matrix file sent to the cluster, its name -> its path on this machine
+MATRICES = "away-matrices.json"  # file in .shardlab: name of a matrix file sent to the cluster -> its path on this machine
 NO_SHARED_FOLDER = (
     "the cluster {}: it has no folder that all nodes share, in which the jobs of Slurm find their runs. Set storage.shared in "
     "its file."
@@ -194,8 +194,8 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
 def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
     """The workspace on the cluster in which the runs of `workspace` are stored. Raises InputError.
 
-    If away.json was written for `workspace`, the folder that away.json names is used again. Its name must not be made again,
-    because it is made from the path of `workspace`, and the user may have moved `workspace` since.
+    If away.json was written for `workspace`, the folder that away.json names is used again. The name of the folder is not
+    computed again, because it depends on the path of `workspace`, and the user may have moved `workspace` since.
     """
     if cluster.storage.shared is None and not cluster.has_separate_folders:
         raise InputError(NO_SHARED_FOLDER.format(cluster.name))
@@ -226,7 +226,8 @@ def twin(workspace: Workspace, cluster: Cluster) -> Workspace:
 
 
 def _folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
-    """(the path of the workspace on the cluster, its mark, which contains the host and path of `workspace` on this machine)."""
+    """Choose the folder of the workspace on the cluster. Returns (its path, its mark, which contains the host and the path of
+    `workspace` on this machine)."""
     parent = cluster.workspaces
     mark = f"{gethostname()}:{workspace.real_path}\n"
     before = known(workspace)
@@ -271,9 +272,8 @@ def known(workspace: Workspace) -> RemoteWorkspace | None:
 
 
 def of_this_workspace(workspace: Workspace) -> RemoteWorkspace | None:
-    """The same as `known`, for a command that changes runs. Also raises InputError if this workspace is a copy of another.
-
-    The runs on the cluster then belong to the other workspace.
+    """The same as `known`, for a command that changes runs. Also raises InputError if this workspace is a copy of another
+    workspace, because the runs on the cluster then belong to the other workspace.
     """
     away = known(workspace)
     if away is not None and not _is_ours(workspace, away):

@@ -45,12 +45,12 @@ class RunDir:
 
     @property
     def log(self) -> Path:
-        """The folder of all logs."""
+        """The folder of all logs of the run."""
         return self.path / "log"
 
     @property
     def job_log(self) -> Path:
-        """The log of the launcher."""
+        """The file log/job.log with the output of the launcher."""
         return self.log / "job.log"
 
     def events_file(self, writer: str) -> Path:
@@ -79,7 +79,7 @@ class RunDir:
         return self.path / "samples" / f"{host}.jsonl"
 
     def trace_file(self, rank: int) -> Path:
-        """The profiler trace of a rank."""
+        """The file with the profiler trace of a rank."""
         return self.path / "trace" / f"rank-{rank:05d}.json.gz"
 
     def memory_file(self, rank: int) -> Path:
@@ -87,11 +87,11 @@ class RunDir:
         return self.path / "memory" / f"rank-{rank:05d}.json"
 
     def snapshot_file(self, rank: int) -> Path:
-        """The snapshot of a rank's CUDA allocator."""
+        """The file with the snapshot of a rank's CUDA allocator."""
         return self.path / "memory" / f"rank-{rank:05d}.snapshot.json.gz"
 
     def rank_log(self, rank: int) -> Path:
-        """The log of a rank."""
+        """The file with the log of a rank."""
         return self.log / f"rank-{rank:05d}.log"
 
     def read_run(self) -> run_file.Run:
@@ -155,7 +155,7 @@ class RunDir:
         return self.told([*self.events(), exited], run)[0]
 
     def told(self, events: Sequence[Event], run: run_file.Run | None = None) -> tuple[state.JudgedState, Result | None]:
-        """(the state of this run according to its files, the content of its result.json).
+        """Returns (the state of this run according to its files, the content of its result.json).
 
         The second value is None if the run has not ended or has no result.json.
 

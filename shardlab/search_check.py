@@ -45,7 +45,7 @@ def problems(text: Document) -> list[Problem]:
 
 
 def _cell_keys(data: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
-    """For each cell key in the matrix file: (the path of the section that contains the key, the key)."""
+    """Yields (the path of the section that contains the key, the key) for each cell key in the matrix file."""
     yield from ((("defaults",), key) for key in data.get("defaults") or {})
     yield from ((("axes",), key) for key in data.get("axes") or {})
     for name in ("zip", "include"):

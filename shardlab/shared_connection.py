@@ -26,7 +26,7 @@ LONGEST = 49
 
 
 class NoLogin(ShardlabError):
-    """The login to a login node failed. The message says why."""
+    """Raised if the login to a login node failed. The message says why."""
 
 
 def folder() -> Path:

@@ -17,8 +17,8 @@ from shardlab.errors import UnknownName
 
 VERBS = ("plan", "render", "submit", "status", "logs", "cancel", "retry", "matrices", "strategies", "workloads", "launchers")
 
-# The code says `function jobs` and not `jobs()`, because zsh would expand an alias named jobs in `jobs()`. It says `${1-}` and
-# not `$1`, because under `set -u`, `$1` is an error if there is no argument.
+# The shell code for zsh. It says `function jobs` and not `jobs()`, because zsh would expand an alias named jobs in `jobs()`. It
+# says `${1-}` and not `$1`, because under `set -u`, `$1` is an error if there is no argument.
 ZSH = """\
 function jobs {{
     case "${{1-}}" in
@@ -28,6 +28,7 @@ function jobs {{
 }}
 """
 
+# The shell code for bash.
 # In a pipeline, bash empties the table of jobs in each part of the pipeline whose first word is not the builtin `jobs`. A plain
 # function would therefore print nothing for `jobs | cat`, or for `$(jobs -p | wc -l)`, which many prompts use. So the alias
 # calls the builtin as `jobs -x COMMAND`: the builtin replaces `%1` by a process id and runs COMMAND, and our function turns

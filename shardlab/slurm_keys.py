@@ -9,15 +9,16 @@ import msgspec
 from shardlab import document
 from shardlab.cell import GpuType, seconds
 
-MOST_GPUS = 64  # GPUs of one node
-MOST_NODES = 100_000  # nodes of one job
+MOST_GPUS = 64  # the largest allowed number of GPUs of a node
+MOST_NODES = 100_000  # the largest allowed number of nodes of a job
 MOST_CPUS_PER_RANK = 1024
 # A value that needs no quotes in a line #SBATCH. sbatch has its own rules for quotes, so quotes are not allowed.
 SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}$")]
 SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
 PartitionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}$")]
 NodeName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-# Options of sbatch that a cluster file must not set: `jobs` sets them itself, or it could not follow a run with them.
+# Options of sbatch that a cluster file must not set: options that `jobs` sets itself, and options with which `jobs` could not
+# follow a run.
 OWN_OPTIONS = {
     "job-name", "output", "error", "array", "nodes", "ntasks", "ntasks-per-node", "time", "partition", "account", "qos",
     "constraint", "gpus", "gpus-per-node", "gres", "mem", "licenses", "exclusive", "cpus-per-task", "requeue", "no-requeue",

@@ -1,7 +1,7 @@
-"""Digests of our source and of the installed packages.
+"""Computes digests of shardlab's source and of the installed packages.
 
-A run refuses to start if our source or the installed packages changed after the run was submitted. To find this out, it
-compares the digests of the submission with the digests now.
+A run refuses to start if shardlab's source or the installed packages changed after the run was submitted. To find this out, the
+run compares the digests from its submission with the present digests.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("shardlab", "matrices", "templates", "jobs", "trainers", "collect")  # our packages with files that a run may use
+PACKAGES = ("shardlab", "matrices", "templates", "jobs", "trainers", "collect")  # packages of shardlab that a run may use
 # The beginning of the name of shardlab's own .dist-info folder. The digest of the installed packages leaves shardlab out,
-# because a run uses a copy of our source.
+# because a run uses a copy of shardlab's source.
 OURS = "shardlab-"
 
 
 def source(root: Path = ROOT) -> str:
-    """The digest of all our files that a run may use: 12 hexadecimal digits. root: the folder that contains our packages."""
+    """The digest of all files of shardlab that a run may use: 12 hexadecimal digits. root: the folder that contains shardlab's
+    packages."""
     return of(PACKAGES, root)
 
 
 def of(packages: Iterable[str], root: Path = ROOT) -> str:
-    """The digest of all files of some of our packages: 12 hexadecimal digits.
+    """The digest of all files of some of shardlab's packages: 12 hexadecimal digits.
 
     packages: the names of the packages. root: the folder that contains them.
     """
@@ -42,7 +43,7 @@ def packages() -> str:
 
 
 def sources(packages: Iterable[str], root: Path = ROOT) -> Iterator[Path]:
-    """The files of some of our packages, package by package, sorted by path within a package.
+    """The files of some of shardlab's packages, package by package, sorted by path within a package.
 
     packages: the names of the packages. root: the folder that contains them.
     """

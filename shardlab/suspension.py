@@ -1,4 +1,4 @@
-"""Suspensions of a run: how the supervisor of the run measures them, and how readers of the records take them into account.
+"""Suspensions of a run: how the supervisor measures suspensions, and how readers of the records take them into account.
 
 A run is suspended if its job is suspended or its processes are stopped. If a suspension overlaps a step, the duration of the
 step says nothing about the speed of the work. Readers of the records use the loss of this step, but not its duration.

@@ -1,4 +1,4 @@
-"""Runs a command such as ssh, and removes from its output every escape sequence that could control our terminal.
+"""Runs a command such as ssh, and removes from its output every escape sequence that could control the user's terminal.
 
 A command that draws a live table uses escape sequences for styles and cursor movements. The few sequences that rich uses for
 live tables are passed on to the terminal, and all other sequences are removed.
@@ -56,9 +56,9 @@ class TerminalFilter:
 
 
 def run(argv: Sequence[str], *, terminal: bool) -> int:
-    """Run a command with our standard input, print its filtered output, and return its exit code.
+    """Run a command with the standard input of this process, print its filtered output, and return its exit code.
 
-    argv: the words of the command. terminal: whether the command draws live tables on our terminal.
+    argv: the words of the command. terminal: whether the command draws live tables on the terminal.
     """
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
@@ -93,7 +93,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _pass(descriptor: int, passing: TerminalFilter, stream: TextIO) -> bool:
-    """Read the next part of the command's output from a pipe and write the filtered text to our stream.
+    """Read the next part of the command's output from a pipe, and write the filtered text to `stream`.
 
     descriptor: the descriptor of the pipe. passing: the filter of this pipe. Returns False at the end of the pipe.
     """

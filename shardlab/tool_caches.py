@@ -13,5 +13,5 @@ def variables(cache: PurePosixPath) -> list[tuple[str, str]]:
         ("TORCHINDUCTOR_CACHE_DIR", f"{cache}/inductor"),
         ("TRITON_CACHE_DIR", f"{cache}/triton"),
         ("TORCH_EXTENSIONS_DIR", f"{cache}/torch_extensions"),
-        ("CUDA_CACHE_PATH", f"{cache}/cuda"),  # kernels that the driver compiled; by default in ~/.nv
+        ("CUDA_CACHE_PATH", f"{cache}/cuda"),  # the cache of kernels that the driver compiled; by default it is in ~/.nv
     ]

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import msgspec
 
-# The strategy and the launcher in the cells of these runs. They are no names of menus, so no matrix can contain such a cell.
+# The name of the strategy and of the launcher in the cells of runs that analyse traces. No menu contains this name, so no
+# matrix can contain such a cell.
 TRACE = "trace"
 SET_NAME = re.compile(r"traces-[0-9a-f]{12}")  # the name of all runs that analyse one folder; the `matrix` of these runs
-SUMMARIES = "trace-summaries"  # the folder in the folder of a run that contains one summary for each trace file
+SUMMARIES = "trace-summaries"  # the folder in a run folder that contains one summary for each trace file
 
 
 class TracePart(msgspec.Struct, frozen=True, kw_only=True):

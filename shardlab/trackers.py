@@ -6,8 +6,8 @@ import importlib.util
 
 from shardlab.errors import MissingExtra, UnknownName
 
-TRACKERS = ("mlflow", "tensorboard", "wandb")  # each name is also the name of the Python package and of our extra for it
-FOLDER = "track"  # in a workspace: the folder of the files that trackers write
+TRACKERS = ("mlflow", "tensorboard", "wandb")  # each name is also the name of the package and of shardlab's extra for it
+FOLDER = "track"  # the folder of a workspace with the files that trackers write
 
 
 def must_be_known(tracker: str, where: str) -> None:

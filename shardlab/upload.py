@@ -1,4 +1,4 @@
-"""Runs on a cluster: reads files from standard input and writes them into the workspace on the cluster.
+"""A program that is executed on a cluster: reads files from standard input and writes them into the workspace on the cluster.
 
 The user's machine sends the files of its own workspace with shardlab.remote_workspace. The input is a JSON object that maps
 the path of each file to its text.

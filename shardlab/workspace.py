@@ -33,7 +33,7 @@ class Workspace:
         self.runs = self.path / "runs"
         self.own = self.path / ".shardlab"
         self.report = self.path / "report"
-        self.own_templates = self.path / "templates"  # templates of the user, which replace our templates of the same name
+        self.own_templates = self.path / "templates"  # templates of the user, which replace shipped templates of the same name
 
     @classmethod
     def find(cls, given: str | None) -> Workspace:

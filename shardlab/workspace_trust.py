@@ -27,10 +27,10 @@ from shardlab.errors import InputError, WorkspaceError
 if TYPE_CHECKING:
     from shardlab.workspace import Workspace
 
-MARK = "trusted.json"  # in .shardlab
+MARK = "trusted.json"  # the file in .shardlab that marks the workspace as trusted
 CODE = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
-ANSWERS = "own"  # in .shardlab: copies of the workspace's code, and the answers of `python -m trainers` about this code
-SOURCE = "source"  # in .shardlab: copies of shardlab's own source, which runs use
+ANSWERS = "own"  # the folder in .shardlab with copies of the workspace's code, and answers of `python -m trainers` about it
+SOURCE = "source"  # the folder in .shardlab with copies of shardlab's own source, which runs use
 KEY_BYTES = 32  # length of the key in the user's home folder
 
 

@@ -2,6 +2,8 @@
 
 Hypothesis has no deadline for an example, so no test fails because the machine is slow. In CI, Hypothesis uses the same
 examples in each run, so a failure there is caused by the change under test. Elsewhere its examples are random.
+Processes that tests start keep the bytecode of our packages, even if the machine's environment forbids that: a command takes
+twice the processor time if it has to compile them each time.
 A shell that starts pytest in the background makes it ignore Ctrl-C (SIGINT). This file undoes this, for the tests and for the
 processes that they start.
 All tests that need a cluster share one practice cluster.
@@ -22,6 +24,7 @@ from support_slurm import SlurmCluster
 settings.register_profile("any-machine", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if CI else "any-machine")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -82,7 +82,7 @@ class Rehearsed(NamedTuple):
 @pytest.fixture(scope="module", params=CELLS)
 def rehearsed(request, tmp_path_factory):
     bench = Bench(tmp_path_factory.mktemp(request.param))
-    sent = bench.json(*submit(request.param), limit_s=1800)["runs"]
+    sent = bench.json(*submit(request.param), limit_s=7200)["runs"]
     bench.run("collect", "fetch")
     summarized = bench.run("collect", "summarize").stdout
     summary = json.loads((bench.path / "report" / "summary.json").read_text())

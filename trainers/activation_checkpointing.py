@@ -24,7 +24,7 @@ from shardlab.errors import InputError
 if TYPE_CHECKING:
     from trainers.task import Task
 
-IN_CHAIN = "_at:"  # the prefix of a block's name in a `Chain`; its name in the bare model follows, with : instead of each dot
+IN_CHAIN = "_at:"  # prefix of a block's name in a `Chain`; the block's name in the bare model follows, with : for each dot
 
 
 class Chain(nn.Module):
@@ -45,7 +45,7 @@ class Chain(nn.Module):
 
 
 class MovedBlock(nn.Module):
-    """Replaces a block that was moved into a chain; returns its input."""
+    """A placeholder for a block that was moved into a chain: `forward` returns its first argument unchanged."""
 
     def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return hidden
@@ -68,12 +68,12 @@ def checkpoint(which: str, task: Task, model: nn.Module) -> None:
 
 
 def count(model: nn.Module) -> int:
-    """The number of blocks and chains that are recomputed."""
+    """The number of blocks and chains of a model whose activations are recomputed in backward."""
     return sum(isinstance(module, CheckpointWrapper) for module in model.modules())
 
 
 def units(task: Task, model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model, with a chain as one block and without the `MovedBlock` placeholders."""
+    """The blocks of a model. A chain counts as one block; `MovedBlock` placeholders are left out."""
     return [block for block in task.blocks(model) if not isinstance(block, MovedBlock)]
 
 
@@ -106,8 +106,8 @@ def _wrapped(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def _statistics_kept(normalised: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Keep BatchNorm's running statistics unchanged in the `with` block: without this, recomputation would add the
-    same batch to the statistics a second time."""
+    """Keep BatchNorm's running statistics unchanged in the `with` block. Otherwise, recomputation would add the same batch to
+    the statistics a second time."""
     momenta = [module.momentum for module in normalised]
     for module in normalised:
         module.momentum = 0.0

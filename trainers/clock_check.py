@@ -1,7 +1,7 @@
 """Measures how far the clock of each node is from the clock of rank 0's node, so that records of several nodes can be compared.
 
 All ranks take part in a few collectives (all-gathers). In each collective a rank sends two times by its own clock: when it
-entered this collective, and when it left the collective before. No rank can leave a collective before every rank has entered
+entered this collective, and when it left the previous collective. No rank can leave a collective before every rank has entered
 it. Therefore each collective gives a lower and an upper bound of the difference between two clocks; the tightest bounds of all
 collectives are used.
 """
@@ -23,7 +23,7 @@ MEETINGS = 9
 
 
 def check(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, when: str) -> None:
-    """Measure the clocks; the first rank of each node writes the event CLOCK. A collective.
+    """Measure the offsets of the nodes' clocks; the first rank of each node writes the event CLOCK. A collective.
 
     Does nothing for a run on one node, which has only one clock. when: the moment that the event names, `start` or `end` of
     the training.
@@ -50,7 +50,7 @@ def offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | None:
         entered = clock()
         rows = peers.gather([entered, left])
         came.append((float(rows[0, 0]), entered))
-        done.append((float(rows[0, 1]), left))  # `left` is still the time of the collective before
+        done.append((float(rows[0, 1]), left))  # `left` is still the time at which this rank left the previous collective
         left = clock()
     pairs = list(zip(came, done[1:], strict=False))
     least = max(mine - done_there for (_, mine), (done_there, _) in pairs)

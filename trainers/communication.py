@@ -71,7 +71,7 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One collective that ran. payload_bytes and ranks: S and n, as in `Term`."""
+    """One collective that a rank started. payload_bytes, ranks: the bytes S and the number n of ranks, as in `Term`."""
 
     op: str
     payload_bytes: int
@@ -90,9 +90,9 @@ class Call(msgspec.Struct, frozen=True):
 def counting() -> Iterator[list[Call]]:
     """Count the collectives that this rank starts in the `with` block. Yields a list, to which each collective is appended.
 
-    Collectives that go through torch's dispatcher are counted: those of DDP's buckets, FSDP, tensor and pipeline parallelism
-    and DeepSpeed, and direct calls of torch.distributed. Counting slows every operator down, so it must not be used in a timed
-    step.
+    All collectives that go through torch's dispatcher are counted: the collectives of DDP's buckets, FSDP, tensor and pipeline
+    parallelism and DeepSpeed, and direct calls of torch.distributed. Counting slows every operator down, so it must not be used
+    in a timed step.
     """
     calls: list[Call] = []
 

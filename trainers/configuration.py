@@ -30,7 +30,8 @@ IGNORED = ("dtype", "torch_dtype", "use_cache", "output_attentions", "output_hid
 class Architecture(NamedTuple):
     """A class of models in transformers that shardlab can train.
 
-    kind: what a model of this class is trained for. model: the Python class. model_type: its name in configurations.
+    kind: what a model of this class is trained for. model: the Python class. model_type: the name of the class in
+    configurations.
     """
 
     kind: Kind
@@ -39,7 +40,7 @@ class Architecture(NamedTuple):
 
 
 def architecture(values: dict[str, Any]) -> Architecture:
-    """The class that a configuration names. values: the content of the configuration.
+    """The class of models that a configuration names. values: the content of the configuration.
 
     Raises InputError, without the name of the file, if the configuration names no class that shardlab can train.
     """
@@ -60,18 +61,18 @@ def architecture(values: dict[str, Any]) -> Architecture:
 
 
 def twin_of(found: Architecture, values: dict[str, Any]) -> dict[str, Any]:
-    """The content of the tiny twin's configuration, a much smaller model of the same class. It may be invalid for transformers,
-    so the caller must try it."""
+    """The content of the configuration of a tiny twin, which is a much smaller model of the same class. The configuration may
+    be invalid for transformers, so the caller must try to build the twin."""
     changed = tiny(configured(found, values, dropout=True))
     kept = {key: value for key, value in values.items() if key not in changed}
     for name, spelled in CONFIG_MAPPING[found.model_type].attribute_map.items():
         if spelled in changed:
-            kept.pop(name, None)  # another name of the same key; else the old value would remain beside the new value
+            kept.pop(name, None)  # remove the other names of the same key, so that the old value does not remain
     return kept | changed
 
 
 def configured(found: Architecture, values: dict[str, Any], *, dropout: bool, layers: int | None = None) -> Any:
-    """The configuration as an object of transformers.
+    """Make the configuration object of transformers from the content of a configuration.
 
     dropout: whether the rates of dropout stay; if not, they are set to 0. layers: number of blocks to keep, from the first one
     on; None: all. Raises InputError, without the name of the file, if transformers refuses the configuration, or if the model
@@ -86,7 +87,7 @@ def configured(found: Architecture, values: dict[str, Any], *, dropout: bool, la
         raise InputError(f"{found.model_type} consists of several models. Allowed: one model, such as its text model alone.")
     if getattr(made, "is_encoder_decoder", False):
         raise InputError(f"{found.model_type} has an encoder and a decoder. Allowed: {', '.join(CLASSES)}.")
-    # Whether models of this type can work with a causal mask or without a mask; the key `is_decoder` decides which.
+    # Whether models of this type can be used both with a causal mask and without a mask; the key `is_decoder` decides.
     either_way = found.model_type in CLASSES["masked language model"]
     if found.kind == "causal language model" and either_way and getattr(made, "is_decoder", True) is False:
         raise InputError('is_decoder: found false, so that each token sees those after it. Allowed: "is_decoder": true.')
@@ -129,8 +130,8 @@ def shorten(made: Any, layers: int) -> None:
 
 
 def build(found: Architecture, made: Any) -> nn.Module:
-    """The model with random weights. made: the configuration from `configured`. Raises InputError, without the name of the
-    file, if transformers cannot build the model."""
+    """Build the model with random weights. made: the configuration object from `configured`. Raises InputError, without the
+    name of the file, if transformers cannot build the model."""
     if found.kind != "image classifier" and getattr(found.model, "_supports_sdpa", False):
         made._attn_implementation = unpacked_attention.register()
     try:

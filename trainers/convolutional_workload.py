@@ -17,7 +17,7 @@ OPTIONS = (
     Option("channels_last", True, "on a GPU, images are in channels-last memory format (NHWC), which suits tensor cores"),
     Option("cudnn_benchmark", True, "on a GPU, cuDNN tries its algorithms on the first batch and keeps the fastest"),
 )
-SMALLEST = 32  # pixels a side: the networks halve an image five times
+SMALLEST = 32  # the smallest width of images in pixels, because the networks halve an image five times
 FLOPS_SOURCE = (
     "per image 6*M - 2*M0: M multiply-adds of all convolutions and linear layers, 2 operations each, once in forward and "
     "twice in backward (Amodei and Hernandez, AI and Compute, 2018, appendix), without the gradient of the image, which is "

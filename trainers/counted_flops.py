@@ -21,15 +21,16 @@ SOURCE = "matrix products, convolutions and attention of forward and backward, c
 
 
 class Counted(NamedTuple):
-    """flops: floating-point operations of forward and backward for one unit (a token, an image). unused: names of the
-    parameters that got no gradient."""
+    """What was counted in a model. flops: floating-point operations of forward and backward for one unit (a token, an image).
+    unused: names of the parameters that got no gradient."""
 
     flops: float
     unused: list[str]
 
 
 def of(task: Task, items: Batch) -> Counted:
-    """Count the operations that the text SOURCE lists, on the meta device. items: a batch of one item.
+    """Count the operations of a model on the meta device; the text SOURCE lists which operations count. items: a batch of one
+    item.
 
     If the model cannot compute without real data, the error of the model is raised.
     """
@@ -59,14 +60,16 @@ def _backward_of_convolution(
     *more: Any,
     **named: Any,
 ) -> int:
-    """The operations of a convolution's backward. The arguments are those of `aten.convolution_backward`; shapes for tensors.
+    """The operations of a convolution's backward. The arguments are the arguments of torch's `aten.convolution_backward`, with
+    the shape of each tensor instead of the tensor.
 
     The gradient of the inputs and the gradient of the weight each need as many operations as forward. This replaces torch's own
     formula, which ignores the groups of a convolution in the gradient of the weight.
     """
-    # The shape of the side (inputs or outputs) on which each element is a sum over all weights of one channel.
+    # `outputs` is the shape of the tensor in which each element is a sum over all weights of one channel: the outputs of a
+    # convolution, or, for a transposed convolution, the gradient of its inputs.
     outputs = inputs if transposed else gradient
-    gradients: int = sum(more[2][:2])  # output_mask: whether the gradient of the inputs and that of the weight are needed
+    gradients: int = sum(more[2][:2])  # output_mask: whether the gradients of inputs and weight are needed
     return 2 * gradients * math.prod(outputs) * math.prod(weight[1:])
 
 

@@ -52,7 +52,7 @@ class Deferred:
             self.fill_own(module, keep=keep)
 
     def fill_own(self, module: nn.Module, *, keep: bool = True) -> None:
-        """As `fill`, but only for the module's own tensors, not for those of its submodules. A collective as well."""
+        """As `fill`, but only for the module's own tensors, not for the tensors of its submodules. A collective as well."""
         for name, tensor in _own(module):
             if tensor.is_meta:
                 self._fill(module, name, tensor, keep)
@@ -60,7 +60,7 @@ class Deferred:
     def _fill(self, module: nn.Module, name: str, tensor: torch.Tensor, keep: bool) -> None:
         first = tensor not in self._sent
         if not first and tensor not in self._tied:
-            return  # sent earlier and not kept, because another pipeline stage has it
+            return  # the tensor was sent earlier; this rank did not keep it, because another pipeline stage has it
         if first:
             self._sent.add(tensor)
             here = torch.empty_like(tensor, device=self._device, requires_grad=False)
@@ -78,6 +78,6 @@ class Deferred:
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """A module's own parameters and buffers, without those of modules inside it."""
+    """A module's own parameters and buffers, without the parameters and buffers of its submodules."""
     yield from module.named_buffers(recurse=False, remove_duplicate=False)
     yield from module.named_parameters(recurse=False, remove_duplicate=False)

@@ -1,6 +1,6 @@
 """Describes the workload that a user's file defines: its parameters, operations, blocks and options.
 
-`jobs` starts a separate process for this, because the file imports torch, and because an error in the file must not end the
+`jobs` runs this module in a separate process, because the file imports torch, and because an error in the file must not end the
 command.
 """
 
@@ -75,8 +75,8 @@ def _known(own: OwnModel, source: PluginSource, name: str, sizes: dict[str, Valu
 
 
 def _flops(own: OwnModel, task: OwnTask) -> tuple[float | None, str]:
-    """Count operations: (floating-point operations of forward and backward for one unit, or None; where this number comes from,
-    or why there is none)."""
+    """Count the operations of a model. Returns (floating-point operations of forward and backward for one unit, or None; the
+    source of this number, or why there is no number)."""
     if own.flops_per_unit is not None:
         return own.flops_per_unit, GIVEN
     try:

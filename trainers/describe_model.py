@@ -1,8 +1,8 @@
 """Describes a model that is defined by a configuration file: its parameters, operations and blocks, and what is unknown.
 
-`jobs` starts a separate process for this, as for the workloads of a user's file. No code from the file is executed: the
-configuration is data, and the code is that of transformers and torchvision. Messages about the model do not name the file;
-`jobs` knows its name and adds it.
+`jobs` runs this module in a separate process, as for the workloads of a user's file. No code from the file is executed: the
+configuration is data, and the code comes from transformers and torchvision. Messages about the model do not name the file;
+`jobs` adds the name.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes
 
 
 def _images(found: Architecture, made: Any, *, twin: bool) -> tuple[int, tuple[int, ...]]:
-    """(default size, all possible sizes) of the images of a classifier of transformers, as widths in pixels.
+    """The sizes of the images of a classifier of transformers, as widths in pixels: (default size, all possible sizes).
 
     Raises InputError if the configuration asks for images that are not square or do not have 3 channels.
     """
@@ -196,9 +196,9 @@ def _sizes_of_torchvision(name: str, *, twin: bool) -> Sizes:
 
 
 def _default(network: Callable[[torch.Tensor], Any], *, twin: bool) -> tuple[int, tuple[int, ...]]:
-    """(default size, all possible sizes) of the images of a network, found by trying sizes, because the network does not name
-    its sizes. Widths in pixels. For a twin, only the smallest possible size. Raises InputError if the network accepts no
-    size."""
+    """The sizes of the images of a network, as widths in pixels: (default size, all possible sizes). They are found by trying,
+    because the network does not name its sizes. For a twin, only the smallest possible size. Raises InputError if the network
+    accepts no size."""
     able = tuple(itertools.islice(_able(network), 1 if twin else None))
     if not able:
         raise InputError(f"the network computes no image in training, of {', '.join(map(str, IMAGE_SIZES))} pixels a side.")
@@ -225,8 +225,8 @@ def _image_options(size: int, sizes: tuple[int, ...], dropout: str | None) -> tu
 
 
 def _flops(task: Task) -> tuple[float | None, str]:
-    """Count operations: (floating-point operations of forward and backward for one unit, or None; where this number comes from,
-    or why there is none).
+    """Count the operations of a model. Returns (floating-point operations of forward and backward for one unit, or None; the
+    source of this number, or why there is no number).
 
     Raises InputError if some parameters get no gradient, because DDP cannot train such a model.
     """
@@ -252,7 +252,7 @@ def _must_train(task: Task) -> None:
 
 def _must_be_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
     """Raises InputError if the model's outputs for an item depend on chance or on the other items of the batch, because ranks
-    could not share the work of such a model. A model with BatchNorm passes: the proof freezes BatchNorm."""
+    could not share the work of such a model. BatchNorm is allowed, because the same-work proof freezes it."""
     options = {option.name: option.default for option in twin.options}
     task = configured.of_content(content, cell_of(twin.name, twin.seq_len, options), Path(), twin=True)
     with torch.no_grad():

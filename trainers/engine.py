@@ -1,7 +1,8 @@
 """The interfaces of an engine and of a parameter server, which strategies build. An engine trains the model on one rank.
 
-The interface of an engine has four parts, one for each user of it: the training loop uses `Trained`, the same-work proof uses
-`Proven`, the result and the memory instruments use `Accounted`, and checkpoints use `Saved`. An `Engine` has all four parts.
+The interface of an engine has four parts, because four parts of the code use it: the training loop uses `Trained`, the
+same-work proof `Proven`, the result and the memory instruments `Accounted`, and checkpoints `Saved`. An `Engine` has all four
+parts.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Trained(ABC):
         """
 
     def join(self) -> AbstractContextManager[object]:
-        """The context of the last, short step of an epoch, for engines with `joins`. In this step, a rank without data does not
-        train."""
+        """The context of the last, short step of an epoch, for engines whose `joins` is true. In this step, a rank without data
+        does not train."""
         raise NotImplementedError
 
     def finish(self) -> None:  # noqa: B027 - most engines have nothing to do here
@@ -80,7 +81,7 @@ class Trained(ABC):
 
 
 class Proven(Trained):
-    """The part of an engine that the same-work proof needs: what it compares with one process, besides losses.
+    """The part of an engine that the same-work proof needs: the values that the proof compares with one process besides losses.
 
     Each method is a collective.
     """
@@ -185,7 +186,7 @@ class Saved(ABC):
 
 
 class Engine(Proven, Accounted, Saved):
-    """A model distributed over the ranks that train."""
+    """An engine with all parts of the interface: it trains a model that is distributed over the ranks that train."""
 
 
 class Server(ABC):

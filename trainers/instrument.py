@@ -24,8 +24,8 @@ class Instrument(ABC):
     name: str
 
     def watches(self, step: int) -> bool:
-        """Whether the instrument measures inside this step, which slows the step down. All ranks return the same, even if only
-        one rank measures."""
+        """Whether the instrument measures inside this step, which slows the step down. All ranks return the same value, even if
+        only one rank measures."""
         return False
 
     def before(self, step: int) -> None:  # noqa: B027 - most instruments act only after a step
@@ -40,7 +40,7 @@ class Instrument(ABC):
         """Called after a step and its optimizer update, if `due` is true for the step."""
 
     def ends(self, step: int) -> bool:
-        """Whether the instrument ends the run early, after this step. All ranks return the same."""
+        """Whether the instrument ends the run early, after this step. All ranks return the same value."""
         return False
 
     def end(self, step: int) -> Exception:
@@ -61,7 +61,7 @@ class TrainTime:
         self._started, self._left_out_s = 0.0, 0.0
 
     def start(self) -> None:
-        """Start to measure. Called when the first step starts."""
+        """Start to measure the time. Called when the first timed step starts."""
         self._started, self._left_out_s = time.perf_counter(), 0.0
 
     def leave_out(self, seconds: float) -> None:
@@ -83,7 +83,7 @@ class RunInstruments:
         train_time: TrainTime | None = None,
         note: Callable[[InstrumentAct], None] | None = None,
     ) -> None:
-        """note: called at the end of each act of an instrument between steps; it may record the act."""
+        """note: a function that is called each time an instrument has done something between steps; it may record this act."""
         self._instruments, self._device, self._note = instruments, device, note
         self.train_time = train_time or TrainTime()
         self.cost_s = {instrument.name: 0.0 for instrument in instruments}

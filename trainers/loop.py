@@ -1,4 +1,4 @@
-"""The training loop. It is the same for all strategies and workloads, so that compared runs differ only in these."""
+"""The training loop. It is the same for all strategies and workloads, so that runs differ only in strategy and workload."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
 
 
 def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
-    """As `train`. data_path: the folder or file from which this rank reads its data."""
+    """Train as `train` says. data_path: the folder or file from which this rank reads its data."""
     cell = run.cell
     strategy, workload = menu.strategy_of(cell), menu.workload_of(cell)
     if (why := menu.refuse(cell)) is not None:
@@ -89,8 +89,8 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, resumed)
     if meets:
         clock_check.check(run, run_dir, ranks, company, "end")
-    # If the run resumed from a checkpoint of another cell's run, that run has the records of the steps before the checkpoint.
-    # `first` is the number of these steps.
+    # If the run resumed from a checkpoint of another cell's run, the records of the steps before the checkpoint are in that
+    # other run. `first` is the number of these steps.
     first = resumed.step if resumed and not resumed.records else 0
     mine = result.RankResult(
         train_time_s=train_time_s,
@@ -111,7 +111,8 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
 def _instruments(
     run: Run, run_dir: RunDir, ranks: Ranks, company: Peers, task: Task, engine: Engine, order: Order
 ) -> tuple[RunInstruments, Resumed | None]:
-    """(the instruments that the cell asks for, the point from which the run resumes, or None if it starts anew)."""
+    """Create the instruments that the cell asks for, and load a checkpoint if the run resumes. Returns (the instruments, the
+    point from which the run resumes, or None if it starts from step 0)."""
     cell, train_time = run.cell, TrainTime()
     meets = not menu.strategy_of(cell).tolerates_lost_ranks
     chosen = selection.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets)
@@ -148,7 +149,7 @@ def _steps(
     for phase, steps in phases:
         company.barrier()  # no rank starts its timed steps before all ranks are ready
         watch.train_time.start()
-        goes_on = False  # whether the step is timed from the end of the step before, because no instrument ran between them
+        goes_on = False  # whether the step is timed from the end of the previous step, because no instrument ran between them
         for step in steps:
             watched = phase == TIMED and watch.watches(step + 1)
             if watched:
@@ -184,7 +185,7 @@ class StepMaker:
         device: torch.device,
         phases: Sequence[tuple[int, range]],
     ) -> None:
-        """phases: the steps that will be made, in this order."""
+        """phases: the steps that will be made, in this order, as pairs (WARMUP or TIMED, range of step numbers)."""
         self._cell, self._task, self._order, self._engine, self._device = cell, task, order, engine, device
         self._timed = order.timed_steps(cell)
         self._clock, self._memory, self._late = clock_for(device), MemoryMeter(device), LateLoss(device)
@@ -193,7 +194,8 @@ class StepMaker:
         self._coming = prefetched(partial(self._fetch, phase, step) for phase, steps in phases for step in steps)
 
     def _fetch(self, phase: int, step: int) -> tuple[int, list[Batch], torch.cuda.Event | None]:
-        """(units of data in this rank's batches, the batches, a CUDA event that completes when they are on the GPU)."""
+        """Fetch the batches of a step. Returns (number of units of data in this rank's batches, the batches, a CUDA event that
+        completes when the batches are on the GPU)."""
         engine, size = self._engine, self._cell.micro_batch_size
         parts = self._order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=size)
         with self._side.copying():
@@ -203,8 +205,8 @@ class StepMaker:
     def make(self, phase: int, step: int, *, watched: bool, goes_on: bool) -> FinishedStep:
         """Make the next step.
 
-        phase: WARMUP or TIMED. step: its number in the phase, from 0. watched: whether to mark the step as slowed down.
-        goes_on: whether to time the step from the end of the step before.
+        phase: WARMUP or TIMED. step: the number of the step in the phase, from 0. watched: whether to mark the step as slowed
+        down by an instrument. goes_on: whether to time the step from the end of the previous step.
         """
         engine, clock = self._engine, self._clock
         self._set_learning_rate(phase, step)
@@ -241,7 +243,7 @@ class StepMaker:
         optimization.set_learning_rate(self._engine.optimizer, rate)
 
     def close(self) -> None:
-        """Stop to fetch batches and to read the counters of the process."""
+        """Stop fetching batches and reading the counters of the process."""
         self._coming.close()
         self._usage.close()
 
@@ -249,7 +251,7 @@ class StepMaker:
 class LateLoss:
     """Copies losses from the GPU to pinned host tensors asynchronously, so that no step waits for a loss.
 
-    A copy is queued right after its step; reading it does not wait for the next step.
+    The copy of a loss is queued right after the step, so that reading the copy does not wait for the next step.
     """
 
     def __init__(self, device: torch.device) -> None:

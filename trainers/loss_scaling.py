@@ -2,8 +2,8 @@
 
 This module has its own scaler, because torch's two scalers do not work with every strategy. `torch.amp.GradScaler` sums its
 overflow flag only over the mesh of a DTensor, so each stage of a pipeline would decide alone whether to skip a step.
-`ShardedGradScaler` is for FSDP1 only. And pipelines call backward inside a schedule, where neither scaler can be used. The
-rule and its numbers are those of torch's GradScaler (Micikevicius et al., Mixed Precision Training, 2018, section 3.2).
+`ShardedGradScaler` is for FSDP1 only. And pipelines call backward inside a schedule, where neither scaler can be used. The rule
+and its numbers are the same as in torch's GradScaler (Micikevicius et al., Mixed Precision Training, 2018, section 3.2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits the memory of a rank, so that the out-of-memory boundary of a study can be searched on any machine."""
+"""Limits the memory of a rank, so that a study can search on any machine for the largest model or batch that fits."""
 
 from __future__ import annotations
 

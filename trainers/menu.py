@@ -1,8 +1,8 @@
 """The menus of strategies and workloads. Importing this module does not import torch.
 
-The menus contain the strategies and workloads that ship with shardlab. A workspace's own strategies and workloads are added by
-`add_own_strategy` and `add_own`. They are identified by their name and the digest of their code, as in a cell; so one process
-can use workspaces that have different models with the same name.
+The menus contain the strategies and workloads that ship with shardlab. `add_own_strategy` and `add_own` add a workspace's own
+strategies and workloads, which are identified by their name and the digest of their code, as in a cell. So one process can use
+workspaces that have different models with the same name.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from trainers.strategy import Strategy
 from trainers.workload import Workload
 from trainers.workload_options import refuse_tokens
 
-# The number of blocks in the same-work proof, if a model that a configuration file defines does not fit into one process.
+# The number of blocks to which the same-work proof shortens a model that a configuration file defines, if the whole model does
+# not fit into one process.
 LAYERS_OF_PROOF = 2
-_own: dict[tuple[str, str], Workload] = {}  # by (name, digest of the code)
-_own_strategies: dict[tuple[str, str], Strategy] = {}  # by (name, digest of the code)
+_own: dict[tuple[str, str], Workload] = {}  # workloads of workspaces, by (name, digest of the code)
+_own_strategies: dict[tuple[str, str], Strategy] = {}  # strategies of workspaces, by (name, digest of the code)
 
 
 def strategies() -> dict[str, Strategy]:
@@ -35,8 +36,8 @@ def workloads() -> dict[str, Workload]:
 
 
 def refuse(cell: Cell) -> str | None:
-    """Why a resolved cell cannot be trained, as a sentence, or None if it can be. `jobs` makes the same check when it reads a
-    matrix."""
+    """Why a resolved cell cannot be trained, as a sentence; None if it can be trained. `jobs` makes the same check when it
+    reads a matrix."""
     of_strategy, of_workload = strategy_of(cell), workload_of(cell)
     for option in (*of_strategy.options, *of_workload.options):
         if (why := option.refuse(cell.options.get(option.name, option.default))) is not None:
@@ -45,7 +46,7 @@ def refuse(cell: Cell) -> str | None:
 
 
 def strategy(name: str) -> Strategy:
-    """The strategy with this name. Raises UnknownName with the menu."""
+    """The strategy with this name. Raises UnknownName, which lists the menu."""
     menu = strategies()
     if name not in menu:
         raise UnknownName("strategy", name, menu)
@@ -53,7 +54,7 @@ def strategy(name: str) -> Strategy:
 
 
 def workload(name: str) -> Workload:
-    """The workload with this name. Raises UnknownName with the menu."""
+    """The workload with this name. Raises UnknownName, which lists the menu."""
     menu = workloads()
     if name not in menu:
         raise UnknownName("workload", name, menu)
@@ -67,7 +68,8 @@ def add_own_strategy(made: Strategy) -> None:
 
 
 def strategy_of(cell: Cell) -> Strategy:
-    """The strategy of a cell. Raises UnknownName with the menu, or InputError if the workspace's own strategy was not added."""
+    """The strategy of a cell. Raises UnknownName, which lists the menu, or InputError if the workspace's own strategy was not
+    added."""
     if cell.strategy_code is None:
         return strategy(cell.strategy)
     found = _own_strategies.get((cell.strategy, cell.strategy_code))
@@ -106,7 +108,8 @@ def add_own(known: OwnWorkload, file: Path) -> Workload:
 
 
 def _refuse_data(cell: Cell, *, longest: int | None) -> str | None:
-    """Why a model that a configuration file defines cannot be trained with a cell's seq_len or data, as a sentence, or None.
+    """Why a model that a configuration file defines cannot be trained with a cell's seq_len or data, as a sentence; None if it
+    can be trained.
 
     longest: the longest possible sequence in tokens; None if there is no limit.
     """
@@ -116,7 +119,8 @@ def _refuse_data(cell: Cell, *, longest: int | None) -> str | None:
 
 
 def workload_of(cell: Cell) -> Workload:
-    """The workload of a cell. Raises UnknownName with the menu, or InputError if the workspace's own workload was not added."""
+    """The workload of a cell. Raises UnknownName, which lists the menu, or InputError if the workspace's own workload was not
+    added."""
     if cell.workload_code is None:
         return workload(cell.workload)
     found = _own.get((cell.workload, cell.workload_code))

@@ -12,7 +12,7 @@ from shardlab.cell import Optimizer, Schedule
 
 
 def make(rule: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The torch optimizer that a cell asks for, with these parameters. The parameters may be whole, or shards."""
+    """Make the torch optimizer that a cell asks for. parameters: whole parameters or shards."""
     if rule.name == "sgd":
         return torch.optim.SGD(parameters, lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
     kind = torch.optim.Adam if rule.name == "adam" else torch.optim.AdamW

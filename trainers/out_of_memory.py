@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-# Parts of the messages of out-of-memory errors that have no exception type of their own: those of torch on a CPU, and those of
-# the libraries that torch uses on a GPU.
+# Parts of the messages of out-of-memory errors without an exception type of their own. Such errors come from torch on a CPU,
+# and from the libraries that torch uses on a GPU.
 OUT_OF_MEMORY = (
     "can't allocate memory", "CUDA error: out of memory", "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
-    "Cuda failure 2 'out of memory'", "Failed to CUDA calloc",  # of NCCL, which allocates its buffers without torch's allocator
+    "Cuda failure 2 'out of memory'", "Failed to CUDA calloc",  # from NCCL, which does not use torch's allocator
 )  # fmt: skip
 # Errors with several possible causes. They count as out of memory if less than HARDLY_FREE of the GPU's memory is free.
 MAYBE_OUT_OF_MEMORY = ("CUBLAS_STATUS_NOT_INITIALIZED", "unable to find an engine to execute this computation")

@@ -24,8 +24,8 @@ class OwnData(msgspec.Struct, frozen=True):
 
     source: the name of the data set, the SHA-256 of its content, and the number of its items.
     batch: gets the numbers of items, (n,), and returns their (inputs, targets) on the CPU.
-    classes: the number of classes, if targets are classes; every target is smaller than this number. Else None.
-    units_per_item: units of throughput in one item: the tokens of a sequence, else 1.
+    classes: the number of classes if targets are classes, so that every target is smaller than this number; otherwise None.
+    units_per_item: units of throughput in one item: the number of tokens of a sequence, otherwise 1.
     """
 
     source: DataSource

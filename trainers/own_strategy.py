@@ -26,7 +26,7 @@ from trainers import menu
 from trainers.strategy import Strategy
 
 ENGINES = "trainers.engines"
-FUNCTIONS = ("refuse", "unprovable", "other_work")  # fields of Strategy: functions that return a sentence or None
+FUNCTIONS = ("refuse", "unprovable", "other_work")  # the fields of Strategy whose functions return a sentence or None
 
 
 def load(source: PluginSource) -> list[Strategy]:
@@ -76,7 +76,8 @@ def describe(file: Path) -> StrategyDescription:
 
 
 def answer(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:
-    """Answer questions of `jobs`: why a strategy of the file cannot run a cell. One line of JSON for each question and answer.
+    """Answer questions of `jobs` whether and why a strategy of the file cannot run a cell. Each question and each answer is one
+    line of JSON.
 
     If the file itself has an error, this error is the answer to every question.
     """

@@ -95,8 +95,8 @@ def _refuse(run: Run, run_dir: RunDir, place: Rank) -> None:
 
 
 def _redirect(log: Path) -> int:
-    """Redirect standard output and standard error, also of libraries in C, to the log. Returns a file descriptor of the old
-    standard error, which is the launcher's."""
+    """Redirect standard output and standard error, also of libraries in C, to the log. Returns a file descriptor of the
+    previous standard error, which belongs to the launcher."""
     files.make_folder(log.parent)
     with files.as_workspace_error("write"):
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

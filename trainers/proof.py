@@ -122,8 +122,8 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
     if (why := strategy.unprovable(cell)) is not None:
         return SameWork(verdict="not provable", why=why)
     kept = folder / f"{digest(cell, ranks.trains_on)}.json" if folder is not None else None
-    # Only rank 0 reads the stored file, and all ranks follow it. If each rank looked for the file, some ranks might find it and
-    # others not: another run may write it meanwhile, and other nodes may not have it.
+    # Only rank 0 reads the stored file, and all ranks use what it read. If each rank read the file, some ranks might find it
+    # and others not: another run may write the file at this moment, and other nodes may not have it.
     stored = kept.read_bytes() if kept is not None and ranks.rank == 0 and kept.exists() else b""
     if kept is not None and (content := ranks.from_first(stored)):
         return msgspec.json.decode(content, type=SameWork)
@@ -207,7 +207,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,
-        communication_bytes=None if smaller else sent,  # a smaller model sends other numbers of bytes than the cell's model
+        communication_bytes=None if smaller else sent,  # the bytes of a smaller model are not those of the cell's model
     )
 
 
@@ -232,8 +232,8 @@ def _above(value: bool | int | float | str | None, size: int) -> bool:
 def _holds(parameters: int, device: torch.device) -> bool:
     """Whether one process has enough memory for a proof with this number of parameters.
 
-    Counted are weights, gradients and momentum in fp32 on the device, and four copies of the weights on the host for the
-    comparison. Activations are not counted: only the steps themselves show whether there is memory for them.
+    The estimate counts weights, gradients and momentum in fp32 on the device, and four copies of the weights on the host for
+    the comparison. It does not count activations: only the steps themselves show whether there is memory for activations.
     """
     host = psutil.virtual_memory().available
     computing, compared = 12 * parameters, 16 * parameters
@@ -285,7 +285,7 @@ def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
 
 
 def _tells(reference: Trajectory) -> bool:
-    """Whether a comparison with the reference has a meaning: none of its gradients overflowed, and its parameters moved."""
+    """Whether the reference can be compared with: none of its gradients overflowed, and its parameters changed."""
     return _is_finite(reference) and _way(reference) > 0
 
 

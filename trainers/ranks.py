@@ -25,7 +25,8 @@ WAITS, MARGIN_S = 2, 60
 
 
 def devices(place: Rank, servers: int, *, gpus: int) -> tuple[str, str]:
-    """(this rank's device, the backend of all ranks): GPU number LOCAL_RANK and NCCL if there are GPUs, else CPU and gloo.
+    """Choose (this rank's device, the backend of all ranks): GPU number LOCAL_RANK and NCCL if there are GPUs, else CPU and
+    gloo.
 
     gpus: the number of GPUs that this process sees. The last `servers` ranks compute on the CPU. NCCL needs a GPU for every
     rank; therefore, if there are servers, all ranks use gloo. Raises InputError if there is no GPU for this rank.
@@ -46,7 +47,8 @@ class Peers(Protocol):
     """The ranks that train, as seen by one of them: all ranks, unless a strategy also has parameter servers."""
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """Gather the numbers of all ranks that train: (number of these ranks, n) in float64. Every rank passes n numbers."""
+        """Gather the numbers of all ranks that train. Every rank passes n numbers. Returns an array (number of these ranks, n)
+        in float64."""
 
     def barrier(self) -> None:
         """Wait until every rank that trains has called `barrier` and its device is idle."""
@@ -105,7 +107,8 @@ class Ranks:
         return only
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """Gather the numbers of all ranks: (world_size, n) in float64. Every rank passes n numbers. A collective."""
+        """Gather the numbers of all ranks. Every rank passes n numbers. Returns an array (world_size, n) in float64. A
+        collective."""
         mine = torch.tensor(numbers, dtype=torch.float64, device=self.device if self.backend == "nccl" else "cpu")
         if self.world_size == 1:
             return mine[None].cpu().numpy()

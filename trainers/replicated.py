@@ -1,4 +1,6 @@
-"""The base of engines in which each rank runs the whole model on its own slice of the batch, such as those of DDP and FSDP."""
+"""The base of engines whose ranks each run the whole model on their own slice of the batch, such as the engines of DDP and
+FSDP.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def write(
     instruments between steps.
 
     company: the ranks that train. mine: the results of this rank. same_work: the verdict of the proof. instruments: the results
-    of the instruments by name. resumed_from_step: the step of the checkpoint from which the run resumed; None if it did not.
+    of the instruments by name. resumed_from_step: the step of the checkpoint from which the run resumed; None if it did not
+    resume.
     """
     kinds = sorted(mine.peak_bytes)
     everyone = company.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
@@ -118,7 +119,8 @@ class _Timing(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, run: Run, mine: RankResult, everyone: np.ndarray, kinds: int, units_per_item: int) -> _Timing:
-        """everyone: the gathered numbers, (ranks, 2 + kinds + steps): time, loss, peak memory by kind, time of each step."""
+        """Compute the times. everyone: the gathered numbers, with a row for each rank: its time, its loss, its peak memory by
+        kind, and the time of each step; the shape is (ranks, 2 + kinds + steps)."""
         steps_ms = everyone[:, 2 + kinds :].max(axis=0)
         counted = ~np.array(mine.watched, dtype=bool)
         if not counted.any():
@@ -168,7 +170,7 @@ def _spread(steps_ms: np.ndarray) -> Spread:
 
 
 def _epochs(steps_ms: np.ndarray, steps_per_epoch: int) -> list[float]:
-    """Seconds of each epoch: the sum of the times of its steps."""
+    """The duration of each epoch in seconds, which is the sum of the times of its steps."""
     return [float(epoch.sum()) / 1000 for epoch in steps_ms.reshape(-1, steps_per_epoch)]
 
 

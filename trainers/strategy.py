@@ -72,9 +72,9 @@ class Strategy(msgspec.Struct, frozen=True):
         return f"{self.name} cannot honour {precision}{why}. Allowed: {', '.join(self.precisions)}."
 
     def build(self, cell: Cell, task: Task, ranks: Ranks) -> Engine:
-        """The engine of a rank that trains. Imports torch."""
+        """Build the engine of a rank that trains. Imports torch."""
         return cast("Engine", importlib.import_module(self.engine).build(cell, task, ranks, **self.settings))
 
     def build_server(self, cell: Cell, task: Task, ranks: Ranks) -> Server:
-        """The server that runs on the rank of a parameter server. Imports torch."""
+        """Build the parameter server that runs on this rank. Imports torch."""
         return cast("Server", importlib.import_module(self.engine).build_server(cell, task, ranks, **self.settings))

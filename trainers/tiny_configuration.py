@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 HEADS, HEAD_WIDTH, VOCABULARY, EXPERTS, PATCH, PATCHES_A_SIDE = 4, 16, 512, 4, 8, 4
-MULTIPLE = 16  # the width of an MLP is a multiple of this
+MULTIPLE = 16  # the width of an MLP in a tiny twin is a multiple of this number
 
 
 def tiny(made: Any) -> dict[str, Any]:

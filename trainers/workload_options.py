@@ -10,7 +10,7 @@ from shardlab.cell import Cell
 from shardlab.registry import Option
 from trainers.data import data_sets
 
-SUBSET_SEED = 38850191  # from the code of the study that trained ResNet-101 on 131,072 images of ImageNet
+SUBSET_SEED = 38850191  # the seed in the code of the study that trained ResNet-101 on 131,072 images of ImageNet
 IMAGENET_CLASSES = 1000
 
 
@@ -70,7 +70,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 def shape_of(cell: Cell) -> Shape:
-    """The shape that a cell asks for."""
+    """The shape of the transformer that a cell asks for with its options."""
     layers, width, heads = (cast("int", cell.options[name]) for name in ("n_layer", "n_embd", "n_head"))
     return Shape(layers, width, heads)
 

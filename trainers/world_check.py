@@ -1,4 +1,4 @@
-"""Checks after the rendezvous on how many machines the ranks are, and over which network interfaces they connect."""
+"""Checks, after the rendezvous, that the ranks are on the expected number of machines and do not connect over a loopback."""
 
 from __future__ import annotations
 

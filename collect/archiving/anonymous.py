@@ -1,6 +1,6 @@
 """Replaces the names of users, hosts, accounts, sites and paths in the files of an archive by pseudonyms such as `host1`.
 
-A name gets the same pseudonym in all files, so that a reader still sees which records are about the same host. The names are
+A name has the same pseudonym in all files, so that a reader still sees which records are about the same host. The names are
 collected from the cluster file, the inventory, the records of the runs and this machine. GPU UUIDs, MAC addresses and other
 UUIDs are found by their form.
 """
@@ -30,10 +30,10 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.state import STATES
 from shardlab.workspace import Workspace
 
-MOST_UNZIPPED = 2**30  # the largest unzipped size in bytes of a gzip file; a larger file is not archived
+MOST_UNZIPPED = 2**30  # a gzip file whose content has more bytes than this is not archived
 SHORTEST = 2  # the fewest characters of a name that is replaced: a name of one character occurs in most texts
 LEAST_INSIDE = 5  # the fewest bytes of a name that is searched within words: shorter names occur by chance (`vm` in NVML)
-# These folders are not replaced: every Linux system has them, so they identify nobody.
+# Paths that are not replaced by pseudonyms: they are usual on Linux systems, so they identify nobody.
 SYSTEM = (
     "/",
     "/tmp",
@@ -62,16 +62,16 @@ IPV4 = re.compile(rb"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 
 
 class Pseudonyms:
-    """The pseudonyms of an archive.
+    """The pseudonyms of the names in an archive.
 
     counts: how many names of each kind were given a pseudonym, such as {"host": 2}.
     """
 
     def __init__(self, names: Iterable[tuple[str, str]], words: Collection[str] = ()) -> None:
-        """names: (kind, name) of each name to replace, such as ("host", "gpu1"). words: texts that must not be replaced, in
-        addition to the keys of records (WORDS).
+        """Give each name a pseudonym. Raises InputError if a name equals a text that must not be replaced.
 
-        Raises InputError if a name equals a text that must not be replaced.
+        names: (kind, name) of each name to replace, such as ("host", "gpu1"). words: texts that must not be replaced, in
+        addition to the keys of records (WORDS).
         """
         self.counts: dict[str, int] = {}
         self._of: dict[bytes, bytes] = {}
@@ -93,7 +93,8 @@ class Pseudonyms:
                 spelled.setdefault(spelling.lower(), pseudonym)
         self._spelled = spelled
         longest = sorted(spelled, key=len, reverse=True)
-        # A name is part of another word if a letter or a digit is beside it. `_` and `-` may be beside a name: gpu1-ib.
+        # A letter or a digit beside a name means that the name is only a part of another word, so it is not replaced there.
+        # `_` and `-` may be beside a name, as in gpu1-ib.
         alone = [b"(?<![A-Za-z0-9])" * (text[:1] != b"/") + re.escape(text) for text in longest]
         inside = [re.escape(text) for text in longest if len(text) >= LEAST_INSIDE]
         self._names = re.compile(rb"(?:" + b"|".join(alone) + rb")(?![A-Za-z0-9])", re.IGNORECASE) if alone else None
@@ -104,7 +105,7 @@ class Pseudonyms:
         return f"/{kind}{number}".encode() if kind == "path" else f"{kind}{number}".encode()
 
     def replaced(self, content: bytes, *, is_log: bool = False) -> bytes:
-        """The text `content` with pseudonyms in place of names. is_log: whether to replace all IPv4 addresses too."""
+        """The text `content` with pseudonyms in place of names. is_log: whether all IPv4 addresses are replaced, too."""
         if self._names is not None:
             content = self._names.sub(lambda match: self._spelled[match[0].lower()], content)
         for kind, pattern in (*BY_FORM.items(), *([("address", IPV4)] if is_log else [])):
@@ -119,20 +120,25 @@ class Pseudonyms:
         return self._of[text.lower()]
 
     def left(self, content: bytes) -> set[str]:
-        """The names that still stand in a text as part of a longer word, in lower case."""
+        """Names that should be replaced, but still stand in a text as part of a longer word, in lower case."""
         matches = self._inside.finditer(content) if self._inside is not None else ()
         return {match[0].decode("utf-8", "replace").lower() for match in matches}
 
 
 def of(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
-    """The pseudonyms for an archive. Raises InputError if a name equals a key or value that must not be replaced."""
+    """Make the pseudonyms for an archive. Raises InputError if a name equals a key or value of the records that must stay
+    readable."""
     found = [*_paths(workspace, loaded, cluster), *_of_cluster(cluster), *_of_runs(loaded), *_of_here(workspace)]
     keys = [value for one in loaded.cells for value in (one.cell.strategy, one.cell.workload, one.cell.launcher)]
     return Pseudonyms(found, {*STATES, *keys, loaded.expansion.name})
 
 
 def changed_file(name: str, content: bytes, pseudonyms: Pseudonyms) -> bytes:
-    """The content of a text file or gzip file with pseudonyms. Raises ShardlabError if the file cannot be searched."""
+    """The content of a text file or gzip file, with pseudonyms in place of names. Raises ShardlabError if it cannot be
+    searched.
+
+    name: the path of the file in the archive.
+    """
     is_log = "/log/" in name or "/events." in name
     if not name.endswith(".gz"):
         _must_be_text(content)
@@ -156,7 +162,7 @@ def _must_be_text(content: bytes) -> None:
 
 
 def _spellings(name: str) -> set[bytes]:
-    """All spellings of a name: in plain text, in JSON, in shell scripts and in HTML, where some characters are escaped."""
+    """All ways in which files write a name: as plain text, and with characters escaped as in JSON, shell scripts and HTML."""
     ascii_, unicode_ = json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1]
     return {text.encode() for text in (name, ascii_, unicode_, shlex.quote(name), html.escape(name))}
 
@@ -229,7 +235,8 @@ def _home() -> str:
 
 
 def _words() -> frozenset[str]:
-    """The keys of records, runs, cells and machines. Never replaced, because commands could then not read the files."""
+    """The keys of records, runs, cells and machines. They are never replaced, because commands could then not read the
+    files."""
     modules = (expansion, host, record, run, study)
     types = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     structs = {one for one in (*types, Cell) if issubclass(one, msgspec.Struct)}

@@ -32,7 +32,7 @@ class WrittenArchive(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int
     file: str  # the path of the archive
-    bytes: int  # its size
+    bytes: int  # size of the archive in bytes
     matrix: str
     runs: int  # number of runs
     files: int  # number of files, without archive.json
@@ -59,10 +59,11 @@ class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: float, output: Output, *, hidden: bool) -> int:
-    """Write an archive of a matrix, and print what the archive contains. Returns the exit code: 1 if names are still in it.
+    """Write an archive of a matrix, and print what it contains. Returns the exit code: 1 if names are left that should be
+    replaced.
 
-    matrix: name of the matrix; None: the last matrix. out: path of the archive; None: in the workspace, named after the
-    matrix. most_gib: the limit of the size in GiB. hidden: whether to replace names (--anonymous).
+    matrix: name of the matrix; None: the last matrix. out: path of the archive; None: in the workspace, named after the matrix.
+    most_gib: the limit of the size in GiB. hidden: whether to replace names by pseudonyms (--anonymous).
 
     Raises InputError if the file `out` exists and is not an archive, or if a name cannot be replaced; ShardlabError if the
     files that an archive needs are larger than `most_gib` GiB.
@@ -102,10 +103,10 @@ def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: f
 
 
 def open_(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
-    """Check an archive, write its files into a new workspace, and write the report there. Returns the exit code.
+    """Check an archive, unpack it into a new workspace, and write the report in this workspace. Returns the exit code.
 
     file: the archive. out: the folder of the new workspace; None: a folder in the current folder, named after the archive.
-    trusted: whether to execute code of the archive, such as metrics (--trust).
+    trusted: whether to execute code that the archive contains, such as metrics (--trust).
     """
     path = Path(file)
     stem = path.name.removesuffix(archive.SUFFIX).removesuffix(".zip")
@@ -134,14 +135,18 @@ def open_(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
 
 @contextmanager
 def as_workspace(file: Path) -> Iterator[Workspace]:
-    """The workspace of an archive, in a temporary folder that is removed at the end of the block."""
+    """Unpack an archive into a temporary folder, and provide the workspace in it. The folder is removed at the end of the
+    block."""
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
         _unpack(file, Path(folder), lambda name: not name.startswith("report/"))
         yield Workspace(Path(folder))
 
 
 def _unpack(file: Path, folder: Path, wanted: Callable[[str], bool]) -> ArchiveIndex:
-    """Unpack an archive into an empty folder, so that the folder is a workspace whose last matrix is the archived one."""
+    """Unpack an archive into an empty folder. The folder becomes a workspace whose last matrix is the matrix of the archive.
+
+    wanted: whether to unpack the file of this name.
+    """
     index = archive.unpack(file, folder, wanted)
     files.write_json(folder / ".shardlab" / LAST_MATRIX, LastMatrix(schema=1, name=index.matrix))
     return index
@@ -157,18 +162,18 @@ def _numbers(summary: bytes) -> dict[str, Any] | None:
 
 
 def _is_not_page(name: str) -> bool:
-    """Whether the file `name` of an archive is written when the archive is opened.
+    """Whether the file `name` of an archive is unpacked when the archive is opened.
 
-    Of the archived report, only summary.json is written, to compare its numbers. The other files of the report are not,
-    because a page of another person could contain any script: the report is made anew.
+    Of the report in the archive, only summary.json is unpacked, to compare its numbers with the new report. The other files of
+    the report are not unpacked, because a page of another person could contain any script. The report is written anew.
     """
     return not name.startswith("report/") or name == SUMMARY
 
 
 def _remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
-    """Search the files of an archive for names that still stand within longer words. Compressed files are not searched.
+    """Search the files of an archive for names that should be replaced, but still stand within longer words.
 
-    Returns {name: the files that contain it}.
+    Compressed files are not searched. Returns {name: the files that contain it}.
     """
     found: dict[str, list[str]] = {}
     for name in index.files:

@@ -1,4 +1,4 @@
-"""Chooses the files of a workspace that go into an archive. For each file of a run that is left out, it gives the reason."""
+"""Chooses the files of a workspace that go into an archive, and gives the reason for each file of a run that is left out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shardlab.workspace import Workspace
 from shardlab.workspace_trust import CODE
 
 MATRIX = "matrix"
-# Files of a run that never go into an archive: checkpoints are large, and no comparison needs them.
+# Files of a run that never go into an archive: checkpoints are large, and no comparison of runs needs them.
 NEVER = ("checkpoints/*",)
-# Files of a run that are left out, one group after the other, until the archive is not larger than its limit. The first groups
-# have the largest files, which only special questions need. Telemetry is the last group, because metrics of memory, energy and
-# network need it.
+# (name of a group, patterns of its files). If the archive would be larger than its limit, the files of the first group are left
+# out; if it is still too large, also those of the second group, and so on. The first groups have the largest files, which only
+# special questions need. Telemetry is the last group, because metrics of memory, energy and network need telemetry.
 GROUPS = (
     ("memory snapshots", ("memory/*.snapshot.json.gz",)),
     ("profiler traces", ("trace/*",)),
@@ -46,7 +46,7 @@ def chosen(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple[list[
     """Choose the files of an archive. Returns (files that go into the archive, files that are left out with the reasons).
 
     most_bytes: the limit of the sum of the sizes of all files, uncompressed. Raises ShardlabError if the files that every
-    archive needs are larger than the limit.
+    archive needs are together larger than the limit.
     """
     sources, left_out = _runs(loaded)
     sources += _matrix(loaded, left_out)
@@ -73,9 +73,9 @@ def _in_run(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _runs(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
-    """Choose the files of all runs that ended. Returns (files that go into the archive, files that are left out).
+    """Choose the files of all runs that have ended. Returns (files that go into the archive, files that are left out).
 
-    manifest.json is in neither list, because the archive gets a new manifest.
+    manifest.json of a run is in neither list, because the archive gets a new manifest for each run.
     """
     sources: list[ArchiveSource] = []
     left_out: list[LeftOutFile] = []
@@ -98,7 +98,8 @@ def _runs(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
 
 
 def _matrix(loaded: Loaded, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
-    """The matrix file and the model files that it names. If the matrix file cannot be read, `left_out` gets the reason."""
+    """The matrix file, and the model files that it names. If the matrix file cannot be read, the reason is added to
+    `left_out`."""
     path = Path(loaded.expansion.path)
     try:
         asked = matrix_file.load(path)
@@ -110,7 +111,8 @@ def _matrix(loaded: Loaded, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
 
 
 def _code(workspace: Workspace) -> list[ArchiveSource]:
-    """The Python files of the workspace that define workloads, strategies and metrics, and their helpers."""
+    """The Python files of the workspace that define workloads, strategies and metrics, and the helper files that they
+    import."""
     found = []
     for folder in CODE:
         paths = plugin_source.python_files(workspace.path / folder)

@@ -1,4 +1,4 @@
-"""Writes the zip file of an archive. If the contents of two archives are equal, their zip files are equal byte by byte."""
+"""Writes the zip file of an archive. Two archives with the same content have equal zip files, byte by byte."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardlab import __version__, archive, files
 from shardlab.archive import ArchivedFile, ArchiveIndex, LeftOutFile
 from shardlab.errors import InputError
 
-FIRST = (1980, 1, 1, 0, 0, 0)  # the time of every file in the archive: the earliest time that zip can store
-STORED = (".gz", ".png", ".parquet")  # suffixes of files that are compressed already, so that zip does not compress them again
+FIRST = (1980, 1, 1, 0, 0, 0)  # the time that every file gets in the archive: the earliest time that zip can store
+STORED = (".gz", ".png", ".parquet")  # suffixes of files that zip does not compress, because they are already compressed
 
 
 def must_be_replaceable(out: Path) -> None:
-    """Raise InputError if there is a file at `out` that is not an archive: the new archive would overwrite this file."""
+    """Raise InputError if a file exists at `out` that is not an archive, because the new archive would overwrite this file."""
     if not out.exists() and not out.is_symlink():
         return
     try:
@@ -29,10 +29,10 @@ def must_be_replaceable(out: Path) -> None:
 
 
 def index(folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOutFile], *, anonymous: bool) -> ArchiveIndex:
-    """Make the index (archive.json) of an archive of all files in `folder`.
+    """Make the index (archive.json) of an archive that contains all files in `folder`.
 
-    matrix: name of the matrix. runs: ids of the runs in the folder. left_out: files that are not in the archive.
-    anonymous: whether names were replaced.
+    matrix: name of the matrix. runs: ids of the runs in the folder. left_out: files that are not in the archive. anonymous:
+    whether names were replaced by pseudonyms.
     """
     listed = {}
     for path in sorted(folder.rglob("*")):
@@ -56,7 +56,7 @@ def index(folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[Lef
 def write(out: Path, folder: Path, described: ArchiveIndex) -> int:
     """Write the files of `folder` as an archive to `out`, completely or not at all. Returns the size of the archive in bytes.
 
-    described: the index of the archive. Raises WorkspaceError if `out` cannot be written.
+    described: the index of the archive, which names the files. Raises WorkspaceError if `out` cannot be written.
     """
     with files.writing(out) as handle, zipfile.ZipFile(handle, "w", zipfile.ZIP_DEFLATED) as zipped:
         with zipped.open(_entry(archive.INDEX), "w") as member:

@@ -1,12 +1,12 @@
-"""Finds texts that look like secrets, so that their files stay out of an archive."""
+"""Finds texts that look like secrets, such as private keys. A file with such a text is not put into an archive."""
 
 from __future__ import annotations
 
 import re
 
-# The patterns match the beginnings of private keys, the tokens of services that training runs use (their logs may contain the
-# tokens), and assignments to variables that hold a secret. After its prefix, a token has at least 16 characters, so that
-# `hf_...` in a text of documentation does not match.
+# The patterns match the beginnings of private keys, the tokens of services that training runs use (logs of runs may contain
+# them), and assignments to variables that hold a secret. A token must have at least 16 characters after its prefix, so that
+# `hf_...` in a documentation text does not match.
 PATTERNS = {
     "a private key": re.compile(rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"),
     "a token": re.compile(rb"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|xoxb-|sk-|AKIA)[A-Za-z0-9_-]{16,}"),
@@ -17,5 +17,5 @@ PATTERNS = {
 
 
 def found(content: bytes) -> str | None:
-    """The kind of secret that a text seems to contain, such as `a token`. None if nothing in the text looks like a secret."""
+    """The kind of secret that a text seems to contain, such as `a token`; None if nothing in the text looks like a secret."""
     return next((what for what, pattern in PATTERNS.items() if pattern.search(content)), None)

@@ -1,4 +1,5 @@
-"""Makes the folder whose files become an archive: a workspace with the chosen files, the cluster, and a new report of them."""
+"""Makes the folder whose files become an archive: a workspace with the chosen files, the cluster, and a new report of its
+runs."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class ArchivedEnvironment(msgspec.Struct, frozen=True):
 
 
 def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
-    """Copy files into `folder`. Returns the files that were not copied, with the reasons, for example a secret in a file.
+    """Copy the chosen files into `folder`. Returns the files that were not copied, with the reasons, such as a secret in a
+    file.
 
     sources: the files to copy. pseudonyms: replaces names in contents and file names; None: files are copied unchanged.
     """
@@ -67,7 +69,7 @@ def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms 
 
 
 def describe(folder: Path, loaded: Loaded, described: Cluster, pseudonyms: Pseudonyms | None) -> None:
-    """Write three files into `folder`: the expansion of the matrix, the cluster without secrets, and environment.json."""
+    """Write three files into `folder`: the expansion of the matrix, the cluster without its secrets, and environment.json."""
     expansion = loaded.expansion
     kept = msgspec.structs.replace(expansion, path=f"{contents.MATRIX}/{Path(expansion.path).name}")
     documents = {

@@ -1,1 +1,2 @@
-"""Computes from the measurements which strategy to choose: ranks the cells that do the same work, by speed, memory and more."""
+"""Computes from the measurements which strategy to choose: ranks cells that do the same work by speed, memory and other
+criteria."""

@@ -25,9 +25,9 @@ Outcome = Literal[
     "failed",
     "not measured",
 ]
-RESULTS = ("measured", "does not fit", "over the limit")  # outcomes that say something about a strategy
+RESULTS = ("measured", "does not fit", "over the limit")  # outcomes from which a reader learns something about a strategy
 UNRANKED = ("other work", "gpu trouble", "looked into", "not ranked")  # outcomes of cells that were measured but not ranked
-# The reason why a measured cell is not ranked, if a cell that differs only in its instruments is ranked in its place.
+# The reason that is given for a measured cell that is not ranked because a cell with fewer instruments is ranked instead.
 PLAINER = "the same cell was also measured with fewer instruments, and that measurement is ranked"
 _GOING = {"planned", "pending", "running", "unknown"}
 _USUAL = (
@@ -38,7 +38,7 @@ _USUAL = (
     "epochs",
     "launcher",
     "optimizer.name",
-)  # keys of a cell that are tried first to name the difference between two families of a workload
+)  # cell keys that are tried first to name the difference between two families, groups of comparable cells of a workload
 
 
 class Contender(msgspec.Struct, omit_defaults=True):
@@ -62,7 +62,7 @@ class Contest(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether there is a choice: whether two or more contenders have an outcome that says something about a strategy."""
+        """Whether a reader has a choice: whether two or more contenders have an outcome in RESULTS."""
         return sum(contender.outcome in RESULTS for contender in self.contenders) > 1
 
     def named(self, outcome: Outcome) -> list[str]:
@@ -71,7 +71,8 @@ class Contest(msgspec.Struct):
 
 
 class Ground(NamedTuple):
-    """Cells (rows of the summary) of a workload that differ only in ranks, batch size, and how the ranks share the work."""
+    """Cells (as rows of the summary) of one workload that differ only in ranks, batch size, and how the ranks share the
+    work."""
 
     workload: str
     about: str  # in words, the values that distinguish this ground from other grounds of the workload
@@ -79,7 +80,7 @@ class Ground(NamedTuple):
 
 
 def grounds(rows: Sequence[CellRow]) -> list[Ground]:
-    """Group rows of the summary into grounds. Each row is in exactly one ground; the order of `rows` does not matter."""
+    """Group rows of the summary into grounds. Each row is in exactly one ground. The order of `rows` does not matter."""
     options = _shared_options(rows)
     by_work: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.id):
@@ -92,18 +93,18 @@ def grounds(rows: Sequence[CellRow]) -> list[Ground]:
         shown[members[0].cell["workload"]][key] = _shown(members[0], options)
     found = []
     for workload, families in sorted(shown.items()):
-        told = telling(list(families.values()), (), _USUAL)
+        distinguishing_keys = telling(list(families.values()), (), _USUAL)
         for key, cell in sorted(families.items()):
-            about = ", ".join(filter(None, (_said(one, cell.get(one)) for one in told)))
+            about = ", ".join(filter(None, (_said(one, cell.get(one)) for one in distinguishing_keys)))
             contests: dict[tuple[int, int, int], list[CellRow]] = defaultdict(list)
             for row in by_work[key]:
-                contests[row.cell["gpus"], _told(row)["nnodes"], row.cell["global_batch_size"]].append(row)
+                contests[row.cell["gpus"], _represented_cell(row)["nnodes"], row.cell["global_batch_size"]].append(row)
             found.append(Ground(workload, about, dict(sorted(contests.items()))))
     return found
 
 
 def contenders(rows: Sequence[CellRow]) -> list[Contender]:
-    """The rows of a contest as contenders, ordered by name."""
+    """The rows of one contest as contenders, ordered by their names."""
     found = []
     plainest = _plainest(rows)
     for name, row in _names(rows):
@@ -119,7 +120,7 @@ def contenders(rows: Sequence[CellRow]) -> list[Contender]:
 
 
 def _plainest(rows: Sequence[CellRow]) -> set[str]:
-    """The ids of the measured cells, without cells that were also measured with fewer instruments.
+    """The ids of the measured cells with the fewest instruments.
 
     If several measured cells differ only in their instruments, only the cell with the fewest instruments is ranked.
     """
@@ -150,9 +151,9 @@ def _outcome(row: CellRow) -> Outcome:
 
 
 def _names(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
-    """(name, row) for each row of a contest.
+    """Name each row of a contest. Returns (name, row) for each row.
 
-    A name is the strategy and, if several rows have this strategy, the values in which these rows differ.
+    The name is the strategy of the cell and, if several rows have this strategy, the values in which these rows differ.
     """
     by_strategy: dict[str, list[CellRow]] = defaultdict(list)
     for row in rows:
@@ -167,19 +168,22 @@ def _names(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
 
 
 def _named(key: str, cell: dict[str, Any]) -> str:
-    """A key and its value in words. For a pipeline, the number of accumulation steps is the number of micro-batches."""
+    """A key of a cell and its value in words. In a pipeline, accumulation steps are called micro-batches."""
     if key == "gradient_accumulation_steps" and cell["pp"] > 1:
         return f"{cell[key]} micro-batches"
     return _said(key, cell.get(key))
 
 
 def natural(name: str) -> list[str | int]:
-    """A key to sort names in natural order: numbers inside names are compared by value, so that 2 comes before 10."""
+    """A sort key that puts names in natural order: numbers inside names are compared by value, so that 2 comes before 10."""
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
-    """{workload: names of the options that all its cells have}. An option of only some cells belongs to a strategy."""
+    """For each workload, the names of the options that all its cells have: {workload: names}.
+
+    An option that only some cells have belongs to a strategy.
+    """
     found: dict[str, set[str]] = {}
     for row in rows:
         have = set(row.cell["options"])
@@ -187,20 +191,21 @@ def _shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
     return found
 
 
-def _told(row: CellRow) -> dict[str, Any]:
-    """The cell of a row; for a tiny twin, the cell that the twin stands for."""
+def _represented_cell(row: CellRow) -> dict[str, Any]:
+    """The cell of a row. For a tiny twin, it is the large cell that the tiny twin represents."""
     cell: dict[str, Any] = row.cell.get("rehearses") or row.cell
     return cell
 
 
 def _shown(row: CellRow, options: dict[str, set[str]]) -> dict[str, Any]:
-    """{dotted key: value} of the cell of `row`, for the keys whose values are equal in all rows of its ground.
+    """The values by which a row may be named: {dotted key: value}, for keys whose values are equal in all rows of the row's
+    ground.
 
-    options: as `_shared_options` returns. For a tiny twin, the values are those of the cell that the twin stands for; the
-    values of the twin itself follow, with the prefix `rehearses.` before their keys.
+    options: the result of `_shared_options`. For a tiny twin, the values are those of the large cell that the tiny twin
+    represents; the values of the tiny twin itself follow, with the prefix `rehearses.` before their keys.
     """
     found: dict[str, Any] = {}
-    for whose, cell in (("", _told(row)), ("rehearses.", row.cell)):
+    for whose, cell in (("", _represented_cell(row)), ("rehearses.", row.cell)):
         work = comparability.work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {"rehearses": None}
         work.pop("global_batch_size")
         found |= {whose + key: value for key, value in flat(work).items()}

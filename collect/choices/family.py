@@ -1,4 +1,5 @@
-"""Answers which strategy to choose for a workload: by its contests, as a decision tree that groups contests of equal answer."""
+"""Answers which strategy to choose for a workload, as a decision tree. Contests with the same answer are one branch of the
+tree."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ class Fit(msgspec.Struct):
 
     contests: list[int]  # places of the contests in the family's list
     fits: list[str]  # these cells completed
-    does_not_fit: list[str]  # ran out of memory
-    over_the_limit: list[str]  # ran into the time limit
-    unknown: list[str]  # failed, or not measured
+    does_not_fit: list[str]  # these cells ran out of memory
+    over_the_limit: list[str]  # these cells ran into the time limit
+    unknown: list[str]  # these cells failed or were not measured
 
 
 class Answer(msgspec.Struct):
@@ -52,12 +53,12 @@ class Family(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether any contest of the family has a choice."""
+        """Whether a reader has a choice in any contest of the family."""
         return any(contest.open for contest in self.contests)
 
 
 def choose(measurements: Measurements) -> list[Family]:
-    """The families of a matrix. The cells of a family are cells of one workload that can be compared."""
+    """The families of a matrix. A family is a set of cells of one workload that can be compared."""
     return [_family(measurements, *ground) for ground in grounds(measurements.rows)]
 
 
@@ -78,7 +79,7 @@ def _family(measurements: Measurements, workload: str, about: str, rows: dict[tu
 def _fits(contests: Sequence[Contest], places: Sequence[int]) -> list[Fit]:
     """Which cells fit into memory in some contests. Contests in which the same cells do not fit, or may not fit, are grouped.
 
-    contests: all contests of a family. places: the places in `contests` of the contests to use.
+    contests: all contests of a family. places: the indexes in `contests` of the contests that are considered.
     """
     found: dict[Hashable, Fit] = {}
     for place in places:
@@ -93,9 +94,9 @@ def _fits(contests: Sequence[Contest], places: Sequence[int]) -> list[Fit]:
 
 
 def _sort_in(contender: Contender, fits: list[str], rest: Fit) -> None:
-    """Add the name of a contender to `fits`, or to the list of `rest` that says why it does not fit or is not known to fit.
+    """Add the name of a contender to `fits` if it fits into memory, and otherwise to the list of `rest` for its outcome.
 
-    A measured cell fits, also if it is not ranked. A cell that ran out of memory in any repeat does not fit.
+    A measured cell fits, even if it is not ranked. A cell that ran out of memory in any repeat does not fit.
     """
     if "oom" in contender.partly:
         rest.does_not_fit.append(contender.name)

@@ -1,4 +1,4 @@
-"""Ranks the cells of a contest by one criterion, and finds the cells that are not significantly worse than the best."""
+"""Ranks the cells of a contest by one criterion, and finds the cells that are not significantly worse than the best cell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collect.verdicts.selection import Measurements
 ACCURACY = "final_accuracy_pct"
 SENT = "sent_counted_bytes"
 CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT, ACCURACY, "energy_per_unit_j")
-ALIKE = 1e-3  # counts count as equal if their relative difference is at most this, e.g. if one strategy also sums a scalar
+ALIKE = 1e-3  # two counts (e.g. of bytes) are called equal up to this relative difference: a strategy may also sum a scalar
 Word = Literal["best", "not told apart", "equal", "same work", "as measured"]
 
 
@@ -51,11 +51,11 @@ class Standing(msgspec.Struct, omit_defaults=True):
     best: list[str]  # ids of the first cell and of the cells that are not significantly worse
     placed: list[Placed]  # all cells, best first
     kind: str = ""  # how the metric was measured, if there are several ways
-    margin_pct: float | None = None  # from the first cell to the first cell outside `best`, in percent of the latter's value
+    margin_pct: float | None = None  # distance of the first cell from the first cell not in `best`, in percent of that cell
 
 
 class _Mean:
-    """The mean of a metric over the repeats of a cell, and the error of this mean, computed in the same way as for verdicts.
+    """The mean of a metric over the repeats of a cell, with the error of this mean. Verdicts compute the error in the same way.
 
     known: (standard error of the mean, degrees of freedom), or None if the scatter of the repeats is not known.
     """
@@ -70,14 +70,15 @@ class _Mean:
 
     @property
     def interval(self) -> tuple[float, float] | tuple[None, None]:
-        """(low, high) of the 95 % interval of the mean, or (None, None) if the error is not known."""
+        """The 95 % interval of the mean as (lower end, upper end), or (None, None) if the error of the mean is not known."""
         if self.known is None:
             return None, None
         half = t_975(self.known[1]) * self.known[0]
         return self.value - half, self.value + half
 
     def draws(self) -> Drawn:
-        """Random draws of the mean: the same draws that a claim of a study about this number uses. The error must be known."""
+        """Random draws of the mean. A claim of a study about the same metric and cell uses the same draws. The error must be
+        known."""
         assert self.known is not None
         drawn = draws(self.value, *self.known, f"{self.metric.name} {self.row.id}")
         return drawn if isinstance(drawn, np.ndarray) else np.full(DRAWS, drawn)
@@ -137,7 +138,8 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[CellRow]) ->
 
 
 def _told_apart(best: _Mean, other: _Mean, level: float) -> bool | None:
-    """Whether `best` is ahead of `other` in all but the share `level` of draws; None if the scatter of a cell is not known.
+    """Whether `best` is ahead of `other` in all but the share `level` of draws; None if the scatter of one of the two is not
+    known.
 
     The intervals decide most pairs without draws. If the intervals do not overlap, `best` is ahead: the half-width of the
     difference is at most the sum of both half-widths, which it reaches for the heaviest tails of t (1 degree of freedom). If

@@ -1,4 +1,4 @@
-"""`collect compare`: shows which cells of two matrices have different results, and the possible reasons."""
+"""`collect compare`: shows which cells of two matrices have different results, and possible reasons for the differences."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
-MOST_VALUES = 6  # values of a key that a sentence lists
+MOST_VALUES = 6  # the most values of a key that a sentence lists
 SHOWN = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
-# Colour of a row, by the verdict on B.
+# Verdict on B, compared with A -> colour of the row.
 STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
 
 
 def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Output) -> int:
-    """Compare two sets of results, A and B, and print tables or the JSON document. Returns the exit code.
+    """Compare two sets of results, called A and B, and print tables or the JSON document. Returns the exit code.
 
-    a, b: each the name of a matrix of `workspace`, the folder of another workspace, or an archive. matrix: the matrix of other
-    workspaces to compare; None: their last matrix. Raises InputError if A or B is none of the three.
+    a, b: where A and B are, each as the name of a matrix of `workspace`, the folder of another workspace, or an archive.
+    matrix: which matrix of the other workspaces is compared; None: their last matrix. Raises InputError if `a` or `b` is none
+    of the three.
     """
     with contextlib.ExitStack() as opened:
         sides = [_open(workspace, name, matrix, opened) for name in (a, b)]
@@ -42,10 +43,11 @@ def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Outpu
 
 
 def _open(workspace: Workspace, name: str, matrix: str | None, opened: contextlib.ExitStack) -> tuple[Workspace, str | None]:
-    """Find the workspace that contains A or B. Returns (workspace, name of the matrix; None: the last matrix).
+    """Find the workspace that contains one of the two sets of results. Returns (workspace, name of the matrix; None: the last
+    one).
 
-    name: the name of a matrix of this workspace, or else the folder of a workspace, or an archive. opened: if `name` is an
-    archive, its files stay unpacked in a temporary folder until `opened` is closed.
+    name: the name of a matrix of `workspace`, the folder of a workspace, or an archive. opened: if `name` is an archive, its
+    files stay unpacked in a temporary folder until `opened` is closed.
     """
     if name in workspace.expansions():
         if matrix is not None:
@@ -119,7 +121,7 @@ def _pairs(output: Output, found: Comparison) -> None:
 
 
 def _why_none(found: Comparison) -> str:
-    """The reason why no cell is in both A and B, such as `: steps is 5 in A and 10 in B`; '' if it is not known."""
+    """The reason why no cell is in both A and B, such as `: steps is 5 in A and 10 in B`; '' if the reason is not known."""
 
     def said(values: Sequence[Any]) -> str:
         few = [verdict_text.plain(value) or "none" for value in values[:MOST_VALUES]]

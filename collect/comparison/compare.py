@@ -1,4 +1,5 @@
-"""Compares every metric of the cells that are in both matrices. Cells that did not do the same work are not compared."""
+"""Compares every metric of the cells that are in both of two matrices, A and B. Cells that did different work are not
+compared."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ CHANCE = 0.05  # the share of two-sided 95 % tests that find a difference by cha
 class Side(msgspec.Struct, frozen=True):
     """A or B, as the output describes it."""
 
-    name: str  # as given on the command line
-    place: str  # the path of its workspace
+    name: str  # the matrix, folder or archive, as given on the command line
+    place: str  # the path of the workspace
     matrix: str
     title: str
     rehearsal: bool
-    remarks: list[str]  # the remarks of its summary
+    remarks: list[str]  # the remarks in the summary of the matrix
 
 
 class EnvironmentDifference(msgspec.Struct, frozen=True):
@@ -66,11 +67,11 @@ class ComparedCell(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     a: str  # the id of the cell in A
     b: str  # the id of the cell in B
     label: str  # the cell in words
-    state_a: str  # states of its repeats in A
-    state_b: str  # states of its repeats in B
+    state_a: str  # states of the repeats of the cell in A
+    state_b: str  # states of the repeats of the cell in B
     different_work: str = ""  # the reason if the two cells are not compared; then `metrics` is empty
     remarks: list[str] = []  # what a reader must know, as sentences
-    metrics: list[MetricComparison] = []  # one per metric that both have
+    metrics: list[MetricComparison] = []  # one entry per metric that is known in A and in B
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -89,7 +90,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Half(msgspec.Struct, frozen=True):
-    """A or B as it was read, with all its runs."""
+    """One of the two compared matrices, A or B, with all its runs."""
 
     name: str
     workspace: Workspace
@@ -97,14 +98,14 @@ class Half(msgspec.Struct, frozen=True):
     summary: Summary
 
     def side(self) -> Side:
-        """This side as the output describes it, without its runs."""
+        """The description of this matrix for the output, without its runs."""
         summary = self.summary
         place = str(self.workspace.path)
         return Side(self.name, place, summary.matrix, summary.title, summary.rehearsal, summary.remarks)
 
 
 def compare(a: Half, b: Half) -> Comparison:
-    """Match the cells of A with those of B, and compare the metrics of each pair."""
+    """Match the cells of matrix A with those of matrix B, and compare the metrics of each matched pair."""
     found = match(a.loaded.cells, b.loaded.cells)
     measured = [Measurements(half.loaded, half.summary.rows) for half in (a, b)]
     rows = [{row.id: row for row in half.summary.rows} for half in (a, b)]
@@ -129,7 +130,8 @@ def compare(a: Half, b: Half) -> Comparison:
 
 
 def _environment(matches: Matches) -> list[EnvironmentDifference]:
-    """The properties of machines and software that are known in A and B and differ: possible reasons for different results."""
+    """The known properties of machines and software that differ between the runs of A and B: possible reasons for other
+    results."""
     sides = zip(*matches.pairs, strict=True) if matches.pairs else ((), ())
     a, b = (environment.known(run for cell in cells for run in cell.runs) for cells in sides)
     return [EnvironmentDifference(*difference) for difference in environment.differences(a, b)]
@@ -153,7 +155,7 @@ def _pair(label: str, a: _Known, b: _Known) -> ComparedCell:
 
 
 def _different_work(a: _Known, b: _Known) -> str:
-    """The reason why a cell in A and the same cell in B are not compared, or '' if they are compared."""
+    """The reason why a cell in A and its match in B are not compared; '' if they are compared."""
     proofs = [side[1].same_work for side in (a, b)]
     if any(proof and proof.verdict == "different" for proof in proofs) or (
         proofs[0] and proofs[1] and proofs[0].verdict != proofs[1].verdict
@@ -222,7 +224,7 @@ def _why_no_interval(value: float | None, means: list[Mean]) -> str:
 
 
 def _mean(metric: Metric, side: _Known) -> Mean:
-    """The mean of a metric of a cell, and its error.
+    """The mean of a metric of a cell, with the error of the mean.
 
     The error is computed from the repeats of the cell if there are three or more, else from all repeated cells of the matrix.
     """
@@ -236,5 +238,6 @@ def _mean(metric: Metric, side: _Known) -> Mean:
 
 
 def told_apart(figures: Iterable[MetricComparison]) -> list[MetricComparison]:
-    """Of these metrics, those whose values in A and B differ more than the scatter of repeats explains."""
+    """The metrics whose values in A and B differ by more than the scatter of repeats explains. figures: the compared
+    metrics."""
     return [figure for figure in figures if figure.verdict not in ("equal", "not to be told apart", "undecided")]

@@ -1,4 +1,4 @@
-"""The properties of machines and software that may be reasons for different results."""
+"""Finds properties of machines and software that differ between runs: possible reasons for different results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collect.loading.loaded_run import LoadedRun
 
 
 def known(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
-    """{name of a property of machines or software: its sorted values over all runs}.
+    """The properties of machines and software of some runs: {name of a property: its sorted values over all runs}.
 
     Host names are left out, because another machine of the same kind is no reason for different results.
     """
@@ -42,5 +42,8 @@ def known(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
 
 
 def differences(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> list[tuple[str, list[str], list[str]]]:
-    """(property, its values in `before`, its values in `after`) of each property that is known in both and differs."""
+    """Compare properties of two sets of runs. before, after: the properties of each set, from `known`.
+
+    Returns (property, its values in `before`, its values in `after`) for each property that is known in both and differs.
+    """
     return [(what, before[what], after[what]) for what in before if what in after and before[what] != after[what]]

@@ -1,4 +1,7 @@
-"""Finds the same cells in two matrices: they train the same and may differ only in a few keys, which the output names."""
+"""Finds the same cells in two matrices, A and B: cells that train the same and differ at most in a few keys.
+
+The output of the comparison names the keys in which they differ.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from collect.loading.load import LoadedCell
 from shardlab import cell_names
 from shardlab.cell import Role, keys_of
 
-# Keys of a cell that may differ between two matrices although their cells train the same model on the same data in another
-# way. Options are not included, because some options belong to the workload and change what is trained.
+# Keys in which two matched cells may differ, because these keys do not change which model is trained on which data. Options are
+# not included, because some options belong to the workload and change what is trained.
 _MAY_DIFFER = keys_of(Role.NODES, Role.HARDWARE, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION)
 # Keys of a cell that matching ignores: their values follow from other keys, or do not change the training.
 _LEFT_OUT = {"gpu_batch_size"} | keys_of(Role.BOOKKEEPING) - {"rehearses"}
@@ -37,7 +40,7 @@ class Apart(msgspec.Struct, frozen=True):
 
 
 class Matches(msgspec.Struct, frozen=True):
-    """The result of matching the cells of A and B."""
+    """The result of matching the cells of two matrices, A and B."""
 
     pairs: list[tuple[LoadedCell, LoadedCell]]  # (cell of A, the same cell in B)
     only_a: list[LoadedCell]  # cells of A without a match
@@ -46,11 +49,11 @@ class Matches(msgspec.Struct, frozen=True):
 
 
 def match(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
-    """Match the cells of A and B.
+    """Match the cells of two matrices, A and B.
 
-    First, cells with equal hashes are matched (the hash does not include time limit, expected states and proof). Then a cell of
-    A and a cell of B among the remaining cells are matched if they differ only in the keys that `_throughout` returns, and no
-    other remaining cell of A or B could be matched in their place.
+    First, cells with equal hashes are matched (the hash does not include time limit, expected states and proof). Then, of the
+    remaining cells, a cell of A and a cell of B are matched if they differ only in the keys that `_throughout` returns, and
+    neither of the two could be matched with another cell in this way.
     """
     theirs = {cell.cell.hash(): cell for cell in b}
     pairs = [(cell, theirs[cell.cell.hash()]) for cell in a if cell.cell.hash() in theirs]
@@ -71,19 +74,19 @@ def match(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
 
 
 def apart(found: Matches) -> list[Apart]:
-    """The keys for which the unmatched cells of A and B have no value in common: each of these keys alone prevents a match."""
+    """The keys for which the unmatched cells of A and B have no value in common. Each of these keys alone prevents a match."""
     a, b = ([_flat(cell) for cell in cells] for cells in (found.only_a, found.only_b))
     keys = sorted({key for cell in (*a, *b) for key in cell} - _MAY_DIFFER)
-    told = []
+    keys_apart = []
     for key in keys:
         ours, theirs = ({repr(cell.get(key)): cell.get(key) for cell in cells} for cells in (a, b))
         if ours and theirs and not ours.keys() & theirs.keys():
-            told.append(Apart(key, list(ours.values()), list(theirs.values())))
-    return told
+            keys_apart.append(Apart(key, list(ours.values()), list(theirs.values())))
+    return keys_apart
 
 
 def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Differs]:
-    # Find the keys in _MAY_DIFFER that have one value in all cells of `a` and another value in all cells of `b`.
+    # Finds the keys in _MAY_DIFFER that have the same value in all cells of `a`, and another value in all cells of `b`.
     found = []
     for key in sorted({key for cell in (*a, *b) for key in cell}):
         values = [{repr(cell.get(key)) for cell in cells} for cells in (a, b)]
@@ -93,7 +96,7 @@ def _throughout(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) 
 
 
 def _flat(cell: LoadedCell) -> dict[str, Any]:
-    """The keys of a cell and their values. The keys have the same names as in filters."""
+    """The keys of a cell with their values. The keys have the same names as in filters."""
     plain = msgspec.to_builtins(cell.cell)
     flat = cell_names.names(plain) | {"instruments": plain["instruments"], "rehearses": plain["rehearses"]}
     return {key: value for key, value in flat.items() if key not in _LEFT_OUT}

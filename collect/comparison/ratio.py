@@ -23,11 +23,11 @@ class Mean(msgspec.Struct, frozen=True):
 def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
     """The ratio of two means, b / a. Returns (ratio, lower end, upper end of the 95 % interval of the ratio).
 
-    The ratio is None if a mean is not greater than 0. The ends are None if the error of a mean is not known, or if it is so
-    large that the mean may be 0.
+    The ratio is None if a mean is not greater than 0. The ends are None if the error of a mean is not known, or if the error is
+    so large that the mean may be 0.
 
     The logarithm of the ratio has the error sqrt(ra² + rb²), where ra and rb are the relative errors of a and b (the delta
-    method). The error is multiplied by the quantile of Student's t with the degrees of freedom of Welch and Satterthwaite.
+    method). This error is multiplied by the quantile of Student's t with the degrees of freedom of Welch and Satterthwaite.
     Because of the logarithm, the intervals of b / a and a / b agree.
     """
     if a.value <= 0 or b.value <= 0:
@@ -43,9 +43,9 @@ def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
 
 
 def verdict(a: Mean, b: Mean, unit: str) -> Word:
-    """The word that says how mean b differs from mean a, such as `faster` or `equal`. unit: of both means.
+    """The word that says how the mean b differs from the mean a, such as `faster` or `equal`. unit: the unit of both means.
 
-    Times and rates are `faster` or `slower`; other metrics are `higher` or `lower`, which does not say whether the change is
+    Times and rates are `faster` or `slower`. Other metrics are `higher` or `lower`, which does not say whether the change is
     good.
     """
     if a.error is None or b.error is None:
@@ -70,9 +70,10 @@ def verdict(a: Mean, b: Mean, unit: str) -> Word:
 
 
 def _quantile(parts: list[float], degrees: list[int]) -> float:
-    """The quantile of Student's t for a sum of variances (Welch, Biometrika 34, 1947).
+    """The 97.5 % quantile of Student's t for a sum of variances (Welch, Biometrika 34, 1947).
 
-    The degrees of freedom are rounded down, so that an interval may be too wide, but never too narrow.
+    parts: the variances. degrees: the degrees of freedom of each variance. The degrees of freedom of the sum are rounded down,
+    so that an interval may be too wide, but never too narrow.
     """
     below = sum(part**2 / free for part, free in zip(parts, degrees, strict=True) if part)
     return t_975(max(int(sum(parts) ** 2 / below), 1)) if below else 0.0

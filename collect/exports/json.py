@@ -1,4 +1,4 @@
-"""Exports the whole summary as JSON: the same document as report/summary.json and `collect summarize --json`."""
+"""Exports the whole summary as JSON, the same document as report/summary.json and the output of `collect summarize --json`."""
 
 from __future__ import annotations
 

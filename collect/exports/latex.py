@@ -1,6 +1,6 @@
-"""Exports the tables as LaTeX: one file per table, for \\input. Special characters are escaped.
+"""Exports the tables as LaTeX, one file per table, which a paper includes with \\input. Special characters are escaped.
 
-The first line of each file names the packages that the table needs.
+The first line of each file names the LaTeX packages that the table needs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _MARKS = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     "`": r"\textasciigrave{}",
     '"': r"{\char34}",  # in some languages of babel, " begins a shorthand
-    "[": "{[}", "*": "{*}",  # at the start of a row, LaTeX would read them as arguments of the \\ of the row before
+    "[": "{[}", "*": "{*}",  # at the start of a row, LaTeX would read [ and * as arguments of the \\ that ends the row before
     "±": r"\ensuremath{\pm}", "×": r"\ensuremath{\times}", "²": r"\ensuremath{^2}", "µ": r"\ensuremath{\mu}",
 }  # fmt: skip
 _BY_CODE = str.maketrans(_MARKS)
-_LIGATURE = re.compile(r"([-,'])(?=\1)")  # LaTeX replaces two of these in a row by another character
+_LIGATURE = re.compile(r"([-,'])(?=\1)")  # LaTeX would replace two of these characters in a row by one other character
 _SPACE = re.compile(r" +")
 _HEAD = "% Needs \\usepackage{array, booktabs, longtable}.\n"
-_PAGE = 40  # rows that fit on one page
-# Widths in letters. _LINES: letters that fit on a line of an article, for each font size. _SENTENCE: a longer text is a
-# sentence, for which a column gets no wider. _GAP: the space between two columns, with a reserve for wide letters.
+_PAGE = 40  # the most rows that fit on one page
+# Widths in letters. _LINES: for each font size, the letters that fit on a line of an article. _SENTENCE: the width up to which
+# a column is widened; longer texts wrap. _GAP: the space between two columns, with a reserve for wide letters.
 _LINES = {"footnotesize": 78, "scriptsize": 88, "tiny": 104}
 _SENTENCE, _GAP = 60, 2
 
@@ -98,10 +98,10 @@ def _over_pages(table: TextTable, caption: str) -> str:
 
 
 def _columns(table: TextTable) -> tuple[str, list[str]]:
-    """(font size, specification of each column).
+    """Choose the font size and the widths of the columns of a table. Returns (font size, LaTeX specification of each column).
 
-    If the widest cells fit on a line, each column is as wide as its widest cell. Otherwise the columns together fill the line,
-    and their text wraps.
+    If the widest cells of all columns together fit on a line, each column is as wide as its widest cell. Otherwise the columns
+    together fill the line, and their text wraps.
     """
     columns = list(zip(table.headings, *table.rows, strict=True))
     widest = [max(map(len, column)) + _GAP for column in columns]
@@ -120,7 +120,7 @@ def _columns(table: TextTable) -> tuple[str, list[str]]:
 def _longest(column: Sequence[str], *, whole: bool) -> int:
     """The number of letters of the longest word in a column.
 
-    whole: count a cell as one word, so that a number and its interval stay together.
+    whole: whether a cell counts as one word, so that a number and its interval stay on the same line.
     """
     heading, *cells = column
     words = [*heading.split(), *(cells if whole else (word for cell in cells for word in cell.split()))]
@@ -128,7 +128,8 @@ def _longest(column: Sequence[str], *, whole: bool) -> int:
 
 
 def _broken(share: float, is_number: bool) -> str:
-    """The specification of a column that wraps its text. share: its part of the line width, 0 to 1."""
+    """The LaTeX specification of a column that wraps its text. share: the part of the line that the column fills, from 0 to
+    1."""
     side = "left" if is_number else "right"
     return rf"  >{{\ragged{side}\arraybackslash}}p{{\dimexpr {share:.4f}\linewidth-2\tabcolsep}}"
 

@@ -1,4 +1,4 @@
-"""Exports the tables as Markdown in GitHub's syntax, in one file. Special characters of Markdown are escaped."""
+"""Exports the tables as Markdown in GitHub's syntax, all in one file. Special characters of Markdown are escaped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from collect.report.text_tables import TextTable
 from collect.summary import Summary
 from shardlab import files, printable
 
-# Characters that are escaped with a backslash (GitHub Flavored Markdown 0.29, section 2.4): punctuation with a meaning, the
-# beginnings of list items (section 5.2), and $, which begins a formula on GitHub.
+# Characters that are escaped with a backslash (GitHub Flavored Markdown 0.29, section 2.4): punctuation that has a meaning in
+# Markdown, characters with which a list item can begin (section 5.2), and $, with which a formula begins on GitHub.
 _MARKS = re.compile(r"([\\`*_\[\]#<>|~$&]|^[-+]|(?<=^\d)[.)])")
 _SPACE = re.compile(r" +")
 

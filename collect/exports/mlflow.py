@@ -1,4 +1,7 @@
-"""Exports runs to MLflow: one experiment in a file store, which needs no server and no database. MLflow's client writes it."""
+"""Exports runs to MLflow: one experiment in a file store, which needs no server and no database.
+
+MLflow's own client writes the file store.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ STATUS = {"completed": "FINISHED", "planned": "SCHEDULED", "pending": "SCHEDULED
 # packages that are not in the extra. `mlflow migrate-filestore` converts the file store into a database.
 _SETTINGS = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
 _KEY = re.compile(r"[^\w./ -]")  # characters that MLflow does not allow in names
-_LONGEST = 6000  # characters of a parameter's value that MLflow stores
+_LONGEST = 6000  # the most characters of a parameter's value that MLflow stores
 _METRICS, _PARAMS = 1000, 100  # the most metrics and parameters that MLflow accepts in one request
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
-    """Write a file store of MLflow with one MLflow run for each run.
+    """Write a file store of MLflow with one MLflow run for each run of the matrix.
 
-    place: the final path of the folder, which MLflow writes into the files.
+    place: the final path of `folder`, which MLflow writes into its files, because `folder` is renamed when it is complete.
     """
     (folder / FOLDER).mkdir()  # if the folder exists, MLflow does not add its default experiment to it
     with environment(**_SETTINGS):
@@ -50,7 +53,7 @@ def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
 
 
 class MlflowRun:
-    """An open run in an MLflow experiment."""
+    """An MLflow run that is open, so that values of a run of the matrix can be logged to it."""
 
     def __init__(self, client: Any, experiment: str, run: Tracked) -> None:
         self._client, self._entities = client, package("mlflow.entities")
@@ -61,7 +64,7 @@ class MlflowRun:
         self._configure(run.config)
 
     def log(self, points: Sequence[TrackedStep]) -> None:
-        """Log each value of the points with the time and step of its point."""
+        """Log the values of steps. points: the steps, each with its number, its time, and its values by name."""
         self._log(
             self._entities.Metric(_KEY.sub("_", name), value, int(1000 * point.wall_s), point.step)
             for point in points
@@ -69,7 +72,8 @@ class MlflowRun:
         )
 
     def end(self, run: Tracked) -> None:
-        """Write the metrics, the tags and parameters that changed since the run was opened, and the status; close the run."""
+        """Write the metrics, the status, and the tags and parameters that changed since the MLflow run was opened; then
+        close it."""
         ended_ms = None if run.ended_s is None else int(1000 * run.ended_s)
         self._configure({key: value for key, value in run.config.items() if key not in self._config})
         if run.state != self._state:
@@ -95,9 +99,9 @@ def _tags(run: Tracked) -> dict[str, str]:
 
 
 def follow(project: str, run: Tracked, folder: Path) -> MlflowRun:
-    """Open a run that is still going on, and delete an earlier MLflow run with the same id.
+    """Open an MLflow run for a run that is still going on, and delete an earlier MLflow run with the same id.
 
-    The run is stored in a file store that all runs share, or in the store that MLFLOW_TRACKING_URI names.
+    The MLflow run is stored in a file store that all runs share, or in the store that MLFLOW_TRACKING_URI names.
     """
     os.environ |= _SETTINGS
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)

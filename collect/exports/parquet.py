@@ -1,4 +1,5 @@
-"""Exports the tables as Parquet: with typed columns; the smallest and fastest of the formats that were measured."""
+"""Exports the tables as Parquet with typed columns. Of the table formats that were measured, Parquet is the smallest and
+fastest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports each figure of the report as a PNG image, with twice the resolution of the page."""
+"""Exports each figure of the report as a PNG image, with twice the resolution that the figure has on the page."""
 
 from __future__ import annotations
 

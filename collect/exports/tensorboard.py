@@ -1,4 +1,4 @@
-"""Exports runs to TensorBoard: one event file per run, written by TensorBoard's own writer, without PyTorch or TensorFlow."""
+"""Exports runs to TensorBoard, one event file per run. TensorBoard's own writer writes it, without PyTorch or TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
 
 
 class EventFile:
-    """The event file of a run: first the cell as hyper-parameters, then the scalars, then the final metrics and the status."""
+    """The TensorBoard event file of a run: first the cell as hyper-parameters, then values by step, then final metrics and
+    status."""
 
     def __init__(self, run: Tracked, folder: Path) -> None:
         self._event = package("tensorboard.compat.proto.event_pb2").Event
@@ -41,13 +42,13 @@ class EventFile:
             raise
 
     def log(self, points: Sequence[TrackedStep]) -> None:
-        """Write each value of the points with the time and step of its point."""
+        """Write the values of steps. points: the steps, each with its number, its time, and its values by name."""
         for point in points:
             self._write(wall_time=point.wall_s, step=point.step, summary=_scalars(point.values))
         self._records.flush()
 
     def end(self, run: Tracked) -> None:
-        """Write the metrics and whether the run completed, and close the file."""
+        """Write the final metrics and whether the run completed, and close the file."""
         ended_s, metrics = run.ended_s or 0.0, {f"metrics/{name}": value for name, value in run.metrics.items()}
         self._write(wall_time=ended_s, step=0, summary=_scalars(metrics))
         self._write(wall_time=ended_s, summary=_end(run, ended_s))
@@ -60,7 +61,7 @@ class EventFile:
             self._handle.close()
 
     def _begin(self, run: Tracked) -> None:
-        """Write the version of the format and the cell."""
+        """Write the version of the file format and the keys of the cell."""
         began_s, hparams = run.began_s or 0.0, package("tensorboard.plugins.hparams.summary_v2")
         self._write(wall_time=began_s, file_version=VERSION)
         known = {key: value for key, value in run.config.items() if isinstance(value, bool | int | float | str)}
@@ -72,7 +73,10 @@ class EventFile:
 
 
 def follow(_project: str, run: Tracked, folder: Path) -> EventFile:
-    """Open the event file of a run that is still going on, in the run's own folder; an earlier file of the run is removed."""
+    """Open a new event file for a run that is still going on. An earlier event file of the run is removed.
+
+    folder: the folder for all runs that are followed; the event file lies in its folder `tensorboard/RUN_ID`.
+    """
     shutil.rmtree(folder / "tensorboard" / run.id, ignore_errors=True)
     return EventFile(run, folder / "tensorboard")
 
@@ -83,15 +87,19 @@ def _scalars(values: dict[str, float]) -> Any:
 
 
 def _end(run: Tracked, ended_s: float) -> Any:
-    """The same message as tensorboard.plugins.hparams.summary.session_end_pb, whose module needs TensorFlow."""
+    """A message that says how and when a run ended.
+
+    It equals the message of tensorboard.plugins.hparams.summary.session_end_pb, which is not called because its module needs
+    TensorFlow.
+    """
     api, metadata, data = (
         package(f"tensorboard.plugins.hparams.{name}") for name in ("api_pb2", "metadata", "plugin_data_pb2")
     )
     status = api.STATUS_SUCCESS if run.state == "completed" else api.STATUS_FAILURE
-    told = data.HParamsPluginData(session_end_info=data.SessionEndInfo(status=status, end_time_secs=ended_s))
+    run_end = data.HParamsPluginData(session_end_info=data.SessionEndInfo(status=status, end_time_secs=ended_s))
     summary = package("tensorboard.compat.proto.summary_pb2").Summary
     value = summary.Value(
-        tag=metadata.SESSION_END_INFO_TAG, metadata=metadata.create_summary_metadata(told), tensor=metadata.NULL_TENSOR
+        tag=metadata.SESSION_END_INFO_TAG, metadata=metadata.create_summary_metadata(run_end), tensor=metadata.NULL_TENSOR
     )
     return summary(value=[value])
 

@@ -1,4 +1,4 @@
-"""Exports runs to Weights & Biases: as offline runs in its own format, which a user can upload later with `wandb sync`."""
+"""Exports runs to Weights & Biases as offline runs in its own format, which a user can upload later with `wandb sync`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from collect.loading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import Tracked, TrackedStep
 
-FOLDER = "wandb"  # the name that the library gives its folder
+FOLDER = "wandb"  # the folder into which the library wandb writes runs
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
-    """Write one offline run of Weights & Biases for each run."""
-    # The library sends reports of its own errors over the network unless this is set before the library is imported.
+    """Write one offline run of Weights & Biases for each run of the matrix."""
+    # The library sends reports of its own errors over the network unless this variable is `false` when it is imported.
     with environment(WANDB_ERROR_REPORTING="false"), _without_complaints_of_logging():
         wandb = package("wandb")
         try:
@@ -50,7 +50,8 @@ def _without_complaints_of_logging() -> Iterator[None]:
 
 
 class WandbRun:
-    """An open run of Weights & Biases, written into `folder`. It contains no data about the machine that writes it."""
+    """A run of Weights & Biases that is open. It contains no data about the machine that writes it. folder: where it is
+    written."""
 
     def __init__(self, wandb: ModuleType, project: str, run: Tracked, folder: Path, mode: str = "offline") -> None:
         settings = wandb.Settings(
@@ -80,17 +81,20 @@ class WandbRun:
         )
 
     def log(self, points: Sequence[TrackedStep]) -> None:
-        """Log the points. Points of the same step become one row with the time of the first of them; if two of these points
-        have a value of the same name, the last value is kept."""
+        """Log the values of steps. points: the steps, each with its number, its time, and its values by name.
+
+        Points with the same step number become one row with the time of the first of these points. If two of them have a value
+        of the same name, the later value is kept.
+        """
         for point in points:
             if point.step != self._step:
                 self._step, self._wall_s = point.step, point.wall_s
-            # Without these values, the library would use the time of the call.
+            # Without these two values, the library would use the time at which `log` is called.
             times = {"_timestamp": self._wall_s, "_runtime": self._wall_s - self._began_s}
             self._run.log(point.values | times, step=point.step)
 
     def end(self, run: Tracked) -> None:
-        """Write the metrics, and the configuration and tags that changed since the run was opened; close the run."""
+        """Write the metrics, and the configuration and tags that changed since the run was opened; then close the run."""
         if new := {key: value for key, value in run.config.items() if key not in self._config}:
             self._run.config.update(new)
         if run.tags != self._tags:
@@ -100,7 +104,10 @@ class WandbRun:
 
 
 def follow(project: str, run: Tracked, folder: Path) -> WandbRun:
-    """Open a run that is still going on, offline unless WANDB_MODE is `online`. Earlier files of this run are removed."""
+    """Open a run of Weights & Biases for a run that is still going on. Earlier files of the run are removed.
+
+    The run is offline unless the environment variable WANDB_MODE is `online`.
+    """
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     wandb = package("wandb")
     earlier = re.compile(rf"(offline-)?run-\d{{8}}_\d{{6}}-{re.escape(run.id)}")
@@ -112,7 +119,7 @@ def follow(project: str, run: Tracked, folder: Path) -> WandbRun:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove everything except the runs: logs, which describe only the export, and links to the temporary folder."""
+    """Remove everything except the runs from the library's folder: logs about the export, and links to the temporary folder."""
     for left in folder.iterdir() if folder.exists() else ():
         if left.is_symlink() or left.is_file():
             left.unlink()

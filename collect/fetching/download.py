@@ -1,8 +1,8 @@
-"""Downloads the runs of a workspace on a remote cluster.
+"""Downloads the runs of a workspace that lies on a remote cluster.
 
 The cluster makes the manifest of each run. The files of a run are transferred into a staging folder, and each file is checked
 against the manifest. Only then are the files moved into the run folder, the manifest last. So every run with a manifest on this
-machine was checked, and an interrupted download is resumed when the same command runs again.
+machine was checked. If a download is interrupted, the same command resumes it.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from shardlab.rundir import RunDir
 from shardlab.state import STATES
 from shardlab.workspace import Workspace
 
-STAGING = ".incoming"  # a folder in runs/, so that a file can be moved into its run folder by a rename
-TRIES = 3  # how often a run is transferred if its files change during the transfer
-ASK_S = 3600.0  # time limit: the cluster reads all files of its runs; a lost connection is noticed within a minute
+STAGING = ".incoming"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
+TRIES = 3  # how often a run is transferred at most if its files change during the transfer
+ASK_S = 3600.0  # time limit for the answer of the cluster, which reads all files of its runs; a lost connection fails earlier
 MOST_WORDS = 1000  # the most run ids that are passed on a command line
 FIRST = "first"  # the folder in STAGING for the manifests and the descriptions of matrices, which are transferred first
-# Options of rsync if names are folders of runs: everything in the folder except hidden files, which are temporary, and the
-# manifest.
+# Options of rsync that transfer whole run folders, except hidden files, which are temporary, and the manifest, which was
+# transferred before.
 WHOLE = ("--recursive", "--exclude=.*", f"--exclude=/*/{manifest.NAME}")
-MOST_FIRST = "64m"  # largest size of a file that rsync transfers into this folder
+MOST_FIRST = "64m"  # largest size of a file that rsync transfers into the folder FIRST
 WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
 
 
 class RemoteRun(msgspec.Struct):
-    """The fields of the output of `collect fetch --json` on the cluster that are needed here, for one run."""
+    """One run in the output of `collect fetch --json` on the cluster, with only the fields that the download needs."""
 
     run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]  # the run id
     state: str
     complete: bool
     problems: list[str] = []  # how the run on the cluster differs from its manifest
     not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
-    parts: list[str] = []  # which parts of its nodes are missing, or which of their files differ from those of the first node
+    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
     pruned: bool = False  # whether files of the run were removed on the cluster
 
 
@@ -64,19 +64,20 @@ class Downloaded(msgspec.Struct):
 
 
 class Missing(msgspec.Struct):
-    """The files of a run that have to be transferred."""
+    """A run that may be incomplete on this machine, with the files that have to be transferred."""
 
     manifest: RunManifest
-    names: list[str]  # the files that are missing on this machine, or differ from the manifest
-    hashed: int  # number of files on this machine that were hashed for the comparison
+    names: list[str]  # names of the files that are missing on this machine, or differ here from the manifest
+    hashed: int  # number of files on this machine that were hashed to compare them with the manifest
     is_here: bool = False  # whether the run, including its manifest, is already on this machine
 
 
 def download(workspace: Workspace, patterns: Sequence[str], progress: TransferProgress) -> dict[str, Downloaded]:
     """Download every run whose id matches one of the patterns, or all runs if there are no patterns.
 
-    Returns {run id: result}, which is empty if the cluster is local. A run that is equal on this machine and on the cluster
-    is not transferred again. Raises ShardlabError if the cluster does not answer or the transfer stops.
+    Returns {run id: result}. The result is empty if the cluster is local, because its runs are already on this machine. A run
+    that is equal on this machine and on the cluster is not transferred. Raises ShardlabError if the cluster does not answer or
+    the transfer stops.
     """
     there = remote_workspace.known(workspace)
     if there is None:
@@ -124,7 +125,8 @@ def _words(runs: Sequence[RemoteRun], patterns: Sequence[str]) -> Sequence[str]:
 
 
 def _staging(workspace: Workspace) -> Path:
-    """The staging folder, into which files are transferred. Files that an interrupted download left in `files` are kept."""
+    """Make the staging folder, into which files are transferred. Files that an interrupted download left in its folder
+    `files` stay."""
     staging = workspace.runs / STAGING
     with files.as_workspace_error("write"):
         with contextlib.suppress(FileExistsError):
@@ -144,9 +146,10 @@ def _bring(
     there: RemoteWorkspace,
     progress: TransferProgress,
 ) -> tuple[dict[str, Downloaded], Transfer]:
-    """Transfer the missing files of these runs, and move each run whose files all match its manifest into runs/.
+    """Transfer the missing files of these runs. If all files of a run match its manifest, they are moved into its folder in
+    runs/.
 
-    Returns the results by run id, and how the transfer ended.
+    Returns ({run id: result}, how the transfer ended).
     """
     shutil.rmtree(staging / FIRST, ignore_errors=True)
     names = [f"runs/{run.run}/{manifest.NAME}" for run in runs]
@@ -180,7 +183,9 @@ def _bring(
         of_runs = f"{count:,} files of {sum(map(bool, lacking.values())):,} run(s)"
         progress.say(f"{there.host}: {of_runs}, {size / 2**20:,.1f} MiB")
         report = progress.begin(size)
-    transfer = rsync.bring("runs", arrived, _asked(wanted, lacking), *WHOLE, f"--compare-dest={workspace.runs}", report=report)
+    transfer = rsync.bring(
+        "runs", arrived, _rsync_names(wanted, lacking), *WHOLE, f"--compare-dest={workspace.runs}", report=report
+    )
     for run_id, missing in wanted.items():
         found[run_id].hashed += len(missing.names)
         found[run_id].changed = _not_arrived(arrived / run_id, lacking[run_id], missing)
@@ -189,10 +194,11 @@ def _bring(
     return found, transfer
 
 
-def _asked(wanted: Mapping[str, Missing], lacking: Mapping[str, list[str]]) -> list[str]:
-    """The names for rsync: each missing file, or the folder of a run of which all files are missing.
+def _rsync_names(wanted: Mapping[str, Missing], lacking: Mapping[str, list[str]]) -> list[str]:
+    """The names that are passed to rsync: the name of each missing file, or of the run folder if all files of the run are
+    missing.
 
-    With the name of each file, rsync takes several times as long for thousands of small files.
+    With one name per file, rsync takes several times as long for thousands of small files.
     """
     names: list[str] = []
     for run, of_run in lacking.items():
@@ -202,13 +208,14 @@ def _asked(wanted: Mapping[str, Missing], lacking: Mapping[str, list[str]]) -> l
 
 
 def _not_arrived(arrived: Path, names: Sequence[str], missing: Missing) -> list[str]:
-    """Those of these files of a run that are not in the folder `arrived`, or differ there from the manifest."""
+    """The files of a run that are not in the folder `arrived`, or that differ there from the manifest. names: the files to
+    check."""
     there = those_arrived(arrived, {name: missing.manifest.files[name] for name in names})
     return [name for name in names if name not in there]
 
 
 def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
-    """Compare a run on this machine with its manifest from the cluster, and return the files that have to be transferred.
+    """Compare a run on this machine with its manifest from the cluster. Returns the files that have to be transferred.
 
     Raises InputError or NotRegular if the run cannot be downloaded.
     """
@@ -218,7 +225,7 @@ def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
     except FileNotFoundError:
         raise InputError("the cluster has no manifest of this run") from None
     mine = None
-    with contextlib.suppress(InputError, FileNotFoundError):  # a damaged manifest is ignored
+    with contextlib.suppress(InputError, FileNotFoundError):  # a damaged manifest on this machine is ignored
         mine = manifest.read(run) if manifest.regular(run.path, manifest.NAME) else None
     found = Missing(theirs, [], 0)
     for name, file in theirs.files.items():
@@ -249,7 +256,11 @@ def _changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> 
 
 
 def _place(workspace: Workspace, staging: Path, missing: Missing) -> None:
-    """Move the files of a run into its folder in runs/, then write its manifest. The folder of a new run appears complete."""
+    """Move the transferred files of a run into its folder in runs/, then write its manifest.
+
+    If the run has no folder in runs/ yet, all files are first put together, and the folder appears in runs/ when it is
+    complete.
+    """
     run_id = missing.manifest.run_id
     run, arrived = workspace.runs / run_id, staging / "files" / run_id
     is_new = not run.exists()

@@ -28,7 +28,7 @@ class Freed(msgspec.Struct, omit_defaults=True):
     run: str  # the run id
     where: str  # the host of the cluster, or the node
     files: int = 0  # number of files that were removed
-    bytes: int = 0  # their size
+    bytes: int = 0  # size of these files in bytes
     why: str = ""  # the reason if files of the run were not removed; '' if all were removed
 
 
@@ -38,17 +38,17 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
     run: str  # the run id
     state: str
     complete: bool  # whether the run has ended and all its parts are here, so that its files should not change any more
-    files: int  # number of files in its manifest
-    bytes: int  # their size
+    files: int  # number of files in the manifest of the run
+    bytes: int  # size of these files in bytes
     hashed: int  # number of files that were hashed by this command
     truncated: int  # number of files whose last line is incomplete
     corrupt: int  # number of lines that cannot be read
-    damage: str = ""  # the damage of its records in words
+    damage: str = ""  # the damage of the run's records in words
     unreadable: str = ""  # the reason if the state of the run is not known
-    added: list[str] = []  # names of files that are not in its manifest
+    added: list[str] = []  # names of files that are not in the manifest of the run
     problems: list[str] = []  # how the run differs from its manifest or from the run on the cluster, one clause per difference
     not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind; not fetched
-    parts: list[str] = []  # which parts of its nodes are missing, or which of their files differ from those of the first node
+    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
     pruned: bool = False  # whether `--prune` removed files of the run here, because another machine has them
     freed: list[Freed] = []  # the files that `--prune` removed on the cluster or its nodes
 
@@ -77,11 +77,11 @@ def fetch(workspace: Workspace, patterns: Sequence[str], progress: TransferProgr
 
 
 def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = ()) -> Fetched:
-    """Write or check the manifest of one run. `problems` of the result lists the differences from an earlier manifest.
+    """Write the manifest of a run, or compare the run with the manifest of an earlier fetch. Differences are in `problems`.
 
-    downloaded: the result of its download, if the cluster is remote. parts: as in Fetched.
+    If the run no longer matches an earlier manifest, the manifest is not changed, because it shows what the run was before.
 
-    If the run no longer matches its manifest, the manifest is not changed, because it shows what the run was before.
+    downloaded: the result of downloading the run if the cluster is remote. parts: as in Fetched.
     """
     records = RunRecords.read(run)
     state, damage = records.verdict.state, records.damage

@@ -14,10 +14,11 @@ from shardlab.workspace import Workspace
 
 
 def show(workspace: Workspace, patterns: Sequence[str], output: Output, *, prunes: bool, confirmed: bool) -> int:
-    """Fetch the runs, print a table of them, and return the exit code: 1 if a run is damaged or was not fetched completely.
+    """Fetch runs, print a table of them, and return the exit code: 1 if a run is damaged or was not fetched completely.
 
-    patterns: shell patterns of run ids; empty: all runs. prunes: --prune: remove the fetched files on the cluster. confirmed:
-    --yes: without a question. Raises InputError.
+    patterns: shell patterns of run ids; if there are none, all runs are fetched. prunes: whether to remove the fetched files on
+    the cluster (--prune). confirmed: whether the files are removed without asking the user (--yes). Raises InputError if
+    --prune is not possible or cannot be confirmed, or if a pattern matches no run.
     """
     if prunes:
         prune.must_be_elsewhere(workspace)

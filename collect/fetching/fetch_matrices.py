@@ -1,4 +1,4 @@
-"""Stores the files in which the workspace on the cluster describes its matrices. `collect summarize` needs these files."""
+"""Stores the files in which the cluster's workspace describes its matrices. `collect summarize` needs these files here."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shardlab.files import NotRegular
 from shardlab.workspace import Workspace
 
 FOLDER = "matrices"
-SOURCE = ".shardlab"  # the folder of these files in the workspace on the cluster
-# What rsync transfers from the workspace on the cluster. Because of the slash, it also transfers the files in the folder.
+SOURCE = ".shardlab"  # the folder in the workspace on the cluster that contains the descriptions of matrices
+# The names that rsync transfers from the workspace on the cluster. The slash makes rsync transfer the files in the folder, too.
 NAMES = (f"{SOURCE}/{FOLDER}/", f"{SOURCE}/{LAST_MATRIX}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}\.json")
 
 
 def store(workspace: Workspace, staging: Path) -> None:
-    """Copy the descriptions of all matrices, which arrived in the folder `staging`, into this workspace.
+    """Copy the descriptions of all matrices from the staging folder, in which they arrived, into this workspace.
 
-    Raises ShardlabError if a file is not valid. In this case the files on this machine are not changed.
+    Raises ShardlabError if a description is not valid. In this case no file of this workspace is changed.
     """
     arrived = [f"{FOLDER}/{name}" for name in files.names(staging / FOLDER) if _NAME.fullmatch(name)]
     contents: dict[str, bytes] = {}
@@ -54,7 +54,10 @@ def store(workspace: Workspace, staging: Path) -> None:
 
 
 def _with_path_here(workspace: Workspace, content: bytes) -> bytes:
-    """The description of a matrix with the path that the matrix file has on this machine, if this path is known."""
+    """The description of a matrix, with the path of the matrix file on this machine in place of the path on the cluster.
+
+    If the path on this machine is not known, the description is not changed.
+    """
     expansion = decoder(Expansion).decode(content)
     here = remote_workspace.path_here(workspace, expansion.path)
     return content if here == expansion.path else files.as_json(msgspec.structs.replace(expansion, path=here))

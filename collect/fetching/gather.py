@@ -1,9 +1,9 @@
-"""Gathers the parts of runs on the first node, if each node has its own part of the run's folder (docs/ssh.md).
+"""Gathers the parts of runs on the first node, if each node has its own part of the run folder (docs/ssh.md).
 
 Each node lists its files with their SHA-256. Files that are missing on the first node are copied, checked, and moved into the
-run folder; an existing file is not replaced. There is one exception: if an existing log or file of records is the beginning of
-the node's file, it is replaced by the longer file. Files from which the first node derives the state of a run are never taken
-from other nodes. After an interruption, files that have already arrived are not copied again.
+run folder. An existing file is not replaced, with one exception: if the first node has only the beginning of a log or a file of
+records, the longer file of the other node replaces it. Files from which the first node derives the state of a run are never
+taken from other nodes. After an interruption, files that have already arrived are not copied again.
 """
 
 from __future__ import annotations
@@ -32,42 +32,44 @@ from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
 GATHERED = "gathered"  # name of the event that is written when all parts of a run are on the first node
-STAGING = ".parts"  # a folder in runs/, so that a file can be moved into its run folder by a rename
-AT_ONCE = 16  # nodes that are asked at the same time
-ASK_S = 3600.0  # time limit for a node, which reads all files of its parts
+STAGING = ".parts"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
+AT_ONCE = 16  # the most nodes that are asked at the same time
+ASK_S = 3600.0  # time limit for the answer of a node, which reads all files of its parts
 WAITING = "another collect fetch is gathering the parts of runs; waiting until that command has ended."
 
 
 class NodeParts(msgspec.Struct):
-    """The parts of runs that one node has. Files are named RUN/NAME."""
+    """The parts of runs that one node has. A file is named RUN_ID/NAME."""
 
     node: str
     there: RemoteWorkspace | None  # the workspace on the node; None: the node did not answer
-    sentences: list[tuple[str, list[str]]]  # (run id, sentences about its part), as `gather` returns
+    sentences: list[tuple[str, list[str]]]  # (run id, sentences about the node's part of this run, as `gather` returns them)
     manifests: dict[str, RunManifest] = {}  # run id -> the files of the node's part
-    missing: list[str] = []  # files of the node that are not on this machine
+    missing: list[str] = []  # files of the node's parts that are not on this machine
     copied: list[str] = []  # the files of `missing` that are copied from this node
     arrived: set[str] = set()  # the files of `copied` whose copy is equal to the file on the node
     said: str = ""  # the first error message of rsync
 
     def file(self, full: str) -> ManifestFile:
-        """The size and the digest of a file on the node."""
+        """The size and the digest that a file has on the node. full: RUN_ID/NAME of the file."""
         run_id, _, name = full.partition("/")
         return self.manifests[run_id].files[name]
 
     def those_arrived(self, staging: Path, names: Sequence[str]) -> set[str]:
-        """Those of these files that were copied completely, by this command or by an earlier command that was interrupted."""
+        """The files, out of `names`, that were copied completely into the staging folder, by this or by an interrupted
+        earlier command."""
         return those_arrived(staging, {full: self.file(full) for full in names})
 
 
 def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
-    """Gather the parts of these runs that have ended and whose parts have not been gathered.
+    """Gather the parts of these runs. Skipped are runs that have not ended, and runs whose parts have already been gathered.
 
-    Returns {run id: sentences}: one sentence for each part that is missing, and for each file that differs from the file of
-    this machine. If this machine is not the first node of a run, nothing is gathered, and the sentence names the first node.
+    Returns {run id: sentences}: one sentence for each part that is missing, and for each file that differs from the same file
+    on this machine. If this machine is not the first node of a run, nothing is gathered for the run, and the sentence names the
+    first node.
     """
     is_copy = remote_workspace.known(workspace) is not None
-    wanted: dict[str, tuple[str, list[RunDir]]] = {}  # name of a node -> (name of the cluster, runs)
+    wanted: dict[str, tuple[str, list[RunDir]]] = {}  # name of a node -> (name of its cluster, runs of which it has a part)
     sentences: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
     for run in (RunDir(workspace.runs / run_id) for run_id in run_ids):
@@ -97,9 +99,9 @@ def _from_nodes(
 ) -> list[tuple[str, list[str]]]:
     """Gather the parts of all nodes, AT_ONCE nodes at a time. Returns (run id, sentences) for each node and run.
 
-    A file that several nodes have with the same content is copied from the first of these nodes. The files are moved into the
-    run folders after all transfers have ended, in the order of the nodes, so that the result does not depend on which node is
-    faster.
+    If several nodes have a file with the same content, the file is copied from the first of these nodes. The files are moved
+    into the run folders after all transfers have ended, in the order of the nodes, so that the result does not depend on which
+    node is faster.
     """
 
     def listed(name: str) -> NodeParts:
@@ -140,7 +142,8 @@ def _not_gathered(run: RunDir) -> tuple[str, Placement] | None:
 
 
 def node_of(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
-    """The node of this name in the inventory. Raises InputError if the inventory has no node of this name with shardlab."""
+    """The node of this name in the inventory. Raises InputError if the inventory has no node of this name with shardlab
+    installed."""
     node = next((node for node in inventory.read(workspace, cluster).nodes if node.name == name), None)
     if node is None or node.python is None:
         raise InputError(f"{inventory.path_of(workspace)}: lists no node {name} with shardlab.")
@@ -148,7 +151,7 @@ def node_of(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
 
 
 def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progress: TransferProgress) -> NodeParts:
-    """List the files that a node has of these runs, and those of them that are missing on this machine.
+    """List the files that a node has of these runs, and find out which of them are missing on this machine. ids: the run ids.
 
     Raises ShardlabError if the node does not answer.
     """
@@ -173,7 +176,7 @@ def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progre
 
 
 def list_parts(there: RemoteWorkspace, ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
-    """Ask a node for its parts of these runs, and check the answer. Returns {run id: part}.
+    """Ask a node for its parts of these runs, and check the answer. ids: the run ids. Returns {run id: part}.
 
     Raises ShardlabError if the node does not answer or the answer is not valid.
     """
@@ -187,7 +190,7 @@ def list_parts(there: RemoteWorkspace, ids: Sequence[str], progress: TransferPro
 
 
 def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: TransferProgress) -> None:
-    """Copy the files in `parts.copied` into the staging folder of the node, and set `parts.arrived` and `parts.said`."""
+    """Copy the files in `parts.copied` from a node into a staging folder, and set `parts.arrived` and `parts.said`."""
     if parts.there is None:
         return
     staging = _staging(workspace, parts.node)
@@ -208,13 +211,14 @@ def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: Transfer
 def _store(workspace: Workspace, parts: NodeParts) -> None:
     """Move the files that arrived from a node into the run folders.
 
-    `parts.sentences` gets a sentence for each file that did not arrive, or that differs from a file on this machine.
+    Adds a sentence to `parts.sentences` for each file that did not arrive, and for each file that differs from a file on this
+    machine.
     """
     sentences, staging, has_all = dict(parts.sentences), _staging(workspace, parts.node), True
     for full in parts.missing:
         run_id, _, name = full.partition("/")
         run, file = RunDir(workspace.runs / run_id), parts.file(full)
-        if has_content(run.path, name, file):  # another node had the same file
+        if has_content(run.path, name, file):  # the file was already stored, because another node had the same file
             continue
         if full not in parts.arrived:
             has_all = False
@@ -222,7 +226,7 @@ def _store(workspace: Workspace, parts: NodeParts) -> None:
             sentences[run_id].append(f"{name} of {parts.node} did not arrive as the node has it{why}")
         elif why := _place(run, staging / run_id, name, file):
             sentences[run_id].append(f"{name} of {parts.node} {why}")
-    if has_all and parts.there is not None:  # otherwise the next command uses the files that arrived
+    if has_all and parts.there is not None:  # if files did not arrive, the next command uses the files that did arrive
         shutil.rmtree(staging, ignore_errors=True)
 
 
@@ -231,8 +235,10 @@ def _staging(workspace: Workspace, node: str) -> Path:
 
 
 def has_content(run: Path, name: str, file: ManifestFile) -> bool:
-    """Whether a run folder has a file of this name and content. A file that can grow may also be longer, if it begins with
-    this content."""
+    """Whether a run folder has a file of this name and content.
+
+    A file that can grow may also be longer, if it begins with this content.
+    """
     try:
         status = manifest.regular(run, name)
     except NotRegular:
@@ -242,7 +248,10 @@ def has_content(run: Path, name: str, file: ManifestFile) -> bool:
 
 
 def _place(run: RunDir, arrived: Path, name: str, file: ManifestFile) -> str:
-    """Move a file that arrived into the run folder. Returns the reason if it was not moved (the rest of a sentence), or ''."""
+    """Move a file that arrived into the run folder.
+
+    Returns '', or the reason why the file was not moved, as the rest of a sentence that begins with the name of the file.
+    """
     try:
         status = manifest.regular(run.path, name)
     except NotRegular as error:
@@ -256,7 +265,7 @@ def _place(run: RunDir, arrived: Path, name: str, file: ManifestFile) -> str:
 
 
 def on_node(workspace: Workspace, node: InventoryNode) -> RemoteWorkspace:
-    """The workspace on a node that has the same path as this workspace."""
+    """The workspace on a node. It has the same path as this workspace."""
     assert node.python is not None
     return RemoteWorkspace(
         schema=1,

@@ -1,4 +1,5 @@
-"""The manifest of a run: a list of its files with their SHA-256. It shows whether a file of the run was changed later."""
+"""Defines the manifest of a run: a list of its files with their SHA-256, which shows whether a file of the run was changed
+later."""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ from shardlab.rundir import RunDir
 NAME = "manifest.json"
 SCHEMA = 1
 BLOCK = 1 << 20  # bytes that are read and hashed at a time
-MOST_NAME = 1000  # characters that the name of a file may have
+MOST_NAME = 1000  # the most characters that the name of a file may have
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
     """A file of a run at the time when it was hashed."""
 
-    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # its size
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # size of the file in bytes
     mtime_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # time of the last change, in ns since the epoch
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # digest of its content
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of the content of the file
 
 
 class RunManifest(msgspec.Struct):
@@ -38,7 +39,7 @@ class RunManifest(msgspec.Struct):
     complete: bool  # whether the run had ended when the manifest was made, so that its files should not change any more
 
     def has_same_content(self, other: RunManifest) -> bool:
-        """Whether this manifest has every file of `other` with the same content, and the same value of `complete`."""
+        """Whether this manifest lists every file of `other` with the same content, and has the same value of `complete`."""
         same = all(name in self.files and self.files[name].sha256 == file.sha256 for name, file in other.files.items())
         return same and self.complete == other.complete
 
@@ -79,9 +80,10 @@ def read(run: RunDir) -> RunManifest | None:
 
 
 def received(content: bytes, run_id: str) -> RunManifest:
-    """Decode and check a manifest of this run that another machine made. Its names will be used as paths on this machine.
+    """Decode and check a manifest of this run that another machine made.
 
-    Raises InputError if the manifest is not valid.
+    The check is strict, because the names in the manifest will be used as paths on this machine. Raises InputError if the
+    manifest is not valid.
     """
     try:
         found = decoder(RunManifest).decode(content)
@@ -92,7 +94,8 @@ def received(content: bytes, run_id: str) -> RunManifest:
 
 
 def check_received(found: RunManifest, run_id: str) -> None:
-    """Raise InputError if a manifest of another machine is not of this run, or if a name in it is not allowed as a path."""
+    """Check a manifest that another machine made. Raises InputError if it is not of this run, or if a name in it is no
+    allowed path."""
     if found.schema != SCHEMA or found.run_id != run_id:
         raise InputError(
             f"the cluster's manifest has schema {found.schema} and run id {found.run_id!r}. Expected: {SCHEMA} and {run_id!r}"
@@ -124,9 +127,9 @@ def write(run: RunDir, manifest: RunManifest) -> None:
 
 
 def make(run: RunDir, listing: Listing, *, complete: bool, known: RunManifest | None = None) -> RunManifest:
-    """Make the manifest of a run: hash every file. Raises WorkspaceError if a file cannot be read.
+    """Make the manifest of a run: hash every file that `listing` contains. Raises WorkspaceError if a file cannot be read.
 
-    known: an earlier manifest. A file that still has the size and time of this manifest is not hashed again.
+    known: an earlier manifest. A file that still has the size and the time in this manifest is not hashed again.
     """
     hashes: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
@@ -140,9 +143,10 @@ def make(run: RunDir, listing: Listing, *, complete: bool, known: RunManifest | 
 
 
 def compare(run: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifest, ManifestDifference]:
-    """(manifest of the run as it is now, difference from `old`). Only files whose size or time changed are read again.
+    """Compare a run with its manifest `old`. Returns (manifest of the run as it is now, difference from `old`).
 
-    An event file that grew does not count as a difference, because events may be appended even after the end of a run.
+    Only files whose size or time changed are read again. An event file that grew does not count as a difference, because events
+    may be appended even after the end of a run.
     """
     difference = ManifestDifference()
     now: dict[str, ManifestFile] = {}
@@ -163,7 +167,7 @@ def compare(run: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifes
 
 
 def list_files(folder: Path) -> Listing:
-    """List the entries of a run's folder, ordered by name, without hidden files and folders, which are temporary.
+    """List the entries of a run folder, ordered by name. Hidden files and folders are not listed, because they are temporary.
 
     Raises WorkspaceError if a folder cannot be read.
     """
@@ -179,7 +183,8 @@ def is_as_it_was(file: ManifestFile, status: os.stat_result) -> bool:
 
 
 def hashed(path: Path, status: os.stat_result) -> ManifestFile:
-    """Hash a file. status: its size and time from before it is read, so that a change during the reading will be noticed."""
+    """Hash a file. status: the size and time of the file before it is read, so that a change during the reading will be
+    noticed."""
     return ManifestFile(status.st_size, status.st_mtime_ns, digest(path))
 
 
@@ -194,7 +199,7 @@ def digest(path: Path | str, length: int | None = None) -> str:
             content = os.read(descriptor, BLOCK)
             if len(content) == size:
                 return hashlib.sha256(content[:length]).hexdigest()
-            os.lseek(descriptor, 0, os.SEEK_SET)  # the file is changing
+            os.lseek(descriptor, 0, os.SEEK_SET)  # the file changed since it was opened, so it is read from its start again
         with open(descriptor, "rb", buffering=0, closefd=False) as handle:
             if length is None:
                 return hashlib.file_digest(handle, "sha256").hexdigest()
@@ -208,9 +213,10 @@ def digest(path: Path | str, length: int | None = None) -> str:
 
 
 def regular(folder: Path, name: str) -> os.stat_result | None:
-    """The status of a regular file in a run folder, or None if there is no entry of this name.
+    """The status of the regular file `name` in a folder, or None if there is no entry of this name.
 
-    Raises NotRegular if the entry is not a regular file, or if any parent on its path, including `folder`, is not a folder.
+    name: a path relative to the folder. Raises NotRegular if the entry is not a regular file, or if `folder` or any folder on
+    the path is not a folder.
     """
     path = str(folder)
     for part in name.split("/"):

@@ -1,8 +1,8 @@
-"""Lists the files of this node's parts of runs, with their SHA-256, for the first node (collect.fetching.gather).
+"""Lists the files of this node's parts of runs, with their SHA-256. The first node runs this program (collect.fetching.gather).
 
     python -m collect.fetching.part_manifest --workspace DIR --json
 
-Standard input: a JSON list of run ids. Standard output: a ListedPart for each of these runs that has a part on this node.
+Standard input: a JSON list of run ids. Standard output: a ListedPart for each of these runs of which this node has a part.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-ENDS_S = 5.0  # how long to wait for the processes of a run that has just ended
+ENDS_S = 5.0  # how long to wait at most for the end of the processes of a run that has just ended
 
 
 class ListedPart(msgspec.Struct):
     """A node's part of a run."""
 
     manifest: RunManifest
-    in_use: bool  # whether a process still works in the folder of this part, e.g. a rank whose connection is lost
-    has_claim: bool  # whether this is the run folder on the first node, which contains the claim
+    in_use: bool  # whether a process still works in the folder of this part, e.g. a rank that lost its connection
+    has_claim: bool  # whether this is the run folder on the first node, which contains the folder `claim`
 
 
 def is_in_use(folder: Path) -> bool:
@@ -46,7 +46,8 @@ def is_in_use(folder: Path) -> bool:
 def _listed(part: RunDir) -> ListedPart:
     ends = time.monotonic() + ENDS_S
     # The processes are checked before the files are listed, because the records are complete only after the processes have
-    # ended. If the folder has the claim, there is no check: this is the first node, where the supervisor may still be ending.
+    # ended. A folder with the folder `claim` is on the first node. It is not checked, because the supervisor of the run may
+    # still be ending there.
     while (in_use := not part.claim.exists() and is_in_use(part.path)) and time.monotonic() < ends:
         time.sleep(0.1)
     return ListedPart(manifest.make(part, manifest.list_files(part.path), complete=False), in_use, part.claim.exists())

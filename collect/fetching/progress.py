@@ -13,17 +13,17 @@ from rich.text import Text
 
 from shardlab.console import Output
 
-QUIET_S = 2.0  # after this time without output, a remark says what the command waits for
-EVERY_S = 10.0  # time between two remarks about the progress
-WINDOW_S = 10.0  # the rate is computed over these last seconds
+QUIET_S = 2.0  # after this many seconds without output, a remark says what the command waits for
+EVERY_S = 10.0  # seconds between two remarks about the progress
+WINDOW_S = 10.0  # the transfer rate is the mean over the last 10 seconds
 MIB = 2**20
 
 
 class TransferProgress:
     """The progress of all transfers of a command.
 
-    Several threads transfer files at the same time. Each thread reports the bytes that arrived, and asks this object whether
-    the command was interrupted.
+    Several threads transfer files at the same time. Each thread reports to this object how many bytes have arrived, and asks it
+    whether the command was interrupted.
     """
 
     def __init__(
@@ -33,8 +33,11 @@ class TransferProgress:
         live: Live | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """say: prints a remark. live: a live display that shows the progress in place of remarks, from the first transfer on.
-        clock: returns a time in seconds."""
+        """Begin without any transfer.
+
+        say: prints a remark. live: a live display that shows the progress in place of remarks, from the first transfer on.
+        clock: returns a time in seconds.
+        """
         self.say = say
         self._live, self._clock = live, clock
         self._lock = threading.Lock()
@@ -66,15 +69,16 @@ class TransferProgress:
             number = len(self._expected)
             self._expected.append(size)
             self._arrived.append(0)
-        if is_first and self._live is not None:  # not earlier, because a login may ask for a code on this terminal
+        # The live display starts only with the first transfer, because a login before it may ask for a code on this terminal.
+        if is_first and self._live is not None:
             self._live.update(self)
             self._live.start()
         return lambda arrived: self._report(number, arrived)
 
     def while_waiting(self, text: str) -> Callable[[], bool]:
-        """A function that a loop calls while it waits for an answer.
+        """Returns a function that a loop calls repeatedly while it waits for an answer.
 
-        After QUIET_S the function prints the text once. It returns whether the command was interrupted.
+        Once QUIET_S have passed, the function prints `text`, one time only. It returns whether the command was interrupted.
         """
         says_at: list[float] = [self._clock() + QUIET_S]
 
@@ -87,7 +91,7 @@ class TransferProgress:
         return look
 
     def text(self) -> str:
-        """Bytes, rate and time left, in one line; '' before the first transfer."""
+        """Bytes that arrived, transfer rate and time left, in one line; '' before the first transfer."""
         with self._lock:
             return self._text(self._clock())
 
@@ -131,8 +135,11 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def shown(output: Output) -> Iterator[TransferProgress]:
-    """Show progress inside the block: on a terminal as a live line on standard error, which is removed at the end; otherwise as
-    a remark every EVERY_S seconds."""
+    """Provide a TransferProgress that is shown while the block runs.
+
+    On a terminal, it is shown as a live line on standard error, which is removed at the end; otherwise as a remark every
+    EVERY_S seconds.
+    """
     if not output.remarks.is_terminal:
         yield TransferProgress(output.remark)
         return

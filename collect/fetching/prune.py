@@ -1,8 +1,8 @@
 """`collect fetch --prune`: removes files on the cluster, or on nodes without a shared folder, that this machine also has.
 
-The other machine computes the checksum of each file again, and this machine compares the checksum with its own copy. Only if
-both are equal is the file removed on the other machine. No file is removed of a run that is still going on, or that is not
-complete on this machine.
+The other machine computes the checksum of each file again, and this machine compares the checksum with its own copy of the
+file. Only if both are equal is the file removed on the other machine. If a run is still going on, or is not complete on this
+machine, none of its files is removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-ASK_S = 3600.0  # time limit for an answer of the other machine, which reads all these files
+ASK_S = 3600.0  # time limit for an answer of the other machine, which reads all files that may be removed
 NOTHING = (
     "{}: the runs are stored in this folder alone, so there is nothing that `--prune` may remove. It frees a cluster of runs "
     "that were copied to another machine, or nodes that share no folder."
@@ -32,7 +32,7 @@ NOTHING = (
 
 
 class RemotelyFetched(msgspec.Struct):
-    """The fields of the output of `collect fetch --prune --json` on the cluster that are needed here, for one run."""
+    """One run in the output of `collect fetch --prune --json` on the cluster, with only the fields that this module needs."""
 
     run: str
     freed: list[Freed] = []
@@ -46,11 +46,11 @@ class VerifiedFiles(msgspec.Struct):
     is_part: bool  # as in RemovalRequest
     with_parts: list[str] = []  # ids of the runs whose parts are also on nodes, and were gathered on the cluster
     runs: list[RunManifest] = []  # the files that may be removed, by run
-    refused: list[Freed] = []  # the runs whose files are not removed, with the reason
+    refused: list[Freed] = []  # one entry for each run whose files are not removed, with the reason
 
     @property
     def count(self) -> int:
-        # The number of files that may be removed.
+        # The number of files that may be removed, over all runs.
         return sum(len(run.files) for run in self.runs)
 
     @property
@@ -64,15 +64,15 @@ class PrunePlace(msgspec.Struct):
 
     where: str  # the host of the cluster, or the node
     there: RemoteWorkspace
-    ids: list[str]  # ids of the runs
+    ids: list[str]  # ids of the runs that have files in this place
     is_part: bool  # as in RemovalRequest
 
 
 def must_be_elsewhere(workspace: Workspace) -> None:
-    """Raise InputError if the runs are stored only in this folder, so that there is no second copy that could be removed.
+    """Raise InputError if the runs are stored only in this folder, because then `--prune` would remove the only copy.
 
-    This is so if the cluster is local and no run has parts on other nodes, or if this folder is itself the workspace of the
-    cluster, e.g. on shared storage.
+    The runs are only in this folder if the cluster is local and no run has parts on other nodes, or if this folder is itself
+    the workspace of the cluster, e.g. on shared storage.
     """
     there = remote_workspace.of_this_workspace(workspace)
     if there is None:
@@ -88,7 +88,7 @@ def must_be_elsewhere(workspace: Workspace) -> None:
 
 
 def verify(workspace: Workspace, fetched: Sequence[Fetched], progress: TransferProgress) -> list[VerifiedFiles]:
-    """Compare the files of these runs in each other place with the files on this machine, by checksum.
+    """Compare the files of these runs in every other place (the cluster, or nodes) with the files on this machine, by checksum.
 
     Raises InputError if there is no other place (`must_be_elsewhere`).
     """
@@ -112,9 +112,9 @@ def verify(workspace: Workspace, fetched: Sequence[Fetched], progress: TransferP
 
 
 def remove(verified: Sequence[VerifiedFiles], progress: TransferProgress) -> list[Freed]:
-    """Remove the verified files, in all places at the same time.
+    """Remove the verified files in all places at the same time.
 
-    Returns an entry for each run and place, also for runs whose files were not removed.
+    Returns one entry for each run and place, also for runs whose files were not removed.
     """
     if not verified:
         return []
@@ -151,7 +151,7 @@ def _verify(workspace: Workspace, place: PrunePlace, progress: TransferProgress)
         verified.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.ids]
         return verified
     for run_id, part in listed.items():
-        if part.has_claim and place.is_part:  # this is not a part, but the run folder of the first node, i.e. of this machine
+        if part.has_claim and place.is_part:  # the listed folder is not a part, but the run folder of the first node itself
             continue
         theirs = part.manifest
         names = [name for name in theirs.files if place.is_part or not is_kept(name)]
@@ -171,7 +171,7 @@ def _verify(workspace: Workspace, place: PrunePlace, progress: TransferProgress)
 
 def _remove(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
     refused = [*place.refused]
-    if place.with_parts:  # must come first, because the cluster verifies the parts of its nodes against its own files
+    if place.with_parts:  # the parts are removed first, because the cluster compares them with its own files of the runs
         refused += _free_parts(place, progress)
     stay = {freed.run for freed in refused if freed.why}
     runs = [run for run in place.runs if run.run_id not in stay]
@@ -187,7 +187,7 @@ def _remove(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
 
 
 def _free_parts(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
-    """Let the cluster remove the parts of these runs from its nodes."""
+    """Make the cluster remove the parts of runs from its nodes. The runs are those in `place.with_parts`."""
     words = [word for run_id in place.with_parts for word in ("--run", run_id)]
     told = progress.while_waiting(f"{place.where}: the cluster verifies the parts of its nodes.")
     try:

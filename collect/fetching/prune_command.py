@@ -13,7 +13,8 @@ from shardlab.workspace import Workspace
 def free(output: Output, workspace: Workspace, fetched: Sequence[Fetched], *, is_confirmed: bool) -> bool:
     """Remove the files of fetched runs on the cluster or its nodes, after the user has agreed.
 
-    is_confirmed: do not ask the user. Returns whether all files were removed, or the user did not agree.
+    is_confirmed: whether the user has already agreed and is not asked. Returns False if files that should be removed were not
+    removed; True if all were removed, or the user did not agree.
     """
     with progress.shown(output) as shown:
         places = prune.verify(workspace, fetched, shown)

@@ -1,9 +1,10 @@
-"""Removes files of runs on this machine after another machine has verified its own copies (collect.fetching.prune).
+"""Removes files of runs on this machine. Another machine, which verified its own copies of the files, runs this program.
 
     python -m collect.fetching.removal --workspace DIR --json
 
-Standard input: a RemovalRequest. Standard output: a RemovedFiles for each run. A file is removed only if it still has the size
-and the time that it had when it was hashed for the other machine.
+The other machine is the one on which the user runs `collect fetch --prune` (collect.fetching.prune). Standard input: a
+RemovalRequest. Standard output: a RemovedFiles for each run. A file is removed only if it still has the size and the time that
+it had when it was hashed for the other machine.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
-# The cluster keeps the files that determine the state of a run, so that `jobs status` can show the state, and `jobs submit`
-# does not submit the run again.
+# Names of the files that determine the state of a run. The cluster keeps these files, so that `jobs status` can show the state
+# and `jobs submit` does not submit the run again.
 _KEPT = re.compile(r"run\.json|result\.json|job\.[^/]*|claim/.*|events\.[^/]*|(?:steps|env)/.*", re.DOTALL)
 # A file that marks a run folder from which files were removed. Its name is hidden, so the file is not part of the run.
 MARK = ".pruned"
 
 
 class RemovalRequest(msgspec.Struct):
-    """The files to remove, which another machine has verified."""
+    """A request to remove files, sent by another machine that has verified its own copies of these files."""
 
     runs: list[RunManifest]
     is_part: bool  # whether the files are a node's parts of runs; then all files are removed, and `is_kept` is not used
 
 
 class RemovedFiles(msgspec.Struct):
-    """The files of a run that were removed."""
+    """How many files of a run were removed, or why files were not removed."""
 
     run: str  # the run id
     files: int = 0  # number of files that were removed
@@ -68,7 +69,7 @@ def _remove(workspace: Workspace, asked: RunManifest, resumed: dict[str, str], *
         return removed
     with files.as_workspace_error("write"):
         if not is_part:
-            # The mark is written first, so that files that an interrupted removal removed do not look like lost files.
+            # The mark is written first: if the removal is interrupted, the removed files must not look like lost files.
             files.write_atomic(run.path / MARK, b"")
         for name, file in asked.files.items():
             try:
@@ -89,7 +90,10 @@ def _remove(workspace: Workspace, asked: RunManifest, resumed: dict[str, str], *
 
 
 def _why_not(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
-    """The reason, as a clause, why no file of a run may be removed on this machine; '' if files may be removed."""
+    """The reason, as a clause, why no file of a run may be removed on this machine; '' if files may be removed.
+
+    resumed: the result of `_resumed`.
+    """
     if not RUN_ID.fullmatch(run.run_id) or run.path.is_symlink() or not run.run_json.is_file():
         return "there is no such run"
     if is_in_use(run.path):
@@ -103,7 +107,10 @@ def _why_not(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
 
 
 def _resumed(workspace: Workspace) -> dict[str, str]:
-    """The runs from which another run resumes that has not ended: {id of the run: id of the run that resumes from it}."""
+    """Find the runs from which another run will resume: {id of a run: id of the run that will resume from it}.
+
+    A run that has ended does not resume any more, so it is not considered.
+    """
     found: dict[str, str] = {}
     for run in workspace.all_runs():
         with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read

@@ -1,6 +1,6 @@
 """Transfers files from the workspace on the cluster into a staging folder, with rsync.
 
-Files that arrive are not trusted: the caller checks each file before it is moved into a run folder.
+Files that arrive are not trusted. The caller checks each file before it moves the file into a run folder.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shardlab.remote_workspace import RemoteWorkspace
 OPTIONS = (
     *rsync.FROM_OTHERS,
     "--ignore-times",  # do not skip a file because its size and time are equal: the caller names only files that it needs
-    # Records are text that any level compresses well. The default level needs twice the CPU time for data that are compressed
-    # already, such as traces.
+    # Level 1 compresses records, which are text, well enough. For files that are already compressed, such as traces, the
+    # default level needs twice the CPU time.
     "--compress", "--compress-level=1",
-    "--times", "--omit-dir-times",  # so that most files need no change after they have arrived
+    "--times", "--omit-dir-times",  # files get their times during the transfer, so most need no change after they have arrived
     "--timeout=120",
 )  # fmt: skip
-LARGE = 1 << 20  # bytes; larger files are hashed in several threads at the same time
-INCOMPLETE = (23, 24)  # exit codes of rsync: all files were tried, but some did not arrive
+LARGE = 1 << 20  # files with more bytes than this are hashed in several threads at the same time
+INCOMPLETE = (23, 24)  # exit codes of rsync that mean: rsync tried all files, but some did not arrive
 
 
 class Transfer(msgspec.Struct):
@@ -44,9 +44,10 @@ class Rsync:
     """Transfers files from the workspace on the cluster with rsync."""
 
     def __init__(self, there: RemoteWorkspace, lock: int, told: Callable[[], bool]) -> None:
-        """lock: the file descriptor of a lock, which rsync also holds until it ends. told: returns whether to stop early.
+        """Prepare transfers from a workspace. Raises ShardlabError if rsync is not installed.
 
-        Raises ShardlabError if rsync is not installed.
+        lock: the file descriptor of a lock, which rsync also holds until it ends. told: returns whether to stop a transfer
+        early.
         """
         rsync.must_be_installed("collect fetch")
         self._lock, self._told = lock, told
@@ -74,10 +75,11 @@ class Rsync:
 
 
 def those_arrived(folder: Path, expected: Mapping[str, ManifestFile]) -> set[str]:
-    """The files in the folder that have the content that a manifest gives for them. folder: the staging folder.
+    """Find the files in a staging folder whose content is complete, that is, equal to the content in a manifest. Returns their
+    names.
 
-    expected: by name, which is a path relative to the folder. If a file grew during the transfer, it is cut to the size in the
-    manifest. Raises WorkspaceError.
+    expected: {path relative to the folder: size and digest in the manifest}. If a file grew during the transfer, it is cut to
+    the size in the manifest. Raises WorkspaceError if a file cannot be read.
     """
     if not _is_folder(folder):
         return set()
@@ -116,9 +118,11 @@ def put_in_place(source: Path, target: Path, file: ManifestFile) -> None:
 def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], also: Iterable[str]) -> bool:
     """Prepare a folder of files that arrived so that the folder as a whole can become a run folder. Raises OSError.
 
-    Every file gets the time that the manifest gives for it, and every entry the mode of a new entry of this user.
-    expected: all files that the folder should have. also: names of further files that it may have.
-    Returns False, with the folder unchanged, if the folder does not have exactly these files.
+    Every file gets the time that the manifest gives for it, and every entry the mode that a new entry of this user has.
+
+    expected: all files that the folder must have. also: names of other files that it may have.
+
+    Returns False, and leaves the folder unchanged, if a file is missing or a file is there that is in neither of the two.
     """
     if not _is_folder(folder):
         return False

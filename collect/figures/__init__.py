@@ -1,4 +1,5 @@
-"""The figures of the report, one module each. `draw` of a module turns the cells of a group into a figure in plotly's JSON.
+"""Each module of this package defines one figure of the report.
 
-Colours are CSS variables, which the page resolves for light and dark mode.
+The function `draw` of a module turns a group, the cells of one workload, into a figure in plotly's JSON. `draw` returns None if
+the group has no data for the figure. Colours are CSS variables, which the page resolves for light and dark mode.
 """

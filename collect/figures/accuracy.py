@@ -10,7 +10,7 @@ from collect.sources.steps import seconds_until
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per cell with validation results, from its first completed repeat."""
+    """Draw one line for each cell that has validation results. The results are those of the cell's first completed repeat."""
     data: list[dict[str, Any]] = []
     points = {mark.label: _points(mark.cell.completed[0]) for mark in group.marks if mark.cell.completed}
     for mark, visible in shown_first([mark for mark in group.marks if points.get(mark.label)]):
@@ -36,9 +36,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def _points(run: LoadedRun) -> list[tuple[float, float]]:
-    """(seconds of training, accuracy in percent) of each validation whose steps are all recorded.
+    """(seconds of training, accuracy in percent) for each validation of a run whose steps up to the validation are all
+    recorded.
 
-    Empty if the run was suspended, because its training time is then not known.
+    Empty if the run was suspended, because the training time of a suspended run is not known.
     """
     if run.paused:
         return []

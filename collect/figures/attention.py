@@ -1,4 +1,4 @@
-"""Draws which attention kernels ran in a profiled step, and how long."""
+"""Draws which attention kernels ran in a profiled step of each cell, and how long they ran."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.findings.trace_details import attention_of
 
 NAME = "attention"
-PARTS = {  # (implementation, whether backward) -> colour
+PARTS = {  # (implementation of attention, whether this is the backward pass) -> colour of the part
     ("flash", False): "var(--series-1)",
     ("flash", True): "var(--series-2)",
     ("efficient", False): "var(--series-3)",
@@ -25,7 +25,7 @@ PARTS = {  # (implementation, whether backward) -> colour
 
 
 def draw(group: Group) -> Figure | None:
-    """One bar per cell whose traces show attention."""
+    """Draw one bar for each cell whose traces show attention."""
     shown, left_out = some(group, lambda mark: bool(times(mark)))
     if not shown.marks:
         return None
@@ -46,7 +46,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def times(mark: CellMark) -> dict[tuple[str, bool], float]:
-    """Milliseconds of a step by implementation and pass (True: backward). Uses whose time is not known are left out."""
+    """Milliseconds of attention in a profiled step: {(implementation, whether this is the backward pass): milliseconds}.
+
+    Kernels whose time is not known are left out.
+    """
     found: dict[tuple[str, bool], float] = {}
     for use in attention_of(mark.cell):
         if use.ms:

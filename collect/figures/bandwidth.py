@@ -17,7 +17,7 @@ MARKER_PX, LINK_PX = 11, 18
 
 
 def draw(group: Group) -> Figure | None:
-    """One row per cell, with a mark for each collective and process group whose bandwidth is known."""
+    """Draw one row per cell, with one mark for each collective of each process group whose bandwidth is known."""
     shown, left_out = some(group, lambda mark: bool(known(mark)))
     if not shown.marks:
         return None

@@ -1,4 +1,4 @@
-"""Draws throughput and peak memory over the batch size, up to out of memory, as in table 4.1.1 of study 2."""
+"""Draws throughput and peak memory over the batch size, up to the size that runs out of memory (table 4.1.1 of study 2)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ BATCH = ("global_batch_size", "micro_batch_size")
 
 
 def draw(group: Group) -> Figure | None:
-    """One line for cells that differ only in their batch size, if at least two of their batch sizes have a throughput."""
+    """Draw one line for each set of cells that differ only in their batch size.
+
+    A set needs a measured throughput at two or more batch sizes; otherwise it has no line.
+    """
     lines = [
         sorted(marks, key=lambda mark: mark.cell.cell.global_batch_size)
-        # Cells with different numbers of passes per step are not on the same line.
+        # `gradient_accumulation_steps` is not in BATCH, so cells with different numbers of passes per step have separate lines.
         for marks in alike(group.marks, BATCH)
         if len({mark.cell.cell.global_batch_size for mark in marks if THROUGHPUT in mark.row.metrics}) > 1
     ]
@@ -49,9 +52,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def _line(marks: Sequence[CellMark], look: Look, metric: str, size: float, unit: str) -> dict[str, Any]:
-    """The line of the means of a metric with their intervals, for the cells that have this metric.
+    """A line through the means of one metric of these cells, with the interval of each mean. Cells without the metric are left
+    out.
 
-    size: the size of the unit, by which values are divided.
+    size: how many units of the metric make one unit of the axis, such as 2^30 for bytes that are drawn in GiB.
     """
     known = [(mark, estimate) for mark in marks if (estimate := mark.row.metrics.get(metric))]
     above = [None if estimate.high is None else (estimate.high - estimate.value) / size for _, estimate in known]
@@ -70,7 +74,7 @@ def _line(marks: Sequence[CellMark], look: Look, metric: str, size: float, unit:
 
 
 def _missing(marks: Sequence[CellMark]) -> dict[str, Any]:
-    """The states of the cells without a throughput, as text at their batch size."""
+    """The states, such as `oom`, of the cells that have no throughput, as text at their batch size."""
     states: dict[int, list[str]] = {}
     for mark in marks:
         if THROUGHPUT not in mark.row.metrics:

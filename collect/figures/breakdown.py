@@ -17,7 +17,7 @@ PARTS = {
 
 
 def draw(group: Group) -> Figure | None:
-    """One bar per cell with traces. Its length is the time of a step from the first kernel to the last."""
+    """Draw one bar for each cell that has traces. A bar is as long as a step, from the first kernel to the last."""
     shown, left_out = some(group, lambda mark: "idle_ms" in mark.row.metrics)
     if not shown.marks:
         return None
@@ -33,7 +33,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def parts(mark: CellMark) -> dict[str, float]:
-    """Milliseconds of a step by part. The parts add up to the time from the first kernel to the last."""
+    """Milliseconds of a profiled step of a cell by part. The parts add up to the time from the first kernel to the last."""
     found = {name: mark.row.metrics[f"{name}_ms"].value for name in ("compute", "non_compute", "exposed_communication", "idle")}
     return {
         "compute": found["compute"],

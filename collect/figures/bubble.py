@@ -1,4 +1,4 @@
-"""Draws the bubble of a pipeline (the time in which its ranks wait) over the number of micro-batches, with the theory."""
+"""Draws the bubble of a pipeline, the share of time in which its ranks wait, over the number of micro-batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ CURVE_POINTS = 40
 
 
 def draw(group: Group) -> Figure | None:
-    """One curve per number of ranks, and one mark per cell with a measured bubble; its fill shows the number of ranks."""
+    """Draw one theoretical curve per number of ranks, and one mark for each cell whose bubble was measured.
+
+    The fill of a mark shows the number of ranks of its cell.
+    """
     marks = [mark for mark in group.marks if NAME in mark.row.metrics]
     if not marks:
         return None
@@ -56,7 +59,10 @@ def _curve(pp: int, passes: list[int], dash: str) -> dict[str, Any]:
 
 
 def _measured(name: str, marks: list[CellMark], variant: int) -> dict[str, Any]:
-    """The marks of the measured cells of a strategy. variant: the place of the number of ranks, which determines the fill."""
+    """The marks of the measured cells of one strategy with one number of ranks.
+
+    variant: the place of this number of ranks among all numbers of ranks, from 0; it determines the fill of the marks.
+    """
     own = look(marks[0].strategy, variant)
     found = [mark.row.metrics[NAME] for mark in marks]
     return {

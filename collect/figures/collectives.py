@@ -25,7 +25,10 @@ KIND_OF = {kind: kind for kind in KINDS} | dict.fromkeys(("send", "recv", "send_
 
 
 def draw(group: Group) -> Figure | None:
-    """Two panels side by side, calls and time, with one bar per cell that was profiled by steps and has collectives."""
+    """Draw two panels side by side: the calls of collectives in a step, and their time.
+
+    Each panel has one bar for each cell that was profiled by steps and has collectives.
+    """
     shown, left_out = some(group, lambda mark: bool(tallies(mark)))
     if not shown.marks:
         return None
@@ -44,7 +47,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def tallies(mark: CellMark) -> dict[str, Use]:
-    """The calls and the time of the collectives in a step, by kind."""
+    """The calls and the time of the collectives in a step of a cell, by kind of collective (KINDS)."""
     runs = (run.traces.exact for run in mark.cell.completed)
     return per_step.uses(runs, lambda one: renamed(one.collectives, lambda name: KIND_OF.get(name, OTHER)))
 

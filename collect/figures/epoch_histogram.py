@@ -1,4 +1,4 @@
-"""Draws a histogram of the epoch times of each cell: a mean alone does not show if there are two kinds of epochs."""
+"""Draws a histogram of the epoch times of each cell: a mean alone would not show if some epochs are much slower than others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Any
 
 from collect.figure import MOST_SHOWN, CellMark, Figure, Group, axis, layout
 
-FEWEST = 5  # epochs that a cell needs for a histogram
+FEWEST = 5  # the fewest epochs for which a cell gets a histogram
 ROW_PX, MARGIN_PX, GAP = 120, 40, 0.4  # GAP: share of a row's height that its label and its axis need
 
 
 def draw(group: Group) -> Figure | None:
-    """One histogram per cell over all its completed repeats, one below the other, each with its own axis in seconds."""
+    """Draw one histogram per cell, one below the other, each with its own axis in seconds.
+
+    A histogram counts the epochs of all completed repeats of its cell.
+    """
     found: list[tuple[CellMark, list[float]]] = []
     for mark in group.marks:
         times = [time for run in mark.cell.completed if run.result for time in run.result.epoch_time_s or ()]

@@ -1,4 +1,4 @@
-"""Draws the time of each epoch and the running mean: the first epochs are often slower."""
+"""Draws the time of each epoch, and the mean time of all epochs so far: the first epochs are often slower."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ MOST_TICKS = 10
 
 
 def draw(group: Group) -> Figure | None:
-    """Dots for the epochs and a line for their running mean, from the first completed repeat of each cell with epochs."""
+    """Draw a dot for each epoch, and a line for the mean of all epochs so far, for each cell that has epochs.
+
+    The epochs are those of the cell's first completed repeat.
+    """
     data: list[dict[str, Any]] = []
     results = {mark.label: mark.cell.completed[0].result for mark in group.marks if mark.cell.completed}
     epochs = {label: result.epoch_time_s for label, result in results.items() if result and result.epoch_time_s}
@@ -39,6 +42,6 @@ def draw(group: Group) -> Figure | None:
         "epochs so far. First completed repeat of each cell."
     )
     longest = max(map(len, epochs.values()), default=1)
-    few = {"dtick": 1} if longest <= MOST_TICKS else {}  # otherwise plotly writes fractions of an epoch
+    few = {"dtick": 1} if longest <= MOST_TICKS else {}  # without dtick, plotly would write fractions such as epoch 1.5
     shape = layout(axis("epoch", showgrid=False, **few), axis("seconds", rangemode="tozero"), showlegend=True)
     return Figure("epoch_time", "Time of an epoch", caption, 380, data, shape) if data else None

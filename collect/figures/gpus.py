@@ -1,4 +1,4 @@
-"""Draws the telemetry of each GPU, one panel per quantity, all over the same time: as figures 11 to 19 of study 3.
+"""Draws the telemetry of each GPU, one panel per quantity, all with the same time axis, as in figures 11 to 19 of study 3.
 
 A mean over GPUs would hide a single slow GPU.
 """
@@ -19,26 +19,26 @@ from collect.metrics.utilization import memory_sizes
 from collect.notation import GIB, MB
 from collect.strategy_style import COLOURS, DASHES
 
-MOST_LINES = 64  # GPUs that are drawn: nobody can follow more lines, and each GPU has a line in up to eleven panels
+MOST_LINES = 64  # the most GPUs that are drawn: nobody can follow more lines, and each GPU has a line in up to eleven panels
 SHOWN_LINES = 16  # lines that are visible when the page opens: the GPUs of the first cells
-UUID_SHOWN = 12  # characters of a UUID in the legend, if they distinguish the GPUs of each host
+UUID_SHOWN = 12  # the legend shows this many characters of a UUID, or more if the GPUs of a host would look alike
 
 
 class GpuPanel(NamedTuple):
-    """A panel of the figure, with one quantity."""
+    """A panel of the figure, which shows one quantity of all GPUs."""
 
-    title: str  # with the unit
-    scale: float  # the unit of the title, in units of the column
-    column: str  # the column of the GPU samples
+    title: str  # the quantity and its unit
+    scale: float  # how many units of the column make one unit of the title, such as 2^30 bytes for GiB
+    column: str  # the column of the GPU samples that the panel shows
     counter: bool = False  # whether the column is a counter: then the panel shows its growth per second
 
 
 class GpuLine(NamedTuple):
-    """A GPU of a cell, which has one line in each panel."""
+    """A GPU on which the run of a cell trained. The figure has one line for this GPU in each panel."""
 
     label: str
     place: int  # the place of the GPU in its cell, from 0
-    cell: int  # the place of the cell in the figure, from 0
+    cell: int  # the place of its cell among the cells of the figure, from 0
 
 
 PANELS = (
@@ -57,10 +57,11 @@ PANELS = (
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per GPU and panel, from the first completed repeat of each cell that did not resume from a checkpoint."""
+    """Draw one line per GPU in each panel, for the first completed repeat of each cell that did not resume from a
+    checkpoint."""
     parts: list[pl.DataFrame] = []
     lines: dict[str, GpuLine] = {}
-    played: list[str] = []  # labels of cells whose GPUs a stub of NVML played
+    played: list[str] = []  # labels of the cells whose GPU values a stub of NVML made up
     left_out = cells = 0
     for mark in group.marks:
         run = next((run for run in mark.cell.completed if not run.resumed), None)
@@ -109,9 +110,9 @@ def _key(cell: int, place: int) -> str:
 
 
 def _rows(run: LoadedRun, zero_s: float, keys: dict[tuple[Any, ...], str]) -> pl.DataFrame:
-    """The samples of the GPUs of a run. The column `run` is the key of a GPU's line; wall_s counts from `zero_s`.
+    """The samples of the GPUs of a run. In the result, the column `run` is the key of a GPU's line.
 
-    keys: (host, uuid) of each GPU -> the key of its line.
+    zero_s: the time from which wall_s counts in the result. keys: (host, uuid) of each GPU -> the key of its line.
     """
     devices = pl.DataFrame([(*device, key) for device, key in keys.items()], schema=["host", "uuid", "run"], orient="row")
     rows = run.shown_gpu_samples.join(devices, on=["host", "uuid"], maintain_order="left")
@@ -121,7 +122,10 @@ def _rows(run: LoadedRun, zero_s: float, keys: dict[tuple[Any, ...], str]) -> pl
 
 
 def _shown_uuids(devices: Sequence[tuple[str, str]]) -> list[str]:
-    """The beginning of each UUID, for the legend: UUID_SHOWN characters, or as many more as distinguish the GPUs of a host."""
+    """The beginning of each UUID, for the legend: UUID_SHOWN characters, or as many more as the GPUs of a host need to differ.
+
+    devices: (host, UUID) of each GPU.
+    """
     longest = max(len(uuid) for _, uuid in devices)
     lengths = range(UUID_SHOWN, longest + 1)
     shown = next((n for n in lengths if len({(host, uuid[:n]) for host, uuid in devices}) == len(devices)), longest)
@@ -134,7 +138,10 @@ def _curves(gpus: pl.DataFrame, panel: GpuPanel) -> dict[str, Curve]:
 
 
 def _line(line: GpuLine, curve: Curve, number: int) -> dict[str, Any]:
-    """A line in the panel with this number. GPUs of the same cell differ in colour, and cells differ in dash."""
+    """The line of a GPU in one panel. GPUs of the same cell differ in colour, and cells differ in dash.
+
+    number: the number of the panel, from 1.
+    """
     colour = f"var(--series-{line.place % COLOURS + 1})"
     return {
         "type": "scatter",

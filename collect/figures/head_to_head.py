@@ -1,4 +1,4 @@
-"""Draws throughput over memory for each strategy, for the ranks and batch size with the most cells that can be compared."""
+"""Draws throughput over memory for cells that differ only in how they train (a contest), such as in their strategies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
 
 
 def draw(group: Group) -> Figure | None:
-    """One mark per cell of one contest: the contest with the most cells that have both metrics, then with the most ranks.
+    """Draw one mark per cell of one contest: cells with the same work, ranks, nodes and batch size.
 
-    None if this contest has fewer than two such cells.
+    The figure shows the contest with the most cells that have both metrics; among equals, the contest with the most ranks. None
+    if this contest has fewer than two such cells.
     """
     marks = {mark.row.id: mark for mark in group.marks}
     contests = [
@@ -36,7 +37,7 @@ def draw(group: Group) -> Figure | None:
     size_unit, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in shown])
     names = {one.cell: html.escape(one.name, quote=False) for one in contenders([mark.row for mark in shown])}
     shown = [marks[cell] for cell in names]
-    looks = variants([mark.strategy for mark in shown])  # this figure has no lines, so variants must differ in their marks
+    looks = variants([mark.strategy for mark in shown])  # this figure has no lines, so cells of a strategy must differ in marks
     shown = [msgspec.structs.replace(mark, look=look) for mark, look in zip(shown, looks, strict=True)]
     ahead = _front(shown, size)
     data = [ahead, *(_mark(mark, names[mark.row.id], unit, size_unit, size) for mark in shown)]
@@ -61,9 +62,9 @@ def draw(group: Group) -> Figure | None:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The Pareto front of points (cost, gain): places of the points to which no other point is superior, by rising cost.
+    """The Pareto front of points (cost, gain): the indexes of the points to which no other point is superior, by rising cost.
 
-    A point is superior if it is better in cost or gain and not worse in the other.
+    A point is superior to another if it is better in cost or gain, and not worse in the other of the two.
     """
     kept: list[int] = []
     for place in sorted(range(len(points)), key=lambda place: (points[place][0], -points[place][1])):

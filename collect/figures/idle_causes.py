@@ -1,4 +1,5 @@
-"""Draws the idle time of a profiled step by cause: the host launched nothing, waiting for communication, or another cause."""
+"""Draws the idle time of a profiled step by cause: the host launched nothing, the GPU waits for communication, or another
+cause."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ PARTS = {
 
 
 def draw(group: Group) -> Figure | None:
-    """One bar per profiled cell whose idle time has known causes. Its length is the idle time of a step."""
+    """Draw one bar for each profiled cell whose idle time has known causes. The length of a bar is the idle time of a step."""
     shown, left_out = some(group, lambda mark: PARTS.keys() <= mark.row.metrics.keys())
     if not any(mark.row.metrics[name].value for mark in shown.marks for name in PARTS):
         return None

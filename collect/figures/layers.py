@@ -1,4 +1,4 @@
-"""Draws the time of the modules of the model that take the longest, forward and backward."""
+"""Draws how long the slowest modules of the model take in a profiled step, forward and backward."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from collect.findings.trace_details import LayerOfStep, layers_of
 
 NAME = "layers"
 MOST_NAMES = 16
-MOST_CELLS = 6  # cells that are drawn: each module has one bar per cell
+MOST_CELLS = 6  # the most cells that are drawn, because each module has one bar per cell
 NAME_PX, BAR_PX, GAP_PX, MARGIN_PX, LEGEND_PX = 20, 12, 8, 70, 16
 BACKWARD_OPACITY = 0.5
-ROOM = 0.15  # share of the range that is left free for the numbers
+ROOM = 0.15  # share of the x axis that is left free for the numbers beside the bars
 
 
 def draw(group: Group) -> Figure | None:
-    """One row per module that calls no other module, with one bar for each cell whose traces record the calls of modules.
+    """Draw one row per module that calls no other module, with one bar for each cell whose traces record the calls of modules.
 
-    The modules are those that take the longest in any cell, in the order of their calls. At most MOST_CELLS cells are drawn.
+    The rows are the modules that take the longest in any cell, in the order of their calls. At most MOST_CELLS cells are drawn.
     """
     found = [(mark, leaves(mark)) for mark in group.marks]
     found = [(mark, layers) for mark, layers in found if layers]
@@ -46,7 +46,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def leaves(mark: CellMark) -> dict[str, LayerOfStep]:
-    """The modules of a cell that call no other module, by name, in the order of their first calls."""
+    """The modules of a cell that call no other module: {name: module}, in the order of their first calls."""
     layers = layers_of(mark.cell)
     parents = {one.parent for one in layers}
     return {one.layer: one for one in layers if one.layer not in parents}
@@ -67,7 +67,7 @@ def _total(one: LayerOfStep) -> float:
 
 
 def _bars(names: list[str], place: int, line_px: int, mark: CellMark, layers: dict[str, LayerOfStep]) -> list[dict[str, Any]]:
-    """The bars of one cell: forward, and backward behind it from the end of forward."""
+    """The bars of one cell: the bar of the forward pass, followed by the bar of the backward pass, for each module."""
     rows = [(row, layers[name]) for row, name in enumerate(names) if name in layers]
     common: dict[str, Any] = {
         "type": "bar",

@@ -1,4 +1,4 @@
-"""Draws the loss over the steps. Strategies that do the same work should lie on the same line."""
+"""Draws the loss over the steps. The lines of strategies that do the same work should lie on each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collect.figure import Figure, Group, axis, layout, points_a_line, shown_fir
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per cell, from its first completed repeat."""
+    """Draw one line per cell, from the cell's first completed repeat."""
     data: list[dict[str, Any]] = []
     lines = shown_first([mark for mark in group.marks if mark.cell.completed])
     for mark, visible in lines:

@@ -14,7 +14,7 @@ from shardlab.gpu_models import peak_flops
 NAME = "matrix_products"
 LEGEND_PX = 30
 SMALLEST_PX, LARGEST_PX, STROKE_PX = 5, 18, 18
-MOST_MARKS = 12  # marks of a cell: the products that take the longest
+MOST_MARKS = 12  # the most marks of a cell, for the products that take the longest
 TERA = 1e12
 OPERATORS = {
     "aten::mm": "var(--series-1)",
@@ -27,7 +27,10 @@ OPERATORS = {
 
 
 def draw(group: Group) -> Figure | None:
-    """One row per cell, with a mark for each matrix product of a certain size; the larger the mark, the more time it takes."""
+    """Draw one row per cell, with one mark for each operator and size of a matrix product.
+
+    The larger a mark, the more time of a step the product takes.
+    """
     shown, left_out = some(group, lambda mark: bool(known(mark)))
     if not shown.marks:
         return None
@@ -53,13 +56,13 @@ def draw(group: Group) -> Figure | None:
 
 
 def known(mark: CellMark) -> list[ProductOfStep]:
-    """The products of a cell whose FLOP/s are known, the longest time first; at most MOST_MARKS."""
+    """The matrix products of a cell whose FLOP/s are known, longest time first; at most MOST_MARKS products."""
     found = [one for one in products_of(mark.cell) if one.flops_per_s is not None and one.operator in OPERATORS]
     return found[:MOST_MARKS]
 
 
 def _gpu(mark: CellMark) -> str:
-    """The model of the GPUs of the profiled ranks; "" if they are several, or if the traces do not say it."""
+    """The GPU model on which the profiled ranks of a cell ran; "" if there are several models, or if the traces name none."""
     names = {rank.gpu for run in profiled(mark.cell) for rank in run.ranks}
     return names.pop() if len(names) == 1 else ""
 

@@ -1,4 +1,4 @@
-"""Draws the peak memory of each cell, on the rank that needs the most memory."""
+"""Draws the peak memory of each cell, measured on the rank that needs the most memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NAME = "peak_memory_bytes"
 
 
 def draw(group: Group) -> Figure | None:
-    """One bar per cell, starting at 0, with its value at the end."""
+    """Draw one bar per cell. The bar starts at 0, and its value is written at its end."""
     found = [mark.row.metrics.get(NAME) for mark in group.marks]
     kinds = sorted({estimate.kind for estimate in found if estimate})
     if not kinds:

@@ -1,4 +1,4 @@
-"""Draws the memory of a rank over time, for one run of each cell, which shows whether memory stays constant or grows."""
+"""Draws the memory of a rank over time for one run of each cell. The figure shows whether memory stays constant or grows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collect.sources.steps import unwatched, window
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per cell over its timed steps, from the first completed repeat that did not resume from a checkpoint."""
+    """Draw one line per cell over its timed steps, from the first completed repeat that did not resume from a checkpoint."""
     found: dict[str, tuple[str, list[float], list[int | None]]] = {}
     for mark in group.marks:
         run = next((run for run in mark.cell.completed if not run.resumed), None)
@@ -54,9 +54,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def _curve(run: LoadedRun) -> tuple[str, list[float], list[int | None]] | None:
-    """(kind of the memory, times in seconds, sizes in bytes) of the timed steps; None if there is no line to draw.
+    """The memory at each timed step of a run, as (kind of memory, times in seconds, sizes in bytes); None if no line can be
+    drawn.
 
-    The size is None at steps that an instrument observed.
+    The size at a step is the size on the rank with the most memory. It is None at steps that an instrument observed.
     """
     column, span = column_of(unwatched(run.timed)), window(run.timed)
     if column is None or span is None:

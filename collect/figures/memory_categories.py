@@ -1,4 +1,4 @@
-"""Draws the peak memory of a step by category for each cell, compared with the estimate that papers use."""
+"""Draws the peak memory of a step by category for each cell, compared with the estimate of memory that papers use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "memory_categories"
 
 
 def draw(group: Group) -> Figure | None:
-    """One bar per cell whose memory was observed by category, with a vertical mark at its estimate."""
+    """Draw one bar for each cell whose memory was observed by category, with a vertical mark at the estimate for the cell."""
     shown, left_out = some(group, lambda mark: bool(peak_bytes(mark)))
     if not shown.marks:
         return None
@@ -34,7 +34,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def peak_bytes(mark: CellMark) -> dict[str, float]:
-    """Bytes by category at the peak, as the mean over the completed repeats whose memory was observed by category."""
+    """Bytes by category at the memory peak of a cell: the mean over completed repeats whose memory was observed by category."""
     found = [run.result.instruments.get("memory", {}).get("peak_bytes") for run in mark.cell.completed if run.result]
     known = [peak for peak in found if peak]
     names = {name for peak in known for name in peak}

@@ -1,4 +1,4 @@
-"""Draws the memory during a step by category, one panel per cell, as in studies 2 and 5."""
+"""Draws the memory over one step by category, one panel per cell, as in studies 2 and 5."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collect.figure import MUTED, CellMark, Figure, Group, axis, layout
 from collect.sources.memory import MemoryCurves
 
 PANEL_PX = 190
-GAP = 0.2  # share of a panel's height for its title
+GAP = 0.2  # share of the height of a panel that its title needs
 MOST_PANELS = 6
-MOST_POINTS = 300  # points of a curve
-# In the order in which the areas are stacked: constant categories at the bottom, changing categories on top.
+MOST_POINTS = 300  # the most points of a curve
+# Memory category -> colour, in the order in which the areas are stacked: constant categories are at the bottom.
 CATEGORIES = {
     "parameter": "var(--series-1)",
     "master_parameter": "var(--ink)",
@@ -23,12 +23,13 @@ CATEGORIES = {
     "gathered": "var(--series-6)",
     "activation": "var(--series-4)",
     "temporary": "var(--series-5)",
-    "unknown": MUTED,  # only at the peak of a GPU: memory that belongs to no category
+    "unknown": MUTED,  # memory that belongs to no category; only recorded at the memory peak of a GPU
 }
 
 
 def draw(group: Group) -> Figure | None:
-    """One panel for each of the first MOST_PANELS cells whose first completed repeat recorded the memory of rank 0."""
+    """Draw one panel for each of the first MOST_PANELS cells whose first completed repeat recorded the memory of rank 0 by
+    category."""
     found = [(mark, curves) for mark in group.marks if mark.cell.completed and (curves := mark.cell.completed[0].memory)]
     if not found:
         return None
@@ -45,7 +46,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def written(category: str) -> str:
-    """The name of a memory category in a figure."""
+    """The words that figures show for a memory category, such as `optimizer state` for `optimizer_state`."""
     return "master copy" if category == "master_parameter" else category.replace("_", " ")
 
 
@@ -73,10 +74,10 @@ def _areas(curves: MemoryCurves, number: int, size: float, unit: str, named: set
 
 
 def _picked(curves: MemoryCurves) -> list[int]:
-    """The indexes of the points that are drawn.
+    """Choose the points of the curves that are drawn, and return their indexes.
 
-    If there are more than MOST_POINTS, the points are divided into sections, and of each section the point with the largest sum
-    of all categories is drawn.
+    If there are more than MOST_POINTS points, they are divided into MOST_POINTS sections. Of each section, the point at which
+    the sum of all categories is largest is drawn.
     """
     sums = list(map(sum, zip(*curves.points.values())))
     if len(sums) <= MOST_POINTS:
@@ -101,5 +102,5 @@ def _panels(shown: list[tuple[CellMark, MemoryCurves]], unit: str) -> dict[str, 
 
 
 def _axis(name: str, number: int) -> str:
-    """Plotly's name of the axis with this number, from 1."""
+    """Plotly's name of an axis, such as `x2`. name: `x`, `y`, `xaxis` or `yaxis`. number: the number of the axis, from 1."""
     return name if number == 1 else f"{name}{number}"

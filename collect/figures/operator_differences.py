@@ -15,17 +15,17 @@ from collect.traces.per_step import Use
 
 NAME = "operator_differences"
 MOST_NAMES = 10
-MOST_CELLS = 6  # cells that are drawn: each name has one bar per cell
+MOST_CELLS = 6  # the most cells that are drawn, because each name has one bar per cell
 NAME_PX, BAR_PX, GAP_PX, MARGIN_PX, LEGEND_PX = 20, 13, 8, 70, 16
-NAME_LENGTH, HEAD_LENGTH = 44, 20  # characters of a name; characters of the part before its arguments, if these are shown
+NAME_LENGTH, HEAD_LENGTH = 44, 20  # most characters of a shown name; of the part before its arguments, if they are shown too
 _NAMESPACES = re.compile(r"^void |\(anonymous namespace\)::|at::native::")
 _ARGUMENTS = re.compile(r"(?<=\w)[<(]")
-SMALLEST = 0.01  # share of the longest bar: names with shorter bars are left out, and shorter bars get no number
-ROOM = 0.22  # share of the range that is left free on both sides for the numbers
+SMALLEST = 0.01  # share of the longest bar: a name whose bars are all shorter is left out, and a shorter bar gets no number
+ROOM = 0.22  # share of the x axis that is left free on both sides for the numbers beside the bars
 
 
 class BaselinePair(NamedTuple):
-    """A cell and its baseline, each with the calls and times of its kernels or operators in a step."""
+    """A cell and its baseline, each with the calls and times of its kernels or operators in a profiled step."""
 
     mark: CellMark  # the cell
     here: dict[str, Use]  # name of a kernel or operator -> its calls and time in the cell
@@ -34,7 +34,7 @@ class BaselinePair(NamedTuple):
 
 
 def draw(group: Group) -> Figure | None:
-    """One row per operator or kernel, with one bar for each cell that was profiled in the same way as its baseline.
+    """Draw one row per operator or kernel, with one bar for each cell that was profiled in the same way as its baseline.
 
     At most MOST_CELLS cells are drawn.
     """
@@ -61,7 +61,8 @@ def draw(group: Group) -> Figure | None:
 
 
 def largest(pairs: list[BaselinePair]) -> list[str]:
-    """The names whose time differs most in any pair, the largest difference first; small differences are left out."""
+    """The kernels or operators whose time differs most in any pair, largest difference first; small differences are left
+    out."""
     differs: dict[str, float] = {}
     for pair in pairs:
         for name in pair.here.keys() | pair.there.keys():
@@ -71,9 +72,9 @@ def largest(pairs: list[BaselinePair]) -> list[str]:
 
 
 def uses(mark: CellMark) -> dict[str, Use]:
-    """The calls and times of each kernel or operator in a step of a cell, as the mean over its completed runs.
+    """The calls and times of each kernel or operator in a step of a cell, as the mean over the cell's completed runs.
 
-    The wrappers of gloo are left out.
+    The wrappers that autograd puts around operators are left out.
     """
     return per_step.uses((run.traces.exact for run in mark.cell.completed), _unwrapped)
 
@@ -83,19 +84,27 @@ def _unwrapped(one: Breakdown) -> list[EventTally]:
 
 
 def _kind(mark: CellMark) -> str | None:
-    """Whether the names of a cell are `kernels` or `operators`, which cannot be compared. None: not profiled, or both."""
+    """Whether the profiles of a cell name `kernels` or `operators`, because the two cannot be compared.
+
+    None if the cell was not profiled, or if some of its runs name kernels and others name operators.
+    """
     sources = {one.source for run in mark.cell.completed for one in run.traces.exact if one.steps}
     kinds = {"kernels" if source == "gpu" else "operators" for source in sources}
     return kinds.pop() if len(kinds) == 1 else None
 
 
 def _more(name: str, pair: BaselinePair) -> float:
-    """Additional ms per step of the cell, compared with the baseline; a name that is not called counts as 0 ms."""
+    """How many ms per step the kernel or operator `name` takes more in the cell than in the baseline. Not called counts as 0
+    ms."""
     return (pair.here[name].ms if name in pair.here else 0) - (pair.there[name].ms if name in pair.there else 0)
 
 
 def _bars(names: list[str], place: int, line_px: int, pair: BaselinePair) -> dict[str, Any]:
-    """The bars of one cell. In each row the name is at the top, and the bars are below it."""
+    """The bars of one cell. In each row, the name of the kernel or operator is at the top, and the bars of the cells are below
+    it.
+
+    place: the place of the cell among the drawn cells, from 0.
+    """
     more = [_more(name, pair) for name in names]
     seen = SMALLEST * max(map(abs, more))
     sides = ((pair.mark, pair.here), (pair.against, pair.there))
@@ -135,9 +144,9 @@ def _layout(names: list[str], data: list[dict[str, Any]], line_px: int) -> dict[
 
 
 def short(names: list[str]) -> list[str]:
-    """Short names of kernels: without namespaces, template arguments and parameters.
+    """Shorten the names of kernels: remove namespaces, template arguments and parameters.
 
-    If several kernels then have the same name, the beginning of the arguments is kept.
+    If several kernels would then have the same name, the beginning of their arguments is kept.
     """
     whole = [_NAMESPACES.sub("", name) for name in names]
     bare = [_ARGUMENTS.split(name, maxsplit=1)[0] for name in whole]
@@ -150,5 +159,5 @@ def short(names: list[str]) -> list[str]:
 
 
 def _cut(name: str, length: int) -> str:
-    """Cut the middle out of a name that is longer than `length`: names of kernels often differ only at the end."""
+    """Cut the middle out of a name that is longer than `length`: the names of kernels often differ only at the end."""
     return name if len(name) <= length else f"{name[: length - length // 3 - 1]}…{name[-(length // 3) :]}"

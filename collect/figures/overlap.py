@@ -1,4 +1,4 @@
-"""Draws how much of the communication is hidden behind compute. Only the exposed communication makes a step longer."""
+"""Draws how much of the communication is hidden behind compute. Only exposed communication, which is not hidden, costs time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "overlap"
 
 
 def draw(group: Group) -> Figure | None:
-    """One bar per profiled cell with communication; the overlap is written at its end."""
+    """Draw one bar for each profiled cell with communication. The overlap in percent is written at the end of the bar."""
     shown, left_out = some(group, lambda mark: {"overlap_pct", "communication_ms"} <= mark.row.metrics.keys())
     if not shown.marks:
         return None

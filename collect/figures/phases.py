@@ -19,7 +19,7 @@ PHASES = {
 
 
 def draw(group: Group) -> Figure | None:
-    """One bar per cell that was profiled by steps and whose traces show more than one phase."""
+    """Draw one bar for each cell that was profiled by steps and whose traces show more than one phase."""
     shown, left_out = some(group, lambda mark: len(times(mark)) > 1)
     if not shown.marks:
         return None
@@ -36,7 +36,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def times(mark: CellMark) -> dict[str, float]:
-    """Milliseconds of a step by phase, as the mean over the completed runs that were profiled by steps."""
+    """Milliseconds of a step of a cell by phase, as the mean over the completed runs that were profiled by steps."""
     found = {}
     for phase in PHASES:
         known = [time.value for run in mark.cell.completed if (time := phase_time(run, phase)) is not None]

@@ -1,4 +1,4 @@
-"""Draws the memory of a device over the profiled steps, from the allocations in the traces."""
+"""Draws the memory of a device over the profiled steps of each cell, from the allocations that the traces record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ MOST_LINES = 12
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per cell whose traces record memory: of the device with the highest peak in its first completed repeat."""
+    """Draw one line for each cell whose traces record memory, for one device of the cell's first completed repeat.
+
+    The device is the one with the highest peak of memory in this repeat.
+    """
     found = [(mark, use) for mark in group.marks if (use := highest(mark)) is not None]
     if not found:
         return None
@@ -34,7 +37,11 @@ def draw(group: Group) -> Figure | None:
 
 
 def highest(mark: CellMark) -> MemoryUse | None:
-    """The device with the highest peak in the first completed repeat; CPUs only if no GPU was recorded. None without memory."""
+    """The memory of the device with the highest peak in the first completed repeat of a cell; None if its traces record no
+    memory.
+
+    A CPU is only chosen if the traces record the memory of no GPU.
+    """
     runs = mark.cell.completed[:1]
     uses = [use for run in runs for rank in run.traces.analyses if rank.steps for use in rank.memory]
     uses = [use for use in uses if use.device != "cpu"] or uses

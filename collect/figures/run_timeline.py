@@ -1,5 +1,7 @@
-"""Draws one run from its start to its end on one corrected clock: steps and instruments of every rank, and below them the
-processors, GPUs and network of every host. The reader can zoom the time axis.
+"""Draws one run from its start to its end, with the times of all hosts on one corrected clock.
+
+The steps and instruments of every rank are on top; below them are the processors, GPUs and network of every host. The reader
+can zoom the time axis.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from collect.timeline import timeline
 from collect.timeline.timeline import Counter, RunTimeline, Spans
 
 ROW_PX, HEAD_PX = 20, 30
-MOST_RANKS = 16  # ranks that are drawn, starting with rank 0
-MOST_BARS = 250  # bars of a rank: more steps than this are drawn as stretches of several steps
-MOST_LINES = 16  # lines of a panel
+MOST_RANKS = 16  # the most ranks that are drawn, starting with rank 0
+MOST_BARS = 250  # about the most bars of a rank: if it has more steps, a bar stands for several consecutive steps
+MOST_LINES = 16  # the most lines of a panel
 KINDS = {
     "steps": "var(--series-1)",
     "warm-up steps": MUTED,
     "steps with an instrument": "var(--series-5)",
     "instruments between steps": "var(--series-4)",
 }
-PANELS = (  # title, and the end of the name of the counters that it shows
+PANELS = (  # (title of a panel, how the names of the counters that the panel shows end)
     ("Processors busy (%)", "processors busy"),
     ("GPU busy (%)", "utilization"),
     ("Sent (MB/s)", " sent"),
@@ -36,7 +38,11 @@ PANELS = (  # title, and the end of the name of the counters that it shows
 
 
 class Bar(NamedTuple):
-    """A bar in the row of a rank. start_s: since the first step began. took_s: its length. text: what it is."""
+    """A bar in the row of a rank: one step, several consecutive steps, or the act of an instrument.
+
+    kind: a key of KINDS. start_s: seconds since the first step began. took_s: the length in seconds. text: says what the bar
+    is.
+    """
 
     kind: str
     start_s: float
@@ -45,8 +51,11 @@ class Bar(NamedTuple):
 
 
 def draw(group: Group) -> Figure | None:
-    """The first completed repeat of the cell with the most ranks, if it did not resume from a checkpoint; None if there is no
-    such run, or if it has one rank and no telemetry."""
+    """Draw the first completed repeat that did not resume from a checkpoint, of the cell with the most ranks that has such a
+    repeat.
+
+    None if no cell has such a repeat, or if the run has only one rank and no telemetry.
+    """
     found = [(mark, run) for mark in group.marks if (run := _run(mark)) is not None]
     if not found:
         return None
@@ -87,7 +96,11 @@ def _escaped(text: str) -> str:
 
 
 def _steps(spans: Spans, zero_s: float) -> list[Bar]:
-    """The steps of a rank. Steps of one kind that follow each other are merged if there are more than MOST_BARS steps."""
+    """The bars of the steps of one rank. If the rank has more than MOST_BARS steps, consecutive steps of the same kind are
+    merged.
+
+    zero_s: the time of the corrected clock at which the time axis starts.
+    """
     at_once = -(-len(spans.names) // MOST_BARS)
     bars: list[Bar] = []
     merged = 0  # number of steps in the last bar
@@ -109,9 +122,9 @@ def _acts(spans: Spans, zero_s: float) -> list[Bar]:
 
 
 def _lines(told: RunTimeline, end: str) -> list[Counter]:
-    """The counters of a panel, those with the highest values if there are too many; without those that are always 0.
+    """The counters that a panel shows: at most MOST_LINES, those with the highest values, without counters that are always 0.
 
-    end: how the names of the counters end.
+    end: how the names of the counters of this panel end.
     """
     found = [one for one in told.counters if one.name.endswith(end) and len(one.values) > 1 and np.any(one.values > 0)]
     kept = sorted(found, key=lambda one: -float(np.max(one.values)))[:MOST_LINES]
@@ -161,7 +174,8 @@ def _curves(lines: Sequence[Counter], number: int, zero_s: float) -> list[dict[s
 
 
 def _layout(rows: list[str], titles: list[str], rows_px: int) -> dict[str, Any]:
-    """The layout: the rows of the ranks on top, and one panel per title below them, all over the same time axis."""
+    """The layout of the figure: the rows of the ranks on top, and below them one panel per title, all with the same time
+    axis."""
     whole = rows_px + PANEL_PX * len(titles)
     bottom = 1 - rows_px / whole
     x = axis("s since the first step began", anchor=y_axis(1 + len(titles)), showgrid=False, fixedrange=False)

@@ -1,4 +1,4 @@
-"""Draws the speed-up over the number of ranks, for strategies that ran on several numbers of ranks."""
+"""Draws the speed-up over the number of ranks, for strategies that were measured on several numbers of ranks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collect.figures.drawing.series import alike, names
 from collect.strategy_style import variants
 
 NAME = "speed_up"
-# The number of ranks, and the keys that depend on it or describe how the ranks share a batch.
+# Keys in which the cells of a line may differ: the number of ranks, and keys that depend on it or say how ranks share a batch.
 SHARES = ("gpus", "nnodes", "dp", "tp", "pp", "servers", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
 
 
 def draw(group: Group) -> Figure | None:
-    """One line for cells that differ only in their ranks, with the same global batch size (strong scaling) or the same batch
-    size per rank (weak scaling).
+    """Draw one line for each set of cells that differ only in their ranks.
 
-    None if no line would have more than one point.
+    The cells of a line have the same global batch size (strong scaling) or the same batch size per rank (weak scaling). None if
+    no line would have more than one point.
     """
     lines = _lines([mark for mark in group.marks if NAME in mark.row.metrics], group.baseline)
     if not any(_ranks(marks) > 1 for marks in lines.values()):
@@ -49,10 +49,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def _lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, str], list[CellMark]]:
-    """The lines of the figure: (number of a group of cells, the batch size that is constant, in words) -> cells of the line.
+    """The lines of the figure: {(number of a set of cells, the batch size that is constant, in words): cells of the line}.
 
-    A cell with as many ranks as its baseline belongs to both kinds of scaling. Cells that are on no line are added at the end
-    as single points, except cells of the baseline strategy.
+    A cell with as many ranks as its baseline is on lines of both kinds of scaling, strong and weak. A cell that is on no line
+    is added at the end as a single point, unless it is a cell of the baseline strategy.
     """
     ranks_of = {mark.row.id: mark.cell.cell.gpus for mark in marks}
     found: dict[tuple[int, str], list[CellMark]] = {}
@@ -78,13 +78,15 @@ def _ranks(line: Sequence[CellMark]) -> int:
 
 
 def _names(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[str]:
-    """The names of the lines: the values in which they differ, without the number of ranks, with the constant batch size."""
+    """The name of each line: the values in which the lines differ, without the number of ranks, and the batch size that is
+    constant."""
     said = [(marks[0], {"gpus": 0, "batch": batch}) for (_, batch), marks in lines.items()]
     return [name.replace(" ×0", "", 1) for name in names(said, SHARES)]
 
 
 def _ideal(group: Group, ranks: list[int]) -> list[dict[str, Any]]:
-    """The line of ideal scaling, in proportion to the number of ranks, with speed-up 1 at the smallest baseline.
+    """The line of ideal scaling, in proportion to the number of ranks, with speed-up 1 at the smallest number of ranks of a
+    baseline.
 
     Empty if the group has no baseline cell.
     """

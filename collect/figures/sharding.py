@@ -1,4 +1,4 @@
-"""Draws the size of parameters, gradients and optimizer state on a rank, compared with the estimate of the ZeRO paper."""
+"""Draws how large parameters, gradients and optimizer state are on a rank, compared with the estimate of the ZeRO paper."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.figures.memory_timeline import CATEGORIES, written
 
 NAME = "sharding"
-# The three terms of the estimate, and the memory categories that belong to each term. The optimizer's own copy of the weights
-# (`master_parameter`) is not part of the estimate.
+# Term of the estimate -> the memory categories that are measured for this term. The estimate of `optimizer_state` does not
+# contain `master_parameter`, the optimizer's own copy of the weights.
 TERMS = {
     "parameter": ("parameter",),
     "gradient": ("gradient",),
@@ -19,7 +19,7 @@ TERMS = {
 
 
 def draw(group: Group) -> Figure | None:
-    """One panel per term of the estimate, with one bar per cell that has an estimate."""
+    """Draw one panel per term of the estimate, with one bar for each cell that has an estimate."""
     shown, left_out = some(group, lambda mark: bool(estimate_bytes(mark)))
     if not shown.marks:
         return None
@@ -49,7 +49,8 @@ def draw(group: Group) -> Figure | None:
 
 
 def estimate_bytes(mark: CellMark) -> dict[str, int]:
-    """The estimate in bytes by term, from the first completed repeat that has an estimate: all repeats have the same."""
+    """The estimate for a cell in bytes, by term (TERMS). It is read from one completed repeat, because it is equal in all
+    repeats."""
     found = [run.result.instruments.get("memory", {}).get("estimate_bytes") for run in mark.cell.completed if run.result]
     return next((estimate for estimate in found if estimate), {})
 

@@ -1,4 +1,4 @@
-"""Draws how much of the communication is waiting for slow ranks, and how much of the waiting makes the step longer."""
+"""Draws how much of the communication time is waiting for slow ranks, and how much of the waiting makes the step longer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = {
 
 
 def draw(group: Group) -> Figure | None:
-    """One bar per cell whose collectives were matched over ranks."""
+    """Draw one bar for each cell in whose traces the calls of a collective on different ranks were matched with each other."""
     shown, left_out = some(group, lambda mark: bool(matched(mark)))
     if not shown.marks:
         return None
@@ -34,12 +34,12 @@ def draw(group: Group) -> Figure | None:
 
 
 def matched(mark: CellMark) -> list[RunAnswers]:
-    """The runs of a cell whose collectives were matched over ranks."""
+    """The runs of a cell in whose traces the calls of a collective on different ranks were matched with each other."""
     return [run for run in profiled(mark.cell) if run.waits.ranks]
 
 
 def parts(mark: CellMark) -> dict[str, float]:
-    """Milliseconds of a step by part. The parts add up to the durations of all matched calls."""
+    """Milliseconds of a step by part (PARTS). The parts add up to the durations of all matched calls of collectives."""
     runs = matched(mark)
     steps = sum(one.steps for run in runs for one in run.ranks) * 1e6
     total = sum(run.ranks[place].calls[call].duration_ns for run in runs for place, call in run.waits.waited)

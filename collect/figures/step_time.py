@@ -13,7 +13,7 @@ SHARES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence
 
 
 def draw(group: Group) -> Figure | None:
-    """One box per cell over the timed steps of all completed repeats; the whiskers are the 5th and 95th percentile."""
+    """Draw one box per cell for its timed steps in all completed repeats. The whiskers are the 5th and 95th percentile."""
     data: list[dict[str, Any]] = []
     for mark in group.marks:
         if mark.cell.completed:

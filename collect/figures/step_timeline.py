@@ -1,4 +1,4 @@
-"""Draws the steps of all ranks on one clock, with their phases: this shows which rank is late, and where the others wait.
+"""Draws the steps of all ranks on one clock, with the phases of each step: they show which rank is late, and where others wait.
 
 The reader can zoom the time axis.
 """
@@ -23,9 +23,9 @@ from shardlab.instrument_span import InstrumentAct
 
 ROW_PX, HEAD_PX = 22, 44  # height of a rank's row; height of a panel's title with the distance to the next panel
 MOST_PANELS = 6
-MOST_RANKS = 16  # ranks of a panel, starting with rank 0
-MOST_STEPS = 10  # steps that are drawn, from the middle of the timed steps
-INSTRUMENT = "instrument"  # what is drawn between steps, such as a checkpoint
+MOST_RANKS = 16  # the most ranks of a panel, starting with rank 0
+MOST_STEPS = 10  # the most steps that are drawn, from the middle of the timed steps
+INSTRUMENT = "instrument"  # name of the bars between steps that show the act of an instrument, such as saving a checkpoint
 COLOURS = {
     "data": "var(--series-5)",
     "forward": "var(--series-1)",
@@ -37,17 +37,17 @@ COLOURS = {
 
 
 class StepPhase(NamedTuple):
-    """A phase of a step of one rank."""
+    """A phase of a step of one rank, or the act of an instrument between two steps."""
 
     rank: int
     phase: str
     step: str  # the name of the step, or what the instrument did
     start_ms: float  # ms since the first drawn step began
-    took_ms: float  # its duration in ms
+    took_ms: float  # duration of the phase in ms
 
 
 class Panel(NamedTuple):
-    """The panel of one cell."""
+    """The panel that shows the steps of one cell."""
 
     mark: CellMark
     phases: list[StepPhase]  # the phases of all drawn steps
@@ -57,7 +57,7 @@ class Panel(NamedTuple):
 
 
 def draw(group: Group) -> Figure | None:
-    """One panel per cell with several ranks: the middle timed steps of its first completed repeat."""
+    """Draw one panel for each cell with several ranks: the steps in the middle of the cell's first completed repeat."""
     found = [panel for mark in group.marks if (panel := _panel(mark)) is not None]
     if not found:
         return None
@@ -95,8 +95,10 @@ def _panel(mark: CellMark) -> Panel | None:
 
 
 def _phases(run: LoadedRun) -> list[StepPhase]:
-    """The phases of the drawn steps, which no instrument slowed down, and what instruments did between these steps, in ms since
-    the first of these steps began."""
+    """The phases of the steps that are drawn, and the acts of instruments between these steps.
+
+    Steps that an instrument slowed down are not drawn. Times are in ms since the first drawn step began.
+    """
     compared, wanted = timeline.clocks(run), _wanted(run)
     rows = run.timed.filter(pl.col("step").is_in(wanted), pl.col("rank") < MOST_RANKS)
     spans_of = {int(spans.row.removeprefix("rank ")): spans for spans in timeline.steps(rows, compared)}
@@ -115,8 +117,11 @@ def _phases(run: LoadedRun) -> list[StepPhase]:
 
 
 def _wanted(run: LoadedRun) -> list[int]:
-    """The numbers of the drawn steps: those around the act of an instrument between two steps, the act nearest to the middle of
-    the run; if there is none, the steps in the middle."""
+    """The numbers of the steps that are drawn, at most MOST_STEPS.
+
+    If an instrument acted between two steps, the steps around the act that is nearest to the middle of the run are drawn;
+    otherwise the steps in the middle of the run.
+    """
     numbers: list[int] = run.undisturbed["step"].to_list()
     acted = {(span.act.when, span.act.step) for span in instrument_span.of(run.events)}
     pairs = enumerate(itertools.pairwise(numbers), 1)
@@ -127,7 +132,7 @@ def _wanted(run: LoadedRun) -> list[int]:
 
 
 def _is_between(act: InstrumentAct, steps: Sequence[int]) -> bool:
-    """Whether an instrument acted between two of these steps."""
+    """Whether the act of an instrument was between two of these steps. steps: numbers of consecutive steps."""
     return act.step in (steps[:-1] if act.when == "after" else steps[1:])
 
 
@@ -146,7 +151,10 @@ def _of_rank(rank: int, spans: Spans, rows: pl.DataFrame, zero_s: float) -> list
 
 
 def _bars(panel: Panel, number: int, named: set[str]) -> list[dict[str, Any]]:
-    """The bars of a panel. named: the phases that the legend has already; those of this panel are added."""
+    """The bars of a panel. number: the number of the panel, from 1.
+
+    named: the phases that already have an entry in the legend; this function adds the phases of this panel.
+    """
     made = []
     for phase, colour in COLOURS.items():
         drawn = [one for one in panel.phases if one.phase == phase]
@@ -195,5 +203,5 @@ def _panels(shown: list[Panel]) -> dict[str, Any]:
 
 
 def _axis(name: str, number: int) -> str:
-    """Plotly's name of the axis with this number, from 1."""
+    """Plotly's name of an axis, such as `x2`. name: `x`, `y`, `xaxis` or `yaxis`. number: the number of the axis, from 1."""
     return name if number == 1 else f"{name}{number}"

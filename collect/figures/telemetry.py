@@ -1,4 +1,5 @@
-"""Draws the telemetry of the hosts during training, one panel per quantity, all over the same time, as in studies 1 and 3."""
+"""Draws the telemetry of the hosts during training, one panel per quantity, all with the same time axis, as in studies 1 and
+3."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from collect.metrics.utilization import memory_shares
 from collect.notation import GIB, MB
 from collect.sources.steps import window
 
-MOST_INTERFACES = 3  # network interfaces that have their own panels: those with the most traffic
+MOST_INTERFACES = 3  # the most network interfaces that have their own panels; the interfaces with the most traffic get them
 
 
 class RunSamples(NamedTuple):
     """The samples of all runs that are drawn.
 
-    In all frames, the column `run` is the label of the cell, and wall_s counts from the cell's first timed step.
+    In each frame, the column `run` contains the label of the cell, and wall_s counts from the first timed step of the run.
     """
 
     hosts: pl.DataFrame
@@ -33,16 +34,16 @@ class RunSamples(NamedTuple):
 
 
 class TelemetryPanel(NamedTuple):
-    """A panel of the figure, with one quantity."""
+    """A panel of the figure, which shows one quantity."""
 
-    title: str  # with the unit
-    scale: float  # the unit of the title, in units of the readings
-    how: Together  # how the values of a section of time, and of all devices, are combined
-    readings: Callable[[RunSamples], pl.DataFrame]  # selects the readings (drawing/curves.py)
+    title: str  # the quantity and its unit
+    scale: float  # how many units of the readings make one unit of the title, such as 2^30 bytes for GiB
+    how: Together  # how the values of all devices are combined (`curves.together`)
+    readings: Callable[[RunSamples], pl.DataFrame]  # makes the readings of the quantity from the samples (`curves.levels`)
 
 
 def draw(group: Group) -> Figure | None:
-    """One line per cell and panel, from the first completed repeat that did not resume from a checkpoint."""
+    """Draw one line per cell in each panel, for the first completed repeat that did not resume from a checkpoint."""
     watched = [(mark, run, window(run.timed)) for mark in group.marks if (run := _run(mark)) is not None]
     spans = {mark.label: (run, span[0]) for mark, run, span in watched if span}
     if not spans:
@@ -98,9 +99,10 @@ def _seen(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
 
 
 def _networks(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
-    """(panels, number of interfaces without panels).
+    """(panels for network interfaces and loopback, number of interfaces without panels).
 
-    There are two panels for each interface that sent or received anything, busiest first, and one panel for loopback.
+    Each of the busiest interfaces has two panels, for sent and for received bytes. Interfaces without traffic have no panels.
+    Loopback has one panel.
     """
     grown = [pl.max(counter) - pl.min(counter) for counter in ("tx_bytes", "rx_bytes")]
     counted = of_network(nics).group_by("run", "host", "name").agg(carried=pl.sum_horizontal(grown))
@@ -117,19 +119,22 @@ def _interface(name: str, says: str, counter: str) -> TelemetryPanel:
 
 
 def _counter(title: str, counter: str) -> TelemetryPanel:
-    """A panel for a counter of bytes of the hosts. A run whose counter did not grow has no line."""
+    """A panel for a counter of bytes of the hosts. A run has no line if its counter did not grow."""
     at_work = pl.col(counter).max().over("run") > pl.col(counter).min().over("run")
     return TelemetryPanel(title, MB, "sum", lambda seen: rates(seen.hosts.filter(at_work), counter, "host"))
 
 
 def _pressure(title: str, counter: str) -> TelemetryPanel:
-    """A panel for a counter of the seconds in which a task waited. A run in which no task waited has no line."""
+    """A panel for a counter of the seconds in which a task waited. A run has no line if no task waited."""
     waited = pl.col(counter).max().over("run") > pl.col(counter).min().over("run")
     return TelemetryPanel(title, 0.01, "mean", lambda seen: rates(seen.hosts.filter(waited), counter, "host"))
 
 
 def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named: bool) -> dict[str, Any]:
-    """A line in the panel with this number. named: whether this line represents its cell in the legend."""
+    """The line of a cell in one panel. number: the number of the panel, from 1.
+
+    named: whether the legend has an entry for this line, which then stands for all lines of the cell.
+    """
     return {
         "type": "scatter",
         "mode": "lines+markers",

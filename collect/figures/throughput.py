@@ -1,4 +1,4 @@
-"""Draws the throughput of each cell, compared with ideal scaling of its baseline."""
+"""Draws the throughput of each cell, compared with the throughput that ideal scaling of its baseline would give."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collect.figure import INK, MUTED, Figure, Group, axis, by_cell, by_cell_hei
 from collect.findings.statistics import Estimate
 
 NAME = "throughput_per_s"
-PADDING = 0.03  # share of the axis that is added at both ends, so that no mark is cut
+PADDING = 0.03  # share of the x axis that is added at both ends, so that no mark is cut
 CUT = "Wider intervals are cut at the edge."
-MOST_INTERVAL = 1.5  # an interval that ends above this multiple of the largest mean is cut there
+MOST_INTERVAL = 1.5  # an interval that exceeds this multiple of the largest mean of all cells is cut at this multiple
 
 
 def draw(group: Group) -> Figure | None:
-    """One mark per cell, with its interval."""
+    """Draw one mark per cell at its mean throughput, with the interval of the mean."""
     found = [mark.row.metrics.get(NAME) for mark in group.marks]
     unit = next((estimate.unit for estimate in found if estimate), None)
     if unit is None:
@@ -46,16 +46,17 @@ def draw(group: Group) -> Figure | None:
 
 
 def _end(found: Sequence[Estimate]) -> float:
-    """The end of the axis: after the largest mean and its interval. A very wide interval is cut at MOST_INTERVAL."""
+    """The end of the x axis: after the largest mean and its interval. A very wide interval is cut at MOST_INTERVAL."""
     largest = max(estimate.value for estimate in found)
     widest = max(estimate.high or estimate.value for estimate in found)
     return (1 + PADDING) * min(widest, MOST_INTERVAL * largest) or 1.0
 
 
 def _ideal(group: Group, unit: str, end: float) -> list[dict[str, Any]]:
-    """The marks for ideal scaling: the throughput of each cell's baseline times the ratio of ranks.
+    """The marks for ideal scaling: for each cell, the throughput of its baseline times the ratio of their numbers of ranks.
 
-    A value within the axis is a vertical mark; a value beyond the axis is an arrow at the edge.
+    If the result lies within the x axis, the mark is a vertical stroke; if it lies beyond the axis, an arrow at the edge. end:
+    the end of the x axis.
     """
     by_id = {mark.row.id: mark.row for mark in group.marks}
     found = []
@@ -77,7 +78,8 @@ def _ideal(group: Group, unit: str, end: float) -> list[dict[str, Any]]:
 def _strokes(
     name: str, x: Sequence[float], entries: Sequence[tuple[float, str]], marker: dict[str, Any], unit: str
 ) -> dict[str, Any]:
-    """The marks for ideal scaling. x: where they are drawn; entries: (ideal throughput, label of the cell)."""
+    """Marks for ideal scaling. x: the place of each mark. entries: (throughput by ideal scaling, label of the cell) for each
+    mark."""
     return {
         "type": "scatter",
         "mode": "markers",

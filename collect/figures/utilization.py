@@ -6,7 +6,7 @@ from typing import Any
 
 from collect.figure import INK, Figure, Group, by_cell, by_cell_height, interval, states
 
-# (metric, its name in the legend, symbol). The symbol of a mark shows the quantity; the row of the mark shows the cell.
+# (metric, its name in the legend, symbol of its marks). The row in which a mark lies shows the cell.
 MARKS = (
     ("gpu_pct", "GPUs busy", "circle-open"),
     ("gpu_memory_pct", "GPU memory in use, maximum", "square-open"),
@@ -16,15 +16,15 @@ KEY_PX = 66  # height of the legend, which has up to three lines on a phone
 
 
 def draw(group: Group) -> Figure | None:
-    """One mark with its interval per cell and quantity, in percent of the capacity.
+    """Draw one mark with its interval for each cell and each of the three metrics, in percent of the capacity.
 
-    None if there are no values of GPUs: the table and the figure `telemetry` already show the processors.
+    None if no cell has a metric of GPUs: the table and the figure `telemetry` already show the processors.
     """
     known = [entry for entry in MARKS if any(entry[0] in mark.row.metrics for mark in group.marks)]
     if all(name == "cpu_pct" for name, _, _ in known):
         return None
     has = [mark.row.n > 0 or any(name in mark.row.metrics for name, _, _ in known) for mark in group.marks]
-    data = [states(group, has)]  # the row of a completed run without telemetry stays empty
+    data = [states(group, has)]  # the row of a cell that completed, but has no telemetry, stays empty
     data[0]["showlegend"] = False
     for name, says, symbol in known:
         data.append(_key(says, symbol))
@@ -58,6 +58,6 @@ def draw(group: Group) -> Figure | None:
 
 
 def _key(says: str, symbol: str) -> dict[str, Any]:
-    """The legend entry that explains a symbol, in a neutral colour that no cell has."""
+    """The entry of the legend that explains a symbol. Its colour is neutral: no cell has this colour."""
     marker = {"color": INK, "symbol": symbol, "size": 10, "line": {"width": 2}}
     return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": says, "legendgroup": says, "marker": marker}

@@ -1,4 +1,4 @@
-"""Draws why a step of a cell takes longer or shorter than a step of its baseline: by parts that sum to the difference."""
+"""Draws why a step of a cell takes more or less time than a step of its baseline: by parts that sum to the difference."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ COLOURS = {
     "idle: communication": "var(--series-7)",
     "idle: other": "var(--line)",
 }
-ROOM = 0.16  # share of the range that is left free on each side for the numbers
+ROOM = 0.16  # share of the x axis that is left free on each side for the numbers beside the bars
 
 
 def draw(group: Group) -> Figure | None:
-    """One bar per cell that was profiled in the same way as its baseline.
+    """Draw one bar for each cell that was profiled in the same way as its baseline.
 
-    Parts that take longer than in the baseline extend to the right, parts that take less time extend to the left.
+    Parts of a step that take longer than in the baseline extend to the right, parts that take less time extend to the left.
     """
     by_id = {mark.row.id: mark for mark in group.marks}
     found: list[tuple[CellMark, StepDifference]] = []
@@ -60,7 +60,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def parts(step: StepDifference) -> dict[str, float]:
-    """Additional milliseconds of a step by legend entry; all collectives are summed."""
+    """Additional milliseconds of a step, compared with the baseline, by legend entry (COLOURS). All collectives are summed."""
     found: dict[str, float] = {}
     for one in step.parts:
         kind, cause = one.part.kind, one.part.cause
@@ -92,7 +92,7 @@ def _bars(name: str, values: list[float]) -> dict[str, Any]:
 
 
 def _totals(steps: list[StepDifference], summed: list[dict[str, float]]) -> dict[str, Any]:
-    """The text to the right of each bar: the whole difference in ms."""
+    """The text to the right of each bar: the whole difference of a step from the baseline, in ms."""
     says = [
         f"  {'+' if step.difference_ns > 0 else '−' if step.difference_ns < 0 else ''}"
         f"{notation.number(abs(step.difference_ns) / 1e6, 3)}"

@@ -1,1 +1,1 @@
-"""Computes results from the measured values of cells and runs: estimates, comparisons and tables. They are not yet text."""
+"""Computes results from the measured values of cells and runs: estimates, comparisons and tables, which are not yet text."""

@@ -1,4 +1,4 @@
-"""Judges the bytes that cells should send, by theory, against what was measured: the kernel's counters and profiler records."""
+"""Compares the bytes that cells should send by theory with the bytes that the kernel's counters and profiler records show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEASURED = {  # metric -> (its tolerance in percent, what was measured)
 
 
 def disputed(rows: Iterable[CellRow]) -> list[str]:
-    """A clause for each cell and measurement that differs from the theory by more than its tolerance."""
+    """A clause for each cell and measurement whose number of bytes differs from the theory by more than the tolerance."""
     clauses = []
     for row in rows:
         for name, (tolerance_pct, measured) in MEASURED.items():

@@ -1,6 +1,6 @@
-"""Makes the columns of the summary table, which are the same for the terminal and the page.
+"""Makes the columns of the summary table, which are the same on the terminal and on the page.
 
-Values that all rows share are not columns; they are listed above the table.
+Keys whose value is the same in all rows are no columns; they are listed above the table.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Text(msgspec.Struct, frozen=True):
 
     value: str
     spread: str = ""  # half the width of the 95 % interval, if it is known
-    unit: str = ""  # only if the rows of the column have different units or kinds
+    unit: str = ""  # the unit or kind of the value, only given if the rows of the column have different units or kinds
 
     def __str__(self) -> str:
         value = f"{self.value} ± {self.spread}" if self.spread else self.value
@@ -46,24 +46,24 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column of a table."""
+    """A column of a table of cells."""
 
     name: str  # the name of the metric, or the key of the cell
     heading: str
     unit: str
     is_number: bool
-    cells: list[Text]  # one entry per row; empty if the value is not known
+    cells: list[Text]  # the text of each row; its value is '' if the value of the row is not known
 
     @property
     def headed(self) -> str:
-        """The heading with the unit, in one line."""
+        """The heading of the column with its unit, in one line."""
         return f"{self.heading} ({self.unit})" if self.unit else self.heading
 
 
 class Further(msgspec.Struct, frozen=True):
-    """An additional table, with the metrics of one subject."""
+    """A table besides the summary table. It shows the metrics of one subject, such as memory."""
 
-    name: str  # can be used as a file name
+    name: str  # name of the table, which can be used as a file name
     title: str
     note: str
     columns: list[Column]  # the first column names the rows; every other column has a value in at least one row
@@ -71,22 +71,23 @@ class Further(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """The summary table and the additional tables, as text."""
+    """The summary table and the further tables, with all values as text."""
 
     common: list[tuple[str, str]]  # (heading, value) of the keys whose value is the same in all rows
     columns: list[Column]
-    further: list[Further]  # tables with the other metrics, one for each subject
+    further: list[Further]  # the tables of the metrics that the summary table does not show, one table for each subject
 
 
 def table(every: Sequence[CellRow], shown: Sequence[CellRow] | None = None) -> Table:
-    """Make the tables of the rows `shown`, or of all rows.
+    """Make the tables of the rows `shown`, or of the rows `every` if `shown` is None.
 
-    Which keys identify a row, and which values all rows share, is always computed from `every` row.
+    every: all rows of the summary. They determine which keys identify a row, and which values all rows share, even if only some
+    rows are shown.
     """
     rows = every if shown is None else shown
     cells = [row.flat for row in every]
     keys = distinguishing(cells)
-    keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # comes after the ranks
+    keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # column after the ranks
     common = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
     cells = [row.flat for row in rows]
     identity = [
@@ -124,7 +125,7 @@ def labels(rows: Sequence[CellRow]) -> list[str]:
 
 
 def labels_of(cells: Sequence[dict[str, Any]]) -> list[str]:
-    """The same as `labels`, for cells whose keys are flat (`optimizer.name`)."""
+    """The same as `labels`, for cells with flat keys (`optimizer.name`) in place of rows."""
     others = [key for key in distinguishing(cells) if key not in _ALWAYS]
     usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
     names = []
@@ -135,7 +136,7 @@ def labels_of(cells: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def label_of(rows: Sequence[CellRow]) -> dict[str, str]:
-    """The label of each row, by its id."""
+    """The label of each row: {id of the row's cell: label}."""
     return dict(zip((row.id for row in rows), labels(rows), strict=True))
 
 
@@ -145,16 +146,16 @@ def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def telling(cells: Sequence[Mapping[str, Any]], always: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """As few keys as are needed to distinguish the cells.
+    """Find as few keys as are needed to distinguish the cells.
 
-    always: keys that are always included, first. usual: keys that are tried next, before all other keys.
+    always: keys that are always in the result, as its first keys. usual: keys that are tried next, before all other keys.
     """
     keys: list[str] = []
     kinds = [0] * len(cells)  # for each cell a number; cells with equal values of all `keys` have equal numbers
     for key in (*always, *usual, *sorted(set().union(*cells) - {*always, *usual})):
         values = [repr(cell.get(key)) for cell in cells]
         if key not in always and len({*values}) < 2:
-            continue  # all cells have the same value, as for most keys
+            continue  # all cells have the same value of this key, so it distinguishes no cells
         seen: dict[tuple[int, str], int] = {}
         finer = [seen.setdefault(pair, len(seen)) for pair in zip(kinds, values, strict=True)]
         if key in always or len(seen) > len({*kinds}):
@@ -164,7 +165,7 @@ def telling(cells: Sequence[Mapping[str, Any]], always: Sequence[str], usual: Se
 
 
 def _named(key: str, value: Any) -> str:
-    """A value in words. A text is clear without its key; a number or a boolean gets the name of its key."""
+    """A value in words, for a label. A text is clear without its key; a number or a boolean gets the name of its key."""
     return str(value) if isinstance(value, str) else f"{heading(key).lower()} {plain(value) or 'none'}"
 
 
@@ -173,7 +174,7 @@ def _kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
 
 
 def heading(key: str) -> str:
-    """The heading for a key of a cell: `options.image_size` becomes `Image size`."""
+    """The column heading for a key of a cell: `options.image_size` becomes `Image size`."""
     if key in _HEADINGS:
         return _HEADINGS[key]
     group, _, name = key.rpartition(".")
@@ -197,7 +198,8 @@ def _is_count(cells: Sequence[dict[str, Any]], key: str) -> bool:
 
 
 def _measured(rows: Sequence[CellRow], table: str) -> list[Column]:
-    """The columns of a table's metrics, without columns that have no value. table: as in `MetricColumn.table`."""
+    """The columns for the metrics of one table, without columns that have no value. table: name of the table
+    (`MetricColumn.table`)."""
     shown = [(metric.column, metric) for metric in menu() if metric.column and metric.column.table == table]
     shown.sort(key=lambda pair: pair[0].place)
     return _known(_of_metric(metric.name, column, [row.metrics.get(metric.name) for row in rows]) for column, metric in shown)

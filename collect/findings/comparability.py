@@ -1,6 +1,6 @@
-"""Decides which cells may be compared.
+"""Decides which cells may be compared: cells that do the same work in different ways.
 
-These are cells that do the same work in different ways, on GPUs that were neither shared nor throttled.
+It also finds runs whose GPUs were shared or throttled, because their cells are not compared.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from collect.sources.steps import window
 from shardlab.cell import Cell, Role, keys_of
 from shardlab.nvml import POWER_CAP
 
-LEAST_SHARE = 0.05  # share of a GPU's samples with trouble from which the GPU is reported: shorter trouble hardly matters
+LEAST_SHARE = 0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
 # Keys that may differ between cells that do the same work. Options of the workload are compared separately.
 _MEANS = keys_of(Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.INSTRUMENTS, Role.BOOKKEEPING)
 _LENGTH = keys_of(Role.LENGTH, Role.DATA)
 
 
 def same_work(one: Cell, other: Cell) -> bool:
-    """Whether two cells train the same model on the same batches with the same instruments, and differ only in how the ranks
-    share the work."""
-    means = _MEANS - {"instruments"}  # otherwise, in a matrix with and without instruments, each cell would get two partners
+    """Whether two cells train the same model on the same batches with the same instruments.
+
+    They may differ only in how the ranks share the work.
+    """
+    # Instruments must be equal: in a matrix that runs each cell with and without instruments, a cell would otherwise do the
+    # same work as two other cells.
+    means = _MEANS - {"instruments"}
     return _without(one, means) == _without(other, means) and _options_agree(one, other)
 
 
@@ -38,8 +42,8 @@ def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
 
     cell: in its plain form (dicts and lists). options: the names of the options to include.
 
-    The result is equal for cells that train the same model on the same batches. For tiny twins, the cells that they stand for
-    must also be equal.
+    The result is equal for cells that train the same model on the same batches. If the cells are tiny twins, the large cells
+    that the tiny twins represent must also be equal.
     """
     plain = {key: value for key, value in cell.items() if key not in _MEANS}
     plain["options"] = {key: value for key, value in cell["options"].items() if key in options}
@@ -48,7 +52,8 @@ def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
 
 
 def different_computation(cells: Iterable[Cell]) -> str | None:
-    """A remark for a ratio between these cells if their precisions differ; None if all have the same precision."""
+    """A remark about the ratio of metrics of these cells if the cells differ in precision; None if all have the same
+    precision."""
     precisions = list(dict.fromkeys(cell.precision for cell in cells))
     return f"different computation: precision {' and '.join(precisions)}" if len(precisions) > 1 else None
 
@@ -59,11 +64,11 @@ def differ_only_in_launcher(one: Cell, other: Cell) -> bool:
 
 
 def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) -> LoadedCell | None:
-    """The completed cell of the baseline strategy with which a cell is compared, or None.
+    """The completed cell of the baseline strategy with which `cell` is compared, or None if there is no such cell.
 
-    The baseline cell has the same workload, launcher, precision, sequence length and optimizer, and the same global batch size
-    or the same batch size per rank. If there are several such cells, a cell with the same instruments is preferred, then the
-    cell with the fewest ranks, then a cell with the same global batch size.
+    The baseline cell has the same workload, launcher, precision, sequence length and optimizer as `cell`, and the same global
+    batch size or the same batch size per rank. If there are several such cells, a cell with the same instruments is preferred,
+    then the cell with the fewest ranks, then a cell with the same global batch size.
     """
     candidates: list[tuple[bool, int, bool, LoadedCell]] = []
     for other in cells:
@@ -85,18 +90,18 @@ def instruments_differ(cells: Iterable[Mapping[str, Any]]) -> bool:
 def without_instruments(cell: Mapping[str, Any]) -> bytes:
     """A key that is equal for cells that differ only in their instruments. cell: in its plain form (dicts and lists).
 
-    For tiny twins, the cells that they stand for may also differ only in their instruments.
+    The key is also equal if the cells are tiny twins, and the large cells that they represent differ only in their instruments.
     """
-    told = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
+    others = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
     if cell.get("rehearses"):
-        told["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
-    return msgspec.json.encode(told, order="deterministic")
+        others["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
+    return msgspec.json.encode(others, order="deterministic")
 
 
 def families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
     """Group the cells by the keys that must be equal for any comparison in this module.
 
-    Only cells of the same group have to be compared with each other, which saves time in a sweep with thousands of cells.
+    Only cells of the same group need to be compared with each other, which saves time in a sweep with thousands of cells.
     """
     cells_of: dict[bytes, list[LoadedCell]] = {}
     for cell in cells:
@@ -115,11 +120,11 @@ def _options_agree(one: Cell, other: Cell) -> bool:
 
 
 def gpu_trouble(run: LoadedRun) -> str:
-    """A text that names the GPUs of a run that had trouble while steps were timed; '' if there are none.
+    """A text that names the GPUs of a run that had trouble while steps were timed; '' if no GPU had trouble.
 
-    Trouble: a GPU was shared or throttled in at least 5 % of its samples, or was lost, or had errors. A GPU at its power limit
-    does not count as throttled, because many GPUs reach the limit at full load. Returns '' also if telemetry does not record
-    processes and clocks, or if the result does not name the GPUs of the run.
+    A GPU had trouble if it was shared or throttled in at least 5 % of its samples, was lost, or had errors. A GPU at its power
+    limit does not count as throttled, because many GPUs reach the limit at full load. The text is also '' if telemetry does not
+    record processes and clocks, or if the result of the run does not name its GPUs.
     """
     if run.result is None or run.run is None or not run.result.gpus or (span := window(run.timed)) is None:
         return ""
@@ -150,7 +155,10 @@ def _errors(seen: pl.DataFrame) -> list[str]:
 
 
 def _named(rows: pl.DataFrame, seen: pl.DataFrame) -> str:
-    """The UUIDs of the GPUs with at least LEAST_SHARE of their samples in `rows`. seen: all samples."""
+    """The UUIDs of the GPUs that have at least LEAST_SHARE of their samples in `rows`.
+
+    rows: the samples with a certain trouble. seen: all samples.
+    """
     samples = dict(seen["uuid"].value_counts().iter_rows())
     return ", ".join(
         sorted(uuid for uuid, count in rows["uuid"].value_counts().iter_rows() if count >= LEAST_SHARE * samples[uuid])

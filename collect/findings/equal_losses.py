@@ -1,4 +1,4 @@
-"""Compares the losses of cells that should do the same work: if the losses differ, the cells did different work."""
+"""Compares the losses of cells that should do the same work. If their losses differ, the cells did different work."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class LossComparison(msgspec.Struct, omit_defaults=True, kw_only=True):
     runs: list[str]  # ids of the runs that were compared
     steps: int  # number of steps that were compared, over all repeats
     max_difference: float | None = None  # the largest absolute difference
-    relative: float | None = None  # this difference divided by the mean size of the two losses at this step
+    relative: float | None = None  # max_difference divided by the mean size of the two losses at this step
     at_step: int | None = None  # the step with the largest difference
 
 
 def compare(loaded: Loaded, baseline: str) -> list[LossComparison]:
-    """Compare the losses of all pairs of cells that differ only in the launcher, then of cells with their baseline cells."""
+    """Compare the losses of each pair of cells that differ only in the launcher, then of each cell with its baseline cells."""
     launchers: list[tuple[LoadedCell, LoadedCell]] = []
     strategies: list[tuple[LoadedCell, LoadedCell]] = []
     for family in families(loaded.cells):
@@ -51,13 +51,13 @@ def _differ_only_in_launcher(one: LoadedCell, other: LoadedCell) -> bool:
 
 
 def _same_work(one: LoadedCell, other: LoadedCell) -> bool:
-    """Whether two cells do the same work, and the second cell has another strategy or more ranks than the first."""
+    """Whether two cells do the same work, and `other` has another strategy or more ranks than `one`."""
     another = other.cell.strategy != one.cell.strategy or other.cell.gpus > one.cell.gpus
     return another and same_work(one.cell, other.cell)
 
 
 def between(differ: str, one: LoadedCell, other: LoadedCell) -> LossComparison:
-    """Compare the losses of the repeats that both cells have completed. differ: as in `LossComparison`."""
+    """Compare the losses of two cells in the repeats that both cells have completed. differ: as in `LossComparison`."""
     theirs = {run.repeat: run for run in other.completed}
     pairs = [(run, theirs[run.repeat]) for run in one.completed if run.repeat in theirs]
     differences = [difference for mine, their in pairs if (difference := largest(mine.world, their.world)) is not None]
@@ -76,9 +76,9 @@ class LossDifference(NamedTuple):
     """The largest difference between the losses of two runs."""
 
     step: int  # the step with the largest difference
-    difference: float  # absolute
+    difference: float  # the absolute difference of the two losses at this step
     size: float  # the mean of the absolute values of the two losses at this step
-    steps: int  # number of steps that both runs have
+    steps: int  # number of steps that have a loss in both runs
 
 
 def largest(one: pl.DataFrame, other: pl.DataFrame) -> LossDifference | None:
@@ -91,7 +91,8 @@ def largest(one: pl.DataFrame, other: pl.DataFrame) -> LossDifference | None:
         both = one.select("step", "loss").join(other.select("step", other="loss"), on="step", maintain_order="left")
         steps, one, other = both["step"].to_numpy(), both, both.select(loss="other")
     mine, theirs = one["loss"].to_numpy(), other["loss"].to_numpy()
-    if one["loss"].null_count() or other["loss"].null_count():  # rare; without this check, the filter takes most of the time
+    # A missing loss is rare. Without this check, the filter below would take most of the time of the function.
+    if one["loss"].null_count() or other["loss"].null_count():
         known = (one["loss"].is_not_null() & other["loss"].is_not_null()).to_numpy()
         steps, mine, theirs = steps[known], mine[known], theirs[known]
     if not len(mine):

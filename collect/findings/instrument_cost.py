@@ -1,4 +1,4 @@
-"""Computes the cost of each instrument: the time that it takes between steps, and how much longer its observed steps take."""
+"""Computes the cost of each instrument: its time between steps, and how much longer the steps take that it observes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def costs(loaded: Loaded) -> list[InstrumentCost]:
-    """The cost of each instrument in each cell, over the completed runs in which the instrument was on."""
+    """The cost of each instrument in each cell, as the mean over the completed runs in which the instrument was on."""
     found = []
     for cell in loaded.cells:
         by_name: dict[str, list[LoadedRun]] = {}
@@ -51,9 +51,9 @@ def costs(loaded: Loaded) -> list[InstrumentCost]:
 
 
 def differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
-    """Find the families whose cells have different instruments, and describe the observed steps of each of their cells.
+    """Find the groups of comparable cells whose instruments differ, and say which steps an instrument observed in each cell.
 
-    Returns texts such as `CELL (profile: steps 3 and 4)`.
+    families: the groups (`comparability.families`). Returns texts such as `CELL (profile: steps 3 and 4)`.
     """
     found = []
     for family in families:
@@ -67,13 +67,13 @@ def differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
                 if (steps := _steps(run, name))
             }
             if watched:
-                told = "; ".join(f"{name}: {_some_steps(steps)}" for name, steps in watched.items())
-                found.append(f"{cell.id} ({told})")
+                observed = "; ".join(f"{name}: {_some_steps(steps)}" for name, steps in watched.items())
+                found.append(f"{cell.id} ({observed})")
     return found
 
 
 def _some_steps(steps: list[int]) -> str:
-    """Step numbers in words: `step 2`, `steps 3 and 4`, `steps 3 to 7`."""
+    """Step numbers in words: `step 2`, `steps 3 and 4`, `steps 3 to 7`. steps: the numbers in ascending order."""
     if len(steps) == 1:
         return f"step {steps[0]}"
     return f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}"

@@ -1,4 +1,4 @@
-"""Scores the planner: its predictions against the measurements, by strategy and category."""
+"""Scores the planner: compares its predictions with the measurements, for each strategy and category (such as step time)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class PredictionScore(msgspec.Struct, kw_only=True):
 
     strategy: str  # name of the strategy
     category: str  # step time, memory (also by category of tensors), traffic or energy
-    unit: str  # of predicted and measured: s, bytes, or J; each for one step
+    unit: str  # unit of `predicted` and `measured`, which are for one step: s, bytes or J
     n: int  # number of runs
     predicted: float
     measured: float
-    ratio: float  # median
-    ratio_low: float  # the lowest of a run
-    ratio_high: float  # the highest of a run
+    ratio: float  # median of the ratios of the runs
+    ratio_low: float  # the lowest ratio of a run
+    ratio_high: float  # the highest ratio of a run
     error_pct: float  # mean over the runs of how far a measurement is from its likely prediction, in percent of the prediction
     within: int  # number of runs whose measurement is in the predicted range
 
 
 def scores(loaded: Loaded) -> list[PredictionScore]:
-    """The scores, strategy by strategy in the order of the matrix, and in a strategy by category."""
+    """The scores of all strategies in the order of the matrix; for each strategy, one score per category."""
     pairs: dict[str, dict[str, list[ComparedPrediction]]] = {}
     for cell in loaded.cells:
         for run in cell.completed:
@@ -45,8 +45,10 @@ def scores(loaded: Loaded) -> list[PredictionScore]:
 
 
 def watts_per_gpu(loaded: Loaded) -> dict[str, float]:
-    """The mean power of one GPU in each completed run while its steps were timed, in watts, by run id; without runs of which
-    it was not measured, and without rehearsals."""
+    """The mean power of one GPU in each completed run while its steps were timed: {run id: power in watts}.
+
+    Rehearsals and runs whose energy was not measured are left out.
+    """
     found = {}
     for run in loaded.runs:
         if not run.completed or run.result is None or run.result.rehearsal or (span := run.window) is None:

@@ -1,4 +1,4 @@
-"""A row of the summary: the metrics of a cell over all its repeats, and the metrics of each run."""
+"""Defines a row of the summary: the metrics of a cell over all its repeats, and the metrics of each of its runs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class RunRow(msgspec.Struct):
     state: str
     why: str
     metrics: dict[str, float]  # name of a metric -> its value
-    gpu_trouble: str = ""  # which of its GPUs were shared, throttled or faulty; '' if none
+    gpu_trouble: str = ""  # which GPUs of the run were shared, throttled or faulty, and why; '' if none
 
 
 def flat(cell: dict[str, Any]) -> dict[str, Any]:
-    """A cell with flat keys: nested keys are joined with a dot, as a matrix file may write them (`optimizer.name`)."""
+    """A cell with flat keys: the parts of a nested key are joined with a dot (`optimizer.name`), as a matrix file may write
+    them."""
     flat: dict[str, Any] = {}
     for key, value in cell.items():
         flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
@@ -46,21 +47,22 @@ class CellRow(msgspec.Struct, dict=True):
 
     @cached_property
     def flat(self) -> dict[str, Any]:
-        """The cell with flat keys (`optimizer.name`), computed once, because every table needs them."""
+        """The cell with flat keys (`optimizer.name`). It is computed once and kept, because every table needs it."""
         return flat(self.cell)
 
     @property
     def is_ranked(self) -> bool:
         """Whether the cell may be ranked among other cells.
 
-        Its GPUs must have been neither shared nor throttled. It must be proven to do the same work as one process, or it must
-        be intended to do this work if a proof is not possible.
+        Its GPUs must have been neither shared nor throttled. The same-work proof must have shown that the cell does the same
+        work as one process; if such a proof is not possible for the cell, the intention to do this work is enough.
         """
         return not self.gpu_trouble and self.same_work is not None and self.same_work.verdict in ("proven", "not provable")
 
     @cached_property
     def gpu_trouble(self) -> str:
-        """A text that names the runs whose GPUs were shared, throttled or faulty, with the GPUs and the reason; '' if none."""
+        """A text that names the runs whose GPUs were shared, throttled or faulty, with the GPUs and the reasons; '' if there
+        are none."""
         return "; ".join(f"{run.run_id}: {run.gpu_trouble}" for run in self.runs if run.gpu_trouble)
 
     @property

@@ -1,4 +1,4 @@
-"""The searches for a batch size: what each found, and the path of its tries."""
+"""Makes the table of the searches for a batch size: what each search found, and the sizes that it tried."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardlab.search_path import SearchPath, SearchTry
 
 TITLE = "Searches for a batch size"
 HEADINGS = ("Cell", "Searched", "Repeat", "Found", "Tries")
-_BATCH = ("global_batch_size", "micro_batch_size")  # keys in which the tries of a search differ
+_BATCH = ("global_batch_size", "micro_batch_size")  # cell keys that differ between the tries of a search
 
 
 class SearchResult(msgspec.Struct):
@@ -34,17 +34,17 @@ class SearchResult(msgspec.Struct):
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the columns HEADINGS."""
+        """The texts of a row of the table, one for each of the HEADINGS."""
         return [self.name, self.searched, str(self.repeat), self.says, self.path]
 
     @property
     def path(self) -> str:
-        """The tries in words, such as `16 completed → 32 oom → 24 completed`."""
+        """The tries of the search in words, such as `16 completed → 32 oom → 24 completed`."""
         return " → ".join(f"{one.size} {one.state}" for one in self.tries)
 
 
 def results(paths: Sequence[SearchPath]) -> list[SearchResult]:
-    """The result of each search that has a try, in the order of `paths`."""
+    """The result of each search that has at least one try, in the order of `paths`."""
     begun = [path for path in paths if path.tries]
     cells = [flat(msgspec.to_builtins(path.cell)) for path in begun]
     plain = [{key: value for key, value in cell.items() if key not in _BATCH} for cell in cells]

@@ -16,7 +16,7 @@ T_975 = (
 )  # fmt: skip
 Z_975 = 1.959963984540054
 FAR = 3.5  # a value with a larger modified z-score is an outlier: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993
-FEWEST_FOR_OUTLIERS = 5  # with fewer values, if two happen to be close, any third value looks like an outlier
+FEWEST_FOR_OUTLIERS = 5  # with fewer values, if two of them happen to be close, any third value looks like an outlier
 
 
 class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -25,7 +25,7 @@ class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
     value: float  # the mean over repeats
     unit: str
     n: int  # number of repeats
-    median: float  # of the repeats
+    median: float  # the median over repeats
     low: float | None = None  # lower end of the 95 % interval of the mean, by Student's t
     high: float | None = None  # upper end of the 95 % interval of the mean
     kind: str = ""  # what was measured, if the metric can be measured in several ways
@@ -41,10 +41,10 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 def t_975(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t.
+    """The 97.5 % quantile of Student's t. degrees: the degrees of freedom, at least 1.
 
-    For more degrees of freedom than the table has: the expansion in 1/degrees of Abramowitz and Stegun 26.7.5 up to the second
-    order, whose error there is less than 0.0005.
+    For more degrees of freedom than the table T_975 has, the quantile is computed by the expansion in 1/degrees of Abramowitz
+    and Stegun 26.7.5 up to the second order, whose error in this range is less than 0.0005.
     """
     if degrees < 1:
         raise ValueError(f"{degrees} degrees of freedom")
@@ -79,9 +79,9 @@ def estimate(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
 
 
 def noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
-    """The scatter pooled over all cells with several repeats: sqrt(sum (n - 1) (s / mean)² / sum (n - 1)).
+    """The scatter of repeats, pooled over all cells with several repeats: sqrt(sum (n - 1) (s / mean)² / sum (n - 1)).
 
-    repeats: the values of each cell. None if no cell has several repeats.
+    repeats: for each cell, the values of its repeats. None if no cell has several repeats.
     """
     squares, degrees, cells = 0.0, 0, 0
     for values in repeats:
@@ -93,11 +93,13 @@ def noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
 
 
 def standard_error(values: Sequence[float], pooled: Noise | None) -> tuple[float, int] | None:
-    """(standard error of the mean, degrees of freedom), or None if the scatter is not known.
+    """(standard error of the mean of `values`, degrees of freedom), or None if the scatter of the values is not known.
 
-    With three or more values, the error is computed from their own scatter. With one or two values, it is computed from the
-    pooled relative scatter of all repeated cells, if this scatter is known and the mean is not 0; otherwise from the scatter of
-    the two values.
+    With three or more values, the error is computed from the scatter of these values. With one or two values, it is computed
+    from the relative scatter that is pooled over all repeated cells, if this scatter is known and the mean is not 0; otherwise
+    from the scatter of the two values.
+
+    pooled: the pooled scatter (`noise`).
     """
     n, mean = len(values), statistics.fmean(values)
     if n < 3 and pooled and mean:

@@ -1,4 +1,4 @@
-"""Makes tables of profiled cells that explain the time of a step: by process group, by slow rank, and against the baseline."""
+"""Makes tables that explain the time of a step of profiled cells: by process group, by slow rank, and against the baseline."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ class CellDifference(msgspec.Struct, frozen=True):
 
 
 def group_traffic(loaded: Loaded) -> list[GroupTraffic]:
-    """The collectives of every cell that was profiled by steps; for each cell, the collective that takes the longest first."""
+    """The collectives of every cell that was profiled by steps. The collectives of a cell are ordered by time, the longest
+    first."""
     return [found for cell in loaded.cells for found in of_cell(cell)]
 
 
 def of_cell(cell: LoadedCell) -> list[GroupTraffic]:
-    """The collectives of a cell by process group; the collective that takes the longest comes first."""
+    """The collectives of a cell by process group, ordered by their time, the longest first."""
     runs = profiled(cell)
     steps = sum(one.steps for run in runs for one in run.ranks)
     uses: dict[tuple[str, str], list[tuple[CollectiveUse, int]]] = {}
@@ -154,12 +155,13 @@ def step_differences(loaded: Loaded, rows: Sequence[CellRow]) -> list[CellDiffer
 def of_cells(cell: LoadedCell, baseline: LoadedCell) -> StepDifference | None:
     """The difference between a step of a cell and a step of its baseline.
 
-    None if they were not both profiled by steps, or not on the same kind of hardware.
+    None if one of the two cells was not profiled by steps, or if they were profiled on different kinds of hardware.
     """
     return difference(profiled(cell), profiled(baseline))
 
 
 def profiled(cell: LoadedCell) -> list[RunAnswers]:
-    """The results from the traces of a cell's completed runs, for runs whose profiled ranks were all profiled by steps."""
+    """The answers from the traces of each completed run of a cell. Runs are left out if a profiled rank was not profiled by
+    steps."""
     answers = [run.traces.answers for run in cell.completed if run.traces.analyses]
     return [one for one in answers if all(rank.steps for rank in one.ranks)]

@@ -1,4 +1,4 @@
-"""Makes tables of profiled cells: idle time by cause, phases, modules, memory of devices, matrix products, attention."""
+"""Makes tables of profiled cells: idle time by cause, phases, modules, memory of devices, matrix products, and attention."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class PhaseOfStep(msgspec.Struct, frozen=True, kw_only=True):
     phase: str  # data, forward, backward, optimizer or other
     n: int  # number of repeats
     host_ms: float  # time of the main thread
-    gpu_ms: float | None  # kernels and memory operations that the phase launched
-    compute_ms: float | None  # kernels that compute
-    communication_ms: float | None  # collectives
+    gpu_ms: float | None  # time of the kernels and memory operations that the phase launched
+    compute_ms: float | None  # time of the kernels that compute
+    communication_ms: float | None  # time of the collectives
 
 
 class LayerOfStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class LayerOfStep(msgspec.Struct, frozen=True, kw_only=True):
     n: int  # number of repeats
     calls: float  # calls per step in forward
     forward_ms: float  # time of the forward pass
-    backward_ms: float | None  # None: the trace has no numbers of autograd
+    backward_ms: float | None  # time of the backward pass; None: the trace has no sequence numbers of autograd
     communication_ms: float | None  # collectives that the module launched; None on a CPU
 
 
@@ -92,7 +92,7 @@ class AttentionOfStep(msgspec.Struct, frozen=True, kw_only=True):
     cell: str
     backend: str  # flash, efficient, cudnn, flex, fused or math
     backward: bool  # whether it belongs to the backward pass
-    name: str  # of the operator, or of the kernel if no operator launched it
+    name: str  # name of the operator, or of the kernel if no operator launched it
     n: int  # number of repeats
     calls: float  # calls per step and rank
     ms: float | None  # time per step and rank
@@ -202,7 +202,8 @@ def device_memory(loaded: Loaded) -> list[DeviceMemory]:
 
 
 def matrix_products(loaded: Loaded) -> list[ProductOfStep]:
-    """The matrix products of every cell whose traces record shapes; for each cell, the longest time first."""
+    """The matrix products of every cell whose traces record shapes. The products of a cell are ordered by time, the longest
+    first."""
     return [found for cell in loaded.cells for found in products_of(cell)]
 
 
@@ -227,7 +228,8 @@ def products_of(cell: LoadedCell) -> list[ProductOfStep]:
 
 
 def attention(loaded: Loaded) -> list[AttentionOfStep]:
-    """The attention of every cell that was profiled by steps; for each cell, the longest time first."""
+    """The attention of every cell that was profiled by steps. The kinds of attention of a cell are ordered by time, longest
+    first."""
     return [found for cell in loaded.cells for found in attention_of(cell)]
 
 
@@ -250,7 +252,11 @@ def attention_of(cell: LoadedCell) -> list[AttentionOfStep]:
 
 
 def _with(cell: LoadedCell, field: str) -> tuple[list[RankAnalysis], int, int]:
-    """(the ranks of a cell that recorded `field`, the number of their repeats, the number of their profiled steps)."""
+    """The ranks of a cell whose traces recorded `field`, such as `layers`.
+
+    Returns (the analyses of these ranks in all repeats, number of repeats with such a rank, number of steps that they
+    profiled).
+    """
     runs = [[rank for rank in run.ranks if getattr(rank, field)] for run in profiled(cell)]
     ranks = [rank for run in runs for rank in run]
     return ranks, sum(map(bool, runs)), sum(rank.steps for rank in ranks)

@@ -1,6 +1,6 @@
 """Makes tables of profiled cells: their collectives, their operators compared with the baseline, and the effect of rounding.
 
-HolisticTraceAnalysis (HTA) rounds the times in traces; the metrics of shardlab are exact by default.
+HolisticTraceAnalysis (HTA) rounds the times in traces, while the metrics of shardlab are exact by default.
 """
 
 from __future__ import annotations
@@ -59,15 +59,16 @@ class OperatorDifferences(msgspec.Struct, frozen=True):
 
 
 def roundings(loaded: Loaded) -> list[Rounding]:
-    """The effect of HTA's rounding, for the cells whose traces are also read as HTA reads them."""
+    """The effect of HTA's rounding on metrics, for the cells whose traces are also evaluated as HTA evaluates them."""
     metrics = {metric.name: metric for metric in menu()}
     return [found for cell in loaded.cells for name in ROUNDED if (found := _rounding(cell, metrics[name]))]
 
 
 def without_kernels(loaded: Loaded) -> tuple[list[str], int]:
-    """(ids of the runs whose trace metrics are exact although the matrix asks for those of HTA, number of profiled runs).
+    """(ids of the runs whose trace metrics are exact although the matrix asks for the metrics of HTA, number of all profiled
+    runs).
 
-    HTA finds no GPU kernels in a trace of these runs.
+    HTA cannot evaluate the runs in this list, because it finds no GPU kernels in one of their traces.
     """
     profiled = [run for cell in loaded.cells for run in cell.completed if run.breakdowns]
     asked = loaded.expansion.traces == "like-hta"
@@ -75,7 +76,8 @@ def without_kernels(loaded: Loaded) -> tuple[list[str], int]:
 
 
 def collectives(loaded: Loaded) -> list[Collective]:
-    """The collectives of every cell that was profiled by steps; for each cell, the collective that takes the longest first."""
+    """The collectives of every cell that was profiled by steps. The collectives of a cell are ordered by time, the longest
+    first."""
     found = []
     for cell in loaded.cells:
         runs = _profiled(cell)
@@ -86,7 +88,7 @@ def collectives(loaded: Loaded) -> list[Collective]:
 
 
 def operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorDifferences]:
-    """The kernels or operators of every cell that was profiled in the same way as its baseline, compared with the baseline.
+    """Compare the kernels or operators of every cell with those of its baseline, if both were profiled in the same way.
 
     Kernels are not compared with operators.
     """
@@ -124,9 +126,10 @@ def _rounding(cell: LoadedCell, metric: Metric) -> Rounding | None:
 
 
 def _profiled(cell: LoadedCell) -> list[list[Breakdown]]:
-    """The exact breakdowns by steps of each run (HTA's are not used, because HTA counts some kernels more than once).
+    """For each run of a cell that was profiled by steps, the exact breakdowns of its traces.
 
-    Empty if the runs have breakdowns of different kinds, which have no common mean.
+    HTA's breakdowns are not used, because HTA counts some kernels more than once. Empty if the runs have breakdowns of
+    different kinds, which have no common mean.
     """
     runs = [known for run in cell.completed if (known := [one for one in run.traces.exact if one.steps])]
     return runs if len(_kinds(runs)) == 1 else []

@@ -16,16 +16,16 @@ class HostTraffic(msgspec.Struct):
     host: str
     interface: str  # name of the interface
     kind: str  # loopback, physical or virtual
-    sent_bytes: float  # while steps were timed
-    received_bytes: float  # while steps were timed
-    share_pct: float  # its share of the traffic of all interfaces of the host, including loopback
+    sent_bytes: float  # bytes sent while steps were timed
+    received_bytes: float  # bytes received while steps were timed
+    share_pct: float  # share of the interface in the traffic of all interfaces of the host, including loopback
 
 
 class RunTraffic(msgspec.Struct):
     """How the ranks of a run were connected."""
 
     run: str
-    backend: str  # of the process group
+    backend: str  # backend of the process group
     hosts: list[HostTraffic]  # one per host of the run
     rdma: bool | None  # whether RDMA was used; None: not known
     why: str  # the source of the value of `rdma`, or why it is not known
@@ -35,7 +35,7 @@ class RunTraffic(msgspec.Struct):
 def traffic(run: LoadedRun) -> RunTraffic | None:
     """The traffic of a completed run.
 
-    None for runs that did not complete or have no process group, and for runs with one rank, which have no traffic.
+    None if the run did not complete or has no process group. Also None if it has one rank, because one rank sends nothing.
     """
     if not run.completed or not run.backend or run.cell.gpus == 1:
         return None

@@ -1,1 +1,1 @@
-"""The history of cells: runs of equal cells in several workspaces and archives, in the order of time."""
+"""The history of cells: the runs of the same cell in several workspaces and archives, ordered by time."""

@@ -1,4 +1,4 @@
-"""`collect history`: when the same cells ran in several workspaces, how fast, and what had changed."""
+"""`collect history`: shows when the same cells ran in several workspaces, how fast they were, and what changed between runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
 
 COLUMNS = ["Cell", "Date (UTC)", "Workspace", "n", "Step time", "Throughput", "Train time", "Step / first", "What changed"]
-MOST_CHANGES = 4  # changes that a row of the table names
+MOST_CHANGES = 4  # the most changes that a row of the table names
 
 
 class History(msgspec.Struct, frozen=True):
@@ -34,8 +34,8 @@ class History(msgspec.Struct, frozen=True):
 def show(workspace: Workspace, places: Sequence[str], since: str | None, until: str | None, output: Output) -> int:
     """Print the history of all cells of the workspaces and archives. Returns the exit code: 1 if a matrix cannot be read.
 
-    places: folders of workspaces, or archives; empty: `workspace`. since, until: times in ISO 8601, the range of the runs.
-    Raises InputError.
+    places: folders of workspaces, or archives; empty: `workspace` only. since, until: times in ISO 8601 between which the runs
+    were created; None: no limit. Raises InputError if a place has no matrix, or a time cannot be read.
     """
     first, last = _moment(since, "--since"), _moment(until, "--until")
     found: list[HistoryRun] = []

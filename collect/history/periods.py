@@ -1,4 +1,4 @@
-"""Groups runs of equal cells from several workspaces by time, and says what changed between one group and the next."""
+"""Groups runs of the same cell from several workspaces into periods, and says what changed from one period to the next."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ METRICS = ("step_time_ms", "throughput_per_s", "train_time_s", "peak_memory_byte
 
 
 class HistoryRun(msgspec.Struct, frozen=True):
-    """A completed run of a workspace.
+    """A completed run, with the workspace that contains it.
 
-    place: the workspace as the user named it. at: when the files of the run were written, before it was submitted.
+    place: the workspace or archive, as the user named it. at: when the run folder was written, before the run was submitted.
     """
 
     place: str
@@ -35,7 +35,7 @@ class HistoryRun(msgspec.Struct, frozen=True):
 class HistoryMetric(msgspec.Struct, frozen=True):
     """A metric over the runs of a period."""
 
-    value: float  # the mean
+    value: float  # the mean over the runs
     unit: str
     n: int  # the number of runs that have a value
     ratio: float | None
@@ -60,7 +60,7 @@ class HistoryPeriod(msgspec.Struct, frozen=True):
     last: str
     """When the last run of the period was rendered (ISO 8601, UTC)."""
     runs: list[str]  # ids of the runs
-    metrics: dict[str, HistoryMetric]  # by name
+    metrics: dict[str, HistoryMetric]  # name of a metric -> its mean over the runs of the period
     changed: list[HistoryChange]
     """What differs from the period before; empty for the first one."""
 
@@ -72,11 +72,11 @@ class CellHistory(msgspec.Struct, frozen=True):
     """The name of the cell."""
     rehearsals: int
     """The number of runs that are rehearsals."""
-    periods: list[HistoryPeriod]  # from the earliest
+    periods: list[HistoryPeriod]  # in the order of time, the earliest first
 
 
 def runs_of(place: str, loaded: Loaded) -> list[HistoryRun]:
-    """The completed runs of a matrix whose time is known."""
+    """The completed runs of a matrix whose creation time is known. place: the workspace or archive, as the user named it."""
     found = []
     for run in (run for cell in loaded.cells for run in cell.completed):
         at = moments.read_utc(run.run.created) if run.run is not None else None
@@ -86,8 +86,11 @@ def runs_of(place: str, loaded: Loaded) -> list[HistoryRun]:
 
 
 def histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
-    """The history of each cell. Runs are of the same cell if the hash of the cell is equal, so that they did equal work in the
-    same way. A run that several folders contain is counted once: copies of a run have the same id and time."""
+    """The history of each cell.
+
+    Runs belong to the same cell if the hash of their cells is equal, so that they did equal work in the same way. A run that
+    several workspaces contain is counted once, because copies of a run have the same id and time.
+    """
     by_cell: dict[str, dict[tuple[str, datetime], HistoryRun]] = {}
     for one in runs:
         by_cell.setdefault(one.run.cell.hash(), {}).setdefault((one.run.run_id, one.at), one)
@@ -124,7 +127,10 @@ def _history(runs: Sequence[HistoryRun]) -> CellHistory:
 
 
 def _means(runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, int]]:
-    """(mean, unit, number of values) of each metric; without metrics that were measured in different units or ways."""
+    """Each metric of some runs of a cell: {name: (mean, unit, number of values)}.
+
+    Metrics that were measured in different units or ways are left out.
+    """
     found: dict[str, tuple[float, str, int]] = {}
     for name in METRICS:
         values: list[Any] = [metric.quantities(one.run).get(name) for one in runs]
@@ -135,7 +141,7 @@ def _means(runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, int]]:
 
 
 def _changes(before: HistoryRun, after: HistoryRun) -> list[HistoryChange]:
-    """The properties that are known on both sides and differ."""
+    """The properties of machines and software that are known for both runs and differ between them."""
     return [HistoryChange(*change) for change in environment.differences(before.known, after.known)]
 
 

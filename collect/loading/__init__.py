@@ -1,1 +1,1 @@
-"""Reads run folders into typed runs and frames. Damaged files are listed and never raise an error."""
+"""Reads run folders into typed values and frames. A damaged file raises no error; it is listed with the run."""

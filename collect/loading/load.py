@@ -1,4 +1,4 @@
-"""Loads a matrix and its run folders as typed values and frames. Damaged files are listed with a reason and raise no error."""
+"""Loads a matrix and its run folders as typed values and frames. A damaged file raises no error; it is listed with a reason."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ class LoadedCell(msgspec.Struct):
 
     id: str
     cell: Cell
-    runs: list[LoadedRun]  # the latest attempt of each repeat
-    earlier: list[LoadedRun]  # the attempts before the latest
+    runs: list[LoadedRun]  # for each repeat, its latest attempt
+    earlier: list[LoadedRun]  # for each repeat, the attempts before its latest attempt
 
     @property
     def completed(self) -> list[LoadedRun]:
-        """The runs that completed, without earlier attempts."""
+        """The runs in `runs` that completed. Earlier attempts are not included."""
         return [run for run in self.runs if run.completed]
 
 
 class Loaded(msgspec.Struct):
     """A matrix of a workspace with all its runs.
 
-    If the batch size of a cell is searched, one cell for each batch size that the search tried stands in place of this cell.
+    If a cell has a search for its batch size, `cells` contains one cell for each batch size that the search tried, in place of
+    the cell with the search.
     """
 
     expansion: Expansion
@@ -44,14 +45,14 @@ class Loaded(msgspec.Struct):
 
     @property
     def runs(self) -> list[LoadedRun]:
-        """All runs that have a folder, also earlier attempts."""
+        """All runs of the matrix that have a run folder, including earlier attempts."""
         return [run for cell in self.cells for run in (*cell.runs, *cell.earlier) if run.verdict != NO_FOLDER]
 
 
 def load(workspace: Workspace, matrix: str | None) -> Loaded:
     """Load a matrix with all its runs. matrix: the name of the matrix; None: the matrix that was expanded last.
 
-    Raises InputError if there is no matrix or its expansion cannot be read.
+    Raises InputError if the workspace has no such matrix, or if its expansion cannot be read.
     """
     expansion, searches = searched_cells.expanded(workspace, workspace.expansion(matrix))
     attempts: dict[str, list[str]] = {}

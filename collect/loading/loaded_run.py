@@ -1,4 +1,4 @@
-"""A run of a matrix as metrics, figures and tables use it: its records, and frames that are computed from them once."""
+"""A run as metrics, figures and tables use it: its records, and frames that are computed once from these records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardlab.record import Sample
 from shardlab.run import RunIdParts, parts_of
 from shardlab.study import Traces
 
-PART = 5_000  # after this number of samples, they are moved into frames: records need several times the memory of frames
+PART = 5_000  # samples are moved into frames when there are this many: as records, they need several times more memory
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -37,12 +37,12 @@ class Quantity(msgspec.Struct, frozen=True):
 
 
 class LoadedRun(RunRecords, dict=True):
-    """One run. If the run has no run.json, its frames are empty, because the number of ranks is not known.
+    """A run with its records and frames. If it has no run.json, its frames are empty, because the number of ranks is not known.
 
     `read_many` makes the frames of many runs at once and then drops the records.
     """
 
-    # Host name (taken from the name of the file) -> the samples of this host that are not yet in `sample_parts`.
+    # Name of a host (taken from the name of its file) -> the samples of this host that are not yet in `sample_parts`.
     sample_records: dict[str, list[Sample]] = msgspec.field(default_factory=dict)
     reads_traces: Traces = "exact"
     quantities: dict[str, Quantity] | None = None  # metrics by name; None until `collect.metric.quantities` computes them
@@ -75,18 +75,19 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def cell(self) -> Cell:
-        """The cell in run.json. Only for runs that have a run.json; completed runs always have a run.json."""
+        """The cell that run.json contains. It may only be asked of runs that have a run.json; completed runs always have a
+        run.json."""
         assert self.run is not None
         return self.run.cell
 
     @property
     def recorded(self) -> Recorded:
-        """The step records and the number of ranks. The frames of steps are made from both."""
+        """The step records and the number of ranks, from which the frames of steps are made."""
         return Recorded(self.step_records, self.cell.gpus, self.cell.dp) if self.run else Recorded({})
 
     @cached_property
     def step_frames(self) -> Frames:
-        """The frames of the steps: all steps, the timed steps, and the timed steps over all ranks."""
+        """Three frames of steps: all steps, the timed steps of each rank, and the timed steps over all ranks."""
         return steps.frames(self.recorded)
 
     @property
@@ -96,27 +97,29 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def timed(self) -> pl.DataFrame:
-        """The timed steps that every rank recorded, one row per step and rank, without warm-up."""
+        """The steps that were timed on every rank, without warm-up steps; one row per step and rank."""
         return self.step_frames.timed
 
     @property
     def world(self) -> pl.DataFrame:
-        """The timed steps that every rank recorded, one row per step over all ranks (`steps.of_world`), without warm-up."""
+        """The steps that were timed on every rank, without warm-up steps; one row per step over all ranks
+        (`steps.of_world`)."""
         return self.step_frames.world
 
     @cached_property
     def undisturbed(self) -> pl.DataFrame:
-        """The rows of `world` for steps that no instrument slowed down. Times are computed from these rows."""
+        """The rows of `world` for steps that no instrument slowed down. Metrics of time are computed from these rows."""
         return steps.undisturbed(self.timed, self.world)
 
     @cached_property
     def window(self) -> tuple[float, float] | None:
-        """(end of the first timed step, end of the last timed step), in seconds since the epoch (`steps.window`)."""
+        """The timed window: (end of the first timed step, end of the last timed step), in seconds since the epoch
+        (`steps.window`)."""
         return steps.window(self.timed)
 
     @property
     def count(self) -> int:
-        """The number of records in memory."""
+        """The number of step records and samples that are in memory as records."""
         return super().count + sum(map(len, self.sample_records.values()))
 
     def _add_samples(self, host: str, samples_of_host: list[Sample]) -> None:
@@ -128,7 +131,7 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def sample_parts(self) -> list[Samples]:
-        """The frames that were made from samples while the files were read, as `samples.part` returns them."""
+        """The frames that were made from samples while the files were read, as `samples.part` makes them."""
         return []
 
     @cached_property
@@ -138,12 +141,12 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def samples(self) -> Samples:
-        """All samples of telemetry, also those outside of the timed window."""
+        """All samples of telemetry, including samples from before and after the timed steps."""
         return samples.frames(self.sample_records, self.sample_parts)
 
     @property
     def whole_samples(self) -> Samples:
-        """The samples from which metrics are computed. Empty for a resumed run, because its telemetry is not complete.
+        """The samples from which metrics are computed. Empty for a run that resumed, because its telemetry is not complete.
 
         Each metric selects the timed window itself, because counters also need the samples just before and after the window.
         """
@@ -151,24 +154,27 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def gpu_samples(self) -> pl.DataFrame:
-        """The rows of `whole_samples.gpus` for the GPUs that the ranks trained on, without GPUs that a stub of NVML played.
+        """The rows of `whole_samples.gpus` for the GPUs on which the ranks trained, without GPUs that a stub of NVML played.
 
-        Results of older releases of shardlab do not name these GPUs; then the rows of all GPUs of the hosts are returned.
+        The result of a run of an older release of shardlab does not name these GPUs; then the rows of all GPUs of the hosts are
+        returned.
         """
         gpus = samples.measured(self.whole_samples.gpus)
         used = self.result.gpus if self.result else None
         if used is None or set(gpus["uuid"].unique()) <= set(used):
-            return gpus  # a filter would copy all rows
+            return gpus  # all rows are kept, and a filter would copy them
         return gpus.filter(pl.col("uuid").is_in(used))
 
     @property
     def plays_gpus(self) -> bool:
-        """Whether a stub of NVML played GPUs in this run. Figures mark the samples of played GPUs, and no metric uses them."""
+        """Whether a stub of NVML made up the GPU values of this run. Figures mark these values as played, and no metric uses
+        them."""
         return bool(self.samples.gpus["played"].any())
 
     @cached_property
     def shown_gpu_samples(self) -> pl.DataFrame:
-        """The GPU samples that figures show: of the played GPUs if a stub of NVML played GPUs, else `gpu_samples`."""
+        """The GPU samples that figures show: the played samples if a stub of NVML played GPUs in this run, else
+        `gpu_samples`."""
         return self.whole_samples.gpus.filter("played") if self.plays_gpus else self.gpu_samples
 
     @cached_property
@@ -178,9 +184,9 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def coverage(self) -> list[Coverage]:
-        """How much of the timed window the samples of each host cover.
+        """For each host, how much of the timed window its samples cover.
 
-        Empty for a resumed run, because its steps lie in several windows.
+        Empty for a run that resumed, because its steps lie in several windows.
         """
         if self.resumed:
             return []
@@ -190,14 +196,14 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def clock_steps(self) -> dict[str, float]:
-        """Host whose clock was set during the run -> by how many seconds (`telemetry.clock_steps`)."""
+        """The hosts whose clock was set during the run: {host: by how many seconds} (`telemetry.clock_steps`)."""
         return telemetry.clock_steps(self.samples.hosts)
 
     @property
     def clock_stepped(self) -> bool:
-        """Whether the clock of a host was set while the host was sampled.
+        """Whether the clock of any host was set while telemetry sampled the host.
 
-        In this case it is not certain which samples are within the timed window.
+        In this case it is not certain which samples lie within the timed window.
         """
         return bool(self.clock_steps)
 
@@ -208,19 +214,19 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def traces(self) -> RunTraces:
-        """The values computed from the traces of the profiled ranks."""
+        """The numbers that are computed from the traces of the profiled ranks."""
         return run_traces.read(self.folder.path, self.reads_traces) if self.profiled else RunTraces()
 
     @cached_property
     def breakdowns(self) -> list[Breakdown]:
-        """The breakdowns of the profiled ranks whose trace is complete.
+        """The breakdowns (times of compute, communication and idle) of the profiled ranks whose trace is complete.
 
-        The key `traces` of the matrix says whether they are exact or computed as HTA (Holistic Trace Analysis) does.
+        The key `traces` of the matrix says whether the breakdowns are exact, or computed as HTA (Holistic Trace Analysis) does.
         """
         return self.traces.judged
 
     def with_breakdowns(self, breakdowns: list[Breakdown]) -> Self:
-        """A copy of the run with other breakdowns, to compare two ways of reading its traces."""
+        """A copy of the run with other breakdowns, so that two ways of computing them from the same traces can be compared."""
         copy = msgspec.structs.replace(self, quantities=None)
         copy.__dict__.update(self.__dict__, breakdowns=breakdowns)
         return copy

@@ -1,7 +1,7 @@
-"""Reads many runs. With MANY runs or more, several processes read them, because reading takes most of the time of a report.
+"""Reads many runs. MANY runs or more are read by several processes, because reading takes most of the time of a report.
 
 The frames of many runs are made together, because making a frame takes about the same time for one run as for a hundred. The
-processes send bytes to each other: MessagePack, which can contain NaN (a possible value of a metric), and Arrow streams.
+processes send each other bytes: MessagePack, which can contain NaN (a possible value of a metric), and Arrow streams.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from collect.sources.samples import Samples
 from collect.sources.steps import Frames
 from shardlab.rundir import RunDir
 
-AT_ONCE = 50_000  # after this number of step records and samples, they are moved into frames, which need much less memory
-MANY = 2_000  # number of runs from which several processes read; while a process starts, half of this number can be read
+AT_ONCE = 50_000  # step records and samples are moved into frames, which need less memory, when there are this many
+MANY = 2_000  # with this many runs or more, several processes read; while a process starts, half as many runs can be read
 PART = 100  # runs that a process reads per task: few, so that Ctrl-C does not wait long and the ids fit into a pipe's buffer
-MOST = 4  # largest number of reading processes: more would not help, because this process must receive all runs from them
-# Errors of the pool. After any of them, this process reads the remaining runs itself. Causes: there is no memory for another
-# process or for the runs that it sends; a value cannot be part of a message (more than 64 bits, or not UTF-8); or a process
-# died while the next process was started, so that the pool closed a pipe of the next process (ValueError).
+MOST = 4  # largest number of reading processes: more would not help, because one process must receive the runs from all
+# Errors of the pool of processes. After such an error, this process reads the remaining runs itself. Causes of the errors:
+# there is no memory for another process or for the runs that a process sends; a value cannot be part of a message (more than
+# 64 bits, or not UTF-8); or a process died while the next process was started, so that the pool closed a pipe of the next
+# process (ValueError).
 _UNANSWERED = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueError)
 
-Packed = list[bytes]  # a batch of runs: the runs with their coverage, then three frames of steps, then four frames of samples
+Packed = list[bytes]  # a batch of runs as bytes: the runs with coverage, then three frames of steps, then four of samples
 
 
 def read(runs: Path, run_ids: Sequence[str]) -> Iterator[LoadedRun]:
@@ -47,7 +48,7 @@ def read(runs: Path, run_ids: Sequence[str]) -> Iterator[LoadedRun]:
     done = 0
     processes = min(len(os.sched_getaffinity(0)), MOST)
     if len(run_ids) >= MANY and processes > 1:
-        with contextlib.suppress(*_UNANSWERED):  # this process then reads the remaining runs
+        with contextlib.suppress(*_UNANSWERED):  # after an error of the pool, this process reads the remaining runs
             for run in _read_by_others(runs, run_ids, processes):
                 done += 1
                 yield run
@@ -96,7 +97,8 @@ def _read_by_others(runs: Path, run_ids: Sequence[str], processes: int) -> Itera
 
 
 def _prepare() -> None:
-    """Prepare a process of the pool: it ignores Ctrl-C, which its parent handles, and ends when its parent has ended."""
+    """Prepare a process of the pool. It ignores Ctrl-C, which its parent process handles, and exits when its parent has
+    exited."""
     gc.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -112,7 +114,7 @@ def _prepare() -> None:
 def read_packed(runs: str, run_ids: Sequence[str]) -> list[Packed]:
     """Read runs in a process of the pool. Returns one packed batch for each batch of runs.
 
-    The metrics of completed runs are computed here too, but not the metrics of profiled runs, which need the traces.
+    The metrics of completed runs are computed in this process, too; but not those of profiled runs, which need the traces.
     """
     return [_packed(batch) for batch in _batches(Path(runs), run_ids)]
 
@@ -123,8 +125,8 @@ def _packed(batch: Sequence[LoadedRun]) -> Packed:
     for run in batch:
         if run.completed and not run.profiled:
             metric.quantities(run)
-    told = [(run, run.coverage) for run in batch]
-    packed = [msgspec.msgpack.encode(told, enc_hook=lambda folder: str(folder.path))]
+    runs_with_coverage = [(run, run.coverage) for run in batch]
+    packed = [msgspec.msgpack.encode(runs_with_coverage, enc_hook=lambda folder: str(folder.path))]
     for rows in (rows for part in frames for rows in part):
         rows.write_ipc_stream(stream := io.BytesIO())
         packed.append(stream.getvalue())
@@ -132,12 +134,12 @@ def _packed(batch: Sequence[LoadedRun]) -> Packed:
 
 
 def _unpacked(packed: Packed) -> list[LoadedRun]:
-    told = msgspec.msgpack.decode(
+    runs_with_coverage = msgspec.msgpack.decode(
         packed[0], type=list[tuple[LoadedRun, list[Coverage]]], dec_hook=lambda kind, path: kind(Path(path))
     )
     frames = [pl.read_ipc_stream(part) for part in packed[1:]]
-    batch = [run for run, _ in told]
+    batch = [run for run, _ in runs_with_coverage]
     _cut(batch, Frames(*frames[:3]), Samples(*frames[3:]))
-    for run, coverage in told:
+    for run, coverage in runs_with_coverage:
         run.coverage = coverage
     return batch

@@ -1,6 +1,6 @@
-"""Reads the files of one run, each file once, and lists damaged files.
+"""Reads the files of one run, each file once, and notes damaged files.
 
-It does not need the extra `report`, because `collect fetch` uses it and must work without this extra.
+This module does not need the extra `report`, because `collect fetch` uses the module and must work without this extra.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ R = TypeVar("R", bound=Record)
 
 
 class Damage(msgspec.Struct):
-    """The parts of a run that could not be read. Paths are relative to the run folder."""
+    """The parts of a run folder that could not be read. Paths are relative to the run folder."""
 
     truncated: list[str] = []  # files whose last line is incomplete
     corrupt: dict[str, int] = {}  # path of a file -> number of its lines that cannot be read
-    not_followed: dict[str, str] = {}  # name of an entry that is not a regular file or folder -> its kind, such as "a symlink"
+    not_followed: dict[str, str] = {}  # name of an entry that is no regular file or folder -> its kind, such as "a symlink"
 
     def note(self, name: str, lines: RecordLines[R]) -> list[R]:
-        """Note the damaged lines of a file; returns the records that could be read."""
+        """Note the damaged lines of a file, and return the records of the file that could be read."""
         if lines.truncated:
             self.truncated.append(name)
         if lines.corrupt:
@@ -65,7 +65,7 @@ class Damage(msgspec.Struct):
 
     @property
     def lines(self) -> int:
-        """The number of corrupt lines in all files."""
+        """The number of corrupt lines in all files of the run."""
         return sum(self.corrupt.values())
 
     def __bool__(self) -> bool:
@@ -80,7 +80,7 @@ class Damage(msgspec.Struct):
 
 
 class RunRecords(msgspec.Struct):
-    """The records of a run folder. `collect.loading.loaded_run` adds the values that are computed from these records."""
+    """The records in a run folder. `collect.loading.loaded_run` adds the values that are computed from these records."""
 
     folder: RunDir
     verdict: JudgedState = NO_FOLDER
@@ -102,14 +102,14 @@ class RunRecords(msgspec.Struct):
 
     @classmethod
     def read(cls, folder: RunDir) -> Self:
-        """Read a run folder and determine the state of the run. Damaged files are noted in `damage` and raise no error."""
+        """Read a run folder and determine the state of the run. A damaged file raises no error; it is noted in `damage`."""
         records = cls(folder)
         try:
             names = sorted(os.listdir(folder.path))  # noqa: PTH208 - only names are needed; making a Path for each entry takes most of the time
         except (FileNotFoundError, NotADirectoryError):
             return records
         except OSError as error:
-            records._set_aside(str(WorkspaceError.from_os_error(error, "read")))
+            records._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
         else:
             records._read_files(names)
         if records.unreadable:
@@ -123,10 +123,10 @@ class RunRecords(msgspec.Struct):
 
     @property
     def count(self) -> int:
-        """The number of records in memory."""
+        """The number of step records in memory."""
         return sum(map(len, self.step_records.values()))
 
-    def _set_aside(self, why: str) -> None:
+    def _note_unreadable(self, why: str) -> None:
         """Note the reason why the state of the run is unknown. If there are several reasons, the first reason is kept."""
         self.unreadable = self.unreadable or why
 
@@ -138,7 +138,7 @@ class RunRecords(msgspec.Struct):
                 if (inside := self._inside(part)) is not None:
                     parts[part] = inside
             except OSError as error:
-                self._set_aside(str(WorkspaceError.from_os_error(error, "read")))
+                self._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
         self.profiled = "trace" in parts
         for name in parts.get("steps", ()):
             if match := _RANK.fullmatch(name):
@@ -152,13 +152,13 @@ class RunRecords(msgspec.Struct):
         self.events = events = sorted(events, key=lambda event: event.wall_s)
         for name in filter(_EVENTS.fullmatch, self.damage.corrupt):
             if (line := damaged_line(f"{self.folder.path}/{name}", Event)) is not None:
-                self._set_aside(f"{self.folder.path}/{name}:{line[0]}: is not an event of this version: {line[1]}.")
+                self._note_unreadable(f"{self.folder.path}/{name}:{line[0]}: is not an event of this version: {line[1]}.")
         try:
             self.run = self.folder.read_run()
             self.result = self.folder.read_result()
             self.verdict = judged(self.run, self.result, self.events, self.step_records)
         except (InputError, WorkspaceError) as error:
-            self._set_aside(str(error))
+            self._note_unreadable(str(error))
         self.hosts = [host for name in parts.get("env", ()) if (host := _host(f"{self.folder.path}/{name}")) is not None]
         met = [backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)]
         self.backend = met[-1] if met else ""
@@ -181,20 +181,22 @@ class RunRecords(msgspec.Struct):
             self.last_record_s = max(self.last_record_s, samples[-1].wall_s)
 
     def _lines(self, name: str, kind: type[R]) -> list[R]:
-        """The records of a file that can be read. Damaged lines, or a file that is not a regular file, are noted."""
+        """The records that can be read from a file. Damaged lines are noted in `damage`, and also a file that is not a
+        regular file."""
         try:
             return self.damage.note(name, read_lines(f"{self.folder.path}/{name}", kind))
         except WorkspaceError as error:
             if isinstance(error.__cause__, NotRegular):
                 self.damage.not_followed[name] = error.__cause__.kind
             if not isinstance(error.__cause__, NotRegular) or _EVENTS.fullmatch(name):
-                self._set_aside(str(error))
+                self._note_unreadable(str(error))
             return []
 
     def _inside(self, part: str) -> list[str] | None:
-        """The sorted paths of the entries of a subfolder, relative to the run folder; None if there is no folder of this name.
+        """The sorted paths of the entries of a subfolder, relative to the run folder; None if there is no such subfolder.
 
-        An entry of this name that is not a folder is noted. Raises OSError if the folder cannot be read.
+        part: the name of the subfolder. An entry of this name that is not a folder is noted in `damage`. Raises OSError if the
+        subfolder cannot be read.
         """
         path = f"{self.folder.path}/{part}"
         try:
@@ -207,15 +209,16 @@ class RunRecords(msgspec.Struct):
         try:
             return [f"{part}/{name}" for name in sorted(os.listdir(descriptor))]  # noqa: PTH208 - pathlib cannot list a descriptor
         except OSError as error:
-            error.filename = path  # without this line, the message would name the number of the descriptor
+            error.filename = path  # otherwise the error message would name the number of the descriptor and not the path
             raise
         finally:
             os.close(descriptor)
 
     def _leave_out(self, pauses: Sequence[Pause]) -> None:
-        """If the run was suspended during its timed steps, ensure that no metric uses a time that includes a pause.
+        """Ensure that no metric uses a time that includes a pause, if the run was suspended during its timed steps.
 
-        Each step that overlaps a pause is marked as `watched`, and the times in the result are removed.
+        Each step that overlaps a pause is marked as `watched`, so that metrics of time do not use it, and the times in the
+        result are removed. pauses: the times in which the run was suspended.
         """
         timed = [record for records in self.step_records.values() for record in records if not record.warmup]
         if not pauses or not timed:
@@ -238,7 +241,7 @@ def _clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
 
 
 def _host(path: str) -> Host | None:
-    """Read the description of a host from a file of the folder `env`. None if the file is damaged or not a JSON file."""
+    """Read the description of a host from a file in the folder `env`. None if the file is damaged or is not a JSON file."""
     try:
         return _decoded(files.read(path)) if path.endswith(".json") else None
     except (OSError, *DECODE_FAULTS):
@@ -247,5 +250,5 @@ def _host(path: str) -> Host | None:
 
 @lru_cache(maxsize=1024)
 def _decoded(raw: bytes) -> Host:
-    """Decode the description of a host. Cached, because most runs have the same description."""
+    """Decode the description of a host. The result is cached, because most runs contain the same description."""
     return decoder(Host).decode(raw)

@@ -1,4 +1,4 @@
-"""Replaces each cell whose batch size is searched by one cell for each batch size that its search has tried so far."""
+"""Replaces each cell that has a search for its batch size by one cell for each batch size that the search has tried so far."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from shardlab.workspace import Workspace
 
 
 def expanded(workspace: Workspace, expansion: Expansion) -> tuple[Expansion, list[SearchPath]]:
-    """Expand the searches of batch sizes. Returns (the expansion with a cell for each tried batch size, all search paths).
+    """Replace the cells that have a search. Returns (the expansion with a cell for each tried batch size, all search paths).
 
-    Each of these cells has the runs of all repeats that tried its batch size. There is one search path per cell and repeat.
+    The cell for a batch size has the runs of all repeats that tried this batch size. There is one search path for each repeat
+    of a cell that has a search.
     """
     cells: list[ExpandedCell] = []
     every: list[SearchPath] = []

@@ -1,4 +1,4 @@
-"""Computes how much of a run its telemetry covers: a mean over samples is only useful if the samples cover the run."""
+"""Computes how much of a run its telemetry covers: a mean over samples is only useful if samples cover the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collect.sources.steps import window
 from shardlab.record import ClockOffset
 
 APART_S = 0.1  # seconds by which the clocks of two hosts may differ: a fifth of the usual time between two samples
-STEP_S = 0.1  # a clock that jumps by more seconds was set; time daemons adjust a clock gradually, by less
+STEP_S = 0.1  # a clock that jumps by more seconds than this was set; time daemons adjust a clock gradually, in smaller steps
 GAP_PERIODS = 2.0  # if two samples are further apart than this many times the usual distance, there is a gap between them
 
 
@@ -32,15 +32,16 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
     rate_kept_pct: float | None = None  # samples in the timed window, in percent of the requested number; absent if not known
     clock_step_s: float | None = None  # seconds by which the clock was set while sampling, negative: back; absent: not set
     clock_start_s: float | None = None  # clock of this host minus clock of rank 0's host at the start of the run, in seconds
-    clock_end_s: float | None = None  # the same at the end of the run
-    clock_within_s: float | None = None  # the largest error of these two differences, in seconds
+    clock_end_s: float | None = None  # clock of this host minus clock of rank 0's host at the end of the run, in seconds
+    clock_within_s: float | None = None  # the largest error of clock_start_s and clock_end_s, in seconds
     sampler_ends: int = 0  # how often the sampler ended while the run was still going on
     lost_gpus: list[str] = []  # UUIDs of GPUs that the driver could no longer reach
     incomplete: str = ""  # why the samples do not cover the whole timed window, e.g. if the sampler was killed; '' if they do
 
     @property
     def trouble(self) -> str:
-        """Problems of this host's telemetry besides `incomplete`, as clauses; '' if there are none."""
+        """Problems of this host's telemetry, as clauses; '' if there are none. The problem in `incomplete` is not repeated
+        here."""
         clauses = []
         if self.sampler_ends:
             clauses.append(f"its sampler ended {self.sampler_ends} time{'s' * (self.sampler_ends > 1)} while the run went on")
@@ -68,7 +69,7 @@ def coverage(
     """The coverage of a run: one entry for each host that wrote samples or on which ranks ran.
 
     timed: the timed steps, one row per step and rank. ran_on: the names of the hosts on which ranks ran. sampler_ends, clocks:
-    by host, as in `RunRecords`. steps_of: by host, as `clock_steps` returns them.
+    by host, as in `RunRecords`. steps_of: the result of `clock_steps`.
     """
     span = window(timed)
     entries = []
@@ -95,15 +96,15 @@ def coverage(
 
 
 def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
-    """Find the hosts whose wall clock was set. Returns host -> by how many seconds the clock was set.
+    """Find the hosts whose wall clock was set. Returns {host: by how many seconds the clock was set}.
 
-    hosts: the samples of the hosts. A wall clock was set if the difference between it and the monotonic clock changes. This
-    difference must be stable for two samples before and two samples after the change; otherwise a delay between reading the two
-    clocks would look like a change.
+    hosts: the samples of the hosts. A wall clock was set if the difference between the wall clock and the monotonic clock
+    changes. The difference must be stable for two samples before and two samples after the change; otherwise a delay between
+    reading the two clocks would look like a change.
     """
     found: dict[str, float] = {}
     seconds_ahead = hosts["wall_s"].to_numpy() - hosts["t_s"].to_numpy()
-    # Nearly all runs on one host return here.
+    # Nearly all runs on one host return here: both clocks of the host kept the same distance, so no clock was set.
     if not len(seconds_ahead) or seconds_ahead.max() - seconds_ahead.min() <= STEP_S:
         return found
     ahead = hosts.with_columns(ahead_s=pl.col("wall_s") - pl.col("t_s"))
@@ -119,7 +120,8 @@ def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
 
 
 def _incomplete(times: np.ndarray, span: tuple[float, float]) -> str:
-    """The reason why the samples do not cover the whole span; '' if they do. times: of the samples, ordered, in seconds."""
+    """The reason why the samples do not cover the whole span; '' if they do. times: the times of the samples, in ascending
+    order."""
     if len(times) < 2:
         return "one sample" if len(times) else "no samples"
     most = GAP_PERIODS * _usual(np.diff(times))
@@ -139,8 +141,8 @@ def _usual(apart: np.ndarray) -> float:
 def covered(times: Sequence[float] | np.ndarray, span: tuple[float, float]) -> tuple[float, float]:
     """Returns (percent of the span that the samples cover, longest time without a sample within the span, in seconds).
 
-    times: the times of the samples, ordered, in seconds. The time between two samples is covered if their distance is at most
-    GAP_PERIODS times the median distance. With fewer than two samples, nothing is covered.
+    times: the times of the samples in seconds, in ascending order. The time between two samples is covered if their distance is
+    at most GAP_PERIODS times the median distance. With fewer than two samples, nothing is covered.
     """
     start, end = span
     at = np.asarray(times, float)

@@ -9,10 +9,9 @@ from shardlab.rundir import RunDir
 
 
 def show(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:
-    """Print the runs whose records cannot be read, with the reasons.
+    """Print the runs whose records cannot be read, with the reasons. Returns the exit code: 1 if any run is printed, else 0.
 
-    runs: the folder of each run, and why its records cannot be read ('' if they can). Returns the exit code of the command:
-    1 if any run is printed, else 0.
+    runs: (folder of a run, why its records cannot be read; '' if they can be read).
     """
     code = 0
     for folder, unreadable in runs:

@@ -1,4 +1,4 @@
-"""The accuracy of the model on the validation split, and the training time until the model reached an accuracy."""
+"""Metrics of the accuracy of the model on the validation split, and of the training time until an accuracy was reached."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collect.sources.steps import seconds_until
 
 
 def final_accuracy(run: LoadedRun) -> Quantity | None:
-    """final_accuracy of the result, in percent; None if the run has no validation."""
+    """The accuracy of the last validation of a run, in percent; None if the run has no validation."""
     accuracy = run.result.final_accuracy if run.result else None
     return None if accuracy is None else Quantity(100 * accuracy, "%")
 
 
 def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
-    """Seconds of training until the first validation with at least this accuracy, in percent.
+    """Seconds of training until the first validation whose accuracy is at least accuracy_pct.
 
     None if no validation reached this accuracy, or if the run was suspended.
     """

@@ -16,7 +16,7 @@ def more(compared: Compared, unit: str) -> Quantity | None:
 
 
 def less_pct(compared: Compared) -> Quantity | None:
-    """The value of the baseline minus the value of the cell. Both values are in percent, the result is in percentage points."""
+    """The value of the baseline minus the value of the cell, in percentage points, for a metric in percent."""
     difference = more(compared, "%")
     return Quantity(-difference.value, "%", difference.kind) if difference else None
 

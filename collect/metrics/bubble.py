@@ -1,4 +1,4 @@
-"""The bubble of a pipeline (the time in which its ranks wait for each other): by theory, and computed from step records."""
+"""Metrics of the bubble of a pipeline, the time in which its ranks wait for each other: by theory, and from step records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collect.sources.steps import unwatched
 
 
 def theory(run: LoadedRun) -> Quantity | None:
-    """The bubble by theory, in percent: 100 (P - 1) / (v M + P - 1).
+    """The bubble of a run's pipeline by theory, in percent: 100 (P - 1) / (v M + P - 1).
 
     P: number of ranks of a pipeline; M: number of micro-batches; v: number of stages per rank. None for a cell without a
     pipeline, and for a run without timed steps.
@@ -24,9 +24,9 @@ def theory(run: LoadedRun) -> Quantity | None:
 
 
 def theory_pct(ranks: int, passes: float) -> float:
-    """The bubble by theory, in percent.
+    """The bubble of a pipeline by theory, in percent of its time.
 
-    ranks: number of ranks of a pipeline. passes: number of micro-batches times number of stages per rank.
+    ranks: number of ranks of the pipeline. passes: number of micro-batches times number of stages per rank.
     """
     return 100 * (ranks - 1) / (passes + ranks - 1)
 
@@ -37,15 +37,15 @@ def seen(run: LoadedRun) -> Quantity | None:
     F: forward time of the first stage; B: backward time of the last stage (both are means over replicas); T: forward and
     backward time of the slowest rank.
 
-    The forward and backward times of a rank include its waiting. The first stage never waits in forward, and the last stage
-    never waits in backward, so F + B is the time that a rank computes if all stages take equally long. None if a rank has
-    several stages, or if F + B is greater than T, because the stages then do not take equally long.
+    The forward and backward times of a rank include the time in which it waits. The first stage never waits in forward, and the
+    last stage never waits in backward, so F + B is the time that a rank computes if all stages take equally long. None if a
+    rank has several stages, or if F + B is greater than T, because the stages then do not take equally long.
     """
     cell = run.cell
     if cell.pp < 2 or cell.options.get("stages_per_rank", 1) != 1:
         return None
     rows = unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
-    # `across`: number of ranks of one stage. The ranks of a stage have consecutive numbers (trainers/parallel/mesh_model.py).
+    # `across` is the number of ranks of one stage. These ranks have consecutive numbers (trainers/parallel/mesh_model.py).
     across = cell.gpus // cell.pp
     rows = rows.with_columns(stage=pl.col("rank") // across, passes=pl.col("forward_ms") + pl.col("backward_ms"))
     total = float(rows.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())

@@ -1,4 +1,4 @@
-"""The bytes that ranks send each other in a step: by the strategy's formula, counted from collectives, and by textbooks."""
+"""Metrics of the bytes that ranks send each other in a step: by the strategy's formula, counted, and as textbooks give them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The energy of the GPUs while steps were timed, in total and per unit of data, and their power before training."""
+"""Metrics of the GPUs' energy while steps were timed, in total and per unit of data, and of their power before training."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from collect.loading.telemetry import covered
 from collect.metric import Metric, MetricColumn
 from collect.metrics.network import LEAST_COVERAGE
 
-# Number of samples that a GPU must have from the time before a process used it. The sampler starts seconds before the ranks do.
+# The fewest samples of a GPU, from before any process used the GPU, from which its idle power is computed. The sampler starts
+# seconds before the ranks do.
 IDLE_SAMPLES = 2
 
 
 def energy(run: LoadedRun) -> Quantity | None:
-    """Energy in joules of the GPUs that the run trained on, from the end of the first timed step to the end of the last.
+    """Energy in joules of the GPUs that the run trained on, from the end of the first timed step to the end of the last timed
+    step.
 
     The energy is computed from energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has
-    neither, if its samples cover less than 80 % of that time, or if the run was suspended or a clock was set meanwhile.
+    neither, if its samples cover less than 80 % of this time, or if the run was suspended or the clock of a host was set.
     """
     if run.paused or run.clock_stepped or run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
@@ -37,7 +39,7 @@ def energy(run: LoadedRun) -> Quantity | None:
 
 
 def energy_per_unit(run: LoadedRun) -> Quantity | None:
-    """Energy in joules per unit of data (token, image).
+    """Energy of the GPUs in joules per unit of data, such as a token or an image.
 
     The units of the first timed step are not counted, because `energy` begins at the end of this step.
     """
@@ -54,8 +56,8 @@ def energy_per_unit(run: LoadedRun) -> Quantity | None:
 def idle_power(run: LoadedRun) -> Quantity | None:
     """Power in watts of all GPUs of the run together, before the ranks of the run used the GPUs.
 
-    It is the sum over the GPUs of a mean: over the samples of the GPU before the first sample in which a process computes on
-    the GPU. None if any GPU has fewer than IDLE_SAMPLES such samples before the first step.
+    For each GPU, it is the mean over the samples from before any process computes on the GPU; the result is the sum over the
+    GPUs. None if any GPU has fewer than IDLE_SAMPLES such samples before the first step.
     """
     if run.gpu_samples.is_empty():
         return None
@@ -75,10 +77,10 @@ def idle_power(run: LoadedRun) -> Quantity | None:
 
 
 def _from_counter(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
-    """The growth of one GPU's energy counter within the span, in joules, interpolated at both ends.
+    """The growth of the energy counter of one GPU within the span, in joules, interpolated at both ends of the span.
 
-    None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of it, or if the counter was
-    reset.
+    None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of the span, or if the counter
+    was reset. rows: the samples of the GPU, ordered by time.
     """
     times, counter = rows["wall_s"].to_numpy(), rows["energy_j"].to_numpy()
     if not len(times) or times[0] > span[0] or times[-1] < span[1] or (np.diff(counter) < 0).any():
@@ -92,7 +94,8 @@ def _from_counter(rows: pl.DataFrame, span: tuple[float, float]) -> float | None
 def _from_power(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
     """The energy of one GPU within the span, in joules: the area under its power samples, by the trapezoidal rule.
 
-    For parts of the span without samples, the mean power is used. None if the samples cover less than 80 % of the span.
+    For parts of the span without samples, the mean power is used. None if the samples cover less than 80 % of the span. rows:
+    the samples of the GPU, ordered by time.
     """
     times, power = rows["wall_s"].to_numpy(), rows["power_w"].to_numpy()
     start, end = span

@@ -1,4 +1,4 @@
-"""The bytes that the GPUs of a run sent over NVLink and PCIe while steps were timed, from NVML's counters."""
+"""Metrics of the bytes that the GPUs of a run sent over NVLink and PCIe while steps were timed, from NVML's counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collect.metrics.network import counted
 
 def _of(counter: str) -> Callable[[LoadedRun], Quantity | None]:
     def sent(run: LoadedRun) -> Quantity | None:
-        """The growth of `counter`, summed over all GPUs that the run trained on; None if the growth is unknown for any GPU."""
+        """The growth of `counter`, summed over all GPUs that the run trained on; None if the growth is not known for any of
+        the GPUs."""
         if run.window is None or run.clock_stepped or run.gpu_samples.is_empty():
             return None
         used = run.result.gpus if run.result else None

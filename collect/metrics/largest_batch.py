@@ -8,10 +8,10 @@ from shardlab import search_path
 
 
 def largest_batch(run: LoadedRun) -> Quantity | None:
-    """The gpu_batch_size of the run, if a search tried it and found that it is the largest batch that fits into memory.
+    """The gpu_batch_size of a run, if a search found that this size is the largest that fits into memory.
 
-    None for all other runs, while the search goes on, and if even the upper bound of the search fits into memory: in this case
-    the largest batch is not known.
+    None for all other runs, and for all runs while the search goes on. None also if even the upper bound of the search fits
+    into memory, because the largest batch is then not known.
     """
     searched = run.run.search if run.run is not None else None
     if searched is None or searched.goal != "largest_that_fits":

@@ -1,4 +1,4 @@
-"""The loss at the end of the training."""
+"""The metric `final_loss`: the loss at the end of the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of the rank that needs the most memory."""
+"""Metrics of the memory of the rank that needs the most memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set o
 def peak_memory(run: LoadedRun) -> Quantity | None:
     """The largest memory over ranks and timed steps, in bytes: of the GPU allocator, or of the process if there is no GPU.
 
-    None if only some of the records are from a GPU, because the two kinds of memory cannot be compared.
+    None if only some of the step records are from a GPU, because the two kinds of memory cannot be compared.
     """
     steps = unwatched(run.timed)
     column = column_of(steps)
@@ -24,8 +24,9 @@ def peak_memory(run: LoadedRun) -> Quantity | None:
 
 
 def column_of(steps: pl.DataFrame) -> str | None:
-    """The column with the memory of the ranks, a key of KINDS. None if some records have memory of a GPU and some do not, or if
-    no record has a memory.
+    """The name of the column that contains the memory of the ranks, a key of KINDS.
+
+    None if some step records have the memory of a GPU and others do not, or if no step record has a memory.
     """
     if 0 < steps["allocated_bytes"].null_count() < steps.height:
         return None
@@ -33,7 +34,8 @@ def column_of(steps: pl.DataFrame) -> str | None:
 
 
 def reserved(run: LoadedRun) -> Quantity | None:
-    """The largest memory that the GPU allocator had reserved, over ranks and timed steps, in bytes; None without a GPU."""
+    """The largest memory that the GPU allocator had reserved, over ranks and timed steps, in bytes; None if a rank has no
+    GPU."""
     sizes = unwatched(run.timed)["reserved_bytes"]
     if sizes.is_empty() or sizes.null_count():
         return None

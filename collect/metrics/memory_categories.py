@@ -8,7 +8,8 @@ from typing import Any
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 
-# The same words as in docs/instruments.md, which describes how the category of a tensor's storage is determined.
+# Category of memory -> its description. docs/instruments.md uses the same words, and says how the category of the storage of a
+# tensor is determined.
 CATEGORIES = {
     "parameter": "what a rank keeps of the weights from step to step",
     "gathered": "weights for use: gathered from the ranks that keep them, or copied in 16 bits",
@@ -38,13 +39,13 @@ def largest(category: str) -> Callable[[LoadedRun], Quantity | None]:
 
 
 def estimated(run: LoadedRun) -> Quantity | None:
-    """The estimated size of parameters, gradients and optimizer state on a rank, in bytes; None if there is no estimate."""
+    """The estimated size of parameters, gradients and optimizer state on a rank, in bytes; None if the run has no estimate."""
     parts = _found(run).get("estimate_bytes")
     return Quantity(sum(parts.values()), "bytes") if parts else None
 
 
 def over_estimate(run: LoadedRun) -> Quantity | None:
-    """The sum of all categories at the peak of the observed step, divided by the estimate."""
+    """The sum of all categories at the memory peak of the observed step, divided by the estimate."""
     estimate, peak = estimated(run), _found(run).get("peak_bytes")
     return Quantity(sum(peak.values()) / estimate.value, "x") if estimate and estimate.value and peak else None
 
@@ -60,7 +61,7 @@ METRICS = (
             "(`memory: categories`, docs/instruments.md). Categories reach their largest size at different moments, so these "
             "sizes do not add up to the peak.",
             of_run=largest(category),
-            exact=category in ("parameter", "optimizer_state", "master_parameter"),  # the others depend on timing
+            exact=category in ("parameter", "optimizer_state", "master_parameter"),  # the other categories depend on timing
         )
         for place, ((category, what), heading) in enumerate(zip(CATEGORIES.items(), _HEADINGS, strict=True), 1)
     ),

@@ -1,4 +1,4 @@
-"""The share of the GPUs' peak FLOP/s that the computation of the model uses (MFU, HFU)."""
+"""Metrics of the share of the GPUs' peak FLOP/s that the computation of the model uses (MFU and HFU)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from shardlab.gpu_models import peak_flops
 
 
 def mfu(run: LoadedRun) -> Quantity | None:
-    """MFU (model FLOPs utilization): throughput times the FLOPs of a unit, divided by the peak FLOP/s of all GPUs, in percent.
+    """MFU (model FLOPs utilization): throughput times the FLOPs of a unit of data, over the peak FLOP/s of all GPUs, in
+    percent.
 
     None if the throughput, the FLOPs of a unit or the peak FLOP/s is not known.
     """
@@ -22,9 +23,11 @@ def mfu(run: LoadedRun) -> Quantity | None:
 
 
 def hfu(run: LoadedRun) -> Quantity | None:
-    """HFU (hardware FLOPs utilization), in percent: MFU, plus the FLOPs that activation checkpointing computes again.
+    """HFU (hardware FLOPs utilization), in percent: as MFU, but including the FLOPs that activation checkpointing computes
+    again.
 
-    Without activation checkpointing, HFU equals MFU. With it, None, because the repeated FLOPs are not counted.
+    Without activation checkpointing, HFU equals MFU. With activation checkpointing it is None, because the FLOPs that are
+    computed again are not counted.
     """
     return mfu(run) if run.cell.activation_checkpointing == "none" else None
 

@@ -1,4 +1,4 @@
-"""The traffic of the hosts while steps were timed, from the kernel's counters of network interfaces."""
+"""Metrics of the traffic of the hosts while steps were timed, from the kernel's counters of network interfaces."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ LEAST_COVERAGE = 0.8  # share of the timed window that the samples of an interfa
 
 
 def network(run: LoadedRun) -> Quantity | None:
-    """Bytes sent by all hosts on their physical interfaces. A host without any (a container) counts its virtual interfaces."""
+    """Bytes sent by all hosts on their physical interfaces. For a host without physical interfaces (a container): on virtual
+    ones."""
     return _counted(run, run.interfaces, network_kind, "bytes")
 
 
 def received(run: LoadedRun) -> Quantity | None:
-    """Bytes received on the interfaces of `network`."""
+    """Bytes received by all hosts on the interfaces of which `network` counts the sent bytes."""
     return _counted(run, samples.of_interfaces(run.whole_samples.nics, "rx_bytes"), network_kind, "bytes")
 
 
 def faults(run: LoadedRun) -> Quantity | None:
-    """Packets with errors and dropped packets, from the kernel's counters of the interfaces of `network`."""
+    """Packets with errors and dropped packets, from the kernel's counters of the interfaces that `network` uses."""
     nics = run.whole_samples.nics
     if nics["rx_errors"].null_count() == nics.height:  # records of an older release of shardlab do not have these counters
         return None
@@ -40,7 +41,7 @@ def faults(run: LoadedRun) -> Quantity | None:
 
 
 def pauses(run: LoadedRun) -> Quantity | None:
-    """Pause frames of all kinds, sent and received, from the counters that network drivers have for them."""
+    """Pause frames of all kinds, sent and received, from the counters that network drivers have for pause frames."""
     nics = run.whole_samples.nics.filter(pl.any_horizontal(pl.col(*PAUSES).is_not_null()))
     if nics.is_empty():
         return None
@@ -62,10 +63,10 @@ def rdma_faults(run: LoadedRun) -> Quantity | None:
 
 
 def rdma(run: LoadedRun) -> Quantity | None:
-    """Bytes sent by RDMA: from the counters of the network driver if it has them (RoCE), else from the ports of RDMA devices.
+    """Bytes sent by RDMA: from the counters of the network driver if it has any (RoCE), else from the ports of RDMA devices.
 
-    On a host whose driver has counters, an Ethernet port is left out, because both counters may include the same bytes. An
-    InfiniBand port is not a network interface, so its counter is always included.
+    On a host whose driver has counters, the ports of RDMA devices on Ethernet are left out, because both counters may include
+    the same bytes. An InfiniBand port is not a network interface, so its counter is always included.
     """
     nics = run.whole_samples.nics
     if run.whole_samples.rdma.is_empty() and nics["rdma_tx_bytes"].null_count() == nics.height:
@@ -81,12 +82,14 @@ def rdma(run: LoadedRun) -> Quantity | None:
 
 
 def loopback(run: LoadedRun) -> Quantity | None:
-    """Bytes sent over loopback interfaces: the traffic between ranks of the same host, and between all other programs on it."""
+    """Bytes sent over loopback interfaces: the traffic between ranks of the same host, and between all other programs on the
+    host."""
     return _counted(run, run.interfaces, lambda _: "loopback", "bytes")
 
 
 def network_kind(kinds: Set[str]) -> str:
-    """The kind of the interfaces through which a host reaches other hosts: `physical`, or `virtual` if it has no physical one.
+    """The kind of the interfaces through which a host reaches other hosts: `physical`, or `virtual` if it has no physical
+    interface.
 
     kinds: all kinds of interfaces that the host has. A container has no physical interface.
     """
@@ -94,7 +97,7 @@ def network_kind(kinds: Set[str]) -> str:
 
 
 def of_network(nics: pl.DataFrame) -> pl.DataFrame:
-    """The samples of the interfaces that lead to other hosts (`network_kind`), chosen separately for each run and host."""
+    """The samples of the interfaces through which a host reaches other hosts (`network_kind`), chosen for each run and host."""
     physical = pl.col("kind") == "physical"
     return nics.filter(pl.when(physical.any().over("run", "host")).then(physical).otherwise(pl.col("kind") == "virtual"))
 
@@ -145,8 +148,10 @@ def growth_bounds(seen: Sequence[Seen], span: tuple[float, float], apart_s: floa
     """Returns (lower bound, upper bound) of the growth of one counter within `span`.
 
     seen: the samples of the counter. apart_s: by how many seconds the edges of `span` may be wrong.
-    A counter only grows. The counter of a sample is read after the time of this sample and before the next sample. So at any
-    time the counter is at most the value of the next sample, and at least the value of the second-last sample before this time.
+
+    A counter only grows. A sample contains the time at which the sample began, and the counter is read after this time and
+    before the next sample. So at any time, the counter is at most the value of the next sample, and at least the value of the
+    second-last sample before this time.
 
     None if the counter went backwards, or if there are not enough samples before and after `span`.
     """
@@ -167,7 +172,7 @@ def growth_bounds(seen: Sequence[Seen], span: tuple[float, float], apart_s: floa
 
 
 def _sum(run: LoadedRun, counters: Sequence[Sequence[Seen]], unit: str) -> Quantity | None:
-    """The growth of all counters while steps were timed; None if the growth of any of them is unknown."""
+    """The growth of all counters together while steps were timed; None if the growth of any counter is not known."""
     if run.window is None or run.clock_stepped:
         return None
     parts = [counted(seen, run.window) for seen in counters]
@@ -181,7 +186,8 @@ def counted(seen: Sequence[Seen], span: tuple[float, float]) -> float | None:
     None if the counter went backwards (reset, overflow, reboot), or if the samples cover less than LEAST_COVERAGE of the span.
     """
     known = sorted([(at, value, boot) for at, value, boot in seen if value is not None], key=itemgetter(0))
-    # Use the samples within the span and the nearest sample on each side, with all samples of the same time as this sample.
+    # `near` contains the samples within the span, the nearest sample before the span, and the nearest sample after the span. If
+    # several samples have the same time as such a nearest sample, `near` contains all of them.
     moments = [at for at, _, _ in known]
     before, after = bisect_right(moments, span[0]), bisect_left(moments, span[1])
     first = bisect_left(moments, moments[before - 1]) if before else 0

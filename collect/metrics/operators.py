@@ -1,4 +1,5 @@
-"""The calls and the time of a kernel, an operator or a class of operators, and the difference in time from the baseline."""
+"""Metrics of the calls and the time of a kernel, an operator or a class of operators, and of the difference from the
+baseline."""
 
 from __future__ import annotations
 
@@ -17,20 +18,23 @@ EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 def calls(run: LoadedRun, of: str) -> Quantity | None:
-    """The number of calls per step, as the mean over the ranks that were profiled by steps. of: which operators (see OF)."""
+    """The number of calls per step, as the mean over the ranks that were profiled by steps. of: which kernels or operators
+    (see OF)."""
     return _a_step(run, of, "calls", lambda one: one.count)
 
 
 def time(run: LoadedRun, of: str) -> Quantity | None:
-    """The time of the calls in ms per step, as the mean over the ranks that were profiled by steps. of: see OF."""
+    """The time of the calls in ms per step, as the mean over the ranks that were profiled by steps. of: which operators (see
+    OF)."""
     return _a_step(run, of, "ms", lambda one: one.total_ns / 1e6)
 
 
 def _a_step(run: LoadedRun, of: str, unit: str, size: Callable[[EventTally], float]) -> Quantity | None:
     """The sum of `size` over all calls that match `of`, per step, as the mean over the ranks that were profiled by steps.
 
-    None if no rank was profiled by steps. If nothing matches: 0 for traces of GPU kernels; None for traces of operators,
-    because the name may be the name of a kernel.
+    size: the function that returns the size of an entry, such as its number of calls. None if no rank was profiled by steps. If
+    nothing matches `of`: 0 if the traces contain GPU kernels; None if they contain operators, because `of` may be the name of a
+    kernel.
     """
     ranks = [one for one in run.breakdowns if one.steps]
     wanted = [operator_classes.pattern(of, one.source) for one in ranks]

@@ -1,4 +1,4 @@
-"""The size of the model."""
+"""The metric `parameters`: the size of the model."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collect.metrics.energy import energy
 from shardlab.prediction import PredictedRange, Prediction, exactly
 
 STEP_TIME, MEMORY, TRAFFIC, ENERGY = "step time", "memory", "traffic", "energy"
-UNITS = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}  # all numbers are for one step
+UNITS = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}  # unit of a category, whose numbers are for one step
 JOULES_PER_KWH = 3.6e6
 
 
@@ -28,7 +28,8 @@ class ComparedPrediction(NamedTuple):
 
 
 def compared(run: LoadedRun) -> Iterator[ComparedPrediction]:
-    """All predicted numbers of a run for which the run has a measurement; none if the run has no prediction."""
+    """Compare each predicted number of a run with its measurement, if the run has one. Yields nothing if there is no
+    prediction."""
     predicted = run.predicted
     if predicted is None or run.result is None or run.run is None:
         return
@@ -42,20 +43,21 @@ def compared(run: LoadedRun) -> Iterator[ComparedPrediction]:
 
 
 def _step_time(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
-    """(predicted, measured median step time), in seconds. None for rehearsals, because their times are not results."""
+    """Returns (predicted step time, measured median step time), in seconds. None for rehearsals, whose times are not
+    results."""
     assert run.result is not None
     spread = None if run.result.rehearsal else run.result.step_time_ms
     return None if spread is None or predicted.step_s is None else (predicted.step_s, spread.median / 1000)
 
 
 def _memory(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
-    """(predicted memory of tensors, measured peak of the memory that the GPU allocator had allocated), in bytes."""
+    """Returns (predicted memory of tensors, measured peak of the memory that the GPU allocator had allocated), in bytes."""
     assert run.result is not None
     peak = (run.result.peak_memory_bytes or {}).get("allocated")
     if not peak or predicted.tensor_bytes is None:
         return None
     if predicted.formula_tensor_bytes is None and predicted.memory_from != "rehearsal":
-        return None  # the formula gave a lower bound only
+        return None  # the prediction is only a lower bound, which a measurement can exceed
     return predicted.tensor_bytes, peak
 
 
@@ -73,9 +75,10 @@ def _memory_by_category(run: LoadedRun, predicted: Prediction) -> Iterator[tuple
 
 
 def _traffic(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
-    """(predicted bytes that all ranks send in a step, bytes counted from the collectives of a step).
+    """Returns (predicted bytes that all ranks send in a step, bytes counted from the collectives of a step).
 
-    The planner predicts the bytes of the rank that sends most. In a pipeline, other ranks send less, so None for a pipeline.
+    The planner predicts the bytes of the rank that sends most. In a pipeline, other ranks send less, so the result is None for
+    a pipeline.
     """
     assert run.result is not None
     assert run.run is not None
@@ -86,7 +89,10 @@ def _traffic(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, flo
 
 
 def _energy(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
-    """(predicted, measured energy of a step), in joules. The prediction is the power of the run times the time of a step."""
+    """Returns (predicted energy of a step, measured energy of a step), in joules.
+
+    The predicted energy of a step is the predicted power of the run times the predicted time of a step.
+    """
     measured = energy(run)
     steps = run.world.height - 1  # the measurement is from the end of the first timed step to the end of the last timed step
     if measured is None or steps < 1 or predicted.energy_kwh is None or predicted.time_s is None or predicted.step_s is None:

@@ -1,4 +1,4 @@
-"""The bytes that ranks read from storage and wrote to it while steps were timed, as the kernel counts them per process."""
+"""Metrics of the bytes that ranks read from storage and wrote to it while steps were timed, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from collect.metric import Metric
 
 def _of(counter: str) -> Callable[[LoadedRun], Quantity | None]:
     def moved(run: LoadedRun) -> Quantity | None:
-        """The growth of `counter` from the first to the last timed step, summed over all ranks; None if any record lacks it."""
+        """The growth of `counter` from the first to the last timed step, summed over all ranks; None if a step record has no
+        `counter`."""
         if run.timed.is_empty() or run.timed[counter].null_count():
             return None
         ends = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
-        if (ends[counter] < 0).any():  # the rank was restarted in between
+        if (ends[counter] < 0).any():  # a rank was restarted between its first and its last timed step
             return None
         return Quantity(int(ends[counter].sum()), "bytes")
 

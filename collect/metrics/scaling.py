@@ -1,4 +1,4 @@
-"""The speed-up and the efficiency of a cell, compared with the baseline strategy on the same work."""
+"""Metrics of the speed-up and the efficiency of a cell, compared with the baseline strategy on the same work."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collect.metric import Compared, Metric, MetricColumn
 
 
 def speed_up(compared: Compared) -> Quantity | None:
-    """The throughput divided by the throughput of the baseline.
+    """The throughput of a cell divided by the throughput of its baseline.
 
-    For strong and weak scaling, the ideal value on n times as many ranks is n; only cache effects can exceed it.
+    For strong and weak scaling, the ideal value on n times as many ranks is n. Only cache effects can give a larger value.
     """
     if compared.scaling is None or compared.baseline_value <= 0:
         return None
@@ -17,7 +17,7 @@ def speed_up(compared: Compared) -> Quantity | None:
 
 
 def efficiency(compared: Compared) -> Quantity | None:
-    """The speed-up divided by the ratio of ranks, in percent."""
+    """The speed-up of a cell divided by the ratio of its number of ranks to that of its baseline, in percent."""
     ratio = speed_up(compared)
     if ratio is None:
         return None

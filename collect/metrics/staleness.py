@@ -1,4 +1,5 @@
-"""Staleness: how old the parameters are from which a gradient was computed, if workers do not wait for each other."""
+"""Metrics of staleness: how old the parameters are from which a gradient was computed, if workers do not wait for each
+other."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ def _counts(run: LoadedRun) -> dict[int, int]:
 
 
 def mean(run: LoadedRun) -> Quantity | None:
-    """The mean staleness over all pushes; None if the run has no parameter server."""
+    """The mean staleness over all pushes of gradients; None if the run has no parameter server."""
     counts = _counts(run)
     if not counts:
         return None
@@ -20,7 +21,7 @@ def mean(run: LoadedRun) -> Quantity | None:
 
 
 def largest(run: LoadedRun) -> Quantity | None:
-    """The largest staleness of any push; None if the run has no parameter server."""
+    """The largest staleness of any push of gradients; None if the run has no parameter server."""
     counts = _counts(run)
     return Quantity(max(counts), "updates") if counts else None
 

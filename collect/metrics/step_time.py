@@ -1,4 +1,4 @@
-"""The time of a step: the median, and percentiles that show how much the time varies from step to step."""
+"""Metrics of the time of a step: the median, and percentiles that show how much the time varies from step to step."""
 
 from __future__ import annotations
 

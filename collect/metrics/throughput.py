@@ -1,4 +1,4 @@
-"""The throughput: how many units of data all ranks together train on per second."""
+"""The metric `throughput_per_s`: how many units of data all ranks together train on per second."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Metrics of the parts of a profiled step, such as compute and idle time: exact values from traces, as means over ranks.
 
 The definitions follow HolisticTraceAnalysis (its documentation: Temporal Breakdown, Communication Computation Overlap), with
-two exceptions: times are not rounded to whole microseconds, and the last step is not left out. `collect trace --like-hta`
-prints the numbers of HolisticTraceAnalysis.
+two exceptions: times are not rounded to whole microseconds, and the last profiled step is not left out. `collect trace
+--like-hta` prints the numbers of HolisticTraceAnalysis.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collect.metric import Direction, Metric
 if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
 
-_MS = 1e6  # a millisecond in ns
+_MS = 1e6  # ns in a millisecond
 
 
 def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, definition: str) -> Metric:
@@ -35,7 +35,7 @@ def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Directi
 
 
 def overlap(run: LoadedRun) -> Quantity | None:
-    """The share of communication that overlaps with compute, in percent; None if no profiled rank communicated."""
+    """The share of communication during which something computes, in percent; None if no profiled rank communicated."""
     known = [(share, one) for one in run.breakdowns if (share := one.overlap_pct) is not None]
     return Quantity(sum(share for share, _ in known) / len(known), "%", known[0][1].kind) if known else None
 

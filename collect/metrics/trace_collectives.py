@@ -1,4 +1,4 @@
-"""The bandwidth (as nccl-tests defines it) and the hidden share of one kind of collective in the profiled steps."""
+"""Metrics of one kind of collective in the profiled steps: its bandwidth, as nccl-tests defines it, and its hidden share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ _TIME = (
 
 
 def algorithm_bandwidth(run: LoadedRun, of: str) -> Quantity | None:
-    """The algorithm bandwidth in 1e9 bytes/s; None if the trace does not record the message size of every call."""
+    """The algorithm bandwidth of a collective in 1e9 bytes/s; None if the trace does not record the message size of every
+    call."""
     return _bandwidth(run, of, [use.message_bytes for use in _uses(run, of)])
 
 
 def bus_bandwidth(run: LoadedRun, of: str) -> Quantity | None:
-    """The bus bandwidth in 1e9 bytes/s; None if the trace does not record the message size and the ranks of every call."""
+    """The bus bandwidth of a collective in 1e9 bytes/s.
+
+    None if the trace does not record the message size and the number of ranks of every call.
+    """
     return _bandwidth(run, of, [use.bus_bytes for use in _uses(run, of)])
 
 

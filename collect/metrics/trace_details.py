@@ -20,9 +20,9 @@ def layer_time(run: LoadedRun, of: str) -> Quantity | None:
 
 
 def peak(run: LoadedRun) -> Quantity | None:
-    """The most memory that any rank had allocated on a device in the profiled steps, in bytes.
+    """The most memory that any rank had allocated on a device in the profiled steps, in bytes. None if no trace records memory.
 
-    If a trace records memory of a GPU, memory of CPUs does not count. None if no trace records memory.
+    If a trace records the memory of a GPU, the memory of CPUs is not considered.
     """
     uses = [use for one in run.traces.analyses if one.steps for use in one.memory]
     kind = "cpu" if all(use.device == "cpu" for use in uses) else "gpu"
@@ -54,7 +54,8 @@ def flops_per_s(run: LoadedRun) -> Quantity | None:
 def attention_time(run: LoadedRun, of: str) -> Quantity | None:
     """The time of an implementation of attention in ms per step, forward and backward, as the mean over the profiled ranks.
 
-    None if this implementation did not run, or if its kernels are not recorded. of: the name of the implementation.
+    None if this implementation did not run, or if its kernels are not recorded. of: the name of the implementation, such as
+    flash.
     """
     ranks = [one for one in run.traces.analyses if one.steps]
     uses = [[use.total_ns for use in one.attention if use.backend == of] for one in ranks]

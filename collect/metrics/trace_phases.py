@@ -1,4 +1,4 @@
-"""The time of the phases of a profiled step: data, forward, backward, optimizer."""
+"""Metrics of the time of each phase of a profiled step: data, forward, backward, optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collect.metric import Metric
 def phase_time(run: LoadedRun, of: str) -> Quantity | None:
     """The time of a phase in ms per step, as the mean over the ranks that were profiled by steps.
 
-    None if none of these ranks has this phase. of: the name of the phase.
+    None if no rank has a time for this phase. of: the name of the phase, such as backward.
     """
     ranks = [one for one in run.traces.analyses if one.steps]
     times = [

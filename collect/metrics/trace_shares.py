@@ -1,4 +1,5 @@
-"""Metrics of the parts of the profiled time in percent, and of collectives. Percentages compare ranks of different speed."""
+"""Metrics of the parts of the profiled time in percent, so that ranks of different speed can be compared, and of
+collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def share(ns: Callable[[Breakdown], int | None]) -> Callable[[LoadedRun], Quantity | None]:
-    """Make the function of a metric: a part of the profiled time in percent of it, as the mean over the profiled ranks.
+    """Make the function of a metric: a part of the profiled time in percent of this time, as the mean over the profiled ranks.
 
     ns: a function that returns this part for one rank, in ns. The value is None if no rank has both this part and a profiled
     time.
@@ -27,7 +28,8 @@ def share(ns: Callable[[Breakdown], int | None]) -> Callable[[LoadedRun], Quanti
 
 
 def collective_count(run: LoadedRun) -> Quantity | None:
-    """The number of collectives per step, as the mean over the ranks that were profiled by steps; None without such ranks."""
+    """The number of collectives per step, as the mean over the ranks that were profiled by steps; None if there is no such
+    rank."""
     known = [one for one in run.breakdowns if one.steps]
     if not known:
         return None
@@ -36,7 +38,10 @@ def collective_count(run: LoadedRun) -> Quantity | None:
 
 
 def collective_ms(run: LoadedRun) -> Quantity | None:
-    """The sum of the durations of all collectives, in ms per step; None if no rank was profiled by steps."""
+    """The sum of the durations of all collectives of a rank in ms per step, as the mean over ranks that were profiled by steps.
+
+    None if no rank was profiled by steps.
+    """
     known = [one for one in run.breakdowns if one.steps]
     if not known:
         return None
@@ -45,7 +50,7 @@ def collective_ms(run: LoadedRun) -> Quantity | None:
 
 
 def collective_mean_ms(run: LoadedRun) -> Quantity | None:
-    """The mean duration of a collective, in ms; None if there was no collective."""
+    """The mean duration of a collective, in ms; None if no collective was called."""
     time, count = collective_ms(run), collective_count(run)
     return Quantity(time.value / count.value, "ms", time.kind) if time and count and count.value else None
 

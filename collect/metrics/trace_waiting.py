@@ -12,7 +12,7 @@ from collect.metric import Metric
 if TYPE_CHECKING:
     from collect.traces.idle_causes import IdleCauses
 
-_MS, _US = 1e6, 1e3  # a millisecond and a microsecond in ns
+_MS, _US = 1e6, 1e3  # ns in a millisecond and in a microsecond
 
 
 def _idle(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric:
@@ -43,7 +43,7 @@ def launch_delay(run: LoadedRun) -> Quantity | None:
 def waiting(run: LoadedRun) -> Quantity | None:
     """The time lost to waiting for slow ranks, in ms per step, as the mean over the ranks.
 
-    None if no collective of a profiled step was found in the traces of several ranks.
+    None if the traces contain no call of a collective that was matched over several ranks.
     """
     steps = sum(one.steps for one in run.traces.analyses)
     lost = [one.lost_ns for one in run.traces.answers.waits.ranks]
@@ -53,7 +53,7 @@ def waiting(run: LoadedRun) -> Quantity | None:
 def waiting_share(run: LoadedRun) -> Quantity | None:
     """The time lost to waiting for slow ranks, in percent of the profiled time of all ranks.
 
-    None if no collective was found in the traces of several ranks.
+    None if the traces contain no call of a collective that was matched over several ranks.
     """
     share = run.traces.answers.waits.lost_pct
     return None if share is None else Quantity(share, "%", run.traces.analyses[0].kind)

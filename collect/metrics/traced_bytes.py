@@ -1,4 +1,5 @@
-"""The bytes that ranks send in a step, from the sizes in profiler records, and the difference from the theory."""
+"""Metrics of the bytes that ranks send in a step, from the message sizes in profiler records, and their difference from
+theory."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.traces import sent_bytes
 
-TOLERANCE_PCT = 3.0  # up to this difference, traces and theory are said to agree
+TOLERANCE_PCT = 3.0  # up to this difference in percent, the report says that traces and theory agree
 
 
 def traced(run: LoadedRun) -> Quantity | None:
-    """The bytes that all ranks together send in a step. None unless every rank has a trace with the size of each collective."""
+    """The bytes that all ranks together send in a step, from their traces.
+
+    None unless every rank has a trace that contains the size of each collective.
+    """
     if run.run is None:
         return None
     analyses = run.traces.analyses
@@ -23,7 +27,7 @@ def traced(run: LoadedRun) -> Quantity | None:
 def difference(run: LoadedRun) -> Quantity | None:
     """The bytes according to the traces minus the bytes in theory, in percent of the bytes in theory.
 
-    None for strategies that do other work by design, because their steps differ in their communication.
+    None for strategies that do other work by design, because the number of bytes differs from step to step.
     """
     if run.result is None or (run.result.same_work is not None and run.result.same_work.verdict == "other work"):
         return None

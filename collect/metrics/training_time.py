@@ -1,4 +1,4 @@
-"""The time of the timed part of the training, and the time of an epoch."""
+"""Metrics of the time of the timed part of the training, and of the time of an epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collect.metric import Metric, MetricColumn
 
 
 def train_time(run: LoadedRun) -> Quantity | None:
-    """The time of the timed part of the training, in seconds: train_time_s of the result."""
+    """The time of the timed part of the training, in seconds, as the result of the run contains it."""
     seconds = run.result.train_time_s if run.result else None
     return None if seconds is None else Quantity(seconds, "s")
 

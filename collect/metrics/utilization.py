@@ -1,4 +1,4 @@
-"""The utilization of processors, GPUs and GPU memory while steps were timed."""
+"""Metrics of the utilization of processors, GPUs and GPU memory while steps were timed."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from shardlab.host import Host
 
 
 def cpu(run: LoadedRun) -> Quantity | None:
-    """The utilization of all processors of a host, 0 to 100: the mean over the samples in the timed window, then over hosts."""
+    """The utilization of all processors of a host in percent: the mean over the samples in the timed window, then over the
+    hosts."""
     return _mean_of_means(run, run.whole_samples.hosts, "host", "cpu_pct")
 
 
 def rank_cpu(run: LoadedRun) -> Quantity | None:
-    """The processor time of a rank in percent of the elapsed time, as the mean over ranks; 100 is one processor.
+    """The processor time of a rank in percent of the elapsed time, as the mean over ranks. 100 means one fully used processor.
 
-    None if any record does not have cpu_s, or if the run was suspended.
+    None if a step record does not contain cpu_s, or if the run was suspended.
     """
     if run.paused or run.timed.is_empty() or run.timed["cpu_s"].null_count():
         return None
     ends = run.timed.group_by("rank", maintain_order=True).agg(
         pl.col(name).last() - pl.col(name).first() for name in ("cpu_s", "t_s")
     )
-    if not (ends["cpu_s"] >= 0).all() or not (ends["t_s"] > 0).all():  # the rank was restarted in between
+    if not (ends["cpu_s"] >= 0).all() or not (ends["t_s"] > 0).all():  # a rank was restarted, or has only one timed step
         return None
     return Quantity(fmean((100 * ends["cpu_s"] / ends["t_s"]).to_list()), "%")
 
 
 def gpu(run: LoadedRun) -> Quantity | None:
-    """The utilization of a GPU, 0 to 100: the mean over the samples in the timed window, then over GPUs."""
+    """The utilization of a GPU in percent: the mean over the samples in the timed window, then over the GPUs."""
     return _mean_of_means(run, run.gpu_samples, "uuid", "utilization_pct")
 
 
@@ -64,7 +65,7 @@ def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
 
 
 def memory_sizes(gpus: pl.DataFrame, hosts: Sequence[Host]) -> dict[str, int]:
-    """UUID -> memory of the GPU in bytes, for GPUs whose size is known.
+    """The memory of GPUs in bytes, for GPUs whose size is known: {UUID: bytes}.
 
     gpus: samples of GPUs; the first sample that a sampler writes contains the sizes. hosts: the descriptions of the hosts,
     which contain the sizes too.

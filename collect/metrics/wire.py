@@ -1,4 +1,4 @@
-"""Compares the bytes that the kernel counted with the bytes that the collectives of the steps should send."""
+"""Compares the bytes that the kernel's counters saw with the bytes that the collectives of the timed steps should send."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collect.metric import Metric, MetricColumn
 from collect.metrics.network import loopback, network, sent_bounds
 
 SENDING = {"checkpoints", "validation"}  # instruments whose collectives do not belong to any step
-TOLERANCE_PCT = 6.0  # up to this difference, counters and collectives are said to agree: 3 % for payload, 3 % for headers
+TOLERANCE_PCT = 6.0  # difference up to which counters and collectives are said to agree: 3 % for payload, 3 % for headers
 MOST_OPEN = 0.03  # largest uncertainty of the counted bytes, as a share of the expected bytes; beyond it there is no result
 
 
 def difference(run: LoadedRun) -> Quantity | None:
-    """The bytes that the hosts sent, minus the bytes that the steps should send, in percent of the bytes that they should send.
+    """The bytes that the hosts sent minus the bytes that the steps should send, in percent of the bytes that the steps should
+    send.
 
     Only for gloo, because the kernel counts all bytes that gloo sends. NCCL also uses NVLink, shared memory and RDMA, which the
     kernel does not count.

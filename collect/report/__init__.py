@@ -1,1 +1,1 @@
-"""The text and the layout of a report: the HTML page, the output in the terminal, and the tables of the exports."""
+"""The text and the layout of a report: its HTML page, its output in a terminal, and the tables of the exports."""

@@ -1,6 +1,7 @@
-"""Writes the answers to "which strategy should I choose?" as text. The terminal and the page of a report use the same text.
+"""Writes the answers to "which strategy should I choose?" as text, which the terminal and the page of a report both use.
 
-A family (collect/choices/family.py) has all cells of one workload. A contest is a set of these cells that may be compared.
+A family (collect/choices/family.py) is a set of cells of one workload. A contest is a set of cells of a family that may be
+compared, because they ran on the same number of ranks and nodes with the same batch size.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ QUESTIONS = {
     "final_accuracy_pct": "Which is the most accurate?",
     "energy_per_unit_j": "Which needs the least energy per unit?",
 }
-MOST_SHOWN = 24  # a report shows at most this number of families, and of each family at most this number of contests
-MOST_CITED = 100  # the greatest number of cells that are listed under one answer
-MOST_NAMED = 3  # if a contest has more best cells than this, its field of the table has one link for all best cells
+MOST_SHOWN = 24  # the most families that a report shows, and the most contests that it shows of each family
+MOST_CITED = 100  # the most cells that are listed under one answer
+MOST_NAMED = 3  # if a contest has more best cells than this number, the table has one link for all of them together
 
 
 class RunsLink(msgspec.Struct, frozen=True):
@@ -46,12 +47,12 @@ class RunsLink(msgspec.Struct, frozen=True):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """The text of a choice.
+    """The text of a choice by one criterion.
 
     names: the best cells, each with a link to its runs.
     value: the value of the first of the best cells, with its unit.
     more: how certain the choice is, such as "cannot be distinguished".
-    margin: the distance to the best of the other cells, such as "13 % faster than ddp".
+    margin: how far the best cell is ahead of the first cell that is not among the best, such as "13 % faster than ddp".
     sure: whether one cell is significantly better than all others, or the best cells are known to be equal.
     """
 
@@ -67,12 +68,12 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A contest as a row of the table of choices.
+    """A contest as one row of the table of choices.
 
     heading: the number of ranks, such as "8 ranks".
     about: the batch size, and the number of nodes if the contest is on several nodes.
-    said: the choice by each criterion that the table shows.
-    out: (reason, cells) for the cells that are not ranked.
+    said: for each criterion that the table shows, the choice by this criterion.
+    out: the cells of the contest that are not ranked, as (reason, cells).
     """
 
     heading: str
@@ -85,7 +86,7 @@ class TreeNode(msgspec.Struct, frozen=True):
     """A question of the decision tree, with its answers.
 
     asks: the question.
-    answers: for each answer (which contests the answer is for, as text; the answer; the cells that the answer is based on).
+    answers: for each answer (the contests for which the answer holds, as text; the answer; the cells from which it follows).
     """
 
     asks: str
@@ -93,31 +94,31 @@ class TreeNode(msgspec.Struct, frozen=True):
 
 
 def opened(summary: Summary) -> list[Family]:
-    """The families that a report shows: those in which there is something to choose, at most MOST_SHOWN of them."""
+    """The families that a report shows: at most MOST_SHOWN families in which a reader has a choice."""
     return [family for family in summary.choices if family.open][:MOST_SHOWN]
 
 
 def hidden(summary: Summary) -> str:
-    """A sentence that says how many contests the report does not show; "" if it shows all contests."""
+    """A sentence that says how many contests the report leaves out; "" if it shows all contests."""
     every = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
     left = sum(every) - sum(min(one, MOST_SHOWN) for one in every[:MOST_SHOWN])
     return f"{left:,} more comparisons are in summary.json" if left else ""
 
 
 def criteria(families: Sequence[Family]) -> list[str]:
-    """The criteria that give a reason to choose in at least one contest of these families, in the order of CRITERIA."""
+    """The criteria by which cells differ in at least one contest of these families, in the order of CRITERIA."""
     standings = [standing for family in families for contest in family.contests for standing in contest.standings]
     found = {standing.criterion for standing in standings if standing.word != "same work"}
     return [name for name in CRITERIA if name in found]
 
 
 def any_out(families: Sequence[Family]) -> bool:
-    """Whether any cell in the contests of these families is not ranked."""
+    """Whether the contests of these families contain a cell that is not ranked."""
     return any(_out(contest) for family in families for contest in family.contests if contest.open)
 
 
 def title(family: Family) -> str:
-    """The title of the section of a family."""
+    """The title of the section about a family."""
     return f"{family.workload}, {family.about}" if family.about else family.workload
 
 
@@ -131,7 +132,7 @@ def cautions(summary: Summary) -> list[str]:
 def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
     """The cells that cannot be compared, because no other cell on the same number of ranks has the same batch size.
 
-    Returns a list of (title of the family and number of ranks, cells). A cell is listed only if other cells ran on the same
+    Returns a list of (title of the family and number of ranks, cells). A cell is only listed if another cell ran on the same
     number of ranks with another batch size.
     """
     found = []
@@ -148,7 +149,7 @@ def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
 
 
 def lines(family: Family, shown: Sequence[str]) -> list[Line]:
-    """The rows of a family in the table of choices: at most MOST_SHOWN contests in which there is something to choose.
+    """The rows of a family in the table of choices: at most MOST_SHOWN contests in which a reader has a choice.
 
     shown: the criteria that the table shows.
     """
@@ -207,13 +208,15 @@ def _margin(standing: Standing, names: dict[str, str]) -> str:
 
 
 def _percent(value: float) -> str:
-    """A margin in percent as text. It has at most two digits below 10 and none after the point from 10 on: the means that it
-    is computed from are not more precise."""
+    """A margin in percent as text, with at most two digits below 10, and no digits after the decimal point from 10 on.
+
+    The means from which the margin is computed are not more precise.
+    """
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.1g}"
 
 
 def _quantity(value: float, unit: str) -> str:
-    """A number with its unit. Bytes get the same unit (such as GiB) as in the tables of the report."""
+    """A number with its unit, as text. Bytes are given in units such as GiB, as in the tables of the report."""
     if unit != "bytes":
         return verdict_text.quantity(value, unit)
     name, size = notation.bytes_unit([value])
@@ -228,7 +231,7 @@ def _range(low: float, high: float, unit: str) -> str:
 
 
 def _out(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
-    """(reason, cells) for the cells of a contest that are not ranked.
+    """The cells of a contest that are not ranked, as (reason, cells).
 
     For a strategy that does other work by design, the reason contains the sentence of the strategy about this work.
     """
@@ -276,7 +279,7 @@ def _of(fit: Fit) -> list[str]:
 
 
 def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[RunsLink]]:
-    """Returns (text of an answer of the decision tree, the cells that it is based on: the best cells of each contest)."""
+    """Returns (an answer of the decision tree as text, the cells from which it follows: the best cells of each contest)."""
     more = {
         "best": "",
         "equal": "equal",
@@ -304,7 +307,7 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[
 
 
 def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
-    """Links, such as `ddp ×8`, to the cells that have these names in some contests. places: the indices of these contests."""
+    """Links to cells in some contests, such as `ddp ×8`. places: the indexes of the contests. names: the names of the cells."""
     found = []
     for place in places:
         contest = family.contests[place]
@@ -314,8 +317,10 @@ def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[
 
 
 def _size(family: Family, contest: Contest) -> str:
-    """The number of ranks of a contest, such as `8`, or `8 on 2 nodes` if another contest has 8 ranks on another number of
-    nodes."""
+    """The number of ranks of a contest, such as `8`.
+
+    If the family has contests with the same number of ranks on other numbers of nodes, the nodes are added: `8 on 2 nodes`.
+    """
     return f"{contest.ranks}{_on_nodes(family, contest.ranks, contest.nodes)}"
 
 
@@ -327,8 +332,8 @@ def _on_nodes(family: Family, ranks: int, nodes: int) -> str:
 def _joined(names: Sequence[str]) -> str:
     """The names of cells as one text, such as `ddp, fsdp2 and zero3`.
 
-    Two cells of one strategy are written as `pp_1f1b (4 and 8 micro-batches)`. If a name contains a comma, semicolons separate
-    the names.
+    Two cells of the same strategy are written as `pp_1f1b (4 and 8 micro-batches)`. If a name contains a comma, semicolons
+    separate the names.
     """
     by_strategy: dict[str, list[str]] = {}
     for name in names:
@@ -340,7 +345,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _variants(variants: Sequence[str]) -> str:
-    """Variants of one strategy as text, such as `4 and 8 micro-batches`. Words at the end of all variants are written once."""
+    """Variants of one strategy as text, such as `4 and 8 micro-batches`. Words with which all variants end are written once."""
     heads, tails = zip(*(variant.partition(" ")[::2] for variant in variants), strict=True)
     return f"{_joined(heads)} {tails[0]}".rstrip() if len(set(tails)) == 1 else "; ".join(variants)
 
@@ -350,10 +355,10 @@ def _batches(family: Family, places: Sequence[int]) -> str:
 
 
 def _when(family: Family, places: Sequence[int]) -> str:
-    """The contests of an answer as text, such as `2 and 4 ranks; 8 ranks at batch 64`.
+    """The contests in which an answer holds, as text, such as `2 and 4 ranks; 8 ranks at batch 64`.
 
-    places: the indices of these contests in the family. The batch size is named only if the family has contests on the same
-    ranks with another batch size that do not belong to this answer.
+    places: the indexes of these contests in the family. The batch size is only named if the family has a contest on the same
+    ranks with another batch size in which the answer does not hold.
     """
     by_ranks: dict[tuple[int, int], list[int]] = {}
     for place in places:

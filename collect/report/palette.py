@@ -1,14 +1,15 @@
-"""The colours of a report. The page uses them as CSS variables; a figure in its own file contains the colours themselves."""
+"""The colours of a report. The page uses them as CSS variables; a figure in a file of its own contains the colours
+themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Text uses ink, muted, link, good, warn and bad: the contrast of each of these colours with its background is at least 4.5, as
-# WCAG 2.2 requires for text (criterion 1.4.3). Graphics use the series colours: their contrast is at least 3, as WCAG requires
-# for graphics (criterion 1.4.11), and people who cannot see red or green can distinguish each pair of these colours.
-# tests/test_collect_strategy_style.py checks both rules.
+# Text has the colours ink, muted, link, good, warn and bad. The contrast of each of these colours with its background is at
+# least 4.5, as WCAG 2.2 requires for text (criterion 1.4.3). Graphics have the series colours. Their contrast is at least 3, as
+# WCAG requires for graphics (criterion 1.4.11), and people who cannot see red or green can distinguish each pair of them.
+# tests/test_collect_strategy_style.py checks these rules.
 LIGHT = {
     "page": "#fdfdfc", "raised": "#ffffff", "ink": "#1b1d1f", "muted": "#646a70", "line": "#e4e5e3", "link": "#0a5aa8",
     "good": "#1a7346", "warn": "#935a00", "bad": "#b3261e", "warn-wash": "#fdf5e4", "warn-line": "#dba234",
@@ -24,7 +25,8 @@ DARK = {
 
 
 def resolved(value: Any, colours: Mapping[str, str]) -> Any:
-    """The JSON of a figure with each `var(--NAME)` replaced by the colour of this name. Raises KeyError for an unknown name."""
+    """The JSON of a figure, with the colour NAME in place of each `var(--NAME)`. Raises KeyError if there is no colour of
+    this name."""
     if isinstance(value, str):
         return colours[value[6:-1]] if value.startswith("var(--") else value
     if isinstance(value, Mapping):

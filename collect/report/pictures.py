@@ -1,4 +1,5 @@
-"""Writes each figure of the report as an SVG or PNG file. kaleido runs plotly in a headless browser, which draws the figure."""
+"""Writes each figure of the report as an SVG or PNG file. The library kaleido runs plotly in a browser without a window for
+this."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from shardlab.errors import InputError, MissingExtra
 
 FORMATS = ("svg", "png")
 FOLDER = "figures"
-SCALE = {"svg": 1, "png": 2}  # pixels of a picture for each pixel of the page
+SCALE = {"svg": 1, "png": 2}  # format -> how many pixels of a picture stand for one pixel of the page, in each direction
 BROWSER = (
     "{} needs Chrome or Chromium, which was not found; install one (on Debian: apt install chromium), or set "
     "BROWSER_PATH to its path. The buttons in the report save the same images in any browser."
@@ -25,9 +26,9 @@ BROWSER = (
 
 
 def formats(asked: str, where: str) -> tuple[str, ...]:
-    """The formats that an option asks for, each once. Raises InputError for an unknown format.
+    """The picture formats that an option asks for, each once. Raises InputError if a format is not known.
 
-    asked: the value of the option, such as `svg,png`. where: the option, which the message of the error names.
+    asked: the value of the option, such as `svg,png`. where: the name of the option, for the error message.
     """
     names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
     if wrong := [name for name in names if name not in FORMATS]:
@@ -36,9 +37,9 @@ def formats(asked: str, where: str) -> tuple[str, ...]:
 
 
 def export(suffix: str, summary: str) -> Export:
-    """Make the export of `collect export` that writes only the figures, as picture files of one format.
+    """Make an export of `collect export` that writes only the figures, as picture files of one format.
 
-    suffix: the format, `svg` or `png`; also the name of the export. summary: what the help text says about this export.
+    suffix: the format, `svg` or `png`; also the name of the export. summary: the help text of this export.
     """
 
     def write_all(loaded: Loaded, summarized: Summary, folder: Path, _place: Path) -> None:
@@ -49,9 +50,10 @@ def export(suffix: str, summary: str) -> Export:
 
 
 def write(folder: Path, figures: Sequence[DrawnFigure], wanted: Sequence[str], what: str) -> None:
-    """Write each figure as NAME.svg or NAME.png into a folder, in the light colours. One browser draws all figures.
+    """Write each figure as NAME.svg or NAME.png into a folder, in the colours of the light mode. One browser draws all figures.
 
     wanted: the formats. what: the command that needs the pictures, for error messages.
+
     Raises MissingExtra if kaleido is not installed, InputError if no browser is found.
     """
     try:
@@ -74,7 +76,8 @@ def write(folder: Path, figures: Sequence[DrawnFigure], wanted: Sequence[str], w
 
 
 async def _draw(browser_of: Callable[..., Any], drawn: Sequence[tuple[Path, dict[str, Any], dict[str, Any]]]) -> None:
-    """Draw each figure and write its file. kaleido can write files too, but it hides the reason if writing fails."""
-    async with browser_of(mathjax=False) as browser:  # without `mathjax=False` the browser would load MathJax from the network
+    """Draw each figure and write its file. kaleido could write the file itself, but it hides the reason if the writing
+    fails."""
+    async with browser_of(mathjax=False) as browser:  # with MathJax, the browser would load MathJax from the network
         for path, fig, opts in drawn:
             files.write_new(path, await browser.calc_fig(fig, opts))

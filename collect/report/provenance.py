@@ -1,4 +1,4 @@
-"""Where the numbers of a report come from: the runs of each cell with their hosts and files, and the software and hardware."""
+"""Says where the numbers of a report come from: the runs of each cell with hosts and files, and the software and hardware."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from collect.verdicts import reasons
 class RunPlace(msgspec.Struct, frozen=True):
     """The hosts on which a run ran, and the files that the run wrote.
 
-    hosts: the names of the hosts. files: the record files and subfolders in the run folder; None if the run has no folder.
+    hosts: the names of the hosts. files: the names of record files and subfolders in the run folder; None if there is no run
+    folder.
     """
 
     hosts: list[str]
@@ -27,8 +28,10 @@ class RunPlace(msgspec.Struct, frozen=True):
 class CellPlace(msgspec.Struct, frozen=True):
     """Where the numbers of a cell come from.
 
-    configuration: the hash of the cell; "" if no run has a run.json.
-    rehearsal: how the runs differ from what the study ran, if they are a rehearsal; else "".
+    configuration: the hash of the cell; "" if no run of the cell has a run.json.
+
+    rehearsal: how the runs differ from what the study ran, if the runs are a rehearsal; else "".
+
     runs: the runs of the cell by run id.
     """
 
@@ -38,7 +41,7 @@ class CellPlace(msgspec.Struct, frozen=True):
 
 
 def cell(loaded: LoadedCell) -> CellPlace:
-    """Where the numbers of one cell come from. loaded: the cell with its runs."""
+    """Say where the numbers of one cell come from. loaded: the cell with its runs."""
     hashes = [run.run.cell_hash for run in loaded.runs if run.run]
     runs = {run.run_id: _run(run) for run in loaded.runs}
     return CellPlace(hashes[0] if hashes else "", reasons.rehearsal(loaded), runs)
@@ -87,10 +90,10 @@ def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
 
 
 def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The different environments that these reports describe. A report maps the name of a package to its version.
+    """The different environments in these reports. A report is {name of a package: version}.
 
     Some reports name fewer packages than others: a failed run wrote no result, and a result does not contain the version of
-    Python. Two reports describe the same environment if no package has a different version in each of them.
+    Python. Two reports are of the same environment if there is no package for which they give different versions.
     """
     found: list[dict[str, str]] = []
     for report in sorted(reports, key=len, reverse=True):
@@ -103,7 +106,7 @@ def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def _versions(run: LoadedRun) -> dict[str, str]:
-    """The package versions of a run: the versions at its submission, replaced by the versions that its ranks imported."""
+    """The package versions of a run: the versions when it was submitted, replaced by the versions that its ranks imported."""
     assert run.run is not None
     return run.run.versions | (run.result.versions if run.result else {})
 
@@ -130,14 +133,14 @@ def hosts(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:
     return found
 
 
-MOST_TRAFFIC = 100  # the greatest number of runs in the table of traffic; summary.json contains all runs
+MOST_TRAFFIC = 100  # the most runs that the table of traffic shows; summary.json contains all runs
 
 
 def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]]:
-    """The quality of the telemetry of each host, over all runs on the host.
+    """How complete the telemetry of each host is, over all runs on the host.
 
     Returns a list of (host, number of runs, number of samples, lowest coverage, longest time without a sample, number of runs
-    whose telemetry does not cover the whole time of the timed steps).
+    whose telemetry does not cover all timed steps).
     """
     found = []
     for host in dict.fromkeys(entry.host for entry in summary.telemetry):
@@ -154,7 +157,8 @@ def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]
 def traffic_rows(summary: Summary) -> list[tuple[str, str, str, str, str, str]]:
     """The network traffic of the first MOST_TRAFFIC runs, one row per run and host.
 
-    Returns a list of (run, host, interface, share of the host's traffic, whether RDMA was used, how this is known).
+    Returns a list of (run, host, interface, share of the host's traffic on this interface, whether RDMA was used, how this is
+    known).
     """
     rows = []
     for entry in summary.traffic[:MOST_TRAFFIC]:

@@ -18,9 +18,9 @@ from collect.verdicts.claims import ClaimPart, Verdict
 from collect.verdicts.reasons import places
 
 MARKS = {"reproduced": "✓", "contradicted": "✗", "undecided": "?", "ambiguous": "?", "not run": "–"}
-MOST_PRINTED = 2  # the greatest number of printed numbers that are shown beside one claim
-MOST_CHOICES = 3  # the greatest number of workloads for which the start of the report says what to choose
-LONGEST_REASON = 90  # characters; a longer reason is cut at the start of the report; further down, the page has all of it
+MOST_PRINTED = 2  # the most numbers of the study that are shown beside one claim
+MOST_CHOICES = 3  # the most workloads for which the start of the report says what to choose
+LONGEST_REASON = 90  # the most characters of a reason at the start of the report; the rest of the page shows the whole reason
 _AT_LEAST = {ast.GtE: "at least", ast.Gt: "more than"}
 _AT_MOST = {ast.LtE: "at most", ast.Lt: "less than"}
 _OTHER = {ast.Eq: "exactly", ast.NotEq: "not"}
@@ -28,14 +28,14 @@ _TURNED = {ast.GtE: ast.LtE, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.Lt: ast.Gt, a
 
 
 class ClaimLine(msgspec.Struct, frozen=True):
-    """A claim in one line.
+    """A claim of the study in one line.
 
     mark: a symbol for the verdict.
     printed: the number that the study prints.
     asked: the bounds that the test of the claim sets for the measured number, such as "at least 2".
     measured: the measured number with its unit.
     interval: the 95 % interval of the measured number, such as "1.1 to 1.2".
-    against: the number that the test compares the measured number with, if this number was measured too; else "".
+    against: the number on the other side of the test, if this number was measured too; else "".
     reason: the reason for the verdict, in few words.
     """
 
@@ -49,9 +49,10 @@ class ClaimLine(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What to choose for a workload.
+    """Which cells to choose for a workload.
 
-    where: the number of ranks and the batch size that the choice is for.
+    where: the number of ranks and the batch size for which the choice holds.
+
     best: a list of (heading of a criterion such as "Fastest", text of the choice by this criterion).
     """
 
@@ -61,7 +62,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def claim(verdict: Verdict, summary: Summary) -> ClaimLine:
-    """The line for one claim of the study. Its numbers come from the part of the claim's test that decides the verdict."""
+    """Write one claim of the study in one line. The numbers come from the part of the claim's test that decides the verdict."""
     part = _deciding(verdict)
     measured, interval, against = _sides(part) if part else ("", "", "")
     asked = _asked(verdict, part) if part else ""
@@ -92,15 +93,15 @@ def same_work(summary: Summary) -> str:
 
 
 def helps(summary: Summary) -> list[str]:
-    """The commands that are likely to decide the undecided claims: they submit more repeats."""
+    """Commands that submit more repeats, and so are likely to decide the claims that are undecided."""
     return list(dict.fromkeys(verdict.helps for verdict in summary.verdicts if verdict.helps))
 
 
 def choices(summary: Summary) -> list[Choice]:
-    """What to choose for each workload: the best cells of the most informative contest of the workload, by each criterion.
+    """What to choose for each workload: the best cells of one contest of the workload, by each criterion.
 
-    The most informative contest has the most measured cells. If several contests have the same number of measured cells, the
-    contest with the most ranks is used, then with the most nodes, then with the largest batch.
+    The contest with the most measured cells is used. If several contests have the same number of measured cells, the contest
+    with the most ranks is used, then with the most nodes, then with the largest batch.
     """
     found = []
     for family in choice_text.opened(summary)[:MOST_CHOICES]:
@@ -124,9 +125,9 @@ def _chosen(contest: Contest, standing: Standing) -> Said:
 
 
 def _deciding(verdict: Verdict) -> ClaimPart | None:
-    """The part of a test that decides the verdict: the part that holds in the fewest draws.
+    """The part of a claim's test that decides the verdict: the part that holds in the smallest share of draws.
 
-    For a part without draws, whether the part holds for the measured means counts as 100 or 0 percent of the draws.
+    If a part has no draws, its share is 100 percent if it holds for the measured means, and otherwise 0 percent.
     """
     if not verdict.parts:
         return None
@@ -134,9 +135,9 @@ def _deciding(verdict: Verdict) -> ClaimPart | None:
 
 
 def _sides(part: ClaimPart) -> tuple[str, str, str]:
-    """Returns (measured number of a test, interval of this number, number on the other side of the test), each as text.
+    """The measured number of a test and the number on the other side, as text: (measured number, its interval, other number).
 
-    The number on the other side is "" if it was not measured but stands in the claim.
+    The other number is "" if it was not measured, but is a constant of the claim.
     """
     test = _comparison(part.test)
     if part.left is None or part.right is None or test is None:
@@ -153,7 +154,10 @@ def _sides(part: ClaimPart) -> tuple[str, str, str]:
 
 
 def _written(value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
-    """Returns (a number with three digits and its unit, its interval in the same unit; "" without an interval), as text."""
+    """A number and its interval as text: (the number with three digits and its unit, the interval in the same unit).
+
+    The text of the interval is "" if there is no interval.
+    """
     name, size = {"x": ("×", 1.0)}.get(unit, (unit, 1.0))
     if unit == "bytes":
         largest = max(map(abs, (value, *(interval or ()))))
@@ -169,7 +173,7 @@ def _digits(value: float) -> str:
 
 
 def _asked(verdict: Verdict, part: ClaimPart) -> str:
-    """The bounds that a test sets for the measured number, such as `1.08 to 1.18` or `at least 2`.
+    """The bounds that the test of a claim sets for the measured number, such as `1.08 to 1.18` or `at least 2`.
 
     "" if the test compares two measured numbers, so that it has no fixed bound.
     """
@@ -192,7 +196,8 @@ def _asked(verdict: Verdict, part: ClaimPart) -> str:
 
 
 def _bound(test: ast.Compare) -> tuple[str, str]:
-    """Returns (text of the measured side of a test, words for the bound that the other side sets, such as `at least`)."""
+    """Returns (text of the measured side of a test, words for the bound that the other side of the test sets, such as `at
+    least`)."""
     measured_left = _is_measured(test.left)
     kind = type(test.ops[0])
     words = _AT_LEAST | _AT_MOST | _OTHER
@@ -210,7 +215,7 @@ def _is_measured(side: ast.expr) -> bool:
 
 
 def _printed(verdict: Verdict, summary: Summary) -> str:
-    """The numbers that the study prints where it makes the claim, for a cell and a metric of the claim, as text.
+    """The numbers that the study prints for the cells and metrics of a claim, at the place where it makes the claim, as text.
 
     "" if there is no such number, or if there are more than MOST_PRINTED numbers.
     """

@@ -1,4 +1,4 @@
-"""The score of the planner's predictions as text, for the terminal, the page and the exports."""
+"""Writes how well the planner's predictions match the measurements, as text for the terminal, the page and the exports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collect.findings.prediction_scores import PredictionScore
 
 TITLE = "Predictions against measurements, per step"
 HEADINGS = ["Strategy", "Category", "n", "Predicted", "Measured", "Ratio", "Ratio from", "Ratio to", "Error (%)", "In range"]
-NUMBERS = frozenset(range(2, len(HEADINGS)))  # the indexes of the columns that are aligned to the right
+NUMBERS = frozenset(range(2, len(HEADINGS)))  # the indexes of the columns that contain numbers and are aligned to the right
 NOTE = (
     "Medians over the runs that have a prediction from before their submission. Ratio: measured over predicted. Error: the "
     "mean distance of a measurement from its likely prediction. In range: runs whose measurement is in the predicted range."
@@ -17,7 +17,7 @@ NOTE = (
 
 
 def rows(scores: Sequence[PredictionScore]) -> list[list[str]]:
-    """The rows of the table of scores: one row for each score, with one text for each of HEADINGS."""
+    """The rows of the table of scores: one row for each score, with one text for each column of HEADINGS."""
     return [
         [
             one.strategy,

@@ -1,4 +1,4 @@
-"""Redraws the tables of a study from its printed numbers: rows are cells, columns are metrics."""
+"""Redraws the tables of a study from the numbers that it prints. Rows are cells, columns are metrics."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collect.findings import columns
 from collect.findings.row import flat
 from collect.verdicts.reported import ReportedResult
 
-LENGTHS = ("steps", "epochs")  # not used to name rows if possible: studies print numbers of short and long runs in one row
-FEWEST = 3  # the least number of printed numbers that make a table; fewer numbers are listed one by one
+LENGTHS = ("steps", "epochs")  # keys that do not name rows if possible: studies put numbers of short and long runs in one row
+FEWEST = 3  # the fewest printed numbers that make a table; fewer numbers are listed one by one
 OF = "of"
 
 
@@ -40,10 +40,12 @@ class StudyRow(msgspec.Struct, frozen=True):
 
 
 class StudyTable(msgspec.Struct, frozen=True):
-    """The printed numbers of one place of a study, such as its table 2.
+    """The numbers that a study prints in one place, such as its table 2.
 
     where: the place in the study. common: (name, value) of each property that all numbers of the table share.
+
     keys: the headings of the columns that name the rows, such as "Strategy". heads: the headings of the columns with numbers.
+
     places: the indexes of the reported entries in this table.
     """
 
@@ -56,7 +58,7 @@ class StudyTable(msgspec.Struct, frozen=True):
 
 
 class Redrawn(msgspec.Struct, frozen=True):
-    """All reported numbers of a study, arranged in tables.
+    """All numbers that a study prints, arranged in tables.
 
     tables: sorted by their numbers in the study. single: the indexes of the reported entries that are in no table.
     """
@@ -68,7 +70,7 @@ class Redrawn(msgspec.Struct, frozen=True):
 class Remarks(msgspec.Struct, frozen=True):
     """The footnotes of a table.
 
-    numbers: maps the index of an entry to the number of its footnote, starting at 1.
+    numbers: {index of an entry: number of its footnote, starting at 1}.
     texts: the footnotes.
     common: texts that apply to all entries of the table.
     doubts: notes on contradictions in the study at the places of these entries.
@@ -80,14 +82,15 @@ class Remarks(msgspec.Struct, frozen=True):
     doubts: list[str]
 
 
-_Column = tuple[str, str]  # (metric, qualifier); in a table of one metric over a grid: (value of the last key, "")
+# A column of a table: (metric, qualifier). If the table shows one metric for two keys: (value of the last key, "").
+_Column = tuple[str, str]
 
 
 class _Placed(msgspec.Struct, frozen=True):
-    """A reported entry while `redraw` looks for its row and column.
+    """A reported entry (a number that the study prints), while `redraw` looks for its row and column.
 
-    place: the index of the entry. cell: the filter of the entry (which cells it is about) as a flat mapping, with the argument
-    of the metric under the key OF. column: the column of the entry.
+    place: the index of the entry. cell: the filter that says which cells the entry is about, as a flat mapping; the argument of
+    the metric is under the key OF. column: the column of the entry.
     """
 
     place: int
@@ -96,10 +99,10 @@ class _Placed(msgspec.Struct, frozen=True):
 
 
 def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
-    """Arrange all reported entries in tables, each entry once.
+    """Arrange all reported entries (numbers that the study prints) in tables, each entry once.
 
-    The entries of one place of the study form a table; if the place has fewer than FEWEST numbers, its entries are single.
-    The text after a comma in a place (`table 4.1.2, effective throughput`) is a qualifier: it names a column of the same table.
+    The entries of one place of the study form a table. If the place has fewer than FEWEST numbers, its entries are single. The
+    text after a comma in a place (`table 4.1.2, effective throughput`) is a qualifier, which names a column of the same table.
     """
     groups: dict[str, list[_Placed]] = {}
     for place, entry in enumerate(entries):
@@ -113,9 +116,9 @@ def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
 
 
 def remarks(entries: Sequence[ReportedResult], says: Sequence[str], places: Sequence[int]) -> Remarks:
-    """The footnotes of a table, each sentence once.
+    """The footnotes of a table. A sentence that applies to several entries is one footnote.
 
-    entries: all reported entries of the study. says: for each of them the text about this entry alone, or "". places: the
+    entries: all reported entries of the study. says: for each of them, the text about this entry alone, or "". places: the
     indexes of the entries in the table.
     """
     texts = list(dict.fromkeys(says[place] for place in places if says[place]))
@@ -126,7 +129,7 @@ def remarks(entries: Sequence[ReportedResult], says: Sequence[str], places: Sequ
 
 
 def heading(metric: str) -> tuple[str, str]:
-    """The heading and the unit of a metric by its name: (`Peak memory`, `bytes`) for `peak_memory_bytes`."""
+    """The heading and the unit of a metric, made from its name: (`Peak memory`, `bytes`) for `peak_memory_bytes`."""
     for suffix, unit in _SUFFIXES.items():
         if metric.endswith(suffix):
             return _words(metric.removesuffix(suffix)), unit
@@ -143,7 +146,7 @@ def _words(name: str) -> str:
 
 
 def _number(where: str) -> tuple[int, list[int]]:
-    """The sort key of a place of a study: tables by their numbers, then figures, then sections, then places without a number.
+    """The sort key of a place in a study: tables by their numbers, then figures, then sections, then places without a number.
 
     Places without a number have equal keys, so sorting keeps their order.
     """
@@ -169,14 +172,15 @@ def _table(where: str, entries: Sequence[_Placed]) -> StudyTable:
 
 
 def _turned(heads: Sequence[ColumnHeading], rows: Sequence[StudyRow]) -> list[StudyRow]:
-    """Arrange the numbers of one cell below each other, one row for each metric; else the table would have a single row."""
+    """Arrange the numbers of a single cell below each other, one row for each metric; otherwise the table would have only
+    one row."""
     names = [f"{head.text}, {head.unit}" if head.unit else head.text for head in heads]
     fields = [(name, field) for row in rows for name, field in zip(names, row.fields, strict=True) if field is not None]
     return [StudyRow([name], [field]) for name, field in fields]
 
 
 def _crossed(where: str, common: list[tuple[str, str]], keys: list[str], entries: Sequence[_Placed]) -> StudyTable | None:
-    """A table of one metric, in which each value of the last key is a column, such as a column for each number of GPUs.
+    """A table of one metric in which each value of the last key is a column, such as one column for each number of GPUs.
 
     None if there are fewer than two keys, or if a field of the table would be empty or would have two numbers.
     """
@@ -203,9 +207,8 @@ def _crossed(where: str, common: list[tuple[str, str]], keys: list[str], entries
 def _rows(keys: Sequence[str], entries: Sequence[_Placed], of: Sequence[_Column], across: Sequence[_Column]) -> list[StudyRow]:
     """The rows of a table: one row for each combination of names, such as `ddp, gpt2`.
 
-    If the entries have two numbers for one field, the second number starts another row with the same names.
-
-    of: the column of each entry. across: the columns of the table, in order.
+    If two entries have the same names and the same column, the second entry starts another row with the same names. of: the
+    column of each entry. across: the columns of the table, in order.
     """
     rows: list[tuple[tuple[str, ...], dict[_Column, int]]] = []
     for entry, column in zip(entries, of, strict=True):

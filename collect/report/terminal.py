@@ -1,4 +1,4 @@
-"""Prints a summary, the verdicts on claims and the choice of a strategy in a terminal."""
+"""Prints a summary, the verdicts on claims, and the choice of a strategy in a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red
 
 
 def show(output: Output, summary: Summary) -> None:
-    """Print the table of cells, then what a reader needs to judge it: choices, claims, failures, damaged records and more."""
+    """Print the table of cells, then all other parts of a summary: choices, claims, failures, damaged records and more."""
     every, labels = summary.rows, summary.label_of
     summary = truncation.of(summary)
     table = columns.table(every, summary.rows)
@@ -55,7 +55,7 @@ def show(output: Output, summary: Summary) -> None:
 def choices(output: Output, summary: Summary) -> None:
     """Print which strategy to choose, with one row for each number of ranks and batch size.
 
-    Nothing is printed if the matrix has no cells that can be compared.
+    Prints nothing if the matrix has no cells that can be compared.
     """
     families = choice_text.opened(summary)
     if not families:
@@ -74,7 +74,7 @@ def choices(output: Output, summary: Summary) -> None:
 
 
 def claims(output: Output, summary: Summary) -> None:
-    """Print one row for each claim, with its verdict; nothing if the study has no claims."""
+    """Print one row for each claim of the study, with its verdict. Prints nothing if the study has no claims."""
     if not summary.verdicts:
         return
     rows = [[verdict.id, verdict_text.word(verdict), verdict.says] for verdict in summary.verdicts]
@@ -85,7 +85,8 @@ def claims(output: Output, summary: Summary) -> None:
 
 
 def verdicts(output: Output, summary: Summary) -> None:
-    """Print each claim of a study with its numbers, and each reported number with the measured number."""
+    """Print each claim of a study with the numbers of its test, and each number that the study prints with the measured
+    number."""
     for remark in summary.remarks:
         output.line(remark, style="yellow")
     if not summary.verdicts and not summary.reported:
@@ -114,7 +115,8 @@ def verdicts(output: Output, summary: Summary) -> None:
 def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]) -> None:
     """Print a table of cells.
 
-    shown: the columns of the table. styles: a style for each row of the summary. places: the indexes of the rows to print.
+    shown: the columns of the table. styles: a style for each row of the summary. places: the indexes of the rows that are
+    printed.
     """
     headings = [column.headed for column in shown]
     chosen = list(places)
@@ -123,7 +125,7 @@ def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: 
 
 
 def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
-    """One sentence that compares the losses of two cells. labels: the label of each cell by the id of the cell."""
+    """A sentence that compares the losses of two cells. labels: {id of a cell: its label}."""
     what = "both launchers" if comparison.differ == "launcher" else "both strategies"
     pair = f"{labels[comparison.one]} and {labels[comparison.other]}"
     if comparison.max_difference is None:
@@ -136,7 +138,7 @@ def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
 
 
 def instrument(cost: InstrumentCost, labels: Mapping[str, str]) -> str:
-    """One sentence on the time that an instrument cost in a cell. labels: the label of each cell by the id of the cell."""
+    """A sentence about the time that an instrument cost in a cell. labels: {id of a cell: its label}."""
     said = f"instrument {cost.instrument}: {notation.number(cost.cost_s, 2)} s between steps"
     if cost.watched_steps:
         said += f", {cost.watched_steps} step{'s' if cost.watched_steps > 1 else ''} observed and not counted"

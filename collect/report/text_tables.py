@@ -19,11 +19,12 @@ _REPORTED = {
 
 
 class TextTable(msgspec.Struct, frozen=True):
-    """A table whose fields are text.
+    """A table whose fields are all text.
 
     name: a short name, used as the name of a file. title: the title that readers see. headings: the headings of the columns.
-    rows: for each row the texts of the columns. numbers: the indexes of the columns that are aligned to the right, because they
-    have numbers. long: the indexes of the columns that have sentences.
+
+    rows: for each row, the texts of its columns. numbers: the indexes of the columns that contain numbers and are aligned to
+    the right. long: the indexes of the columns that contain sentences.
     """
 
     name: str
@@ -40,14 +41,14 @@ def title(summary: Summary) -> str:
 
 
 def about(summary: Summary) -> list[str]:
-    """Sentences about all numbers of a summary: what all cells share, what ± means, and the remarks, such as on a rehearsal."""
+    """Sentences that apply to all numbers of a summary: values that all cells share, what ± means, and remarks."""
     shared = ", ".join(f"{what.lower()} {value}" for what, value in summary.table.common)
     spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}"
     return [*([f"all cells: {shared}"] if shared else []), spread, *summary.remarks]
 
 
 def tables(summary: Summary) -> list[TextTable]:
-    """The tables of a summary, without empty tables.
+    """The tables of a summary that have rows.
 
     They are: cells, other measurements, searches, the score of the planner's predictions, claims, and reported numbers.
     """
@@ -66,7 +67,7 @@ def tables(summary: Summary) -> list[TextTable]:
 
 
 def _of_columns(name: str, title: str, shown: Sequence[Column], places: Iterable[int]) -> TextTable:
-    """A table of these columns. places: the indexes of the rows of the summary that are shown."""
+    """A table with these columns. places: the indexes of the rows of the summary that the table contains."""
     headings = [column.headed for column in shown]
     rows = [[str(column.cells[place]) for column in shown] for place in places]
     return TextTable(name, title, headings, rows, frozenset(place for place, one in enumerate(shown) if one.is_number))

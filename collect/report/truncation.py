@@ -6,13 +6,13 @@ import msgspec
 
 from collect.summary import Summary
 
-MOST = 200  # the greatest number of cells that are shown, and of entries of every other list
+MOST = 200  # the most cells that are shown, and the most entries of each other list
 _LISTS = {"losses": "loss comparisons", "instruments": "instrument costs", "failures": "runs that did not complete"}
 _LISTS |= {"searches": "searches", "damage": "damaged runs", "outliers": "outliers"}
 
 
 def of(summary: Summary) -> Summary:
-    """The summary with at most MOST cells and at most MOST entries in each list, and a remark that says how many are left out.
+    """The summary with at most MOST cells and at most MOST entries in each list. A remark says how many are left out.
 
     All cells that a claim or a reported number names are kept. If there are fewer than MOST such cells, other cells are added,
     in their order.

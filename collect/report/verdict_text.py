@@ -1,4 +1,4 @@
-"""Writes verdicts and reported numbers as text. The terminal and the page of a report use the same text."""
+"""Writes verdicts and reported numbers as text, which the terminal and the page of a report both use."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assu
 class ReportedLine(msgspec.Struct, frozen=True):
     """One reported number (a number that the study prints) as text, beside the measured number.
 
-    where: the place in the study. cell: the label of the cell, or the filter for cells if the filter matches not exactly one
-    cell. of: the argument of the metric. printed: the number as printed. measured, spread, n: the measured mean, its 95 %
-    interval, and the number of runs. ratio: measured / printed. agrees: "agrees", "differs" or "". says: reasons and remarks
-    about this number alone.
-    own: `says` without the clause on a rehearsal, because the page shows this clause beside the cell.
+    where: the place in the study. cell: the label of the cell, or the filter for cells if it does not match exactly one cell.
+    of: the argument of the metric. printed: the number as printed. measured, spread, n: the measured mean, its 95 % interval,
+    and the number of runs. ratio: measured / printed. agrees: "agrees", "differs" or "". says: reasons and remarks about this
+    number alone.
+
+    own: `says` without the clause about a rehearsal, because the page shows this clause beside the cell.
+
     row: the id of the cell in the summary, or None.
     """
 
@@ -47,12 +49,12 @@ class ReportedLine(msgspec.Struct, frozen=True):
 
 
 def word(verdict: Verdict) -> str:
-    """The verdict as text, with "(rehearsal)" behind it if the runs were a rehearsal."""
+    """The verdict as text, followed by "(rehearsal)" if the runs were a rehearsal."""
     return f"{verdict.verdict} (rehearsal)" if verdict.rehearsal else verdict.verdict
 
 
 def counts(summary: Summary) -> str:
-    """How many claims have which verdict, as text such as `12 claims: 7 reproduced, 2 contradicted, 3 not run`."""
+    """How many claims have each verdict, as text such as `12 claims: 7 reproduced, 2 contradicted, 3 not run`."""
     found = Counter(verdict.verdict for verdict in summary.verdicts)
     told = ", ".join(f"{found[name]} {name}" for name in STYLES if found[name])  # type: ignore[index]
     return f"{len(summary.verdicts)} claims: {told}"
@@ -65,7 +67,7 @@ def cautions(summary: Summary) -> list[str]:
 
 
 def entered(number: ClaimNumber) -> str:
-    """A number that a claim uses, as text: `call = 58.2 s (57.9 to 58.5, n = 3)`."""
+    """A number in the test of a claim, as text: `call = 58.2 s (57.9 to 58.5, n = 3)`."""
     if isinstance(number.value, str):
         return f"{number.call} = {number.value}"
     about = [f"n = {number.n}", number.how] if number.how not in ("", ALONE) else [number.how or f"n = {number.n}"]
@@ -93,38 +95,40 @@ def interval(low: float, high: float, unit: str) -> str:
 
 
 def common_reasons(summary: Summary) -> list[str]:
-    """The reasons for a difference that apply to all comparable reported numbers.
+    """The reasons for a difference that apply to all reported numbers that may be compared with a measured number.
 
-    If no reported number is comparable, the reasons that apply to all reported numbers that were also measured here.
+    If no reported number may be compared, the reasons that apply to all reported numbers that were also measured here.
     """
     comparable = [entry.reasons for entry in summary.reported if entry.comparable]
     return reasons.common(comparable or [entry.reasons for entry in summary.reported if entry.measured is not None])
 
 
 def grouped(clauses: Sequence[str]) -> list[str]:
-    """The reasons for a difference, in which all reasons about assumed values are joined into one."""
+    """The reasons for a difference, with all reasons about assumed values joined into one reason."""
     assumed = [clause.removeprefix(reasons.ASSUMED) for clause in clauses if clause.startswith(reasons.ASSUMED)]
     others = [clause for clause in clauses if not clause.startswith(reasons.ASSUMED)]
     return [*others, *([reasons.ASSUMED + ", ".join(assumed)] if assumed else [])]
 
 
 def reported(summary: Summary, labels: Mapping[str, str]) -> list[ReportedLine]:
-    """Every reported number as text. Reasons that apply to all numbers (`common_reasons`) are left out.
+    """Every number that the study prints as text, without the reasons that apply to all of these numbers (`common_reasons`).
 
-    labels: the label of each cell by the id of the cell.
+    labels: {id of a cell: its label}.
     """
     shared = common_reasons(summary)
     return [_reported(entry, labels, shared) for entry in summary.reported]
 
 
 def pooled(summary: Summary) -> bool:
-    """Whether the interval of any reported number was computed from the noise of all repeated cells."""
+    """Whether the interval of any measured number was computed from the noise of all repeated cells."""
     return any(entry.how == POOLED for entry in summary.reported)
 
 
 def told(summary: Summary) -> str:
-    """How many reported numbers there are and how many agree, as text such as
-    `reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`."""
+    """How many numbers the study prints and how many of them agree, as text.
+
+    For example: `reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`.
+    """
     comparable = [entry for entry in summary.reported if entry.comparable]
     found = Counter({True: "agree", False: "differ", None: "without an interval"}[entry.agrees] for entry in comparable)
     measured = sum(entry.measured is not None for entry in summary.reported)
@@ -164,7 +168,7 @@ def _reported(entry: ReportedResult, labels: Mapping[str, str], shared: Sequence
 def _printed(entry: ReportedResult) -> str:
     """The text of a reported number: the number as the study prints it, then the unit from the head of the study's table.
 
-    If neither the number nor the head of the table has a unit, the parsed value follows in brackets: `0.92 (92.00 %)`.
+    If neither the number nor the head of the table has a unit, the parsed value follows in parentheses: `0.92 (92.00 %)`.
     """
     if entry.head:
         return f"{entry.printed} {entry.head}"

@@ -1,4 +1,4 @@
-"""`collect sample`: writes the telemetry of this machine until a signal arrives."""
+"""`collect sample`: records the telemetry of this machine in a file until a signal arrives."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from shardlab.errors import InputError
 
 
 def sample(out: Path, hz: float, parent: int | None, played: Path | None, output: Output) -> int:
-    """Sample until a signal arrives or the process with the id `parent` has ended; returns exit code 0.
+    """Record samples until a signal arrives or the process with the id `parent` has ended. Returns exit code 0.
 
-    out: the file of the samples. hz: samples per second. played: a stub of NVML that plays GPUs; None for real GPUs.
-    Raises InputError if hz is not allowed or the stub cannot be loaded, WorkspaceError if `out` cannot be written.
+    out: the file of the samples. hz: samples per second. played: a stub of NVML, whose GPU values are made up; None for real
+    GPUs. Raises InputError if hz is not allowed or the stub cannot be loaded, WorkspaceError if `out` cannot be written.
     """
     if not 0 < hz <= FASTEST_HZ:
         raise InputError(f"--hz: found {hz:g}. Allowed: more than 0, at most {FASTEST_HZ:g}.")

@@ -1,7 +1,7 @@
 """Reads the counters of a network driver (`ethtool -S`) with the ioctl that ethtool uses, so that no sample starts a process.
 
-The kernel sees neither RDMA traffic nor packets that the card drops. If training traffic uses RDMA, the counters that the
-kernel has for the interface do not grow, but the counters of the driver do. The structures are defined in linux/ethtool.h.
+The kernel sees neither RDMA traffic nor packets that the network card drops. If training traffic uses RDMA, the kernel's
+counters of the interface do not grow, but the counters of the driver do. The structures are defined in linux/ethtool.h.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import socket
 import struct
 
 SIOCETHTOOL = 0x8946
-GET_STRINGS, GET_STATISTICS, GET_COUNTS = 0x1B, 0x1D, 0x37  # ETHTOOL_GSTRINGS, _GSTATS, _GSSET_INFO
-STATISTICS = 1  # ETH_SS_STATS
-NAME_BYTES = 32  # the length of the name of a counter, padded with zeros
-INTERFACE_BYTES = 16  # the length of the name of an interface
-MOST = 1 << 16  # the greatest number of counters of one interface; a driver that reports more is treated as faulty
-# Number of additional counters for which a buffer has room: the driver may get more queues, and so more counters, between two
-# calls, and the kernel writes all counters into the buffer.
+# In linux/ethtool.h, the names of these numbers are ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO and ETH_SS_STATS.
+GET_STRINGS, GET_STATISTICS, GET_COUNTS = 0x1B, 0x1D, 0x37
+STATISTICS = 1
+NAME_BYTES = 32  # the length of the name of a counter in bytes, including zeros that fill it up
+INTERFACE_BYTES = 16  # the length of the name of an interface in bytes, including zeros that fill it up
+MOST = 1 << 16  # the most counters of one interface; a driver that reports more counters is treated as faulty
+# How many more counters a buffer has room for than the driver reported. Between two calls the driver may get more queues, and
+# so more counters, and the kernel writes all counters into the buffer.
 SLACK = 4096
 
-# The recorded counters: field of NicSample -> names of the counter in drivers; the first name that a driver has is used.
+# The recorded counters: field of NicSample -> names that drivers give the counter; the first name that a driver has is used.
 # The names of mlx5 are explained in the documentation of the kernel (mellanox/mlx5/counters.rst): `phy` counts all bytes on the
 # wire, `vport_rdma` counts RDMA alone; the two are never added up.
 COUNTERS = {
@@ -40,10 +41,10 @@ _PRIORITY_PAUSES = re.compile(r"([rt]x)_prio[0-7]_pause")  # one counter of paus
 
 
 def chosen(names: list[str]) -> dict[str, list[int]]:
-    """Find the recorded counters of a driver. Returns field of NicSample -> indexes in `names`.
+    """Find the recorded counters of a driver. Returns {field of NicSample: indexes in `names`}.
 
-    names: the names of all counters of the driver, in its order. If a field has several indexes, the values of these counters
-    are added up.
+    names: the names of all counters of the driver, in the driver's order. If a field has several indexes, the values of these
+    counters are added up.
     """
     places = {name: place for place, name in reversed(list(enumerate(names)))}
     found = {}
@@ -57,10 +58,11 @@ def chosen(names: list[str]) -> dict[str, list[int]]:
 
 
 class DriverCounters:
-    """The counters that the driver of a network interface has, read with one system call for all of them."""
+    """The counters that the driver of a network interface has. One system call reads all of them."""
 
     def __init__(self, interface: str) -> None:
-        """Raises OSError if the driver has no counters, ValueError if it reports more than MOST counters."""
+        """Find the counters of an interface. Raises OSError if its driver has none, ValueError if it reports more than MOST
+        counters."""
         self._interface = interface.encode()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
@@ -70,7 +72,7 @@ class DriverCounters:
             raise
 
     def read(self) -> dict[str, int]:
-        """Read the recorded counters. Returns field of NicSample -> present value.
+        """Read the recorded counters. Returns {field of NicSample: present value}.
 
         Raises OSError, such as ENODEV if the interface was removed.
         """
@@ -88,7 +90,7 @@ class DriverCounters:
         self._socket.close()
 
     def _look(self) -> None:
-        """Find the indexes of the recorded counters. They change if the number of queues of the interface changes."""
+        """Find the indexes of the recorded counters. The indexes change if the number of queues of the interface changes."""
         self._count = self._count_now()
         if self._count > MOST:
             raise ValueError(f"a driver with {self._count} counters")
@@ -108,6 +110,6 @@ class DriverCounters:
 
     def _ask(self, request: array.array[int]) -> None:
         address, _ = request.buffer_info()
-        padding = bytes(64 - INTERFACE_BYTES - 8)  # struct ifreq has 40 bytes; a longer buffer does no harm
+        padding = bytes(64 - INTERFACE_BYTES - 8)  # struct ifreq has 40 bytes; a longer buffer is allowed
         ifreq = struct.pack(f"{INTERFACE_BYTES}sQ", self._interface[: INTERFACE_BYTES - 1], address) + padding
         fcntl.ioctl(self._socket, SIOCETHTOOL, ifreq)

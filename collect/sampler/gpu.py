@@ -1,4 +1,4 @@
-"""Samples GPUs through NVML (the NVIDIA library), in this process.
+"""Samples GPUs through NVML, the management library of NVIDIA, in the process of the sampler.
 
 If a GPU does not support a query, the query is tried once and not repeated for every sample.
 """
@@ -19,10 +19,10 @@ from shardlab.nvml import compute_processes, throttles
 from shardlab.record import GpuSample, Sample
 
 KIB = 1024
-MOST_EVENTS = 64  # events that are read for one sample: a faulty GPU may report errors faster than they can be read
-ALL_LINKS = 0xFFFFFFFF  # NVML's scope for the sum over all NVLinks of a GPU
+MOST_EVENTS = 64  # the most events that one sample reads: a faulty GPU may report errors faster than they can be read
+ALL_LINKS = 0xFFFFFFFF  # the scope with which NVML returns the sum over all NVLinks of a GPU
 UNSIGNED_INT = 1
-_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # in the order of nvmlValueType_t
+_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # fields of a value of NVML, by its valueType
 
 
 class GpuQuestion(NamedTuple):
@@ -54,7 +54,8 @@ class FieldQuestion(NamedTuple):
 class OpenGpu(msgspec.Struct):
     """A GPU or a MIG instance that is sampled.
 
-    uuid, handle: its UUID and its NVML handle. questions, fields: the queries that it has not refused so far.
+    uuid, handle: its UUID and its NVML handle. questions, fields: the queries that NVML has not refused for it so far.
+
     mig_of: the UUID of the GPU to which a MIG instance belongs; None for a GPU. lost: whether NVML reported the GPU as lost.
     """
 
@@ -67,18 +68,21 @@ class OpenGpu(msgspec.Struct):
 
     @property
     def address(self) -> int | None:
-        """The address in the NVML handle: an event contains this address to say which GPU it is about."""
+        """The address in the NVML handle. An event of NVML contains this address to say which GPU the event is about."""
         return ctypes.cast(self.handle, ctypes.c_void_p).value
 
 
 class GpuSource(Source):
-    """Adds a `GpuSample` for every GPU and MIG instance to each sample. why_absent: why NVML cannot be used; None if it can."""
+    """Adds a `GpuSample` for every GPU and MIG instance to each sample.
+
+    why_absent: why NVML cannot be used; None if NVML can be used.
+    """
 
     def __init__(self, played: Path | None = None) -> None:
         """Open NVML and all GPUs. Raises InputError if a stub of NVML cannot be loaded.
 
-        played: a stub of NVML that is loaded in place of the driver's library. It plays GPUs, so all samples are marked as
-        played. None: the library of the driver is used.
+        played: a stub of NVML that is loaded in place of the driver's library. The stub makes up GPUs and their values, so all
+        samples are marked as played. None: the library of the driver is used.
         """
         super().__init__()
         import pynvml
@@ -107,7 +111,7 @@ class GpuSource(Source):
         for index in range(count):
             try:
                 self._open(pynvml.nvmlDeviceGetHandleByIndex(index))
-            except pynvml.NVMLError as error:  # the other GPUs are sampled nevertheless
+            except pynvml.NVMLError as error:  # this GPU is not sampled, but the other GPUs are
                 self.remarks.append(f"GPU {index} cannot be sampled: {error}")
         self._register()
 
@@ -137,7 +141,8 @@ class GpuSource(Source):
                 continue
 
     def _of_instance(self) -> list[GpuQuestion]:
-        """The queries that GPUs and MIG instances support. NVML reports power, clocks and utilization only for a whole GPU."""
+        """The queries that both GPUs and MIG instances support. NVML reports power, clocks and utilization only for a whole
+        GPU."""
         nvml = self._nvml
         return [
             GpuQuestion("memory", "memory_used_bytes", lambda handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
@@ -163,7 +168,8 @@ class GpuSource(Source):
         return [
             FieldQuestion("corrected ECC errors", "ecc_corrected", nvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL, 0, 1),
             FieldQuestion("uncorrected ECC errors", "ecc_uncorrected", nvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL, 0, 1),
-            # On older GPUs only nvmlDeviceGetPcieThroughput would work, but each call measures, and blocks, for 20 ms.
+            # Older GPUs have no such counters. They only support nvmlDeviceGetPcieThroughput, which is not used, because each
+            # call measures for 20 ms and blocks the sampler meanwhile.
             FieldQuestion("PCIe bytes sent", "pcie_tx_bytes", nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1),
             FieldQuestion("PCIe bytes received", "pcie_rx_bytes", nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, 1),
             FieldQuestion("NVLink bytes sent", "nvlink_tx_bytes", nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS, KIB),
@@ -173,7 +179,7 @@ class GpuSource(Source):
         ]
 
     def _register(self) -> None:
-        """Ask NVML to collect the XIDs (error codes of the driver) of every GPU. Each sample then reads the new XIDs."""
+        """Make NVML collect the XIDs (error codes of the driver) of every GPU. Each sample then reads the new XIDs."""
         nvml = self._nvml
         try:
             self._events = nvml.nvmlEventSetCreate()
@@ -188,7 +194,8 @@ class GpuSource(Source):
                     self.unsupported["gpu XIDs"] += 1
 
     def _xids(self) -> dict[int | None, list[int]]:
-        """Read the XIDs since the last sample. Returns address of the NVML handle of a GPU -> XIDs of this GPU."""
+        """Read the XIDs (error codes of the driver) since the last sample. Returns {address in the NVML handle of a GPU: its
+        XIDs}."""
         found: dict[int | None, list[int]] = {}
         for _ in range(MOST_EVENTS):
             try:
@@ -243,7 +250,10 @@ class GpuSource(Source):
                 setattr(found, question.field, int(number) * question.unit)
 
     def _refused(self, gpu: OpenGpu, name: str, error: int) -> bool:
-        """Record an error; returns whether the GPU will never answer the query. A lost GPU is not queried again."""
+        """Record the error that NVML returned for a query of a GPU. Returns whether the GPU will never answer this query.
+
+        A GPU that is lost is not queried again.
+        """
         if error == self._nvml.NVML_ERROR_GPU_IS_LOST:
             if not gpu.lost:
                 self.remarks.append(f"{gpu.uuid} was lost: {self._nvml.NVMLError(error)}")

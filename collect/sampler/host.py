@@ -1,6 +1,6 @@
 """Samples processors, memory, pressure stall information, disks and NFS from files in /proc.
 
-proc(5) and the admin-guide of the kernel define the formats of these files. psutil provides most of these numbers too, but it
+proc(5) and the admin-guide of the kernel define the formats of these files. psutil provides most of these numbers too, but
 takes three times as long.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from collect.sampler.source import KernelFile, Source
 from shardlab.record import Sample
 
-SECTOR_BYTES = 512  # the unit of /proc/diskstats, independent of the sector size of the disk
+SECTOR_BYTES = 512  # the unit of /proc/diskstats, which does not depend on the sector size of the disk
 KIB = 1024
 
 
@@ -39,7 +39,7 @@ class HostSource(Source):
             except OSError:
                 self.unsupported[name] += 1
                 continue
-            # Without NFS mounts, reading mountstats for each sample would be a quarter of the cost, for no data.
+            # Without NFS mounts, mountstats contains no data, and reading it would be a quarter of the cost of each sample.
             if fill is not _nfs or nfs_bytes(text)[0] is not None:
                 self._files.append((name, file, fill))
 
@@ -53,7 +53,7 @@ class HostSource(Source):
 
     def _processors(self, sample: Sample, text: bytes) -> None:
         ticks = processor_ticks(text)
-        if len(ticks) == len(self._before):  # the numbers differ if a processor went online or offline: then indexes changed
+        if len(ticks) == len(self._before):  # the lengths differ if a processor went online or offline, which changes indexes
             shares = [_share(before, now) for before, now in zip(self._before, ticks, strict=True)]
             sample.cpu_pct = shares[0]
             if len(shares) > 1 and None not in shares:
@@ -65,9 +65,9 @@ class HostSource(Source):
 
 
 def processor_ticks(stat: bytes) -> list[tuple[int, int]]:
-    """The clock ticks since boot, from the content of /proc/stat. Returns a list of (busy ticks, all ticks).
+    """Count clock ticks since boot, from the content of /proc/stat. Returns a list of (busy ticks, all ticks).
 
-    The first entry is for all processors together, the others for one processor each. The columns `idle` and `iowait` do not
+    The first entry is for all processors together, each other entry for one processor. The columns `idle` and `iowait` do not
     count as busy. The column `guest` is not added, because the column `user` already includes it.
     """
     found = []
@@ -103,16 +103,17 @@ def _nfs(sample: Sample, text: bytes) -> None:
 
 
 def pressure_s(text: bytes) -> float:
-    """Seconds since boot during which at least one task waited for the resource (line `some` of a file in /proc/pressure)."""
+    """Seconds since boot during which at least one task waited for a resource, from the line `some` of a file in
+    /proc/pressure."""
     some = next(line for line in text.splitlines() if line.startswith(b"some "))
     return int(some.rpartition(b"total=")[2]) / 1e6
 
 
 def nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
-    """Returns (bytes received from NFS servers, bytes sent to NFS servers) since the folders of NFS were mounted.
+    """Returns (bytes received from NFS servers, bytes sent to NFS servers) since the NFS folders were mounted.
 
-    (None, None) if no folder of NFS is mounted. If a folder of a server is mounted at several places, its bytes count once,
-    because the kernel has one counter for all its mounts. mountstats: the content of /proc/self/mountstats.
+    (None, None) if no NFS folder is mounted. If an NFS folder is mounted at several places, its bytes count once, because the
+    kernel has one counter for all its mounts. mountstats: the content of /proc/self/mountstats.
     """
     found: dict[bytes, tuple[int, int]] = {}
     device = b""
@@ -128,9 +129,9 @@ def nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
 
 
 def memory(meminfo: bytes) -> tuple[int, int]:
-    """Returns (used bytes, total bytes) of the memory, from the content of /proc/meminfo.
+    """Returns (used bytes, total bytes) of the machine's memory, from the content of /proc/meminfo.
 
-    Used is all memory that is not available to a new program without swapping.
+    All memory counts as used that is not available to a new program without swapping.
     """
     fields = dict(line.split(b":", 1) for line in meminfo.splitlines() if b":" in line)
     total, available = (int(fields[key].split()[0]) * KIB for key in (b"MemTotal", b"MemAvailable"))
@@ -138,8 +139,10 @@ def memory(meminfo: bytes) -> tuple[int, int]:
 
 
 def physical_disks(sys_block: Path) -> frozenset[bytes]:
-    """The names of the disks with a hardware device. Partitions, loop devices and mapped volumes are left out, because they
-    would count the same bytes again."""
+    """The names of the disks that are hardware devices.
+
+    Partitions, loop devices and mapped volumes are left out, because their bytes are also bytes of a hardware device.
+    """
     try:
         return frozenset(entry.name.encode() for entry in sys_block.iterdir() if (entry / "device").exists())
     except OSError:
@@ -147,8 +150,10 @@ def physical_disks(sys_block: Path) -> frozenset[bytes]:
 
 
 def disk_bytes(diskstats: bytes, disks: frozenset[bytes]) -> tuple[int | None, int | None]:
-    """Returns (bytes read, bytes written) on these disks since boot; (None, None) if the content of /proc/diskstats has no line
-    for any of these disks."""
+    """Returns (bytes read, bytes written) on these disks since boot.
+
+    (None, None) if diskstats, the content of /proc/diskstats, has no line for any of these disks.
+    """
     rows = [fields for line in diskstats.splitlines() if (fields := line.split())[2] in disks]
     if not rows:
         return None, None

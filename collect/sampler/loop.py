@@ -1,4 +1,5 @@
-"""The main loop of the sampler: takes samples on a fixed schedule that does not drift, until a signal or the end of the job."""
+"""The main loop of the sampler. It takes samples on a fixed schedule that does not drift, until a signal or the end of a
+process."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
     last sample is written, so that counters are known up to the end. Raises WorkspaceError if `out` cannot be written.
     """
     tally = TickTally()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # so that a signal does not interrupt the writing of a line
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # signals are blocked, so that none interrupts writing a line
     try:
         started = _identity(parent)
         name, boot = gethostname(), host.boot_id()
@@ -71,7 +72,8 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
 
 
 def _identity(pid: int | None) -> bytes | None:
-    """The start time of a process, in clock ticks since boot: it tells the process from a later process with the same id.
+    """The start time of a process, in clock ticks since boot. It distinguishes the process from a later process with the same
+    id.
 
     None if there is no such process, or if `pid` is None.
     """
@@ -83,7 +85,10 @@ def _identity(pid: int | None) -> bytes | None:
 
 
 def _gone(pid: int, started: bytes | None) -> bool:
-    """Whether a process has ended; a zombie counts as ended. started: its start time: a later process may have the same id."""
+    """Whether a process has ended. A zombie counts as ended.
+
+    started: the start time of the process (`_identity`), because a later process may have the same id.
+    """
     try:
         fields = _fields(pid)
     except (OSError, IndexError):
@@ -94,6 +99,7 @@ def _gone(pid: int, started: bytes | None) -> bool:
 def _fields(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat from the third field on.
 
-    The second field, the name of the program, may contain any character, also spaces. It ends at the last closing bracket.
+    The second field, the name of the program, may contain any character, including spaces. It ends at the last closing
+    parenthesis.
     """
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

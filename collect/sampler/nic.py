@@ -1,7 +1,7 @@
-"""Samples the counters of every network interface and of every RDMA port.
+"""Samples the counters of every network interface and of every port of RDMA devices.
 
-The counters of the kernel are read from sysfs, the counters of the driver from its ethtool statistics, and the counters of RDMA
-from /sys/class/infiniband. The loopback interface is sampled too, because ranks on one machine communicate through it.
+The counters of the kernel are read from sysfs, the counters of the network driver from its ethtool statistics, and the counters
+of RDMA from /sys/class/infiniband. The loopback interface is sampled too, because ranks on one machine communicate through it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ RDMA_COUNTERS = {
     "tx_discards": ("port_xmit_discards", 1),
     "link_downed": ("link_downed", 1),
 }
-# The greatest value of a counter of 32 bits. The counter stops at this value instead of starting again at 0, so this value is
-# not recorded.
+# The greatest value of a counter of 32 bits. A counter that reaches this value stops, so a sample with this value is not
+# recorded.
 STOPPED = 0xFFFFFFFF
 
 
 class OpenNic(msgspec.Struct):
     """A network interface whose counters are open for reading.
 
-    nic: the description of the interface. counters: name of a counter of the kernel -> its file. driver: the counters of its
-    driver; None if the driver has no counter that is recorded.
+    nic: the description of the interface. counters: {name of a counter of the kernel: its open file}. driver: the counters of
+    the driver; None if the driver has no counter that is recorded.
     """
 
     nic: host.Nic
@@ -92,7 +92,7 @@ class NicSource(Source):
     def _driver(self, nic: host.Nic) -> DriverCounters | None:
         """Open the counters of the driver of an interface. None if the driver has no counter that is recorded.
 
-        The loopback interface has no driver.
+        Also None for the loopback interface, which has no driver.
         """
         if nic.kind == "loopback":
             return None
@@ -111,7 +111,7 @@ class NicSource(Source):
             values = {counter: int(file.read()) for counter, file in entry.counters.items()}
             if entry.driver is not None:
                 values |= entry.driver.read()
-        except (OSError, ValueError):  # such as ENODEV: the interface was removed; if it comes back, the next sample opens it
+        except (OSError, ValueError):  # e.g. the interface was removed (ENODEV); if it appears again, its counters are opened
             self.failures[name] += 1
             self._open.pop(name).close()
             self._listed = frozenset()
@@ -124,7 +124,7 @@ class RdmaPort(msgspec.Struct):
     """A port of an RDMA device, with its counters open for reading.
 
     link_layer: such as "InfiniBand" or "Ethernet"; None if not known. pci: the PCI address of the device; None if not known.
-    counters: name of a counter in sysfs -> its file.
+    counters: {name of a counter in sysfs: its open file}.
     """
 
     device: str
@@ -172,7 +172,8 @@ class RdmaSource(Source):
 
 
 def opened(folder: Path, names: tuple[str, ...] | list[str]) -> dict[str, KernelFile]:
-    """Open the files with these names in a folder of sysfs. Returns name -> file, without files that cannot be opened."""
+    """Open the files with these names in a folder of sysfs. Returns {name: open file}. Files that cannot be opened are left
+    out."""
     found = {}
     for name in names:
         try:

@@ -1,7 +1,8 @@
-"""Samples GPUs through nvidia-smi, if it is installed but NVML cannot be loaded.
+"""Samples GPUs through the program nvidia-smi, if it is installed but the library NVML cannot be loaded.
 
-Because the output is text of another program, every value is checked; a line with another format is left out and counted. One
-process of nvidia-smi runs in a loop of its own, because starting nvidia-smi takes half a second to several seconds.
+The output of nvidia-smi is text of another program, so every value is checked; a line with an unexpected format is left out and
+counted. One process of nvidia-smi runs in a loop of its own, because starting nvidia-smi takes half a second to several
+seconds.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from shardlab.record import GpuSample, Sample
 
 MIB = 2**20
 PROGRAM = "nvidia-smi"
-LONGEST_LINE = 4096  # bytes; a longer line cannot be an answer of nvidia-smi
-MOST_BYTES = 1 << 20  # the greatest number of bytes that are read for one sample
+LONGEST_LINE = 4096  # a line with more bytes than this is not treated as output of nvidia-smi
+MOST_BYTES = 1 << 20  # the most bytes that are read for one sample
 MOST_GPUS = 64
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{1,64}")
 _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
@@ -32,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def number(text: str) -> float:
-    """Parse a value that nvidia-smi printed without a unit. Raises ValueError for words such as [N/A]."""
+    """Parse a number that nvidia-smi printed without a unit. Raises ValueError for other texts, such as [N/A]."""
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"{text!r} is no measured value")
     return float(text)
@@ -41,8 +42,8 @@ def number(text: str) -> float:
 class SmiColumn(NamedTuple):
     """A column of the output of `nvidia-smi --query-gpu`.
 
-    query: the name of the column for nvidia-smi. field: the field of GpuSample that gets the value. parse: turns the text in
-    the column into the value.
+    query: the name that nvidia-smi gives the column. field: the field of GpuSample that gets the value. parse: converts the
+    text in the column into the value.
     """
 
     query: str
@@ -66,7 +67,7 @@ COLUMNS = (
 class SmiSource(Source):
     """Adds to each sample a `GpuSample` for every GPU for which nvidia-smi wrote a line since the previous sample.
 
-    why_absent: why nvidia-smi cannot be used; None if it can.
+    why_absent: why nvidia-smi cannot be used; None if nvidia-smi can be used.
     """
 
     def __init__(self, hz: float) -> None:
@@ -97,7 +98,7 @@ class SmiSource(Source):
         os.set_blocking(self._process.stdout.fileno(), False)
 
     def fill(self, sample: Sample) -> None:
-        """Set the field `gpus` of the sample from the last line that nvidia-smi wrote for each GPU; None without new lines."""
+        """Set the field `gpus` of the sample from the last line of nvidia-smi for each GPU; None if there is no new line."""
         latest: dict[str, GpuSample] = {}
         for line in self._lines():
             if (gpu := self._gpu(line)) is not None and (gpu.uuid in latest or len(latest) < MOST_GPUS):
@@ -105,14 +106,14 @@ class SmiSource(Source):
         sample.gpus = list(latest.values()) or None
 
     def close(self) -> None:
-        """End nvidia-smi."""
+        """End the process of nvidia-smi."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
 
     def _lines(self) -> list[str]:
-        """The complete lines that nvidia-smi wrote since the last call."""
+        """The complete lines that nvidia-smi wrote since the last call of this function."""
         if self._process is None or self._process.stdout is None:
             return []
         with contextlib.suppress(BlockingIOError):
@@ -130,7 +131,7 @@ class SmiSource(Source):
     def _gpu(self, line: str) -> GpuSample | None:
         """Parse a line of the output of nvidia-smi into a sample of a GPU; None if the line does not have the queried columns.
 
-        A field of the sample stays None if the line does not have a number for it.
+        A field of the sample stays None if its column in the line cannot be parsed.
         """
         try:
             (row,) = csv.reader([line[:LONGEST_LINE]], skipinitialspace=True)
@@ -152,5 +153,8 @@ class SmiSource(Source):
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to kill nvidia-smi when the sampler ends, even if the sampler is killed. Runs in the new process."""
+    """Ask the kernel to kill nvidia-smi when the sampler ends, even if the sampler is killed.
+
+    This function runs in the new process, before it becomes nvidia-smi.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The base class of all sources of telemetry, and a class for files of the kernel that stay open.
+"""Defines the base class of all sources of telemetry, and a class for files of the kernel that stay open.
 
 Opening a file of /proc or /sys takes several times as long as reading it. So each file is opened once, stays open, and is read
 again from its start (with pread) for each sample.
@@ -17,10 +17,12 @@ CHUNK_BYTES = 65536
 
 
 class Source(ABC):
-    """Fills some fields of a sample. A field whose value cannot be read stays None.
+    """Fills some fields of each sample. A field whose value cannot be read stays None.
 
     failures: how often each quantity could not be read, by the name of the quantity.
-    unsupported: the number of devices that do not support each quantity; these devices are not queried again.
+
+    unsupported: for each quantity, the number of devices that do not support it; it is not queried again on these devices.
+
     remarks: sentences about devices, such as a GPU that was lost.
     """
 
@@ -33,7 +35,7 @@ class Source(ABC):
     def fill(self, sample: Sample) -> None:
         """Read the present values and write them into the fields of the sample that this source fills.
 
-        Errors of the kernel or a driver are counted and raise no error.
+        Errors of the kernel or of a driver are counted in `failures` and raise no error.
         """
 
     def close(self) -> None:  # noqa: B027 - most sources have nothing to end
@@ -44,7 +46,7 @@ class KernelFile:
     """A file of /proc or /sys that is opened once and read many times."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError if the kernel does not provide this file."""
+        """Open the file. Raises OSError if the kernel does not provide this file."""
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> bytes:

@@ -1,4 +1,7 @@
-"""Reads only the records that were appended to a file since the last reading, so each record of a long run is read once."""
+"""Reads a record file that is still growing: each reading returns only the records that were appended since the last reading.
+
+So each record of a long run is read once.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from shardlab.rundir import RunDir
 
 _HOST = re.compile(r"([^/]+)\.jsonl")
 R = TypeVar("R", bound=Record)
-MOST_BYTES = 1 << 20  # the greatest number of bytes of one reading: several thousand records
+MOST_BYTES = 1 << 20  # the most bytes of one reading, which are several thousand records
 
 
 class FollowedRecords(Generic[R]):
-    """A record file that grows while a run writes to it. kind: the type of its records, such as StepRecord."""
+    """A record file that grows while a run writes to it. kind: the type of the records in the file, such as StepRecord."""
 
     def __init__(self, path: str, kind: type[R]) -> None:
         self.path = path
@@ -27,12 +30,13 @@ class FollowedRecords(Generic[R]):
         self._read = 0  # number of bytes of the file that were read so far
 
     def new(self) -> list[R] | None:
-        """The next records since the last call, from at most MOST_BYTES; call this until it returns an empty list.
+        """The records that were appended since the last call, from at most MOST_BYTES. Call `new` until it returns an empty
+        list.
 
-        Returns None if the file was replaced or got shorter: then the records that earlier calls returned are no longer valid.
+        Returns None if the file was replaced or got shorter. The records that earlier calls returned are then no longer valid.
 
-        An unfinished last line is left for the next call. A damaged line, and a file that cannot be read, are skipped without
-        an error, because `collect summarize` reports damage.
+        If the last line is not finished, a later call returns it. A damaged line, and a file that cannot be read, are skipped
+        without an error, because `collect summarize` reports damage.
         """
         try:
             status = os.lstat(self.path)
@@ -64,14 +68,14 @@ class FollowedRecords(Generic[R]):
 
 
 def sampled_hosts(folder: RunDir) -> list[str]:
-    """The names of the hosts that have a file of telemetry samples in a run, sorted."""
+    """The sorted names of the hosts that have a file with telemetry samples in a run folder."""
     path = f"{folder.path}/samples"
     names = sorted(os.listdir(path)) if is_folder(path) else []  # noqa: PTH208 - names alone
     return [match[1] for name in names if (match := _HOST.fullmatch(name))]
 
 
 def is_folder(path: str) -> bool:
-    """Whether the path is a folder. A symbolic link to a folder does not count, because it could lead out of the run."""
+    """Whether the path is a folder. A symbolic link to a folder does not count, because it could lead out of the run folder."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:

@@ -1,4 +1,4 @@
-"""Finds the samples that belong to one network interface, although its name may change during a run.
+"""Finds the samples that belong to the same network interface, although the name of the interface may change during a run.
 
 The kernel may rename an interface, and another interface may get the old name.
 """
@@ -34,7 +34,7 @@ class InterfaceSpan(msgspec.Struct):
     known_as: str = ""
 
     def becomes(self, later: InterfaceSpan) -> bool:
-        """Whether `later` is the same interface with a new name or a new MAC address. Then its counters continue."""
+        """Whether `later` is the same interface with a new name or a new MAC address, so that its counters continue."""
         if self.last_s > later.first_s or (self.kind, self.pci) != (later.kind, later.pci):
             return False
         same_address = self.mac is not None and self.mac == later.mac
@@ -42,11 +42,11 @@ class InterfaceSpan(msgspec.Struct):
 
 
 def with_one_name_each(nics: pl.DataFrame) -> pl.DataFrame:
-    """Give each interface of a run and a host one unique name in all its samples, and drop the columns IDENTITY.
+    """Give each network interface the same unique name in all its samples of a run, and drop the columns IDENTITY.
 
     If udev renamed an interface, all its samples get its last name. If an interface was removed and created again, or took the
-    name of another interface, then two interfaces with their own counters have one name. In this case, the interface that was
-    seen last keeps its name, such as `eth0`, and the earlier interface is called `eth0 (2)`.
+    name of another interface, then two interfaces with different counters have the same name. In this case, the interface that
+    was seen last keeps the name, such as `eth0`, and the earlier interface is called `eth0 (2)`.
     """
     seen = nics.select(_KEYS).unique()
     by_name, by_identity = seen.select("run", "host", "name"), seen.select("run", "host", "kind", *IDENTITY)

@@ -1,4 +1,4 @@
-"""Reads the memory use of a rank over one step, by category (parameters, gradients ...).
+"""Reads the file in which a rank recorded its memory over one step, by category (parameters, gradients ...).
 
 A rank writes this file if the cell has `instruments: {memory: categories}`.
 """
@@ -14,9 +14,10 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 
 
 class MemoryCurves(msgspec.Struct):
-    """The memory of one rank over one step, as in the file `memory/rank-RRRRR.json` of a run; its other fields are ignored.
+    """The memory of one rank over one step, as in the file `memory/rank-RRRRR.json` of a run. Other fields of the file are
+    ignored.
 
-    t_ms: the moments, in milliseconds since the start of the step. points: for each category the bytes at these moments.
+    t_ms: the moments, in milliseconds since the start of the step. points: for each category, the bytes at these moments.
     """
 
     rank: int
@@ -26,7 +27,7 @@ class MemoryCurves(msgspec.Struct):
 
 
 def read(path: Path) -> MemoryCurves | None:
-    """The curves in a file; None if there is no file, if it cannot be read, or if its folder is a symbolic link."""
+    """The memory curves in a file; None if there is no such file, if it cannot be read, or if its folder is a symbolic link."""
     if path.parent.is_symlink():
         return None
     try:

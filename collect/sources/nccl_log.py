@@ -14,14 +14,14 @@ import msgspec
 
 from shardlab import files
 
-MOST_BYTES = 8 << 20  # the number of bytes that are read from the beginning of a log
+MOST_BYTES = 8 << 20  # at most this many bytes are read, from the beginning of a log
 MOST_DEVICES = 32
-# Such as: Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
+# A line about a connection, such as: Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
 _CHANNEL = re.compile(
     rb"NCCL INFO Channel \d{1,4}(?:/\d{1,4})? : \d{1,6}\[[0-9a-f]{1,16}\] -> \d{1,6}\[[0-9a-f]{1,16}\]"
     rb"(?: \[(?:send|receive)\])? via (NET/[A-Za-z]{1,24}|P2P|SHM)([/A-Za-z0-9:+()-]{0,64})"
 )
-# Such as: NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/IB [RO]; OOB eno1:10.0.0.1<0>
+# A line about RDMA devices, such as: NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/IB [RO]; OOB eno1:10.0.0.1<0>
 _DEVICES = re.compile(rb"NCCL INFO NET/IB : Using ([^\n;]{1,2000})")
 _DEVICE = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.-]{1,32}):\d{1,3}/(RoCE|IB)(?![A-Za-z])")
 _SOCKETS = re.compile(rb"NCCL INFO NET/Socket : Using ([^\n;]{1,2000})")
@@ -45,14 +45,17 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
 
     @property
     def rdma(self) -> bool | None:
-        """Whether RDMA carried data between nodes; None if the logs do not say which transports connect the ranks."""
+        """Whether RDMA carried data between nodes.
+
+        None if this is not known, because the logs name no transports, or only a plug-in that may or may not use RDMA.
+        """
         if any(name.startswith("NET/") and name not in ("NET/IB", "NET/Socket") for name in self.channels):
-            return True if "NET/IB" in self.channels else None  # a plug-in, such as one of a cloud, may or may not use RDMA
+            return True if "NET/IB" in self.channels else None  # a plug-in (of a cloud, for example) may or may not use RDMA
         return "NET/IB" in self.channels if self.channels else None
 
 
 def read(logs: Iterable[Path]) -> NcclTransports:
-    """The transports in the logs of all ranks of a run together. A log that cannot be read is skipped."""
+    """The transports that NCCL uses, from the logs of all ranks of a run together. A log that cannot be read is skipped."""
     found = NcclTransports()
     for log in logs:
         try:
@@ -64,7 +67,7 @@ def read(logs: Iterable[Path]) -> NcclTransports:
 
 
 def add(found: NcclTransports, log: bytes) -> None:
-    """Add the connections in one log to `found`. The log of a rank contains the connections from or to this rank."""
+    """Add the connections that one log contains to `found`. The log of a rank contains the connections from or to this rank."""
     for name, rest in _CHANNEL.findall(log):
         transport = name.decode()
         found.channels[transport] = found.channels.get(transport, 0) + 1

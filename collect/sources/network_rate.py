@@ -1,4 +1,4 @@
-"""Computes how fast a host sends or receives, in bytes per second, from two telemetry samples in a row."""
+"""Computes how fast a host sends or receives data, in bytes per second, from two consecutive telemetry samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardlab.record import Sample
 class NetworkRate:
     """Computes the bytes per second of one host, over its physical interfaces or, if it has none, its virtual interfaces.
 
-    counter: `tx_bytes` for sending, `rx_bytes` for receiving.
+    counter: which bytes are counted: `tx_bytes` for sent bytes, `rx_bytes` for received bytes.
     """
 
     def __init__(self, counter: Literal["tx_bytes", "rx_bytes"]) -> None:
@@ -21,7 +21,7 @@ class NetworkRate:
     def since_last(self, sample: Sample) -> float | None:
         """The rate since the previous sample, in bytes per second.
 
-        None for the first sample, after a reboot, and if a counter was reset.
+        None for the first sample, after a reboot of the host, and if a counter was reset.
         """
         by_kind: dict[str, dict[str, int]] = {}
         for nic in sample.nics or ():

@@ -86,9 +86,8 @@ GPUS = {
     "xids": pl.List(pl.Int64),
 }
 _MOMENT = ("host", "boot_id", "wall_s")  # columns of a sample that are copied into the rows of its devices (NICs, GPUs, ports)
-
-Interface = tuple[str, str, str]  # host, kind, name
-Seen = tuple[float, int | None, str]  # a counter of an interface at a moment: wall_s, value, boot_id
+Interface = tuple[str, str, str]  # a network interface of a run: (host, kind, name)
+Seen = tuple[float, int | None, str]  # the value of a counter in a sample: (wall_s, value, boot_id)
 
 
 class Samples(NamedTuple):
@@ -106,22 +105,23 @@ class Samples(NamedTuple):
 
 
 def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
-    """The samples between two moments. window: (first, last moment), both included, in seconds since the epoch."""
+    """The samples between two moments. window: (first moment, last moment), both included, in seconds since the epoch."""
     wall_s = rows["wall_s"].to_numpy()
     inside = np.flatnonzero((wall_s >= window[0]) & (wall_s <= window[1]))
     if not len(inside):
         return rows.clear()
     among = rows.slice(inside[0], inside[-1] - inside[0] + 1)
-    return among if among.height == len(inside) else rows[inside]  # the rows of several hosts are not contiguous
+    return among if among.height == len(inside) else rows[inside]  # with several hosts, these rows are not contiguous
 
 
 def measured(gpus: pl.DataFrame) -> pl.DataFrame:
     """The samples of real GPUs, without the samples of GPUs that a stub of NVML played."""
-    return gpus.filter(~pl.col("played")) if gpus["played"].any() else gpus  # a filter copies the frame, which may be large
+    # A filter would copy the frame, which may be large.
+    return gpus.filter(~pl.col("played")) if gpus["played"].any() else gpus
 
 
 def of_interfaces(nics: pl.DataFrame, counter: str) -> dict[Interface, list[Seen]]:
-    """The values of a counter (such as `tx_bytes`) of each network interface of each host, in the order of the samples."""
+    """The values of a counter, such as `tx_bytes`, of each network interface of each host, in the order of the samples."""
     columns = [nics[name].to_list() for name in ("host", "kind", "name", "wall_s", counter, "boot_id")]
     seen_of: dict[Interface, list[Seen]] = {}
     for interface, seen in zip(zip(*columns[:3], strict=True), zip(*columns[3:], strict=True), strict=True):
@@ -130,12 +130,13 @@ def of_interfaces(nics: pl.DataFrame, counter: str) -> dict[Interface, list[Seen
 
 
 def frames(hosts: Mapping[str, Sequence[Sample]], parts: Sequence[Samples] = ()) -> Samples:
-    """The frames of the samples of a run. hosts: host -> its samples. parts: further samples, which are already in frames."""
+    """The frames of the samples of one run. hosts: {host: its samples}. parts: more samples of the run, which are already in
+    frames."""
     return Samples(*(rows.drop("run") for rows in of_runs([hosts], [parts])))
 
 
 def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]], parts: Sequence[Sequence[Samples]] = ()) -> Samples:
-    """The samples of many runs in one set of frames, because building a frame takes about as long for one run as for a hundred.
+    """The samples of many runs in one set of frames, because making a frame takes about as long for one run as for a hundred.
 
     The frames have a column `run`: the index of the run in `runs`. parts: for each run, its samples that are already in frames.
     """
@@ -148,7 +149,7 @@ def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]], parts: Sequence[Sequ
 
 
 def part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
-    """The frames of some samples of many runs; `of_runs` joins such parts.
+    """The frames of some samples of many runs. `of_runs` joins the results of several calls of `part`.
 
     Network interfaces still have the names that they have in the samples, and `nics` also has the columns IDENTITY.
     """
@@ -164,7 +165,7 @@ def part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
 
 
 def _gpus(hosts: pl.DataFrame, samples: Sequence[Sample]) -> pl.DataFrame:
-    """The frame of the GPUs of all samples.
+    """The frame with one row for each GPU in each sample.
 
     Two columns are filled sample by sample and not GPU by GPU, because a large run has millions of rows. `played` is the same
     for all GPUs of a sample. `memory_total_bytes` is recorded only in the first sample that a sampler writes.
@@ -205,7 +206,7 @@ def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], devices: Sequence[S
 
 
 def _repeated(counts: Sequence[int]) -> np.ndarray:
-    """Repeat the index of each count as often as the count says: [2, 1] gives [0, 0, 1]."""
+    """For each index, repeat the index as often as the count at this index says: [2, 1] gives [0, 0, 1]."""
     return np.repeat(np.arange(len(counts)), np.array(counts, int))
 
 
@@ -216,7 +217,8 @@ def _frame(schema: Mapping[str, Any], records: Sequence[Record]) -> pl.DataFrame
 
 
 def _series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
-    """Make a column of a frame. If its values are lists, each different list is converted once, because this is slow."""
+    """Make a column of a frame. If its values are lists, each distinct list is converted only once, because converting is
+    slow."""
     if not isinstance(kind, pl.List):
         return pl.Series(name, values, kind)
     if not any(values) and len(values) and None not in values:  # the usual case: all lists are empty

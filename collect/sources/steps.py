@@ -36,9 +36,10 @@ SCHEMA = {
 
 
 class Recorded(NamedTuple):
-    """The step records of a run by rank, and the size of its world.
+    """The step records of a run by rank, and the number of ranks.
 
     ranks: the number of ranks that train.
+
     data_ranks: the number of ranks that get different data; it is smaller than `ranks` if several ranks share one model (tensor
     and pipeline parallel).
     """
@@ -62,20 +63,20 @@ class Frames(NamedTuple):
 
 
 def frame(ranks: Mapping[int, Sequence[StepRecord]]) -> pl.DataFrame:
-    """A frame of step records, one row per rank and step, including warm-up.
+    """A frame of step records, one row per rank and step, including warm-up steps.
 
-    If a rank recorded a step twice (such as after resuming from a checkpoint), only the last record counts.
+    If a rank recorded a step twice, such as after resuming from a checkpoint, only the last of the two records counts.
     """
     return frames(Recorded(ranks)).every
 
 
 def frames(run: Recorded) -> Frames:
-    """The frames of one run."""
+    """The frames of the steps of one run."""
     return Frames(*(rows.drop("run") for rows in of_runs([run])))
 
 
 def of_runs(runs: Sequence[Recorded]) -> Frames:
-    """The frames of many runs together, because building a frame takes about as long for one run as for a hundred.
+    """The frames of many runs together, because making a frame takes about as long for one run as for a hundred.
 
     The frames have a column `run`: the index of the run in `runs`.
     """
@@ -96,7 +97,7 @@ def of_runs(runs: Sequence[Recorded]) -> Frames:
 
 
 def by_run(rows: pl.DataFrame, count: int) -> list[pl.DataFrame]:
-    """Split a frame by its column `run`, which has sorted indexes from 0 to count - 1, into frames without this column."""
+    """Split a frame into one frame per run, without the column `run`. The column has sorted indexes from 0 to count - 1."""
     ends = np.searchsorted(rows["run"].to_numpy(), np.arange(count), "right").tolist()
     rows = rows.drop("run")
     return [rows.slice(start, end - start) for start, end in pairwise([0, *ends])]
@@ -136,7 +137,7 @@ def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
 def undisturbed(timed_steps: pl.DataFrame, world: pl.DataFrame) -> pl.DataFrame:
     """The steps of the world that no instrument slowed down.
 
-    world: all steps of the world. Usually no instrument slowed down any step, and `world` is returned unchanged.
+    world: all timed steps of the world. In most runs no instrument slowed down any step, and `world` is returned unchanged.
     """
     return of_world(unwatched(timed_steps)) if timed_steps["watched"].any() else world
 
@@ -152,7 +153,7 @@ def _world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
 
 
 def seconds_until(timed_steps: pl.DataFrame) -> dict[int, float]:
-    """Number of a step -> seconds of training up to the end of this step: the sum of the times of all timed steps so far.
+    """The seconds of training up to the end of each timed step: {number of a step: sum of the times of all timed steps so far}.
 
     The time of a step is the time of its slowest rank. Warm-up and validation do not count.
     """
@@ -161,7 +162,7 @@ def seconds_until(timed_steps: pl.DataFrame) -> dict[int, float]:
 
 
 def window(timed_steps: pl.DataFrame) -> tuple[float, float] | None:
-    """Returns (end of the first timed step, end of the last timed step), in seconds since the epoch.
+    """The timed window of a run: (end of the first timed step, end of the last timed step), in seconds since the epoch.
 
     None if there is no timed step, or if both moments are equal.
     """

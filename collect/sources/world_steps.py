@@ -1,4 +1,4 @@
-"""Joins the step records of all ranks to steps of the world while the record files are still growing.
+"""Joins the step records of all ranks to steps of the world (all ranks) while the record files are still growing.
 
 The values are the same as those of `collect.sources.steps.of_world`, but no frame is built.
 """
@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 from shardlab.record import StepRecord
 
-MOST_WAITING = 200_000  # largest number of incomplete steps in memory; only missing records of a rank lead to so many of them
+MOST_WAITING = 200_000  # the most incomplete steps in memory; there are only so many if records of a rank are missing
 
 
 class WorldStep:
     """One step, joined from the records of the ranks that have recorded it so far.
 
-    units: the sum over these ranks; ranks that share one model record the same units, so the sum counts them several times.
+    units: the sum of the units of these ranks. Ranks that share one model record the same units, which are then counted several
+    times.
     """
 
     __slots__ = ("_weighed_loss", "_weight", "number", "ranks", "step_ms", "units", "wall_s", "watched")
@@ -25,7 +26,7 @@ class WorldStep:
         self._weighed_loss, self._weight = 0.0, 0
 
     def add(self, record: StepRecord) -> None:
-        """Add the record of a rank."""
+        """Add the record that one rank has of this step."""
         self.ranks += 1
         self.units += record.units
         self.step_ms, self.wall_s = max(self.step_ms, record.step_ms), max(self.wall_s, record.wall_s)
@@ -51,7 +52,7 @@ class WorldSteps:
         self._waiting: dict[int, WorldStep] = {}
 
     def add(self, records: Sequence[StepRecord]) -> list[WorldStep]:
-        """Add records of one rank. Returns the timed steps that these records complete: now every rank has recorded them."""
+        """Add records of one rank. Returns the timed steps that are now complete, because every rank has recorded them."""
         complete = []
         for record in records:
             if record.warmup:

@@ -1,4 +1,4 @@
-"""Corrects the wall clocks of the hosts of a run to the clock of the host of rank 0."""
+"""Corrects the times of the wall clocks of all hosts of a run to the clock of the host of rank 0."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class ComparedClock(msgspec.Struct, frozen=True, kw_only=True):
     def corrected(self, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Convert times of this clock to times of the clock of the host of rank 0. The result has the shape of `wall_s`.
 
-        Between two comparisons the offset is interpolated. Before the first and after the last comparison it is constant.
+        Between two comparisons of the clocks, the offset is interpolated. Before the first and after the last comparison, the
+        offset is constant.
         """
         return wall_s - np.interp(wall_s, self.at_s, self.offset_s)
 
@@ -49,7 +50,7 @@ class Clocks:
     def __init__(self, events: Iterable[Event], hosts: Iterable[str]) -> None:
         """Collect the comparisons of clocks from the events of a run.
 
-        events: of the run, sorted by time. hosts: the names of the hosts that wrote a description of themselves.
+        events: the events of the run, sorted by time. hosts: the names of the hosts that wrote a description of themselves.
 
         Clocks are compared only in runs on several hosts. Launchers number the ranks host by host, so the host of a rank is the
         host with the greatest first rank that is not above this rank.
@@ -76,12 +77,13 @@ class Clocks:
         self._only = named[0] if len(named) == 1 else None
 
     def host_of(self, rank: int) -> str | None:
-        """The host of a rank; None if the records do not say it."""
+        """The host of a rank; None if the records do not say on which host the rank ran."""
         below = [clock for clock in self.of_host.values() if clock.first_rank <= rank]
         return max(below, key=lambda clock: clock.first_rank).host if below else self._only
 
     def corrected(self, host: str | None, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert times of the clock of a host to times of the clock of rank 0's host; unchanged if it was never compared."""
+        """Convert times of the clock of a host to times of the clock of rank 0's host; unchanged if the two were never
+        compared."""
         return self.of_host[host].corrected(wall_s) if host in self.of_host else wall_s
 
     def is_known(self, host: str | None) -> bool:

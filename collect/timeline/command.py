@@ -1,4 +1,5 @@
-"""`collect timeline`: shows all ranks and hosts of a run on one clock, and the straggler, the rank that the others wait for."""
+"""`collect timeline`: shows all ranks and hosts of a run on one clock, and the straggler, the rank for which the others
+wait."""
 
 from __future__ import annotations
 
@@ -73,8 +74,10 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
 
 
 def _ranks(timeline: RunTimeline, timed: pl.DataFrame) -> list[dict[str, Any]]:
-    """The rows of the table of ranks, one per rank that recorded timed steps: its number, its host, the number of its timed
-    steps, and the medians of their times in ms."""
+    """The rows of the table of ranks, one for each rank that recorded timed steps.
+
+    A row has the number and the host of the rank, the number of its timed steps, and the medians of their times in ms.
+    """
     medians = timed.group_by("rank").agg(pl.len().alias("steps"), *(pl.col(name).median() for name in ("step_ms", *PHASES)))
     return [{"rank": row["rank"], "host": timeline.host_of(row["rank"])} | row for row in medians.sort("rank").to_dicts()]
 
@@ -93,7 +96,7 @@ def _clock(clock: ComparedClock) -> list[str]:
 
 
 def _acts(acts: Sequence[InstrumentSpan]) -> list[list[str]]:
-    """The rows of the table of instruments: how often each instrument acted, for how long, and where it took longest."""
+    """The rows of the table of instruments: how often each instrument acted, for how long, and where its longest act was."""
     of_name: dict[str, list[InstrumentSpan]] = {}
     for one in acts:
         of_name.setdefault(one.act.name, []).append(one)

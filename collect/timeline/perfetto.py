@@ -1,6 +1,6 @@
-"""Writes a timeline as a file for ui.perfetto.dev, in the trace event format of Chrome.
+"""Writes a timeline as a file for ui.perfetto.dev, a program that shows traces, in the trace event format of Chrome.
 
-Each host is shown as a process, and each rank, thread or stream as a row of its process.
+Each host is shown as a process, and each rank, thread or stream as a row of this process.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from shardlab import files
 
 
 def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans]) -> int:
-    """Write the file, compressed if its name ends in .gz; returns the number of events in the file.
+    """Write the file, compressed if its name ends in .gz. Returns the number of events in the file.
 
     profiled: the events of traces (`timeline.profiled`). Times in the file are in microseconds since the first moment of the
-    timeline; `otherData.began_s` is this moment in seconds since the epoch. Raises WorkspaceError if writing fails.
+    timeline; `otherData.began_s` is this moment in seconds since the epoch. Raises WorkspaceError if the file cannot be
+    written.
     """
     zero_s = _first_s(timeline)
     count = 0

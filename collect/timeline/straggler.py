@@ -1,4 +1,4 @@
-"""Finds the straggler of a run: the rank that the other ranks wait for, and the phase of the step in which it is late."""
+"""Finds the straggler of a run: the rank for which the other ranks wait, and the phase of the step in which it is late."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import polars as pl
 
 from collect.traces.breakdown import Breakdown
 
-PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")  # in the order of a step
+PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")  # the times of the phases, in their order in a step
 LEAST_SHARE = 0.05  # a rank that is late by less than this share of a step is not a straggler
 LEAST_STEPS = 3
 
@@ -39,9 +39,9 @@ def by_phases(timed: pl.DataFrame) -> Straggler | None:
     timed: the timed steps of all ranks, as in `LoadedRun.timed`.
 
     A collective ends on all ranks at about the same moment, so the other ranks wait for a late rank in the next collective. So
-    the first phase in which the ranks differ shows the late rank: in this phase the late rank needs the longest, and the other
-    ranks wait only in later phases. If a phase has a collective in every layer (such as the forward pass of FSDP), this phase
-    takes equally long on all ranks, and a late rank is not found; traces (`by_traces`) show it.
+    the first phase in which the ranks differ shows the late rank: in this phase, the late rank needs the longest, and the other
+    ranks wait only in later phases. If a phase has a collective in every layer (such as the forward pass of FSDP), the phase
+    takes equally long on all ranks, and a late rank is not found; `by_traces` finds it.
     """
     if timed.is_empty() or timed["rank"].n_unique() < 2 or timed["step"].n_unique() < LEAST_STEPS:
         return None
@@ -65,7 +65,7 @@ def by_phases(timed: pl.DataFrame) -> Straggler | None:
 def by_traces(profiled: list[Breakdown]) -> Straggler | None:
     """Find the straggler from the traces of several ranks; None if no rank is a straggler.
 
-    The rank that spends the least time in collectives arrives last; the other ranks spend more time because they wait for it.
+    The rank that spends the least time in collectives arrives last; the other ranks spend more time there, because they wait.
     """
     known = [one for one in profiled if one.rank is not None and one.steps and one.communication_ns]
     if len(known) < 2:

@@ -49,7 +49,7 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """An event without a duration, such as the start of a run. at_s: in seconds since the epoch."""
+    """An event without a duration, such as the start of a run. at_s: its time, in seconds since the epoch."""
 
     host: str
     name: str
@@ -59,8 +59,9 @@ class Moment(msgspec.Struct, frozen=True):
 class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """The timeline of one run.
 
-    uncorrected: the hosts whose clocks were never compared; their times are the times of their own clocks.
-    instruments: what instruments did between steps, such as saving checkpoints, in one row per rank.
+    uncorrected: the hosts whose clocks were never compared; the times of these hosts are the times of their own clocks.
+
+    instruments: the acts of instruments between steps, such as saving checkpoints, in one row per rank.
     """
 
     run_id: str
@@ -73,12 +74,12 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     straggler: Straggler | None
 
     def host_of(self, rank: int) -> str:
-        """The host of a rank."""
+        """The name of the host of a rank, or UNKNOWN."""
         return self.clocks.host_of(rank) or UNKNOWN
 
 
 def of_run(run: LoadedRun) -> RunTimeline:
-    """The timeline of a run, without the events of its traces; `profiled` returns these events."""
+    """The timeline of a run, without the events of its traces, which `profiled` returns."""
     compared = clocks(run)
     counters = [*_counters(run, compared)]
     hosts = {counter.host for counter in counters} | {compared.host_of(rank) for rank in run.steps["rank"].unique()}
@@ -99,9 +100,9 @@ def of_run(run: LoadedRun) -> RunTimeline:
 
 
 def profiled(run: LoadedRun) -> Iterator[Spans]:
-    """The events in the traces of a run, as one `Spans` per thread of a process or stream of a GPU.
+    """The events in the traces of a run, as one `Spans` for each thread of a process and each stream of a GPU.
 
-    A trace that does not say when it began, or which rank it belongs to, is left out.
+    A trace that does not say when it began, or to which rank it belongs, is left out.
     """
     compared = clocks(run)
     for path in run_traces.regular((run.folder.path / "trace").glob("rank-*.json.gz")):
@@ -122,7 +123,7 @@ def profiled(run: LoadedRun) -> Iterator[Spans]:
 
 
 def straggler_of(run: LoadedRun) -> Straggler | None:
-    """The straggler of a run, from the traces of several ranks if there are any, else from the phases of the steps."""
+    """The straggler of a run. It is found in the traces of several ranks if there are any, else in the phases of the steps."""
     return straggler.by_traces(run.breakdowns) or straggler.by_phases(run.timed)
 
 
@@ -132,7 +133,7 @@ def clocks(run: LoadedRun) -> Clocks:
 
 
 def steps(recorded: pl.DataFrame, compared: Clocks) -> Iterator[Spans]:
-    """The steps of the ranks, one `Spans` per rank, sorted by time. recorded: the frame `LoadedRun.steps`."""
+    """The steps of the ranks, one `Spans` per rank, sorted by time. recorded: the steps of the run (`LoadedRun.steps`)."""
     for (rank,), rows in recorded.sort("rank", "wall_s").group_by("rank", maintain_order=True):
         host = compared.host_of(int(rank))
         end_s = compared.corrected(host, rows["wall_s"].to_numpy())
@@ -143,7 +144,7 @@ def steps(recorded: pl.DataFrame, compared: Clocks) -> Iterator[Spans]:
 
 
 def instruments(events: Iterable[Event], compared: Clocks) -> Iterator[Spans]:
-    """What the instruments of each rank did between steps; one `Spans` per rank and host, sorted by rank and time."""
+    """The acts of the instruments of each rank between steps, one `Spans` per rank and host, sorted by rank and time."""
     of_rank: dict[tuple[int, str], list[InstrumentSpan]] = {}
     for span in instrument_span.of(events):
         of_rank.setdefault((span.rank, span.host), []).append(span)
@@ -159,7 +160,7 @@ def act_label(act: InstrumentAct) -> str:
 
 
 def _counters(run: LoadedRun, compared: Clocks) -> Iterator[Counter]:
-    """The telemetry of all hosts: processors, memory, each GPU, and each network interface as a rate in MB/s."""
+    """The telemetry of all hosts: processors, memory, each GPU, and the rate of each network interface in MB/s."""
 
     def points(host: str, rows: pl.DataFrame, column: str, name: str, unit: str, scale: float = 1.0) -> Iterator[Counter]:
         known = rows.drop_nulls(column)

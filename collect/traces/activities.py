@@ -49,7 +49,7 @@ class Activities(NamedTuple):
 
 
 def activities(trace: Trace) -> Activities | None:
-    """Find what a rank does, from its trace; None if `breakdown` returns None for the trace."""
+    """Find what a rank does at each moment, from its trace. None if `breakdown` has no result for the trace."""
     gpu = launches(trace)
     if not (gpu.counted | gpu.before_recording).any():
         return None if unknown_categories(trace) else _on_cpu(trace)
@@ -109,9 +109,10 @@ def _on_cpu(trace: Trace) -> Activities | None:
 
 
 def launch_rows(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each event of a GPU the index of the call that launched it: the first call with the same correlation id.
+    """For each event of a GPU, the index in the trace of the call that launched the event: the first call with its correlation
+    id.
 
-    rows: the indexes of the events of the GPU in the trace. An index of the result is -1 if the call is not recorded.
+    rows: the indexes of the events of the GPU in the trace. The result is -1 for an event whose launching call is not recorded.
     """
     calls = np.flatnonzero(trace.of_category(*_LAUNCHES) & (trace.correlation > 0))
     calls = calls[np.lexsort((trace.start_ns[calls], trace.correlation[calls]))]

@@ -1,4 +1,4 @@
-"""Prints the tables of `collect trace` that explain why a step takes as long as it does."""
+"""Prints the tables of `collect trace` that explain why a step takes as long as it does, such as waiting for slow ranks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
 from shardlab.console import Output
 
-SHOWN = 12  # the greatest number of rows in a table; the JSON document contains all rows
-_MS = 1e6  # a millisecond in ns
+SHOWN = 12  # the most rows that a table shows; the JSON document contains all rows
+_MS = 1e6  # ns in a millisecond
 _NO_CAUSE = "idle time by cause: the traces hold no calls that launch kernels, so the causes are not known."
 
 
 def show(output: Output, answers: RunAnswers) -> None:
     """Print tables of the collectives by process group, of waiting for slow ranks, of idle time by cause, and of phases.
 
-    If the times of waiting or the causes of idle time are not known, a line says so.
+    If the waiting times or the causes of idle time are not known, a line says so in place of the table.
     """
     _collectives(output, answers)
     _waits(output, answers)
@@ -27,7 +27,7 @@ def show(output: Output, answers: RunAnswers) -> None:
 
 
 def why(output: Output, run: str, against: str, found: StepDifference) -> None:
-    """Print a table that divides the difference in time between two runs into parts that sum to it.
+    """Print a table that divides the difference in time between two runs into parts. The sum of the parts is the difference.
 
     run, against: the names of the two runs, for the title of the table.
     """
@@ -159,7 +159,7 @@ def _phases(output: Output, ranks: Sequence[RankAnalysis]) -> None:
 
 
 def ms(ns: float | None) -> str:
-    """A time in nanoseconds as a text in milliseconds; "" for None, a time that is not known."""
+    """A time in nanoseconds as a text in milliseconds; "" for None, which means that the time is not known."""
     return "" if ns is None else notation.number(ns / _MS)
 
 
@@ -169,10 +169,10 @@ def signed(ns: int) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """A part of a difference in percent of the whole difference; "" if the whole is 0."""
+    """A part of a difference in percent of the whole difference; "" if the whole difference is 0."""
     return notation.number(100 * part / whole, 3) if whole else ""
 
 
 def number(value: float | None) -> str:
-    """A number as text for a table, with four digits; "" for None, a number that is not known."""
+    """A number as text for a table, with four digits; "" for None, which means that the number is not known."""
     return "" if value is None else notation.number(value, 4)

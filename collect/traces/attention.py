@@ -1,12 +1,13 @@
-"""Finds which attention kernels ran: flash, memory-efficient, cuDNN, flex, or the plain mathematics.
+"""Finds which attention kernels ran: flash, memory-efficient, cuDNN, flex, or the plain formula from matrix products and
+softmax.
 
 A call of attention is found by the operator to which torch.nn.functional.scaled_dot_product_attention dispatched, such as
 aten::_scaled_dot_product_flash_attention. The time of the call is the time of all kernels that the operator launched; on a CPU,
-the duration of the operator. Kernels that no such operator launched, such as kernels of the package flash-attn and of
+it is the duration of the operator. Kernels that no such operator launched, such as kernels of the package flash-attn and of
 torch.compile, are found by their names.
 
-The backward pass of the plain mathematics consists of ordinary operators, which cannot be distinguished from other operators.
-So only the forward pass of the plain mathematics is found.
+The backward pass of the plain formula consists of ordinary operators, which cannot be distinguished from other operators. So
+only the forward pass of the plain formula is found.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _OPERATORS: tuple[tuple[re.Pattern[str], Backend], ...] = (
     (re.compile(r"aten::_scaled_dot_product_attention_math"), "math"),
 )
 _KERNELS: tuple[tuple[re.Pattern[str], Backend], ...] = (
-    (re.compile(r"cudnn.*sdpa", re.IGNORECASE), "cudnn"),  # above flash, because a name of cuDNN may contain "flash" too
+    (re.compile(r"cudnn.*sdpa", re.IGNORECASE), "cudnn"),  # tried before flash, because a name of cuDNN may contain "flash"
     (re.compile(r"triton_\w*flex_attention"), "flex"),
     (re.compile(r"fmha_cutlass|AttentionBackwardKernel|\bAttentionKernel<"), "efficient"),
     (re.compile(r"\bflash::|\bpytorch_flash::|\bflash_(?:fwd|bwd)|FlashAttn(?:Fwd|Bwd)"), "flash"),
-    (re.compile(r"aotriton|\battn_fwd\b|\bbwd_kernel_(?:dk_dv|dq|fuse)\b|FmhaFwd|FmhaBwd"), "flash"),  # of ROCm
+    (re.compile(r"aotriton|\battn_fwd\b|\bbwd_kernel_(?:dk_dv|dq|fuse)\b|FmhaFwd|FmhaBwd"), "flash"),  # the kernels of ROCm
 )
 _BACKWARD = re.compile(r"_backward|bwd|Backward|bprop", re.IGNORECASE)
-MOST_KERNELS = 8  # the greatest number of kernel names in an AttentionUse
+MOST_KERNELS = 8  # the most kernel names in an AttentionUse
 
 
 class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +63,8 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attention(trace: Trace, active: Activities) -> list[AttentionUse]:
-    """Find the calls of attention in a trace: one entry per operator or kernel, the longest time first; empty without any."""
+    """Find the calls of attention in a trace: one entry per operator or kernel, longest time first; empty if there are no
+    calls."""
     by_operator = [_of_operator_name(label) for label in trace.labels]
     rows = np.flatnonzero(trace.among(trace.name, [one is not None for one in by_operator]) & trace.of_category("cpu_op"))
     rows = rows[gloo.starts_in_steps(trace, trace.start_ns[rows])]
@@ -82,7 +84,8 @@ def _of_kernel_name(name: str) -> Backend | None:
 
 
 def _launchers(trace: Trace, active: Activities, spans: EventSpans) -> NDArray[np.intp]:
-    """For each of `active.rows` the index of the span during which it was launched; -1 if it was launched in no span."""
+    """For each of `active.rows`, the index of the span during which the work was launched; -1 if it was launched during no
+    span."""
     launch = active.launch_row
     found = np.full(len(launch), -1, np.intp)
     known = launch >= 0
@@ -114,7 +117,8 @@ def _of_operator(
 
 
 def _of_kernels(trace: Trace, active: Activities, others: NDArray[np.bool_]) -> list[AttentionUse]:
-    """Find kernels of attention by their names. others: a mask over `active.rows`, the work that no such operator launched."""
+    """Find kernels of attention by their names. others: which of `active.rows` were not launched by an operator of
+    attention."""
     if active.source != "gpu":
         return []
     rows = active.rows[others & ~active.is_collective]

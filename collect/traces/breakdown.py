@@ -1,4 +1,4 @@
-"""Computes from a trace how a rank spent its time: on compute, communication, memory operations, or idle."""
+"""Computes from a trace how a rank spent its time: with compute, communication, memory operations, or idle."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class EventTally(msgspec.Struct, frozen=True):
 
     name: str  # name of the kernel, operator or collective
     count: int  # number of calls
-    total_ns: int  # sum of their durations
+    total_ns: int  # sum of the durations of these calls
 
     @property
     def mean_ns(self) -> float:
-        """The mean duration in ns."""
+        """The mean duration of an event with this name, in ns."""
         return self.total_ns / self.count
 
 
@@ -82,26 +82,26 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     steps: int
     span_ns: int  # first start to last end: of kernels (gpu), else of the profiler steps, or of operators without steps
-    compute_ns: int  # something computes
-    communication_ns: int  # a collective runs
+    compute_ns: int  # time in which something computes
+    communication_ns: int  # time in which a collective runs
     memory_ns: int | None
     non_compute_ns: int
-    idle_ns: int  # nothing runs
+    idle_ns: int  # time in which nothing runs
     overlap_ns: int
-    collectives: list[EventTally]  # by the name of the collective, such as all_reduce
-    kernels: list[EventTally]  # by name, the longest total first; with gloo and cpu: the operators of the main thread
+    collectives: list[EventTally]  # one entry for each name of a collective, such as all_reduce
+    kernels: list[EventTally]  # one entry per name, the longest total first; with gloo and cpu: operators of the main thread
     before_recording: LeftOut | None = None
     outside_steps: LeftOut | None = None
     hta_bounds: HtaBounds | None = None
 
     @property
     def like_hta(self) -> bool:
-        """Whether the figures are rounded and cut as in HolisticTraceAnalysis."""
+        """Whether the figures (numbers) are rounded and cut as in HolisticTraceAnalysis."""
         return self.hta_bounds is not None
 
     @property
     def kind(self) -> str:
-        """The kind of the figures: `gpu`, `gpu, like HTA` or `cpu`. Figures of different kinds cannot be compared."""
+        """The kind of the figures (numbers): `gpu`, `gpu, like HTA` or `cpu`. Figures of different kinds cannot be compared."""
         return ("gpu, like HTA" if self.like_hta else "gpu") if self.source == "gpu" else "cpu"
 
     @property
@@ -116,10 +116,10 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown(trace: Trace) -> Breakdown | None:
-    """Compute the exact figures of a trace, to the nanosecond.
+    """Compute the exact breakdown of the time of a rank, to the nanosecond, from its trace.
 
-    None if the trace contains neither kernels nor operators, or if it contains events of an accelerator with unknown categories
-    and no kernels of a GPU.
+    None if the trace contains neither kernels nor operators, or if it contains no kernels of a GPU, but events of an
+    accelerator with unknown categories.
     """
     gpu = launches(trace)
     if not (gpu.counted | gpu.before_recording).any():
@@ -131,7 +131,7 @@ def breakdown(trace: Trace) -> Breakdown | None:
     compute, communicated, moved = (intervals.of(trace, rows) for rows in (kernel & ~collective, collective, memory))
     busy = intervals.of(trace, kernel | memory)
     rows = np.flatnonzero(collective)
-    told = _told(
+    exact = _breakdown_of(
         trace,
         "gpu",
         int(busy.end[-1] - busy.start[0]) if len(busy.end) else 0,
@@ -142,7 +142,7 @@ def breakdown(trace: Trace) -> Breakdown | None:
         kernels=tally(trace, kernel | memory),
     )
     return msgspec.structs.replace(
-        told,
+        exact,
         before_recording=_left_out(trace, gpu, gpu.before_recording),
         outside_steps=_left_out(trace, gpu, gpu.outside_steps),
     )
@@ -168,7 +168,7 @@ def _on_cpu(trace: Trace) -> Breakdown | None:
         return None
     source: Source = "gloo" if found.collectives.any() else "cpu"
     spans = np.flatnonzero(found.collectives)
-    return _told(
+    return _breakdown_of(
         trace,
         source,
         found.end_ns - found.start_ns,
@@ -181,11 +181,14 @@ def _on_cpu(trace: Trace) -> Breakdown | None:
 
 
 def _collectives(trace: Trace, rows: NDArray[np.intp], names: Sequence[str]) -> list[EventTally]:
-    """Count events by collective. rows: the indexes of the events in the trace; names: the collective of each event."""
+    """Count the calls of each collective, and add up their durations.
+
+    rows: the indexes of the calls in the trace. names: the name of the collective of each call.
+    """
     return renamed([EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str)
 
 
-def _told(
+def _breakdown_of(
     trace: Trace,
     source: Source,
     span_ns: int,
@@ -223,7 +226,7 @@ def steps(trace: Trace) -> int:
 def tally(
     trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp], duration_ns: NDArray[np.int64] | None = None
 ) -> list[EventTally]:
-    """The chosen events by name, the longest total first.
+    """Count the chosen events by name, and add up their durations. The name with the longest total comes first.
 
     rows: the chosen events, as a boolean mask or as indexes. duration_ns: durations, one per chosen event, that replace the
     durations in the trace.
@@ -244,7 +247,8 @@ def _sum(durations_ns: NDArray[np.int64]) -> int:
 
 
 def renamed(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list[EventTally]:
-    """Rename tallies and add up the tallies that get the same name. The result is sorted by total, the longest first."""
+    """Rename tallies, and add up tallies that then have the same name. The result is sorted by total time, the longest
+    first."""
     totals: dict[str, EventTally] = {}
     for one in tallies:
         name = rename(one.name)

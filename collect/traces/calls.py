@@ -1,4 +1,5 @@
-"""Lists the calls of collectives on one rank: for each call the time that compute hides, and the time that is exposed."""
+"""Lists the calls of collectives on one rank. Each call says how much of its time is hidden by compute and how much is
+exposed."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The text for the group in tables: its name, description and size."""
+        """The text that tables show for the group: its name, description and size."""
         if self.mixed:
             return "several, not told apart"
         called = f"{self.name} {self.description}".strip()
@@ -65,13 +66,13 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
         return sum(self.exposed[1::2])
 
     def exposed_within(self, first_ns: int) -> int:
-        """The exposed time (see `exposed_ns`) within the first `first_ns` nanoseconds of the call, in ns."""
+        """The exposed time (see `exposed_ns`) in the first `first_ns` nanoseconds of the call, in ns."""
         pairs = zip(self.exposed[::2], self.exposed[1::2], strict=True)
         return sum(max(0, min(offset + length, first_ns) - offset) for offset, length in pairs)
 
 
 def calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[CollectiveCall]]:
-    """Returns (process groups of a rank, calls of collectives on this rank sorted by start)."""
+    """Returns (process groups of a rank, calls of collectives on this rank, sorted by start)."""
     rows = active.rows[active.is_collective]
     launched = active.launch_row[active.is_collective]
     known = _sole_group(trace)
@@ -94,7 +95,11 @@ def calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[Co
 
 
 def message_bytes(operation: CollectiveOperation) -> int | None:
-    """The size of a message as nccl-tests counts it: the output of the rank for all_gather and recv, else its input."""
+    """The size of the message of a collective as nccl-tests counts it, in bytes: the output of the rank for all_gather and
+    recv, and its input for other collectives.
+
+    None if the size is not known, as for gather, scatter and barrier.
+    """
     if operation.name in ("gather", "scatter", "barrier"):
         return None  # for gather and scatter, only the root has the size in its trace; a barrier sends no message
     return operation.out_bytes if operation.name in ("all_gather", "recv") else operation.in_bytes
@@ -106,7 +111,8 @@ def _group(operation: CollectiveOperation) -> ProcessGroup:
 
 
 def _sole_group(trace: Trace) -> ProcessGroup:
-    """The process group for calls that do not name their group: the only group of the rank, if the trace lists one group.
+    """The process group of calls that do not name their group: the only group of the rank, if the trace lists exactly one
+    group.
 
     If the trace lists several groups, the result is `mixed`, and its size is known only if all groups have the same size.
     """
@@ -131,16 +137,19 @@ def _steps_at(trace: Trace, moments: NDArray[np.int64]) -> list[int]:
 
 
 def hidden(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Intervals) -> list[int]:
-    """How long compute runs during each call, in ns."""
+    """For each call of a collective, how long compute runs during the call, in ns. start_ns, end_ns: start and end of each
+    call."""
     return (intervals.before(compute, end_ns) - intervals.before(compute, start_ns)).tolist()  # type: ignore[no-any-return]
 
 
 def exposed(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], active: Activities) -> list[list[int]]:
-    """For each call of a collective the pieces during which nothing computes, in the format of `CollectiveCall.exposed`.
+    """For each call of a collective, the pieces during which nothing computes, in the format of `CollectiveCall.exposed`.
 
-    start_ns, end_ns: start and end of each call; the calls must be sorted by start. If several collectives run at a moment,
-    the moment belongs to the collective that started first; if they started together, to the collective that is first in the
-    file. So the pieces of all calls are disjoint, and their union is the communication without compute.
+    start_ns, end_ns: start and end of each call; the calls must be sorted by start.
+
+    If several collectives run at a moment, the moment belongs to the collective that started first; if they started together,
+    to the collective that is first in the file. So the pieces of all calls are disjoint, and their union is the communication
+    without compute.
     """
     found: list[list[int]] = [[] for _ in start_ns]
     if not found:

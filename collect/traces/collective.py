@@ -1,7 +1,8 @@
-"""Identifies a collective in a trace: its name, number of elements, type of elements and process group.
+"""Identifies a collective in a trace: its name, process group, number of elements, and type of elements.
 
-For a kernel, they come from the arguments that Kineto writes for the kernel; without arguments, only the name of the collective
-is known, from the name of the kernel. For a span of gloo, they come from the name and the inputs of the span.
+For a kernel, this information comes from the arguments that Kineto writes for the kernel. If a kernel has no arguments, only
+the name of the collective is known, from the name of the kernel. For a span of gloo, the information comes from the name and
+the inputs of the span.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from shardlab.decoders import DECODE_FAULTS
 
-# The names of the scalar types of PyTorch (c10/core/ScalarType.h), and the size of an element of this type in bytes.
+# Name of a scalar type of PyTorch (c10/core/ScalarType.h) -> size of an element of this type in bytes.
 ELEMENT_BYTES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e5m2", "Float8_e4m3fn", "Float8_e5m2fnuz", "Float8_e4m3fnuz"), 1),
     **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
@@ -22,7 +23,7 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
     "ComplexDouble": 16,
 }
-# Name of a type of input tensors in traces -> name of the same type in ELEMENT_BYTES.
+# Name that traces give a type of input tensors -> name of the same type in ELEMENT_BYTES.
 _INPUT_TYPES = {
     "unsigned char": "Byte",
     "signed char": "Char",
@@ -38,7 +39,7 @@ _INPUT_TYPES = {
     "c10::BFloat16": "BFloat16",
     "c10::complex<float>": "ComplexFloat",
 }
-GLOO = "gloo:"  # the names of gloo's spans begin with this
+GLOO = "gloo:"  # the prefix of the names of gloo's spans
 _MEANINGS = (  # (start of the name of a collective, without underscores; name of this collective in torch.distributed)
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
@@ -53,15 +54,15 @@ _MEANINGS = (  # (start of the name of a collective, without underscores; name o
     ("scatter", "scatter"),
     ("barrier", "barrier"),
 )
-_NCCL_NAME = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")  # ncclDevKernel_AllReduce_Sum_f32_RING_LL, ncclSymkDevKernel_AllGather
+_NCCL_NAME = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")  # such as ncclDevKernel_AllReduce_Sum_f32_RING_LL
 _OLD_NCCL_NAME = re.compile(r"nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AllToAll)\w*Kernel")
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_FUNCTION = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")  # return type, namespaces, name
-# Collectives that do not use NCCL: symmetric memory of PyTorch, custom all-reduces of vLLM, SGLang, TensorRT-LLM and AITER.
+_FUNCTION = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")  # return type, namespaces and name in C++
+# Kernels of collectives without NCCL: symmetric memory of PyTorch, own all-reduces of vLLM, SGLang, TensorRT-LLM and AITER.
 _CUSTOM = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.IGNORECASE)
 _DISPATCH = re.compile(r"\A(?:dispatch|combine)\b")  # the kernels of DeepEP that communicate
-# Kernels whose names begin with this are not collectives, although their names may contain the name of a collective: Inductor
-# names the kernels that it generates after the operators that they replace.
+# The prefix of the names of kernels that Inductor generates. Inductor names a kernel after the operators that it replaces, so
+# the name may contain the name of a collective, although the kernel is no collective.
 _GENERATED = "triton_"
 _RANKS = re.compile(r"\d{1,9}")
 
@@ -114,9 +115,9 @@ class CollectiveTexts(NamedTuple):
 
 
 def parsed(texts: CollectiveTexts) -> CollectiveOperation | None:
-    """Parse the arguments that Kineto writes for a kernel. None if the arguments name no collective.
+    """Parse the arguments that Kineto writes for the kernel of a collective. None if the arguments name no collective.
 
-    If a value has an unexpected type, the field of the result is None.
+    If an argument has an unexpected type, the field of the result is None.
     """
     name = _string(texts.name)
     if not name:
@@ -136,7 +137,9 @@ def parsed(texts: CollectiveTexts) -> CollectiveOperation | None:
 
 
 def of_gloo(span: str, dimensions: bytes, types: bytes) -> CollectiveOperation | None:
-    """The collective of a span of gloo, with the elements of its input; None if the inputs are not tensors of one known type.
+    """The collective of a span of gloo, with the number of elements in its input.
+
+    None if the inputs are not tensors of one known type.
 
     span: the name of the span, such as gloo:all_reduce. dimensions, types: the inputs as JSON texts, such as [[1000, 4]] and
     ["float"].
@@ -183,7 +186,7 @@ def of_kernel(kernel: str) -> str | None:
 
 
 def count(text: bytes) -> int | None:
-    """Parse a JSON text as a count (an integer, at least 0); None for anything else."""
+    """Parse a JSON text as a count, an integer of at least 0. None if the text is anything else."""
     found = _value(text)
     return found if type(found) is int and 0 <= found < 1 << 62 else None
 

@@ -1,10 +1,11 @@
-"""Collectives by name and process group: calls, bytes, hidden share, and bandwidth compared with the link between the GPUs.
+"""Computes the use of each collective: calls, bytes, hidden share, and bandwidth compared with the link between the GPUs.
 
 Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md). The algorithm bandwidth is the size of the message divided by the
-time. The bus bandwidth is the algorithm bandwidth times a factor that depends on the collective and the number of ranks; so the
-bus bandwidth can be compared with the bandwidth of a link, for any number of ranks. 1 GB/s is 1e9 bytes/s. If the calls
-were matched over ranks (`stragglers`), the time is the time of the transfer, without waiting for slow ranks. Otherwise the time
-is the whole duration, and the bandwidth is a lower bound.
+time. The bus bandwidth is the algorithm bandwidth times a factor that depends on the collective and the number of ranks. So for
+any number of ranks, the bus bandwidth can be compared with the bandwidth of a link. 1 GB/s is 1e9 bytes/s.
+
+If the calls were matched over ranks (`stragglers`), the time is the time of the transfer, without waiting for slow ranks.
+Otherwise the time is the whole duration of the calls, and the bandwidth is a lower bound.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.stragglers import Waits
 from shardlab import gpu_models
 
-# For each collective: number of ranks -> bus bandwidth / algorithm bandwidth, as defined by nccl-tests.
+# Collective -> function that gives for a number of ranks n the bus bandwidth divided by the algorithm bandwidth (nccl-tests).
 _FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda n: (n - 1) / n),
@@ -51,7 +52,7 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transfer_ns(self) -> int | None:
-        """The time without waiting for slow ranks in ns; None unless all calls were matched over ranks."""
+        """The duration of the calls without waiting for slow ranks, in ns; None unless all calls were matched over ranks."""
         return self.total_ns - self.waited_ns if self.matched == self.calls else None
 
     @property
@@ -61,12 +62,14 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timed_ns(self) -> int:
-        """The time by which bandwidths are computed, in ns: of the transfer, or of the whole calls if not all were matched."""
+        """The time from which bandwidths are computed, in ns: of the transfer, or of the whole calls if not all calls were
+        matched."""
         return self.total_ns if self.transfer_ns is None else self.transfer_ns
 
     @property
     def bus_bytes(self) -> float | None:
-        """The size of the messages times the factor of nccl-tests, in bytes; None if the size or number of ranks is unknown.
+        """The size of the messages times the factor of nccl-tests, in bytes; None if the size or the number of ranks is not
+        known.
 
         Also None for a group of a single rank, which sends nothing.
         """
@@ -75,17 +78,17 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sent_bytes(self) -> float | None:
-        """The bytes that the ranks together sent for these calls (`sent_bytes.of_message`); None if that is not known."""
+        """The bytes that the ranks together sent for these calls (`sent_bytes.of_message`); None if the number is not known."""
         return sent_bytes.of_message(self.collective, self.message_bytes, self.group.size)
 
     @property
     def algorithm_gb_per_s(self) -> float | None:
-        """The size of the messages divided by their time, in 1e9 bytes/s."""
+        """The algorithm bandwidth: the size of the messages divided by their time, in 1e9 bytes/s."""
         return self.message_bytes / self.timed_ns if self.message_bytes is not None and self.timed_ns else None
 
     @property
     def bus_gb_per_s(self) -> float | None:
-        """The algorithm bandwidth times the factor of nccl-tests, in 1e9 bytes/s."""
+        """The bus bandwidth: the algorithm bandwidth times the factor of nccl-tests, in 1e9 bytes/s."""
         return self.bus_bytes / self.timed_ns if self.bus_bytes is not None and self.timed_ns else None
 
     @property
@@ -96,9 +99,9 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def uses(ranks: Sequence[RankAnalysis], waited: Waits) -> list[CollectiveUse]:
-    """The use of each collective in each process group, over all ranks together; the longest total time first.
+    """The use of each collective in each process group, over all ranks together. The longest total time comes first.
 
-    waited: how long ranks waited for slow ranks, for the calls that were found in the traces of several ranks.
+    waited: for the calls that were matched over ranks, how long a rank waited for slow ranks.
     """
     calls: dict[tuple[str, ProcessGroup], list[tuple[CollectiveCall, int | None]]] = {}
     for place, analysis in enumerate(ranks):

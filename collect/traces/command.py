@@ -1,4 +1,4 @@
-"""`collect trace`: shows how the profiled steps of a run spend their time, and how its operators differ from another run."""
+"""`collect trace`: shows how a run spends its profiled steps, and how its operators differ from those of another run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
-_SHOWN = 12  # the greatest number of rows in a table of operators; the JSON document contains all rows
-_MS = 1e6  # a millisecond in ns
+_SHOWN = 12  # the most rows that a table of operators shows; the JSON document contains all rows
+_MS = 1e6  # ns in a millisecond
 _FIGURES = ("exposed_communication_ns", "overlap_pct")
 
 
 def files(workspace: Workspace, run: str) -> list[Path]:
-    """Find trace files. Raises InputError if there are no traces.
+    """Find the trace files of a run. Raises InputError if there are no traces.
 
-    run: the id of a run, or, if it contains a slash, the path of a trace file or of a folder with traces.
+    run: the id of a run; or, if it contains a slash, the path of a trace file or of a folder with traces.
     """
     named = "/" in run
     folder = Path(run) if named else workspace.run(run).path / "trace"
@@ -45,11 +45,13 @@ def files(workspace: Workspace, run: str) -> list[Path]:
 
 
 def show(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
-    """Print the tables or the JSON document of the traces of a run. Returns the exit code: 1 if a trace is damaged or has no
-    figures, else 0. The figures of a damaged trace come from the part of the file that could be read.
+    """Print the tables or the JSON document of the traces of a run.
+
+    Returns the exit code: 1 if a trace is damaged or nothing can be computed from it, else 0. If a trace is damaged, the part
+    of the file that could be read is used.
 
     run: a run id, a path, or the name of the jobs that `jobs trace` submitted to read a run's traces. against: another run to
-    compare with, or None. like_hta: compute the figures as HolisticTraceAnalysis does, with its rounding.
+    compare with, or None. like_hta: whether to compute with the rounding of HolisticTraceAnalysis.
     """
     if "/" not in run and (found := merged.figures(workspace, run)) is not None:
         if against or like_hta:
@@ -58,7 +60,7 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
             )
         return _report(output, run, found)
     paths = files(workspace, run)
-    if against is None and not like_hta:  # one trace after another, because thousands would not fit into memory together
+    if against is None and not like_hta:  # traces are read one after another, because thousands would not fit into memory
         return _report(output, run, in_order([file_figures(source.read(path)) for path in paths]))
     other_paths = files(workspace, against) if against else []
     traces = sorted(map(source.read, paths), key=lambda trace: order(trace.rank, str(trace.path)))
@@ -84,10 +86,10 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
 
 
 class TraceComparison(NamedTuple):
-    """The comparison with the other run, which the option --against names.
+    """The comparison of the run with another run (option --against).
 
-    against: the other run. operators: how the operators of both runs differ. others: the figures of each trace of the other
-    run. damage: sentences about damaged traces of the other run.
+    against: the name of the other run. operators: how the operators of both runs differ. others: the figures of each trace of
+    the other run. damage: sentences about damaged traces of the other run.
     """
 
     against: str
@@ -96,12 +98,13 @@ class TraceComparison(NamedTuple):
     damage: list[str]
 
     def document(self, why: StepDifference | None) -> dict[str, Any]:
-        """The comparison as a part of the JSON document."""
+        """The comparison as a part of the JSON document. why: the difference between the steps of the two runs; None: not
+        known."""
         return {"against": self.against, "why": why, "operators": self.operators}
 
 
 def _report(output: Output, run: str, figures: Sequence[FileFigures], comparison: TraceComparison | None = None) -> int:
-    """Print the exact figures of a run. Returns the exit code: 1 if a trace is damaged or has no figures, else 0.
+    """Print the exact figures (numbers) of a run. Returns the exit code: 1 if a trace is damaged or has no figures, else 0.
 
     figures: the figures of all traces of the run, sorted by rank. comparison: the comparison with another run, or None.
     """
@@ -139,7 +142,7 @@ def _kernels(output: Output, told: Sequence[Breakdown]) -> None:
 
 
 def _remarks(output: Output, told: Sequence[Breakdown], twice: Sequence[str], trouble: Sequence[str]) -> None:
-    """Print remarks on the figures.
+    """Print remarks on the figures of a run.
 
     twice: sentences about ranks with several trace files. trouble: sentences about damaged traces and traces without figures.
     """
@@ -163,7 +166,8 @@ def _like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
 
 
 def _twice(files_of_ranks: Sequence[tuple[int | None, Path]]) -> list[str]:
-    """A sentence for each rank that has several trace files. files_of_ranks: (rank that the file states, file) per trace."""
+    """A sentence for each rank that has several trace files. files_of_ranks: for each trace, (rank that the file states,
+    file)."""
     paths: defaultdict[int, list[Path]] = defaultdict(list)
     for rank, path in files_of_ranks:
         if rank is not None:
@@ -176,7 +180,7 @@ def _twice(files_of_ranks: Sequence[tuple[int | None, Path]]) -> list[str]:
 
 
 def _left_out(one: Breakdown) -> list[str]:
-    """Sentences about the events that the figures of a rank leave out."""
+    """Sentences about the events that are left out of the breakdown of a rank."""
     rank = "" if one.rank is None else f"rank {one.rank}: "
     reasons = (
         (one.before_recording, "launched before the recording began"),
@@ -270,5 +274,5 @@ def _ms(ns: float | None) -> str:
 
 
 def _short(name: str) -> str:
-    """The name of a kernel, shortened to 72 characters: names of C++ templates may have hundreds of characters."""
+    """The name of a kernel, cut to 72 characters: names of C++ templates may have hundreds of characters."""
     return name if len(name) <= 72 else f"{name[:71]}…"

@@ -16,8 +16,10 @@ class Communication(NamedTuple):
     """The kernels in a trace that communicate.
 
     rows: which events of the trace are kernels that communicate, shape (number of events,).
-    operation: for each event the index of its collective in `operations`; -1 if it does not communicate; same shape.
-    operations: the collectives.
+
+    operation: for each event, the index of its collective in `operations`; -1 if the event does not communicate; same shape.
+
+    operations: the distinct collectives.
     """
 
     rows: NDArray[np.bool_]
@@ -25,20 +27,21 @@ class Communication(NamedTuple):
     operations: list[CollectiveOperation]
 
     def names(self, rows: NDArray[np.intp]) -> list[str]:
-        """For each event the name of its collective in torch.distributed. rows: the indexes of events that communicate."""
+        """The name in torch.distributed of the collective of each of these events. rows: the indexes of events that
+        communicate."""
         return [self.operations[index].name for index in self.operation[rows]]
 
 
 def kernel_communication(trace: Trace, kernel: NDArray[np.bool_]) -> Communication:
     """Find the kernels that communicate. kernel: which events of the trace are kernels, shape (number of events,).
 
-    The collective of a kernel comes from the arguments that Kineto wrote for the kernel, or, without arguments, from the name
-    of the kernel. The name says neither the process group nor the number of elements, and RCCL has one kernel name for all
-    collectives.
+    The collective of a kernel is known from the arguments that Kineto wrote for the kernel. If a kernel has no arguments, the
+    collective is known from the name of the kernel. The name says neither the process group nor the number of elements, and
+    RCCL has one kernel name for all collectives.
     """
     operations = list(trace.collectives)
     by_label = np.full(len(trace.labels), -1, np.int32)
-    for label in np.flatnonzero(np.bincount(trace.name[kernel])):  # np.unique would import numpy.ma
+    for label in np.flatnonzero(np.bincount(trace.name[kernel])):  # np.unique would import numpy.ma, which takes time
         if name := collective.of_kernel(trace.labels[label]):
             by_label[label] = len(operations)
             operations.append(CollectiveOperation(name))

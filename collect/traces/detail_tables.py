@@ -1,4 +1,4 @@
-"""Prints the tables of `collect trace` for data that only some traces have: modules, memory, matrix products, attention."""
+"""Prints the tables of `collect trace` for data that only some traces contain: modules, memory, matrix products, attention."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collect.traces.answer_tables import SHOWN, ms, number
 from collect.traces.rank_analysis import RankAnalysis
 from shardlab.console import Output
 
-MOST_LAYERS = 40  # rows of the table of modules; the JSON document contains all modules
-_LONGEST = 72  # characters of the name of a kernel
+MOST_LAYERS = 40  # the most rows of the table of modules; the JSON document contains all modules
+_LONGEST = 72  # the most characters of the name of a kernel; a longer name is cut
 
 
 def show(output: Output, ranks: Sequence[RankAnalysis]) -> None:
-    """Print the tables for which the traces have data, and one line that says how to record the data of the other tables."""
+    """Print the tables for which the traces contain data. If data is missing, print one line that says how to record it."""
     _layers(output, ranks)
     _memory(output, ranks)
     _products(output, ranks)

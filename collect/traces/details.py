@@ -1,6 +1,7 @@
-"""Collects the details of a trace that the profiler records only on request: calls of modules, memory, shapes of inputs.
+"""Collects the data of a trace that the profiler records only on request: calls of modules, memory, and shapes of inputs.
 
-It also collects the sequence numbers of autograd: an operator of the forward pass has the same number as its node in backward.
+It also collects the sequence numbers of autograd. An operator of the forward pass has the same sequence number as the node of
+autograd that computes its gradient in the backward pass.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from numpy.typing import NDArray
 from collect.traces.event import UNKNOWN, Args, TraceEvent, integers
 
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
-_OPERATORS = ("cpu_op", "Operator")  # the categories of operators, today and until PyTorch 1.10
+_OPERATORS = ("cpu_op", "Operator")  # the category of operators today, and its name until PyTorch 1.10
 _PLAIN, _OPERATOR, _PRODUCT = range(3)
 Key = tuple[str, str, int | str]  # name, category and thread of an event
 
 
 class EventSpans(NamedTuple):
-    """Events that have a duration, as arrays with one value per event.
+    """Events that have a duration, as arrays with one entry per event.
 
-    name, thread: the indexes of the name and the thread in the labels of the trace. start_ns, end_ns: start and end in ns.
+    name, thread: the indexes of the name and of the thread in the labels of the trace. start_ns, end_ns: start and end in ns.
     """
 
     name: NDArray[np.int32]
@@ -33,7 +34,7 @@ class EventSpans(NamedTuple):
     end_ns: NDArray[np.int64]
 
     def only(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> EventSpans:
-        """The chosen events. rows: a boolean mask, or indexes."""
+        """The chosen events. rows: which events are chosen, as a boolean mask or as indexes."""
         return EventSpans(self.name[rows], self.thread[rows], self.start_ns[rows], self.end_ns[rows])
 
 
@@ -55,11 +56,18 @@ class MemoryEvents(NamedTuple):
 class TraceDetails(NamedTuple):
     """The details of a trace. A field is empty if the profiler did not record its data.
 
-    modules: the calls of modules. products: the operators of matrix products whose shapes are recorded.
-    shapes: for each of `products` the index of its shapes in `texts`. texts: the JSON text of each distinct list of shapes, the
-    empty text first.
+    modules: the calls of modules.
+
+    products: the operators of matrix products whose shapes are recorded.
+
+    shapes: for each of `products`, the index of its shapes in `texts`. texts: the JSON text of each distinct list of shapes;
+    the first is the empty text.
+
     operators: the operators that have a sequence number of autograd. sequence: the sequence number of each of `operators`.
-    forward_thread: for a node of backward the number of the thread of its forward; 0 for an operator of forward.
+
+    forward_thread: for each of `operators` that is a node of the backward pass, the number of the thread of its forward pass; 0
+    for an operator of the forward pass.
+
     memory: the allocations and releases of memory.
     """
 
@@ -74,9 +82,10 @@ class TraceDetails(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Some events of one block of the file.
+    """Some events of one block of a trace file.
 
-    kinds: for each event the number of its kind (combination of name, category and thread). start_ns, end_ns: its times in ns.
+    kinds: for each event, the number of its kind (combination of name, category and thread). start_ns, end_ns: start and end in
+    ns.
     """
 
     kinds: NDArray[np.int32]
@@ -85,15 +94,15 @@ class _Part(NamedTuple):
 
 
 class DetailColumns:
-    """Collects the details from one block of events after another.
+    """Collects the details of a trace from one block of events after another.
 
-    numbers: whether to collect the sequence numbers of autograd. They take time to read, and are only used if the trace has
-    calls of modules.
+    numbers: whether to collect the sequence numbers of autograd. To read them takes time, and they are only used if the trace
+    has calls of modules.
     """
 
     def __init__(self) -> None:
         self.numbers = False
-        self._classes = np.empty(0, np.int8)  # for each kind of event: _PRODUCT, _OPERATOR or _PLAIN
+        self._classes = np.empty(0, np.int8)  # for each kind of event, its class: _PRODUCT, _OPERATOR or _PLAIN
         self._modules: list[_Part] = []
         self._products: list[_Part] = []
         self._shapes: list[NDArray[np.int32]] = []
@@ -114,8 +123,9 @@ class DetailColumns:
     ) -> None:
         """Add the operators of a block to the details. Events without a time are ignored.
 
-        The arguments describe all events of the block that have a duration. keys: kind of event -> number of this kind, for all
-        kinds that occurred so far, in the order of the numbers. kinds: for each event the number of its kind.
+        keys: {kind of event: number of this kind} for all kinds that occurred so far, in the order of the numbers. kinds: for
+        each event of the block that has a duration, the number of its kind. start_ns, duration_ns, args: the times and the
+        arguments of the same events.
         """
         if len(keys) > len(self._classes):
             new = [_class(key) for key in islice(keys, len(self._classes), None)]
@@ -137,13 +147,13 @@ class DetailColumns:
             self._sequences.append(np.stack([sequences, threads]))
 
     def add_modules(self, kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> None:
-        """Add the calls of modules of a block. Calls without a time are ignored."""
+        """Add the calls of modules in a block of events. Calls without a time are ignored."""
         rows = np.flatnonzero((start_ns != UNKNOWN) & (duration_ns >= 0))
         self._modules.append(_part(kinds, start_ns, duration_ns, rows))
         self.numbers = True
 
     def add_memory(self, events: Sequence[TraceEvent], moments_ns: NDArray[np.int64]) -> None:
-        """Add the allocations of a block. Allocations without a time or size are ignored."""
+        """Add the allocations and releases in a block of events. Those without a time or size are ignored."""
         if not events:
             return
         found = [(event, event.args or Args()) for event in events]
@@ -159,7 +169,8 @@ class DetailColumns:
         self._memory.append(MemoryEvents(*(column[good] for column in columns)))
 
     def details(self, name: NDArray[np.int32], thread: NDArray[np.int32]) -> TraceDetails:
-        """Join the details of all blocks. name, thread: for each kind of event the index of its name and of its thread."""
+        """Join the details of all blocks. name, thread: for each kind of event, the index of its name and of its thread in
+        the labels."""
         sequences = np.concatenate([np.empty((2, 0), np.int64), *self._sequences], axis=1)
         parts = [np.empty((6, 0), np.int64), *(np.stack(part) for part in self._memory)]
         return TraceDetails(

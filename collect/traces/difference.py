@@ -1,4 +1,4 @@
-"""Explains why a run is slower than another run: divides the difference of their step times into parts, in whole ns.
+"""Explains why a run is slower than another run: it divides the difference between their step times into parts, in whole ns.
 
 The sum of the parts is exactly the difference.
 """
@@ -59,7 +59,7 @@ def difference(runs: Sequence[RunAnswers], against: Sequence[RunAnswers]) -> Ste
 
 
 def between(here: StepTime, there: StepTime, per: Unit) -> StepDifference:
-    """The difference of two mean steps, `here` - `there`, part by part."""
+    """The difference between two mean steps, part by part: time of `here` minus time of `there`."""
     found = [
         PartDifference(
             part=part,

@@ -1,8 +1,8 @@
-"""The types of an event in a Chrome trace, and the conversion of its times to exact integer nanoseconds.
+"""Defines the types of events in a Chrome trace, and converts the times of events to exact integer nanoseconds.
 
-Only the fields that are used are decoded. Times are microseconds, mostly with three decimals. A float64 determines the
-nanosecond of a time below 2**43 us (101 days), and is the fastest to decode. Beyond this limit it does not: a timestamp since
-1970 may be wrong by a quarter of a microsecond. Then the decimal text is decoded.
+Only the fields that are used are decoded. Times are microseconds, mostly with three decimals. Decoding a time as a float64 is
+fastest, and a float64 determines the nanosecond of times below 2**43 us (101 days). A larger time, such as a timestamp since
+1970, would be wrong by up to a quarter of a microsecond. If a trace contains such times, the decimal text is decoded instead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from msgspec import Raw, Struct, field
 from numpy.typing import NDArray
 
 UNKNOWN = np.iinfo(np.int64).min
-_MOST_FLOAT = float(1 << 43)  # us; below it, neighbouring float64 are less than 1 ns apart
-_MOST = 1 << 61  # ns, 73 years (since 1970: until 2043); with greater times, the difference of two could overflow
-_DIGITS = 16  # the most digits of whole us: if the first digit is 1, the time in ns is below _MOST
+_MOST_FLOAT = float(1 << 43)  # us; below this time, neighbouring float64 are less than 1 ns apart
+_MOST = 1 << 61  # ns, 73 years (since 1970: until 2043); the difference between two greater times could overflow
+_DIGITS = 16  # the most digits of a time in whole us; with 16 digits of which the first is 1, the time in ns is below _MOST
 _ABSENT = Raw(b"")
 _POINT, _NEWLINE, _ZERO, _ONE, _NINE = map(ord, ".\n019")
 
@@ -81,7 +81,8 @@ class TraceEvent(Struct, gc=False):
 
 
 class ExactEvent(TraceEvent, gc=False):
-    """An event of a Chrome trace whose times `ts` and `dur` are the decimal text of microseconds; empty if absent."""
+    """An event of a Chrome trace whose times `ts` and `dur` are decimal texts in microseconds. An absent time is an empty
+    text."""
 
     ts: Raw = _ABSENT
     dur: Raw = _ABSENT
@@ -90,8 +91,10 @@ class ExactEvent(TraceEvent, gc=False):
 def nanoseconds(times: Sequence[Any]) -> NDArray[np.int64] | None:
     """Convert each time in microseconds to nanoseconds, rounded half to even. Shape (number of times,).
 
-    times: all of them numbers, or all of them texts (Raw). UNKNOWN for a text that is not a number. None if a value is neither
-    a number nor a text, or if a float does not determine the nanosecond; then the texts must be converted.
+    times: all of them numbers, or all of them texts (Raw). The result is UNKNOWN for a text that is not a number.
+
+    Returns None if a value is neither a number nor a text, or if a float does not determine the nanosecond. In the second case,
+    the caller must decode the times as texts.
     """
     kinds = set(map(type, times))
     if kinds <= {Raw}:
@@ -110,12 +113,12 @@ def _of_integers(times: Sequence[int]) -> NDArray[np.int64] | None:
 
 
 def _of_numbers(times: Sequence[float]) -> NDArray[np.int64] | None:
-    """Convert numbers whose nearest float64 is known.
+    """Convert numbers in microseconds to nanoseconds. None if a float64 does not determine the nanosecond.
 
-    If `ns / 1000` is the same float64, a text with at most three decimals was exactly `ns` nanoseconds, because below
-    _MOST_FLOAT two texts with three decimals have different float64. A text with more decimals is rounded correctly below
-    2**42 us, where the float64 differs by less than 0.25 ns from the text and from `ns`. Between 2**42 us and 2**43 us, the
-    result for a text with more decimals may be 1 ns off; Kineto writes three decimals.
+    If `ns / 1000` is the same float64 as the number, a text with at most three decimals was exactly `ns` nanoseconds, because
+    below _MOST_FLOAT two different texts with three decimals have different float64. A text with more decimals is rounded
+    correctly below 2**42 us, where the float64 differs by less than 0.25 ns from the text and from `ns`. Between 2**42 us and
+    2**43 us, the result for a text with more decimals may be wrong by 1 ns; Kineto writes three decimals.
     """
     try:
         us = np.array(times, np.float64)
@@ -133,7 +136,7 @@ def _of_texts(texts: Sequence[Raw]) -> NDArray[np.int64]:
     If every text has at most three decimals, as Kineto writes them, all texts are converted at once; otherwise they are
     converted one by one, with the same result.
     """
-    joined = b"\n" + b"\n".join(texts)  # a Raw is a buffer
+    joined = b"\n" + b"\n".join(texts)  # each text is a Raw, which `join` takes like bytes
     characters = np.frombuffer(joined, np.uint8)
     begins = np.flatnonzero(characters == _NEWLINE)
     points = np.flatnonzero(characters == _POINT)
@@ -147,7 +150,7 @@ def _of_texts(texts: Sequence[Raw]) -> NDArray[np.int64]:
         whole[:] = ends - begins - 1 - decimals
         whole[of] -= 1
         each = np.all((points > begins[of]) & (points < ends[of])) and np.all(np.diff(of) > 0)
-        longest = characters[begins[whole == _DIGITS] + 1]  # the first digit of the longest texts: 1 in timestamps since 1970
+        longest = characters[begins[whole == _DIGITS] + 1]  # first digit of the longest texts; it is 1 in today's timestamps
         fits = whole.max() < _DIGITS or (whole.max() == _DIGITS and np.all(longest == _ONE))
         if each and whole.min() > 0 and decimals.max() <= 3 and fits:
             return np.fromstring(joined.replace(b".", b""), np.int64, sep="\n") * 10 ** (3 - decimals)
@@ -163,7 +166,7 @@ def _one(text: bytes) -> int:
 
 
 def integers(values: Sequence[Any]) -> NDArray[np.int64]:
-    """Convert each value to an integer; text of digits is allowed. Shape (number of values,).
+    """Convert each value to an integer. A value may also be a text of digits. Shape (number of values,).
 
     The result is -1 for a value that is not a number or does not fit into 64 bits.
     """

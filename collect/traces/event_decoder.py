@@ -1,4 +1,4 @@
-"""Decodes the JSON text of events, and converts the times of the events with a duration to exact nanoseconds."""
+"""Decodes the JSON text of events, and converts the times of events that have a duration to exact nanoseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collect.traces.event import ExactEvent, TraceEvent, nanoseconds
 
 MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
 MEMORY = "[memory]"
-# Categories of events that are not in `complete`: frames of the Python stack (very many), and the span of the profiler.
+# Categories of events that `complete` does not contain: frames of the Python stack (very many), and the span of the profiler.
 _UNSEEN = frozenset({"python_function", "Trace"})
 _DETAILED = frozenset({"python_function", "cpu_instant_event"})  # the categories of calls of modules and of allocations
 _OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events have no duration
@@ -23,13 +23,18 @@ _with_texts = msgspec.json.Decoder(list[ExactEvent])
 
 
 class DecodedEvents(NamedTuple):
-    """The events in a part of a trace.
+    """The events in one part of a trace file.
 
     complete: the events with a duration (`ph` X) whose category is not ignored, in the order of the file.
+
     start_ns, duration_ns: the times of `complete`; UNKNOWN for a time that is not a number.
+
     modules: the calls of modules, which are frames of the Python stack. module_start_ns, module_duration_ns: their times.
-    memory: the allocations and releases. memory_ns: the time of each of them.
-    lost: the number of events whose phase cannot be used, by reason.
+
+    memory: the allocations and releases. memory_ns: the time of each of `memory`.
+
+    lost: {reason: number of events whose phase cannot be used for this reason}.
+
     any_phase: whether any event has a phase (`ph`).
     """
 
@@ -46,10 +51,10 @@ class DecodedEvents(NamedTuple):
 
 
 class EventDecoder:
-    """Decodes the events of one trace, part by part.
+    """Decodes the events of one trace file, part by part.
 
     Times are decoded as numbers. If numbers do not determine the times of a part, this part and all later parts are decoded
-    with texts in place of numbers.
+    with the times as texts.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""Caches the figures of a trace in a file beside the trace: reading a trace takes seconds, and the figures do not change."""
+"""Caches the figures (numbers) of a trace in a file beside the trace: reading a trace takes seconds, and figures do not
+change."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from shardlab.errors import WorkspaceError
 
 
 class TraceFigures(msgspec.Struct, frozen=True):
-    """The figures of one undamaged trace.
+    """The figures (numbers) of one undamaged trace.
 
-    breakdown: how the rank spent its time. analysis: the data of the rank that the answers about the whole run need.
+    breakdown: how the rank spent its time. analysis: the data of the rank from which answers about the whole run are computed.
     """
 
     breakdown: Breakdown
@@ -43,14 +44,14 @@ class CachedFigures(msgspec.Struct):
 
 
 def figures(path: Path) -> TraceFigures | None:
-    """The figures of a trace; None if the trace is damaged or has no figures. Raises OSError if it cannot be opened.
+    """The figures of a trace. None if the trace is damaged or has no figures. Raises OSError if the trace cannot be opened.
 
-    The figures are computed again if the trace or the code changed since the cache file was written, or if the cache file is
-    damaged.
+    The figures are read from the cache file. They are computed again if the trace or the code changed since the cache file was
+    written, or if the cache file is damaged.
     """
     status = path.stat()
     now = CachedFigures(status.st_size, status.st_mtime_ns, _code(), None)
-    place = path.with_name(f".{path.name}.figures.json")  # hidden, because it does not belong to the records of the run
+    place = path.with_name(f".{path.name}.figures.json")  # a hidden file, because the cache is not a record of the run
     with contextlib.suppress(OSError, *DECODE_FAULTS):
         kept = decoder(CachedFigures).decode(files.read(place))
         if msgspec.structs.replace(kept, figures=None) == now:
@@ -63,13 +64,13 @@ def figures(path: Path) -> TraceFigures | None:
 
 
 def _figures(found: trace.Trace) -> TraceFigures | None:
-    told, analysis = breakdown(found), analyse(found)
-    return None if told is None or analysis is None else TraceFigures(told, analysis)
+    exact, analysis = breakdown(found), analyse(found)
+    return None if exact is None or analysis is None else TraceFigures(exact, analysis)
 
 
 @cache
 def _code() -> str:
-    """The digest of the source code that reads traces and computes figures."""
+    """The digest of the source code that reads traces and computes figures from them."""
     folders = (Path(package.__path__[0]) for package in (sources, traces_))
     texts = (path.read_bytes() for folder in folders for path in sorted(folder.glob("*.py")))
     return hashlib.sha256(b"".join(texts)).hexdigest()

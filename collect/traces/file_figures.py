@@ -1,4 +1,5 @@
-"""The figures of one trace file, without its events: small enough to keep for thousands of ranks, and to send as JSON."""
+"""The figures (numbers) of one trace file, without its events: small enough to keep for thousands of ranks and to send as
+JSON."""
 
 from __future__ import annotations
 
@@ -11,15 +12,20 @@ from collect.traces.launches import GPU_CATEGORIES
 from collect.traces.rank_analysis import RankAnalysis, analyse
 from collect.traces.trace import Trace
 
-MOST_CATEGORIES = 12  # the greatest number of unknown categories that a sentence names
+MOST_CATEGORIES = 12  # the most unknown categories that a sentence names
 
 
 class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a trace file.
+    """The figures (numbers) of a trace file.
 
     path: the path of the file. rank: the rank, from the content or the name of the file; None if neither says it.
-    breakdown, analysis: None if the trace has no figures. why: a clause that says why the trace has no figures; "" if it has
-    figures, or if the file is cut short, which `damage` says.
+
+    breakdown: how the rank spent its time. analysis: the data of the rank from which answers about the whole run are computed.
+    Both are None if the trace has no figures.
+
+    why: a clause that says why the trace has no figures; "" if it has figures, or if the file is cut short, which `damage`
+    says.
+
     damage: sentences about events that were lost, and about a file that was cut short.
     """
 
@@ -32,7 +38,7 @@ class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def file_figures(trace: Trace) -> FileFigures:
-    """Compute the exact figures of a trace."""
+    """Compute the exact figures (numbers) of a trace."""
     found = breakdown(trace)
     return FileFigures(
         path=str(trace.path),
@@ -45,12 +51,12 @@ def file_figures(trace: Trace) -> FileFigures:
 
 
 def in_order(figures: Sequence[FileFigures]) -> list[FileFigures]:
-    """The figures sorted by rank as a number; files without a rank come last."""
+    """The figures of trace files, sorted by rank (as a number). Files without a rank come last."""
     return sorted(figures, key=lambda one: order(one.rank, one.path))
 
 
 def order(rank: int | None, path: str) -> tuple[bool, int, str]:
-    """The sort key of a trace: its rank as a number, then its path; traces without a rank come last."""
+    """The sort key of a trace: its rank (as a number), then its path. Traces without a rank come last."""
     return rank is None, rank or 0, path
 
 

@@ -1,4 +1,4 @@
-"""Finds, in a trace without a GPU, which events are compute and which are collectives of gloo."""
+"""Finds, in the trace of a rank without a GPU, which events are compute and which are collectives of the library gloo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collect.traces.launches import STEP
 from collect.traces.trace import Trace
 
 _C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
-WRAPPER = "autograd::engine::evaluate_function"  # this event includes hooks of autograd, which may wait for a collective
+WRAPPER = "autograd::engine::evaluate_function"  # an event that includes hooks of autograd, which may wait for a collective
 _SCATTER = "reduce_scatter"
 _POINT_TO_POINT = ("send", "recv")
 
@@ -73,7 +73,8 @@ def steps_of(trace: Trace) -> NDArray[np.bool_]:
 
 
 def starts_in_steps(trace: Trace, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which moments are in a profiler step; all moments if the trace has no profiler steps. Shape (number of moments,)."""
+    """Which moments lie in a profiler step. If the trace has no profiler steps, all moments count. Shape (number of
+    moments,)."""
     steps = steps_of(trace)
     return intervals.covers(intervals.of(trace, steps), moments) if steps.any() else np.ones(len(moments), bool)
 
@@ -88,8 +89,10 @@ def meanings(trace: Trace, found: Activity) -> list[str]:
 
     gloo carries out a reduce_scatter as an all_reduce of the whole input, and names the span all_reduce. The operator that
     launched the span has the name of the requested collective. gloo starts its work in the order of the launches, so spans and
-    launches are paired in order. If they do not pair one to one with matching names (such as if some launches were before the
-    recording), every span keeps the name that gloo gave it.
+    launches are paired in this order. If they do not pair one to one with matching names (for example because some launches
+    were before the recording), every span keeps the name that gloo gave it.
+
+    found: the result of `activity` for the trace.
     """
     rows = np.flatnonzero(found.collectives)
     said = [trace.labels[label].removeprefix(GLOO) for label in trace.name[rows]]
@@ -110,7 +113,7 @@ def meanings(trace: Trace, found: Activity) -> list[str]:
 
 
 def operations(trace: Trace, found: Activity, names: Sequence[str]) -> list[CollectiveOperation]:
-    """The collective of each span of gloo, in the order of the spans in the trace. names: as `meanings` returns them.
+    """The collective of each span of gloo, in the order of the spans in the trace. names: the result of `meanings`.
 
     The number of elements is known if the profiler recorded shapes. gloo gathers the inputs of all ranks of the group, so the
     output of an all_gather is its input times the number of ranks. If a reduce_scatter was launched but its span could not be
@@ -128,16 +131,17 @@ def operations(trace: Trace, found: Activity, names: Sequence[str]) -> list[Coll
 
 
 def sole_size(trace: Trace) -> int | None:
-    """The number of ranks of the process groups of a rank, if all groups have the same size; else None.
+    """The number of ranks in the process groups of a rank, if all these groups have the same size; otherwise None.
 
-    None also if the trace does not list the groups.
+    Also None if the trace does not list the groups.
     """
     sizes = {group.pg_size for group in trace.head.groups or ()}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _main_thread(trace: Trace, step: NDArray[np.bool_], operators: NDArray[np.bool_]) -> int:
-    """The thread of the profiler steps; without steps, the thread with the most operators; -1 if there are neither."""
+    """The number of the thread with the profiler steps. Without profiler steps, the thread with the most operators; -1
+    without both."""
     rows = step if step.any() else operators
     return int(np.bincount(trace.thread[rows]).argmax()) if rows.any() else -1
 

@@ -1,4 +1,5 @@
-"""Reads the part of a trace before its events: the host, the model of its GPUs, and the process groups of the rank."""
+"""Reads the information in a trace file before its events: the host, the model of its GPUs, and the process groups of the
+rank."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ _KEY = r'"{}"\s*:\s*'
 _HOST = re.compile(_KEY.format("host_name").encode() + rb'("(?:[^"\\]|\\.){0,255}")')
 _DEVICES = re.compile(_KEY.format("deviceProperties").encode() + rb"(?=\[)")
 _GROUPS = re.compile(_KEY.format("pg_config").encode() + rb"(?=\[)")
-_LONGEST = 1 << 20  # the greatest number of characters of a list that are read
+_LONGEST = 1 << 20  # the most characters of a JSON list that are read
 
 
 class NamedGroup(msgspec.Struct, frozen=True):
-    """A process group in the list `distributedInfo` of a trace. The fields have the names of the file."""
+    """A process group in the list `distributedInfo` of a trace. Its fields have the names that the file uses."""
 
     pg_name: str
     pg_desc: str = ""
@@ -29,7 +30,9 @@ class TraceHead(msgspec.Struct, frozen=True):
     """The information before the events of a trace.
 
     host: the name of the host; "" if the file does not say it.
-    gpu: the model of its GPUs; "" if the file does not say it or names several models.
+
+    gpu: the model of the host's GPUs; "" if the file does not say it or names several models.
+
     groups: the process groups of the rank; None if the file does not list them or the list cannot be read.
     """
 
@@ -43,7 +46,8 @@ class _Device(msgspec.Struct):
 
 
 def read_head(text: bytes) -> TraceHead:
-    """Parse the text before the list of events. Missing or damaged information is treated as unknown; no error is raised."""
+    """Parse the text before the list of events. Information that is missing or damaged counts as unknown; no error is
+    raised."""
     host = _HOST.search(text)
     devices = _list(text, _DEVICES, list[_Device])
     groups = _list(text, _GROUPS, list[NamedGroup])
@@ -56,7 +60,7 @@ def read_head(text: bytes) -> TraceHead:
 
 
 def _list(text: bytes, key: re.Pattern[bytes], of_type: Any) -> Any:
-    """Decode the list that follows a key. None if the text has no such list, or if the list is not of this type."""
+    """Decode the JSON list that follows a key. None if the key is missing, or if the list is damaged or not of this type."""
     found = key.search(text)
     end = _end_of_list(text, found.end()) if found else None
     return None if found is None or end is None else _value(text[found.end() : end], of_type)

@@ -60,7 +60,8 @@ class Kernels(NamedTuple):
 
 
 def breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
-    """The figures of each trace, in the order of the traces. Raises InputError if HTA gives no figures for any trace."""
+    """HTA's breakdown for each trace, in the order of the traces. Raises InputError if HTA gives no figures for any one of
+    them."""
     found = attempts(traces)
     for one in found:
         if isinstance(one, InputError):
@@ -69,10 +70,10 @@ def breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
 
 
 def attempts(traces: Sequence[Trace]) -> list[Breakdown | InputError]:
-    """For each trace its figures, or an InputError that says why HTA gives no figures for the trace.
+    """For each trace, HTA's breakdown, or an InputError that says why HTA gives no figures for the trace.
 
-    All traces of a run must be passed together: HTA leaves out the last profiler step only if all traces together have at least
-    two steps.
+    All traces of a run must be passed together, because HTA leaves out the last profiler step only if all traces together have
+    at least two steps.
     """
     names = {label for trace in traces for label in _steps_of(trace)}
     found: list[Breakdown | InputError] = []
@@ -112,7 +113,7 @@ def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         span_ns=span * 1000,
         compute_ns=compute * 1000,
         communication_ns=_length(communication) * 1000,
-        memory_ns=moved * 1000 if moved >= 0 else None,  # HTA has no such figure; None if the rounding makes it negative
+        memory_ns=moved * 1000 if moved >= 0 else None,  # HTA does not compute this time; rounding may make it negative
         non_compute_ns=(span - compute - idle) * 1000,
         idle_ns=idle * 1000,
         overlap_ns=overlap * 1000,
@@ -139,7 +140,8 @@ def _bounds(kernels: Kernels, computing: Kernels, communicating: Kernels, *, ove
 
 
 def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
-    """Which kernels of -1 us change the total length in one order of HTA's unstable sort but not in another order."""
+    """Which kernels of -1 us change the total length of the kernels in one order of HTA's unstable sort but not in another
+    order."""
     order = np.argsort(kernels.start_us, kind="stable")
     start, end = kernels.start_us[order], kernels.end_us[order]
     first = np.searchsorted(start, start, side="left")  # the index of the first kernel with the same start
@@ -152,7 +154,7 @@ def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
 
 
 def length_bounds(kernels: Kernels) -> tuple[int, int]:
-    """Returns (least, greatest total length of the merged kernels), in us.
+    """Returns (least, greatest) total length of the merged kernels, in us.
 
     The least length includes all kernels of -1 us whose order matters, the greatest length includes none of these kernels.
     """
@@ -162,9 +164,9 @@ def length_bounds(kernels: Kernels) -> tuple[int, int]:
 
 
 def span_bounds(kernels: Kernels) -> tuple[int, int]:
-    """Returns (least, greatest span), in us, from the start of the first group of kernels to the end of the last group.
+    """Returns (least, greatest) span in us, from the start of the first group of kernels to the end of the last group.
 
-    HTA also sorts the groups with an unstable sort, so a group of -1 us may be the last one.
+    HTA also sorts the groups with an unstable sort, so the last group may be a kernel of -1 us.
     """
     matters = _order_matters(kernels)
     starts, ends = _merged(kernels.only(~matters))
@@ -173,7 +175,7 @@ def span_bounds(kernels: Kernels) -> tuple[int, int]:
 
 
 def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
-    """The events that HTA treats as kernels and analyses, in the order of the file."""
+    """The events that HTA analyses because it treats them as kernels, in the order of the file."""
     start, end = _rounded(trace)
     sync = trace.among(trace.name, [label in _SYNC for label in trace.labels])
     on_gpu = ((trace.stream >= 0) & (trace.correlation >= 0)) | sync
@@ -198,7 +200,8 @@ def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
 
 
 def _kinds(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Returns (which kernels communicate, which kernels move memory, which kernels compute); some kernels do none of these."""
+    """Returns (which kernels communicate, which kernels move memory, which kernels compute). Some kernels do none of the
+    three."""
     names = trace.name[kernels.rows]
     communicating = trace.among(names, [_NCCL.match(label) is not None for label in trace.labels])
     moving = ~communicating & trace.among(names, [_MEMORY.match(label) is not None for label in trace.labels])

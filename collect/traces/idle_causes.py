@@ -41,11 +41,11 @@ class IdleCauses(msgspec.Struct, frozen=True):
 
     host_ns: int  # the next work was not launched yet
     communication_ns: int  # the next work waits for a collective
-    other_ns: int  # the rest
+    other_ns: int  # the rank is idle for another reason
 
     @property
     def total_ns(self) -> int:
-        """All idle time in ns."""
+        """The whole idle time in ns."""
         return self.host_ns + self.communication_ns + self.other_ns
 
 
@@ -58,20 +58,21 @@ class LaunchDelays(msgspec.Struct, frozen=True):
     """
 
     count: int
-    total_ns: int  # sum
-    median_ns: int  # median
-    longest_ns: int  # longest
+    total_ns: int  # sum of the delays
+    median_ns: int  # median of the delays
+    longest_ns: int  # the longest delay
 
 
 def causes(trace: Trace, active: Activities) -> IdleCauses | None:
-    """Compute the idle time by cause. None if the trace of a GPU does not record the calls that launch kernels."""
+    """Divide the idle time of a rank by cause. None if the trace of a GPU does not record the calls that launch kernels."""
     idle = intervals.complement(active.busy, active.start_ns, active.end_ns)
     if active.source != "gpu":
         return _on_host(idle, active)
     if not (active.launch_row >= 0).any():
         return None
     begin = trace.start_ns[active.rows]
-    # If the launch of a kernel is not recorded, it was before the recording began: the kernel is queued from the start on.
+    # If the launch of a kernel is not recorded, the launch was before the recording began. So the kernel counts as queued from
+    # the start of the recording on.
     launched = np.where(active.launch_row >= 0, trace.start_ns[active.launch_row], active.start_ns)
     queued = intervals.union(launched, begin)
     unqueued = intervals.without(idle, queued)
@@ -82,7 +83,8 @@ def causes(trace: Trace, active: Activities) -> IdleCauses | None:
 
 
 def launch_delays(trace: Trace, active: Activities) -> LaunchDelays | None:
-    """The launch delays of the kernels and memory operations of a GPU; None if the trace records no launch."""
+    """The delays between launch and start of the kernels and memory operations of a GPU; None if the trace records no
+    launch."""
     known = active.launch_row >= 0
     if active.source != "gpu" or not known.any():
         return None
@@ -107,11 +109,12 @@ def _handed_over(trace: Trace, active: Activities, queued_idle: Intervals) -> in
     lasting = end > begin  # an event with duration 0 neither begins nor ends a gap
     collective = lasting & active.is_collective
     busy = active.busy
-    # A gap is between two busy intervals. Only gaps that begin at the end of a collective count, if work was queued already.
+    # A gap is the time between two busy intervals. A gap counts only if it begins at the end of a collective while work is
+    # queued.
     place = np.searchsorted(busy.start, queued_idle.start, side="right")
     between = (place > 0) & (place < len(busy.start))
     place, idle = place[between], Intervals(queued_idle.start[between], queued_idle.end[between])
-    behind = np.isin(idle.start, end[collective])  # nothing runs in a gap, so a collective can end only at its start
+    behind = np.isin(idle.start, end[collective])  # nothing runs in a gap, so a collective can only end where the gap starts
     place, idle = place[behind], Intervals(idle.start[behind], idle.end[behind])
     ends = _streams_at(end, stream, collective & np.isin(end, idle.start))
     begins = _streams_at(begin, stream, lasting & np.isin(begin, busy.start[place]))

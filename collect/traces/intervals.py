@@ -1,4 +1,4 @@
-"""Sets of half-open intervals [start, end) of integers, with exact set operations and lengths."""
+"""Defines sets of half-open intervals [start, end) of integers, with exact set operations and lengths."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collect.traces.trace import Trace
 
 
 class Intervals(NamedTuple):
-    """A set of intervals: disjoint, sorted, not empty, and not touching each other: start[i] < end[i] < start[i + 1]."""
+    """A set of intervals. They are sorted, not empty, and neither overlap nor touch: start[i] < end[i] < start[i + 1]."""
 
     start: NDArray[np.int64]
     end: NDArray[np.int64]
 
     @property
     def length(self) -> int:
-        """The sum of the lengths of all intervals."""
+        """The sum of the lengths of all intervals in the set."""
         return int(np.sum(self.end - self.start))
 
 
@@ -42,17 +42,17 @@ def of(trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Intervals:
 
 
 def both(one: Intervals, other: Intervals) -> int:
-    """The length of the intersection of two sets: the sum of their lengths minus the length of their union."""
+    """The length of the intersection of two sets of intervals: the sum of their lengths minus the length of their union."""
     return one.length + other.length - either(one, other).length
 
 
 def either(one: Intervals, other: Intervals) -> Intervals:
-    """The union of both sets."""
+    """The union of two sets of intervals."""
     return union(np.concatenate([one.start, other.start]), np.concatenate([one.end, other.end]))
 
 
 def without(one: Intervals, other: Intervals) -> Intervals:
-    """The part of `one` that is not in `other`."""
+    """The part of the set `one` that is not in the set `other`."""
     edges = np.sort(np.concatenate([one.start, one.end, other.start, other.end]))
     start, end = edges[:-1], edges[1:]
     kept = covers(one, start) & ~covers(other, start)
@@ -60,17 +60,17 @@ def without(one: Intervals, other: Intervals) -> Intervals:
 
 
 def within(one: Intervals, start: int, end: int) -> Intervals:
-    """The part of `one` that is in [start, end)."""
+    """The part of the set `one` that lies within [start, end)."""
     return union(np.maximum(one.start, start), np.minimum(one.end, end))
 
 
 def complement(one: Intervals, start: int, end: int) -> Intervals:
-    """The part of [start, end) that is not in `one`. The set `one` must be within [start, end)."""
+    """The part of [start, end) that is not in the set `one`. The set `one` must lie within [start, end)."""
     return union(np.concatenate([[start], one.end]), np.concatenate([one.start, [end]]))
 
 
 def common(one: Intervals, other: Intervals) -> Intervals:
-    """The intersection of both sets."""
+    """The intersection of two sets of intervals."""
     edges = np.sort(np.concatenate([one.start, one.end, other.start, other.end]))
     start, end = edges[:-1], edges[1:]
     kept = covers(one, start) & covers(other, start)
@@ -78,9 +78,9 @@ def common(one: Intervals, other: Intervals) -> Intervals:
 
 
 def before(one: Intervals, points: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The length of the part of the set before each point, in the order of the points; shape (number of points,).
+    """For each point, the length of the part of the set before the point. Shape (number of points,).
 
-    So the length of the set between two points is the difference of their values.
+    So the length of the set between two points is the difference between the results for the two points.
     """
     ended = np.searchsorted(one.end, points, side="right")  # the number of intervals that end before the point
     lengths = np.concatenate([[0], np.cumsum(one.end - one.start)])
@@ -89,7 +89,8 @@ def before(one: Intervals, points: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def covers(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which points are in one of the intervals; an interval does not contain its end. Shape (number of points,)."""
+    """Which points lie in one of the intervals. The end of an interval does not belong to the interval. Shape (number of
+    points,)."""
     begun = np.searchsorted(intervals.start, points, side="right")
     ended = np.searchsorted(intervals.end, points, side="right")
     return np.asarray(begun > ended)

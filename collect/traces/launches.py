@@ -1,7 +1,7 @@
-"""Finds which events of a GPU belong to the profiled steps: the events that were launched in a step.
+"""Finds which events of a GPU belong to the profiled steps: the events that were launched in a profiled step.
 
-A GPU takes its work from a queue. So a recording begins with kernels that were launched before it; these kernels do not belong
-to the recorded steps. Kineto gives a kernel and the call that launched it the same number, `correlation`.
+A GPU takes its work from a queue. So a recording begins with kernels that were launched before the recording; these kernels do
+not belong to the recorded steps. Kineto gives a kernel and the call that launched it the same number, `correlation`.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ def launches(trace: Trace) -> Launches:
     if step.any():
         launched = trace.start_ns[calls[at[known]]]
         outside[rows[known]] = ~intervals.covers(intervals.of(trace, step), launched)
-    if (outside | before)[gpu].all():  # no event was launched in a step: then events outside of the steps count
+    if (outside | before)[gpu].all():  # no event was launched in a step, so events that were launched outside of steps count
         outside = none
     return Launches(gpu & ~before & ~outside, before, outside)
 
 
 def _leads(trace: Trace, rows: NDArray[np.intp], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which events start before all events of the same stream whose launch is known. rows: the indexes of the events."""
+    """Which events start before every event of the same stream whose launch is known. rows: the indexes of the events in the
+    trace."""
     streams, index = np.unique(trace.stream[rows], return_inverse=True)
     first = np.full(len(streams), np.iinfo(np.int64).max)
     np.minimum.at(first, index[known], trace.start_ns[rows[known]])

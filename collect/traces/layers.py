@@ -50,12 +50,12 @@ class LayerTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def forward(self) -> int:
-        """The time of forward in ns: of the GPU, or of the host if there is no GPU."""
+        """The time of the forward pass in ns: on the GPU, or on the host if there is no GPU."""
         return self.forward_host_ns if self.forward_ns is None else self.forward_ns
 
     @property
     def backward(self) -> int | None:
-        """The time of backward in ns: of the GPU, or of the host if there is no GPU."""
+        """The time of the backward pass in ns: on the GPU, or on the host if there is no GPU. None: not known."""
         return self.backward_host_ns if self.forward_ns is None else self.backward_ns
 
 
@@ -73,7 +73,8 @@ def layers(trace: Trace, active: Activities) -> list[LayerTime]:
     again = _in_autograd(trace, calls)
     nodes, call_of_node = _nodes(trace, calls, nested)
     known = len(trace.details.sequence) > 0
-    # One row for each span and each module around it: the calls of forward, and the work of backward.
+    # Each of the three has one row for each span and each module around the span: for calls in the forward pass, for calls that
+    # compute activations again, and for nodes of autograd in the backward pass.
     forward = _around(chains, np.flatnonzero(~again), np.flatnonzero(~again))
     backward = _around(chains, np.flatnonzero(again), np.flatnonzero(again))
     node_rows = _around(chains, call_of_node, np.arange(len(call_of_node)))
@@ -108,9 +109,9 @@ def layers(trace: Trace, active: Activities) -> list[LayerTime]:
 
 
 def _chains(parent: NDArray[np.intp], module: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each call of a module the called module and all modules around it, the innermost first, each module once.
+    """For each call of a module, the called module and all modules around it, the innermost first. Each module occurs once.
 
-    Shape (number of calls, greatest number of modules of a call); shorter rows are filled up with -1.
+    Shape (number of calls, greatest number of modules of a call). Shorter rows are filled up with -1.
     """
     rows: list[list[int]] = []
     of = module.tolist()
@@ -126,9 +127,9 @@ def _chains(parent: NDArray[np.intp], module: NDArray[np.intp]) -> NDArray[np.in
 def _around(
     chains: NDArray[np.intp], calls: NDArray[np.intp], rows: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair each row with all modules of the call that the row belongs to. Returns (module of each pair, row of each pair).
+    """Pair each row with all modules of the call to which the row belongs. Returns (module of each pair, row of each pair).
 
-    chains: the modules of each call, from `_chains`. calls: for each of `rows` the index of its call.
+    chains: the modules of each call, from `_chains`. calls: for each of `rows`, the index of its call.
     """
     found = chains[calls]
     some = found >= 0
@@ -136,14 +137,17 @@ def _around(
 
 
 def _in_autograd(trace: Trace, calls: EventSpans) -> NDArray[np.bool_]:
-    """Which calls start during a node of autograd on the same thread."""
+    """Which calls of modules start during a node of autograd on the same thread."""
     rows = gloo.autograd_of(trace)
     wrappers = EventSpans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
     return containing(nesting(wrappers).segments, calls.thread, calls.start_ns) >= 0
 
 
 def _nodes(trace: Trace, calls: EventSpans, nested: Nesting) -> tuple[EventSpans, NDArray[np.intp]]:
-    """Returns (nodes of autograd whose operators run inside calls of modules, for each node the innermost of these calls)."""
+    """Find the nodes of autograd whose operators run inside calls of modules.
+
+    Returns (these nodes, for each node the index of the innermost call in which its operator runs).
+    """
     details = trace.details
     operators, sequence, thread = details.operators, details.sequence, details.forward_thread
     wrapper = trace.among(operators.name, [label.startswith(gloo.WRAPPER) for label in trace.labels])
@@ -165,10 +169,12 @@ def _makers(
     forward: NDArray[np.intp],
     thread: NDArray[np.int64],
 ) -> NDArray[np.intp]:
-    """For each node of autograd the index of the operator of forward that made it; -1 if this operator is not known.
+    """For each node of autograd, the index of the operator of the forward pass that made the node; -1 if the operator is not
+    known.
 
-    It is the last operator with the sequence number of the node that started before the node, on the thread of forward. Kineto
-    numbers this thread differently than other threads. So the thread whose operators match most of the nodes is used.
+    The operator is the last one before the node, on the thread of the forward pass, that has the sequence number of the node.
+    Kineto numbers the thread of the forward pass differently from other threads. So the thread whose operators match most of
+    the nodes is used.
     """
     found = np.full(len(node), -1, np.intp)
     order = forward[np.lexsort((operators.start_ns[forward], sequence[forward], operators.thread[forward]))]
@@ -187,7 +193,8 @@ def _makers(
 def _last_before(
     operators: EventSpans, sequence: NDArray[np.int64], rows: NDArray[np.intp], node: NDArray[np.intp]
 ) -> NDArray[np.intp]:
-    """For each node the last operator that has the sequence number of the node and starts before the node; -1 if none does.
+    """For each node, the index of the last operator before the node that has the sequence number of the node; -1 if there is
+    none.
 
     rows: the indexes of the operators, sorted by sequence number, then by start.
     """
@@ -213,7 +220,8 @@ def _on_device(
     call_of_node: NDArray[np.intp],
     count: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Returns (time of forward, time of backward, time of collectives) on the GPU, each with one value per module, in ns."""
+    """Returns (time of forward, time of backward, time of collectives) on the GPU, each as an array with one value per
+    module, in ns."""
     known = np.flatnonzero(active.launch_row >= 0)
     launch = active.launch_row[known]
     thread, moment = trace.thread[launch], trace.start_ns[launch]

@@ -24,7 +24,7 @@ from collect.traces.nesting import containing, innermost
 from collect.traces.trace import Trace
 from shardlab.decoders import DECODE_FAULTS
 
-_LARGEST = 1 << 60  # FLOPs of one call; no device can do a matrix product with more FLOPs, so such shapes are damaged
+_LARGEST = 1 << 60  # the most FLOPs of one call: no device can do more FLOPs, so larger shapes mean that the trace is damaged
 _PLACES = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2), "aten::_scaled_mm": (0, 1)}
 
 
@@ -47,17 +47,17 @@ class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flops(self) -> int:
-        """The FLOPs of the calls whose time is known."""
+        """The FLOPs of all calls whose time is known."""
         return 2 * self.batch * self.m * self.n * self.k * self.calls
 
     @property
     def flops_per_s(self) -> float | None:
-        """The FLOP/s that the calls achieve; None if no time is known."""
+        """The FLOP/s that the calls achieve; None if the time of no call is known."""
         return self.flops / self.total_ns * 1e9 if self.total_ns else None
 
 
 def matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
-    """The matrix products of a trace, the longest time first; empty if the trace has no shapes of matrix products."""
+    """The matrix products of a trace, longest time first; empty if the trace records no shapes of matrix products."""
     details = trace.details
     rows = np.flatnonzero(innermost(details.products) & gloo.starts_in_steps(trace, details.products.start_ns))
     spans = details.products.only(rows)
@@ -90,9 +90,9 @@ def matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
 
 
 def product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, int] | None:
-    """The sizes (batch, m, n, k) of a matrix product. shapes: the JSON text of the shapes of the inputs of the operator.
+    """The sizes (batch, m, n, k) of a matrix product. None if the inputs do not have the shapes of a matrix product.
 
-    None if these shapes are not shapes of a matrix product.
+    shapes: the JSON text of the shapes of the operator's inputs.
     """
     try:
         inputs = msgspec.json.decode(shapes)
@@ -124,7 +124,10 @@ def _is_shape(value: Any) -> bool:
 
 
 def _times(trace: Trace, active: Activities, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns (time of each product in ns, whether this time is known). rows: the indexes of the products in the details."""
+    """Returns (time of each product in ns, whether the time of each product is known).
+
+    rows: the indexes of the products in `trace.details.products`.
+    """
     spans = trace.details.products.only(rows)
     if active.source != "gpu":
         return spans.end_ns - spans.start_ns, np.ones(len(rows), bool)

@@ -17,8 +17,8 @@ from collect.traces import gloo
 from collect.traces.details import MemoryEvents
 from collect.traces.trace import Trace
 
-MOST_POINTS = 300  # the greatest number of points of the curve of a device
-# The numbers of c10/core/DeviceType.h. ROCm uses the number of CUDA.
+MOST_POINTS = 300  # the most points of the curve of a device
+# Number of a type of device in c10/core/DeviceType.h -> its name. ROCm uses the number of CUDA.
 _DEVICES = {0: "cpu", 1: "cuda", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
 _CPU = 0
 
@@ -52,7 +52,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_use(trace: Trace) -> list[MemoryUse]:
-    """The memory of each device, sorted by device; empty if the trace has no allocations in the profiled steps."""
+    """The memory of each device, sorted by device; empty if the trace records no allocations in the profiled steps."""
     events = trace.details.memory
     if not len(events.at_ns):
         return []
@@ -75,12 +75,15 @@ def _named(kind: int, number: int) -> str:
 
 
 def _use(events: MemoryEvents, rows: NDArray[np.intp], begin: int, end: int, device: str) -> MemoryUse | None:
-    """The memory of one device within [begin, end). rows: the events of the device, sorted by time."""
+    """The memory of one device within [begin, end). None if nothing is known about this time.
+
+    rows: the indexes of the device's events, sorted by time.
+    """
     before, inside = rows[events.at_ns[rows] < begin], rows[(events.at_ns[rows] >= begin) & (events.at_ns[rows] < end)]
     used = np.concatenate([before[-1:], inside])
     if not len(used):
         return None
-    # Without an earlier event, the memory before the first event is the memory after it, minus its own size.
+    # If no event is before `begin`, the memory at `begin` is the memory after the first event minus the size of this event.
     allocated, reserved, moments = events.allocated[used], events.reserved[used], np.maximum(0, events.at_ns[used] - begin)
     start = int(allocated[0]) if len(before) else max(0, int(allocated[0] - events.bytes[used[0]]))
     # Some versions and allocators write 0 for the reserved memory, which cannot be less than the allocated memory.
@@ -102,7 +105,8 @@ def _use(events: MemoryEvents, rows: NDArray[np.intp], begin: int, end: int, dev
 
 
 def _chosen(allocated: NDArray[np.int64]) -> list[int]:
-    """The indexes of the points that the curve keeps, at most MOST_POINTS - 1: the greatest point of each section."""
+    """The indexes of the points that the curve keeps, at most MOST_POINTS - 1: of each section of the curve the greatest
+    point."""
     count = min(len(allocated), MOST_POINTS - 1)
     bounds = [len(allocated) * section // count for section in range(count + 1)]
     return [first + int(allocated[first:last].argmax()) for first, last in pairwise(bounds)]

@@ -1,4 +1,5 @@
-"""Merges the summaries that the runs of `jobs trace` wrote (each run reads a part of a folder of traces) into one list."""
+"""Merges the summaries that the runs of `jobs trace` wrote into one list. Each of these runs reads a part of a folder of
+traces."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ from shardlab.rundir import RunDir
 from shardlab.trace_part import SET_NAME, SUMMARIES, TracePart, summary_name
 from shardlab.workspace import Workspace
 
-_MOST_NAMED = 5  # the greatest number of runs that a message names
+_MOST_NAMED = 5  # the most runs that a message names
 
 
 def figures(workspace: Workspace, name: str) -> list[FileFigures] | None:
-    """The figures of all traces that the runs of the set `name` analysed, sorted by rank; None if no run is of this set.
+    """The figures (numbers) of all traces that the runs of the set `name` analysed, sorted by rank; None if there is no such
+    run.
 
-    The result is the same as that of an analysis of the folder on one machine. Raises InputError if a part is missing, has not
-    completed, or cannot be read.
+    The result is the same as if one machine had analysed the whole folder. Raises InputError if a part of the folder has not
+    been analysed completely, or if a summary cannot be read.
     """
     parts = _latest(workspace, name) if SET_NAME.fullmatch(name) else {}
     if not parts:
@@ -41,7 +43,7 @@ def figures(workspace: Workspace, name: str) -> list[FileFigures] | None:
 
 
 def _latest(workspace: Workspace, name: str) -> Mapping[int, tuple[RunDir, Run, TracePart]]:
-    """Number of a part of the folder -> the last attempt at analysing this part: (run folder, run.json, traces of the part).
+    """The latest run for each part of the folder of traces: {number of the part: (run folder, run.json, traces of the part)}.
 
     name: the name of the set of runs. Runs whose records cannot be read are left out.
     """

@@ -1,4 +1,4 @@
-"""Finds which span of a thread contains a moment: the only span, the innermost span, or the outermost span."""
+"""Finds which span of a thread contains a moment, where spans may be nested: the innermost span or the outermost span."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from numpy.typing import NDArray
 
 from collect.traces.details import EventSpans
 
-DEEPEST = 64  # spans inside more than this number of other spans are ignored
+DEEPEST = 64  # a span inside this number of other spans, or more, is ignored
 
 
 class Nesting(NamedTuple):
-    """The nesting of some spans.
+    """How some spans are nested in each other.
 
-    parent: for each span the index of the innermost span of its thread that contains it; -1 if there is none, -2 if the span is
-    ignored because it is nested too deep.
-    segments: the times in which a span is the innermost span, disjoint on each thread; `segments.name` is the index of the
+    parent: for each span, the index of the innermost span of the same thread that contains it; -1 if no span contains it, -2 if
+    the span is ignored because it is nested too deep.
+
+    segments: the times in which a span is the innermost span, disjoint on each thread. `segments.name` is the index of this
     span.
     """
 
@@ -26,7 +27,8 @@ class Nesting(NamedTuple):
 
 
 def nesting(spans: EventSpans) -> Nesting:
-    """The nesting of these spans. A span that ends after the span in which it starts is cut at the end of that span."""
+    """Compute how these spans are nested. If a span ends after the span in which it starts, it is cut at the end of that
+    outer span."""
     parent = np.full(len(spans.start_ns), -1, np.intp)
     pieces: list[tuple[int, int, int, int]] = []
     running: list[tuple[int, int]] = []  # (index of the span, its end), the innermost span last
@@ -35,7 +37,7 @@ def nesting(spans: EventSpans) -> Nesting:
     at = here = 0
 
     def end_until(moment: int | None) -> None:
-        """Write the segments until this moment, or until all spans have ended."""
+        """Write the segments of the running spans until this moment; None: until all running spans have ended."""
         nonlocal at
         while running:
             index, end = running[-1]
@@ -63,9 +65,9 @@ def nesting(spans: EventSpans) -> Nesting:
 
 
 def containing(spans: EventSpans, thread: NDArray[np.int32], moment: NDArray[np.int64]) -> NDArray[np.intp]:
-    """The index of the span that contains each moment on its thread; -1 if there is none. Shape (number of moments,).
+    """For each moment, the index of the span that contains it on its thread; -1 if there is none. Shape (number of moments,).
 
-    spans: disjoint on each thread. thread, moment: one entry for each moment.
+    spans: disjoint on each thread. thread, moment: the thread and the time of each moment.
     """
     count = len(spans.start_ns)
     threads = np.concatenate([spans.thread, thread])
@@ -105,9 +107,9 @@ def outermost(spans: EventSpans) -> NDArray[np.bool_]:
 
 
 def lengths(group: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
-    """The length of the union of the intervals [start, end) of each group; shape (groups,).
+    """For each group of intervals [start, end), the length of their union. Shape (groups,).
 
-    group: for each interval the number of its group, from 0.
+    group: for each interval, the number of its group, from 0. groups: the number of groups.
     """
     totals = np.zeros(groups, np.int64)
     if not len(group):
@@ -115,7 +117,7 @@ def lengths(group: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.i
     order = np.lexsort((start, group))
     group, start, end = group[order], start[order], end[order]
     ends, rank = np.unique(end, return_inverse=True)
-    # The greatest end so far in the group: groups come in order, so a later group has a greater key.
+    # For each interval, the greatest end so far in its group. Groups are in ascending order, so a later group has greater keys.
     reached = ends[np.maximum.accumulate(group * len(ends) + rank) % len(ends)]
     earlier = np.concatenate([start[:1], reached[:-1]])
     earlier[1:][group[1:] != group[:-1]] = np.iinfo(np.int64).min

@@ -1,4 +1,4 @@
-"""Finds the kernels and operators that a name in a study means: a single one, or a class such as GEMM."""
+"""Finds the kernels and operators that a name in a study means: a single kernel or operator, or a class such as GEMM."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class Class(NamedTuple):
-    """A class of kernels and operators, as patterns of their names.
+    """A class of kernels and operators, given by patterns of their names.
 
-    kernels: for the kernels and memory operations of a GPU. operators: for operators, if there is no GPU; None if the class
-    contains no operators.
+    kernels: the pattern for kernels and memory operations of a GPU. operators: the pattern for operators, which is used if
+    there is no GPU; None if the class contains no operators.
     """
 
     kernels: re.Pattern[str]
@@ -28,9 +28,12 @@ CLASSES = {
 
 
 def pattern(of: str, source: str) -> re.Pattern[str] | None:
-    """The pattern to search for in the names of kernels or operators; None if the class has no operators and there is no GPU.
+    """The pattern to search for in the names of kernels (source `gpu`) or operators (other sources).
+
+    None if `of` is a class without operators and the source is not `gpu`.
 
     of: the name of a class, or a part of the name of a kernel or operator. source: `gpu`, `gloo` or `cpu`, see `Breakdown`.
+
     A name that is not a class must match whole words: CatArrayBatchedCopy does not match CatArrayBatchedCopy_contig. If the
     name ends in `*`, the last word may be longer, for names that the table of a study cuts off.
     """

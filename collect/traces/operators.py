@@ -1,4 +1,4 @@
-"""Compares the operators and kernels of two runs (such as of two strategies): new, gone, or called more or less often."""
+"""Compares the operators and kernels of two runs: which are new, gone, or called more or less often."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ class OperatorDifference(msgspec.Struct, frozen=True):
 
     @property
     def more_time_ns(self) -> float:
-        """The additional time per step and rank in comparison with the other run, in ns; negative if the time is shorter."""
+        """How much more time per step and rank than in the other run, in ns; negative if less time."""
         return self.time_ns - self.against_time_ns
 
 
 class Uses(NamedTuple):
-    """The use of operators and kernels by all ranks.
+    """The calls of operators and kernels by all ranks together.
 
-    totals: (calls, ns) for each (kind, name), all ranks and steps together.
+    totals: {(kind, name): (number of calls, time in ns)}, over all ranks and steps.
+
     share: the number by which the totals are divided: the number of profiler steps of all ranks, or the number of ranks if
     whole traces are compared.
     """
@@ -53,7 +54,7 @@ class Uses(NamedTuple):
 def differences(run: Sequence[Trace], against: Sequence[Trace]) -> list[OperatorDifference]:
     """Every operator or kernel of the two runs, sorted by the difference in time, the greatest first.
 
-    The values are per profiler step if all traces have profiler steps; otherwise they are per trace.
+    The values are per profiler step if all traces of both runs have profiler steps; otherwise they are per trace.
     """
     by_step = all(steps(trace) for trace in (*run, *against))
     here, there = uses(run, by_step=by_step), uses(against, by_step=by_step)
@@ -76,10 +77,10 @@ def differences(run: Sequence[Trace], against: Sequence[Trace]) -> list[Operator
 
 
 def uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:
-    """The operators and kernels that the ranks call, added up.
+    """Add up the calls of the operators and kernels of all ranks.
 
-    Work of a GPU that was launched before the recording began is left out. by_step: count profiler steps, and also leave out
-    work that was launched outside of the steps.
+    Work of a GPU that was launched before the recording began is left out. by_step: whether the totals are per profiler step;
+    then work that was launched outside of the steps is left out, too.
     """
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for trace in traces:

@@ -1,8 +1,9 @@
-"""Analyses one part of a folder of traces, as the process of a run that `jobs trace` submitted.
+"""Analyses one part of a folder of traces. This program is the process of a run that `jobs trace` submitted.
 
     python -m collect.traces.part RUN_DIR
 
-For each trace file, it writes a summary and a step record, so that `jobs status` shows the progress; result.json comes last.
+For each trace file, it writes a summary and a step record, so that `jobs status` shows the progress. At the end it writes
+result.json.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def analyse(folder: RunDir, run: Run) -> None:
-    """Analyse the traces of the run. If a trace is damaged, its summary says what is damaged, and the analysis continues.
+    """Analyse the traces of a run. If a trace is damaged, its summary says what is damaged, and the next trace is analysed.
 
-    Raises InputError if the run does not analyse traces, WorkspaceError if a file cannot be opened.
+    Raises InputError if the run does not analyse traces, WorkspaceError if a trace cannot be opened.
     """
     part = run.traces
     if part is None:

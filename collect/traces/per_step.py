@@ -1,4 +1,4 @@
-"""Computes the calls and the time of each operator, kernel or collective per profiled step, as means over ranks and repeats."""
+"""Computes calls and time of each operator, kernel or collective per profiled step, as means over ranks and repeats."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class Use(NamedTuple):
 
 
 def uses(runs: Iterable[Sequence[Breakdown]], tallies: Callable[[Breakdown], Sequence[EventTally]]) -> dict[str, Use]:
-    """The use of each name: the mean over the ranks of a run that have profiler steps, then the mean over the runs.
+    """The calls and the time per step of each name: the mean over the ranks of a run with profiler steps, then the mean over
+    runs.
 
-    runs: the breakdowns of the ranks of each run. tallies: selects the tallies of a breakdown, such as its kernels.
+    runs: for each run, the breakdowns of its ranks. tallies: selects the tallies of a breakdown, such as its kernels.
     """
     by_run = [known for run in runs if (known := [one for one in run if one.steps])]
     totals: dict[str, Use] = {}

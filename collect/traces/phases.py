@@ -28,7 +28,7 @@ from collect.traces.trace import Trace
 
 Phase = Literal["data", "forward", "backward", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer", "other")
-_ANNOTATIONS: dict[Phase, re.Pattern[str]] = {  # a moment with annotations of several phases belongs to the first of them
+_ANNOTATIONS: dict[Phase, re.Pattern[str]] = {  # if a moment has annotations of several phases, the first phase here counts
     "data": re.compile(r"enumerate\(DataLoader\)#|(?:#+\s*)?(?:data|dataloader|data_loading|get_batch)\b", re.IGNORECASE),
     "optimizer": re.compile(
         r"Optimizer\.(?:step|zero_grad)#|(?:#+\s*)?(?:optimizer|optim|opt_step|optimizer_step)\b", re.IGNORECASE
@@ -89,10 +89,10 @@ def phases(trace: Trace, active: Activities) -> list[PhaseTime]:
 
 
 def launch_phases(trace: Trace, active: Activities, host: dict[Phase, Intervals], main: int) -> NDArray[np.int8]:
-    """For each of `active.rows` the index in PHASES of the phase that launched it; -1 if the launch is not recorded or in no
-    step.
+    """For each of `active.rows`, the index in PHASES of the phase that launched the work.
 
-    host: the time of each phase on the main thread. main: the number of the main thread.
+    -1 if the launch is not recorded, or if it was in no profiler step. host: the time of each phase on the main thread. main:
+    the number of the main thread.
     """
     autograd = np.unique(trace.thread[gloo.autograd_of(trace)])
     moment, thread = trace.start_ns[active.launch_row], trace.thread[active.launch_row]
@@ -125,7 +125,7 @@ def _host(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict[Phase, Inte
 
 
 def _closed(trace: Trace, autograd: Intervals, main: int) -> Intervals:
-    """The time of autograd, including gaps between two of its nodes in which the main thread starts no operator of its own."""
+    """The time of autograd. A gap between two of its nodes is included if the main thread starts no operator in the gap."""
     operators = np.sort(trace.start_ns[trace.of_category("cpu_op") & (trace.thread == main)])
     operators = operators[~intervals.covers(autograd, operators)]
     first, last = autograd.end[:-1], autograd.start[1:]
@@ -134,8 +134,8 @@ def _closed(trace: Trace, autograd: Intervals, main: int) -> Intervals:
 
 
 def _last_begins(trace: Trace, steps: NDArray[np.bool_], backward: Intervals) -> NDArray[np.int64]:
-    """For each step the start of the last interval of backward that begins in the step; the start of the step if there is
-    none."""
+    """For each step, the start of the last interval of backward that begins in the step; if there is none, the start of the
+    step."""
     start, end = trace.start_ns[steps], trace.end_ns[steps]
     place = np.searchsorted(backward.start, end) - 1
     latest = backward.start[np.maximum(place, 0)] if len(backward.start) else start

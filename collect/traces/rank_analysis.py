@@ -1,6 +1,6 @@
-"""Extracts from the trace of one rank the data that the answers about the whole run need.
+"""Extracts from the trace of one rank the data from which the answers about the whole run are computed.
 
-This data is computed once per trace, and it is small enough to be cached in a file beside the trace.
+The data is extracted once per trace, and it is small enough to be cached in a file beside the trace.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The kind of the figures, `gpu` or `cpu`. Figures of different kinds cannot be compared."""
+        """Whether the data comes from a GPU: `gpu` or `cpu`. Data of different kinds cannot be compared."""
         return "gpu" if self.source == "gpu" else "cpu"
 
 
 def analyse(trace: Trace) -> RankAnalysis | None:
-    """Analyse the trace of a rank; None if `breakdown` returns None for the trace."""
+    """Extract the data of a rank from its trace; None if `breakdown` has no result for the trace."""
     active = activities(trace)
     if active is None:
         return None

@@ -1,4 +1,4 @@
-"""Adds up what several ranks recorded: the time of modules, matrix products, and kernels of attention."""
+"""Adds up what the traces of several ranks recorded: the time of modules, matrix products, and kernels of attention."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ _OF_A_LAYER = ("calls", "forward_host_ns", "backward_host_ns", "forward_ns", "ba
 
 
 def layers(ranks: Iterable[RankAnalysis]) -> list[LayerTime]:
-    """The time of each module, summed over all ranks, in the order of the first calls; None if any rank's time is unknown."""
+    """The time of each module, summed over all ranks, in the order of the modules' first calls.
+
+    A time is None if it is not known for any one of the ranks.
+    """
     return _merged((one for rank in ranks for one in rank.layers), lambda one: one.name, _OF_A_LAYER)
 
 
 def products(ranks: Iterable[RankAnalysis]) -> list[MatrixProduct]:
-    """The matrix products of all ranks by operator and sizes, the longest time first."""
+    """The matrix products of all ranks, added up by operator and sizes, the longest time first."""
     found = _merged(
         (one for rank in ranks for one in rank.products),
         lambda one: (one.operator, one.batch, one.m, one.n, one.k),
@@ -32,7 +35,7 @@ def products(ranks: Iterable[RankAnalysis]) -> list[MatrixProduct]:
 
 
 def attention(ranks: Iterable[RankAnalysis]) -> list[AttentionUse]:
-    """The attention of all ranks by implementation, direction and name, the longest time first."""
+    """The attention of all ranks, added up by implementation, direction and name, the longest time first."""
     every = [one for rank in ranks for one in rank.attention]
     found = _merged(every, _kind, ("calls", "total_ns"))
     kernels: dict[Hashable, dict[str, None]] = {}
@@ -47,9 +50,9 @@ def _kind(one: AttentionUse) -> Hashable:
 
 
 def _merged(every: Iterable[_Row], key: Callable[[_Row], Hashable], fields: Sequence[str]) -> list[_Row]:
-    """Merge rows with the same key into one row, in the order in which the keys come first.
+    """Merge rows with the same key into one row. The result is in the order in which the keys first occur.
 
-    The values of `fields` are added up; the sum is None if any value is None.
+    The values of `fields` are added up. A sum is None if any of its values is None.
     """
     found: dict[Hashable, _Row] = {}
     for one in every:

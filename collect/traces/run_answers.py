@@ -34,7 +34,7 @@ class RunAnswers:
         return collectives.uses(self.ranks, self.waits)
 
     def document(self) -> dict[str, Any]:
-        """The answers about the run as JSON values; an unknown value is null."""
+        """The answers about the run as JSON values. An answer that is not known is null."""
         rows = [
             msgspec.to_builtins(use) | {"group": _group(use), **{name: getattr(use, name) for name in _OF_A_USE}}
             for use in self.collectives

@@ -1,4 +1,5 @@
-"""Reads the figures of the traces of a run: exact, and, if the matrix asks for it, as HolisticTraceAnalysis computes them."""
+"""Reads the figures (numbers) of a run's traces: exact, and as HolisticTraceAnalysis computes them if the matrix asks for
+it."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ from shardlab.study import Traces
 
 
 class RunTraces(msgspec.Struct, frozen=True, dict=True):
-    """The figures of the profiled ranks of a run. Damaged traces are left out.
+    """The figures (numbers) of the profiled ranks of a run. Damaged traces are left out.
 
     exact: the exact breakdown of each rank.
-    analyses: for the same ranks the data that the answers about the run need; always exact.
-    like_hta: the breakdown of each rank as HolisticTraceAnalysis computes it; empty if the matrix does not ask for these
-    figures or if HolisticTraceAnalysis gives none.
+
+    analyses: for the same ranks, the data from which the answers about the run are computed; always exact.
+
+    like_hta: the breakdown of each rank as HolisticTraceAnalysis computes it; empty if the matrix does not ask for it, or if
+    HolisticTraceAnalysis has no result.
     """
 
     exact: list[Breakdown] = []
@@ -36,15 +39,15 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def judged(self) -> list[Breakdown]:
-        """The breakdowns that metrics use: `like_hta` if there are any, else `exact`."""
+        """The breakdowns from which metrics are computed: `like_hta` if it is not empty, else `exact`."""
         return self.like_hta or self.exact
 
 
 def read(run: Path, how: Traces) -> RunTraces:
-    """Read the figures of the traces in the folder of a run. how: `like-hta` to get the figures of HolisticTraceAnalysis too.
+    """Read the figures of the traces in a run folder.
 
-    A trace that is damaged or cut short is left out, because incomplete figures must not rank cells; `collect trace` reports
-    the damage.
+    how: `like-hta` to get the figures of HolisticTraceAnalysis, too. A trace that is damaged or cut short is left out, because
+    incomplete figures must not rank cells; `collect trace` reports the damage.
     """
     paths = regular((run / "trace").glob("rank-*.json.gz"))
     known = [found for path in paths if (found := figure_cache.figures(path)) is not None]
@@ -56,14 +59,15 @@ def read(run: Path, how: Traces) -> RunTraces:
 
 
 def regular(paths: Iterable[Path]) -> list[Path]:
-    """The regular files among the files of a run, sorted. A symlink could lead out of the run; reading a FIFO would block."""
+    """The paths that are regular files, sorted. Symlinks are left out because they could lead out of the run folder, and
+    FIFOs because reading them would block."""
     return sorted(path for path in paths if path.is_file() and not path.is_symlink() and not path.parent.is_symlink())
 
 
 def _like_hta(paths: list[Path]) -> list[Breakdown]:
-    """The breakdowns as HolisticTraceAnalysis computes them; an empty list if it gives no figures for any one trace.
+    """The breakdowns as HolisticTraceAnalysis computes them. Empty if it has no result for any one trace.
 
-    In this case, HolisticTraceAnalysis itself would fail for all traces.
+    HolisticTraceAnalysis itself would then fail for all traces.
     """
     whole = [found for path in paths if not ((found := trace.read(path)).lost or found.cut)]
     try:

@@ -14,8 +14,8 @@ from zlib_ng import zlib_ng  # decompresses in less than half the time of zlib
 
 from collect.traces.event import Args, ExactEvent
 
-BLOCK = 1 << 18  # bytes that are decoded at once; they fit into the second-level cache, which is a quarter faster than 4 MiB
-_COMPRESSED = 1 << 16  # bytes of a gzip file that are read at once; small, because each decompressed block copies the rest
+BLOCK = 1 << 18  # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
+_COMPRESSED = 1 << 16  # bytes of a gzip file that are read at once; few, because each decompressed block copies all later ones
 _GZIP = b"\x1f\x8b"
 _BETWEEN = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
@@ -47,7 +47,7 @@ def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
     member, ended = zlib_ng.decompressobj(wbits=31), False
     for block in raw:
         while block:
-            if ended and not (block := block.lstrip(b"\0")):  # zeros behind the last member are padding, as on a tape
+            if ended and not (block := block.lstrip(b"\0")):  # zeros behind the last gzip member are padding, as on a tape
                 break
             if ended:
                 member, ended = zlib_ng.decompressobj(wbits=31), False
@@ -67,7 +67,7 @@ def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _until_damage(member: zlib_ng._Decompress, block: bytes) -> bytes:
-    """The text before the damage in a block.
+    """The decompressed text of a block up to the place where the block is damaged. member: the decompressor before the block.
 
     The block is decompressed byte by byte, because zlib-ng discards the whole output of a call that fails.
     """
@@ -81,14 +81,16 @@ def _until_damage(member: zlib_ng._Decompress, block: bytes) -> bytes:
 
 
 class _Number(str):
-    """The decimal text of a JSON number. It is a type of its own to distinguish it from a JSON string."""
+    """The decimal text of a JSON number. The type distinguishes it from the text of a JSON string."""
 
 
 class Salvaged(NamedTuple):
-    """The events that could be read from a part of a trace.
+    """The events that could be read from a part of the text of a trace.
 
     lost: the number of events that could not be read.
-    rest: the offset in bytes of the unread rest of the text, which may become readable when more text follows.
+
+    rest: the offset in bytes at which the unread rest of the text begins; the rest may become readable when more text follows.
+
     ended: whether the end of the list of events was reached.
     """
 
@@ -98,7 +100,8 @@ class Salvaged(NamedTuple):
     ended: bool
 
 
-# strict: an event with a control character in a string is unreadable. Otherwise a gap of zeros could join two events into one.
+# strict=True: an event with a control character in a string is not valid. Without this rule, a stretch of zero bytes in a
+# damaged file could join two events into one event.
 _decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=True)
 
 
@@ -106,7 +109,8 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
     """Read the events in a text that begins between two events. final: whether no more text follows.
 
     If an event is not valid JSON, only this event is lost: reading continues at the next object that follows another object and
-    that can be read as an event. For each skipped part, the number of its phases (`"ph":`) is added to `lost`, but at least 1.
+    that can be read as an event. For each skipped part of the text, `lost` grows by the number of its phases (`"ph":`), but at
+    least by 1.
     """
     text = raw.decode("utf-8", "surrogateescape")  # bytes that are not UTF-8 become characters that encode to the same bytes
     text = _BARE.sub(lambda found: found[1] + " " * len(found[2]) + "NaN", text)
@@ -118,7 +122,8 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
 
     while True:
         at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # the pattern also matches an empty text
-        if _LIST_END.match(text, at) and not _PHASE.search(text, at):  # if events follow, it is a list inside a lost event
+        # If events follow a `]`, it does not end the list of events, but a list inside an event that was lost.
+        if _LIST_END.match(text, at) and not _PHASE.search(text, at):
             return salvaged(ended=True)
         if at == len(text):
             return salvaged(ended=False)
@@ -144,7 +149,7 @@ def _object(text: str, at: int) -> tuple[dict[str, Any], int] | None:
 
 
 def _resume(text: str, at: int) -> int | None:
-    """The start of the next event that can be read; None if there is none."""
+    """The offset of the next event that can be read; None if no such event follows."""
     for match in _NEXT.finditer(text, at):
         found = _object(text, match.end())
         if found and type(found[0].get("ph")) is str:

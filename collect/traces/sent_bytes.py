@@ -1,8 +1,9 @@
-"""The bytes that ranks send in a step, from the sizes of the collectives in their traces.
+"""Computes the bytes that ranks send in a step, from the sizes of the collectives in their traces.
 
-The sizes are those of the tensors that the backend got, as the profiler recorded them; the records of a run (the theory of a
-strategy, the collectives that the same-work proof counts) are not used. The factors are written down here for the same reason:
-`trainers.communication` has the factors of the theory, so a wrong factor in one of both tables makes the two disagree.
+The sizes are those of the tensors that the communication backend received, as the profiler recorded them. The records of the
+run (the theory of the strategy, the collectives that the same-work proof counts) are not used. The factors of the ring
+algorithm are written down here again for the same reason: `trainers.communication` has these factors for the theory, so that a
+wrong factor in one of the two tables makes the results disagree.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collect.traces.rank_analysis import RankAnalysis
 
-# Collective -> number of ranks n -> bytes that a rank sends, as a share of the message (`calls.message_bytes`), by the ring
-# algorithm (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5); for broadcast and reduce the mean over the ranks.
+# Collective -> function that gives for a number of ranks n the bytes that a rank sends, as a share of the size of the message
+# (`calls.message_bytes`), by the ring algorithm (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5). For broadcast and
+# reduce it gives the mean over the ranks.
 SHARES: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (1 - 1 / n),  # a reduce_scatter, then an all_gather
+    "all_reduce": lambda n: 2 * (1 - 1 / n),  # the ring algorithm does a reduce_scatter, then an all_gather
     "all_gather": lambda n: 1 - 1 / n,
     "reduce_scatter": lambda n: 1 - 1 / n,
     "all_to_all": lambda n: 1 - 1 / n,
@@ -28,9 +30,9 @@ SHARES: dict[str, Callable[[int], float]] = {
 
 
 def of_message(collective: str, message_bytes: int | None, ranks: int | None) -> float | None:
-    """The bytes that a rank sends for a message of a collective. A barrier counts as 0, because it has no payload.
+    """The bytes that a rank sends for one message of a collective. 0 for a barrier, because a barrier sends no data.
 
-    ranks: the number of ranks of the process group. None if the size of the message or the number of ranks is not known.
+    ranks: the number of ranks in the process group. None if the size of the message or the number of ranks is not known.
     """
     if collective == "barrier":
         return 0.0
@@ -39,7 +41,7 @@ def of_message(collective: str, message_bytes: int | None, ranks: int | None) ->
 
 
 def of_step(ranks: Sequence[RankAnalysis]) -> float | None:
-    """The bytes that these ranks together send in a profiler step, as the mean over the steps of each rank.
+    """The bytes that these ranks together send in one profiler step. For each rank, the mean over its steps is used.
 
     None if a rank was not profiled by steps, or if the bytes of any call are not known.
     """

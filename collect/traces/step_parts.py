@@ -34,7 +34,7 @@ class StepPart(msgspec.Struct, frozen=True, order=True):
 
     @property
     def label(self) -> str:
-        """The name of the part in tables and figures."""
+        """The words for the part in tables and figures."""
         if self.kind == "compute":
             return "compute"
         if self.kind == "memory":
@@ -46,7 +46,7 @@ class StepPart(msgspec.Struct, frozen=True, order=True):
 class StepTime(msgspec.Struct, frozen=True):
     """The mean time of a step over ranks and steps, in whole ns, and its parts. The sum of the parts is exactly total_ns.
 
-    steps: the number of steps of all ranks together; if the traces have no profiler steps, a whole trace counts as one step.
+    steps: the number of steps of all ranks together. If the traces have no profiler steps, a whole trace counts as one step.
     """
 
     steps: int
@@ -68,9 +68,9 @@ def step_time(runs: Sequence[RunAnswers], *, by_step: bool) -> StepTime:
 
 
 def parts(analysis: RankAnalysis, place: int, waited: Waits) -> dict[StepPart, int]:
-    """The parts of the span of one rank, in ns; their sum is exactly the span, and no part is 0.
+    """Divide the profiled time of one rank into parts, in ns. The sum of the parts is exactly this time, and no part is 0.
 
-    place: the index of the rank in the list of analyses, as used in `waited`.
+    place: the index of the rank in the list of analyses, as used in `waited`. waited: how long ranks waited for slow ranks.
     """
     found = {StepPart("compute"): analysis.compute_ns, StepPart("memory"): analysis.memory_ns}
     for index, call in enumerate(analysis.calls):
@@ -91,7 +91,7 @@ def parts(analysis: RankAnalysis, place: int, waited: Waits) -> dict[StepPart, i
 
 
 def mean(sums: dict[StepPart, int], steps: int) -> StepTime:
-    """The mean time of a step and its parts. sums: ns of each part over all ranks and steps. steps: at least 1.
+    """The mean time of a step and of its parts. sums: for each part, its ns over all ranks and steps. steps: at least 1.
 
     The mean of a part is rarely a whole number of ns. So all means are rounded down, including the mean of the whole step. If
     the sum of the rounded parts is then less than the rounded whole, the missing ns are added, 1 ns each, to the parts that

@@ -1,14 +1,14 @@
-"""Distinguishes waiting for slow ranks from transfer, by matching the calls of collectives over ranks.
+"""Distinguishes waiting for slow ranks from transfer, by matching the calls of collectives on different ranks with each other.
 
 If every rank of a collective needs data from every other rank, the collective cannot finish before the last rank has started.
 So on each rank the call first waits until the last rank starts, and then transfers. The rank that starts last does not wait,
 and its call is the shortest. So the time of the transfer is the shortest duration of the call over the ranks, and the rest of
 the duration on each rank is waiting. TraceLens (NcclAnalyser: comm_latency) computes the transfer in the same way, but computes
-the waiting as the latest start minus the start on the rank; this needs clocks whose differences are smaller than the waiting.
+the waiting as the latest start minus the start on the rank. This needs clocks whose differences are smaller than the waiting.
 Both methods give the same result if all ranks finish together.
 
 Calls are matched by process group, profiler step and order. If the ranks of a group called different collectives in a step, or
-the same collective with different sizes, then none of these calls is matched.
+the same collective with different sizes, then none of the group's calls in this step is matched.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import msgspec
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.rank_analysis import RankAnalysis
 
-# No rank can finish one of these collectives before the last rank has started it. In contrast, the root of a broadcast and the
-# sender of a send may finish earlier.
+# Collectives that no rank can finish before the last rank has started. In other collectives a rank may finish earlier, such as
+# the root of a broadcast.
 SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-_ANY_SIZE = frozenset({"all_to_all"})  # ranks may send different sizes
+_ANY_SIZE = frozenset({"all_to_all"})  # collectives in which ranks may send messages of different sizes
 Place = tuple[int, int]  # (index of a rank in the list of analyses, index of a call in the list of calls of this rank)
 
 
@@ -50,18 +50,22 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost_pct(self) -> float | None:
-        """The share of the rank's profiled time that is lost to waiting, in percent."""
+        """The share of the rank's profiled time in which it waits for other ranks and nothing computes, in percent."""
         return 100 * self.lost_ns / self.span_ns if self.span_ns else None
 
 
 class Waits(NamedTuple):
-    """How long ranks waited for each other in the calls of a run that were matched over ranks.
+    """How long ranks waited for each other, in the calls of a run that were matched over ranks.
 
-    waited: for each matched call the time that its rank waited in it, in ns.
-    skew_ns: for each matched collective the longest waiting time of any rank, in ns; sorted.
+    waited: for each matched call, the time that its rank waited in the call, in ns.
+
+    skew_ns: for each matched collective, the longest waiting time of any rank, in ns; sorted.
+
     ranks: the waiting of each rank, sorted by rank; empty if no call could be matched.
+
     unmatched: the number of calls, of all ranks together, that synchronize ranks but could not be matched.
-    why: why no call could be matched; "" if calls were matched.
+
+    why: the reason why no call could be matched; "" if calls were matched.
     """
 
     waited: dict[Place, int]
@@ -72,19 +76,19 @@ class Waits(NamedTuple):
 
     @property
     def lost_pct(self) -> float | None:
-        """The share of the profiled time of all ranks that is lost to waiting, in percent; None if nothing could be matched."""
+        """The share of the profiled time of all ranks that is lost to waiting, in percent; None if no call could be matched."""
         span = sum(one.span_ns for one in self.ranks)
         return 100 * sum(one.lost_ns for one in self.ranks) / span if span else None
 
     @property
     def straggler(self) -> RankWait | None:
-        """The rank that the other ranks waited for the longest; None if no rank waited for one single rank."""
+        """The rank that the other ranks waited for the longest; None if the ranks never waited for a single rank."""
         slowest = max(self.ranks, key=lambda one: (one.caused_ns, -one.rank), default=None)
         return slowest if slowest and slowest.caused_ns else None
 
 
 def waits(ranks: Sequence[RankAnalysis]) -> Waits:
-    """Match the calls of all ranks and compute the waiting. The order of the ranks does not change any figure."""
+    """Match the calls of all ranks, and compute how long ranks waited. The order of `ranks` does not change any result."""
     numbers = [one.rank for one in ranks]
     if len(ranks) < 2:
         return _nothing("only one rank was profiled")

@@ -1,4 +1,5 @@
-"""Reads a profiler trace in the format of Chrome, as Kineto writes it, into columns of its events; counts unreadable events."""
+"""Reads a profiler trace, in the format of Chrome as Kineto writes it, into columns of events. Unreadable events are
+counted."""
 
 from __future__ import annotations
 
@@ -29,14 +30,14 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
 _PHASE = re.compile(rb'"ph"\s*:')
 _BETWEEN = re.compile(rb"\}(\s*,\s*)\Z")
-_LEAST_LOOKED_AT = 64  # bytes before an event that are searched for the comma and the end of the previous event
-_LONGEST = 16 << 20  # after this many bytes without the end of an event, these bytes are treated as unreadable
-_LONGEST_WITHOUT_EVENT = 4 << 20  # after this many bytes without any phase, the list is not a list of events
-_MOST_RANKS = 1 << 31  # a number from here on is not a rank
+_LEAST_LOOKED_AT = 64  # this many bytes before an event are searched for the comma and the end of the previous event
+_LONGEST = 16 << 20  # if no event ends within this many bytes, these bytes are treated as unreadable
+_LONGEST_WITHOUT_EVENT = 4 << 20  # a list without any phase (`ph`) in this many bytes is not treated as a list of events
+_MOST_RANKS = 1 << 31  # a number that is not smaller than this is not a rank
 _NO_ARGS = Args()
 _KIND = attrgetter("name", "cat", "tid")
 
-# Names of categories that Kineto used until PyTorch 1.10 -> the names since then.
+# Name of a category that Kineto used until PyTorch 1.10 -> name of this category since then.
 _OLD_CATEGORIES = {
     "Kernel": "kernel",
     "Memcpy": "gpu_memcpy",
@@ -88,7 +89,8 @@ class Trace(NamedTuple):
         return self.start_ns + self.duration_ns
 
     def among(self, column: NDArray[np.int32], wanted: Sequence[bool]) -> NDArray[np.bool_]:
-        """Which entries of `column` (indexes in `labels`) have a wanted label. wanted: for each label whether it is wanted."""
+        """Which entries of `column` have one of the wanted labels. column: indexes in `labels`. wanted: for each label, if
+        it is wanted."""
         return np.asarray(wanted, bool)[column] if len(self.labels) else np.zeros(len(column), bool)
 
     def of_category(self, *categories: str) -> NDArray[np.bool_]:
@@ -97,10 +99,10 @@ class Trace(NamedTuple):
 
 
 def read(path: Path) -> Trace:
-    """Read a trace file block by block: memory grows with the number of events, not with the length of their text.
+    """Read a trace file block by block: the memory grows with the number of events, not with the length of their text.
 
-    If the file is damaged or cut short, the readable events are returned; `lost` and `cut` describe the rest. Raises OSError if
-    the file cannot be opened.
+    If the file is damaged or cut short, the events that can be read are returned, and `lost` and `cut` describe the rest.
+    Raises OSError if the file cannot be opened.
     """
     columns = _Columns()
     outside, cut = b"", ""
@@ -119,20 +121,21 @@ def read(path: Path) -> Trace:
 
 
 def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | DecodedEvents]:
-    """Yield the events of one block after another, and the pieces of text before and behind the list of events as bytes.
+    """Yield the events of one block after another. The text before and after the list of events is yielded in pieces, as bytes.
 
-    Raises CutShort if the file ends before the list of events ends.
+    Raises CutShort if the file ends before the list of events ends. lost: {reason: number of lost events}, which is updated.
     """
     source, decoder = blocks(path), EventDecoder()
     rest = yield from _head(source)
     block, short = b"", ""
-    without: int | None = 0  # bytes of the list so far if it has contained no event; None after the first event
+    without: int | None = 0  # bytes of the list so far, while no event was found in it; None after the first event
     while True:
         events, rest, ended = _whole_events(decoder, rest, block, lost)
         yield events
         if ended:
             yield rest
-            # Read to the end of the file: only there a gzip stream shows some damage, and no event should follow.
+            # The file is read to its end, because some damage of a gzip stream is only found there. Events that follow the list
+            # are counted as lost.
             for after in source:
                 lost["after the end of the list of events"] += len(_PHASE.findall(after))
                 yield after
@@ -155,8 +158,8 @@ def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | DecodedEvents]:
 
 
 def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
-    """Yield the text before the list of events; return the rest of the block in which the list begins."""
-    before = b""  # the end of the previous block, because the start of the list may be divided between two blocks
+    """Yield the text before the list of events in pieces. Returns the rest of the block in which the list begins."""
+    before = b""  # the end of the previous block: the start of the list may begin in one block and end in the next block
     blank = True
     for block in source:
         text = before + block
@@ -172,9 +175,9 @@ def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
 
 
 def _whole_events(decoder: EventDecoder, rest: bytes, block: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
-    """Returns (the events that end in this text, the rest of the text, whether the list of events has ended).
+    """Returns (the events that end in `rest` and `block`, the rest of the text, whether the list of events has ended).
 
-    rest: the text before `block`.
+    rest: the text before `block` that is not decoded yet.
     """
     end, after = _last_boundary(block)
     if end:
@@ -192,7 +195,8 @@ def _whole_events(decoder: EventDecoder, rest: bytes, block: bytes, lost: Counte
 
 
 def _last_events(decoder: EventDecoder, text: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
-    """Decode the rest of the text at the end of the file: (events, text behind the list, whether the list has an end)."""
+    """Decode the rest of the text at the end of the file. Returns (events, text behind the list of events, whether the list
+    ended)."""
     try:
         end = text.rindex(b"]")
         return decoder.decode(b"[%b]" % text[:end]), text[end:], True
@@ -203,7 +207,8 @@ def _last_events(decoder: EventDecoder, text: bytes, lost: Counter[str]) -> tupl
 
 
 def _last_boundary(text: bytes) -> tuple[int, int]:
-    """The last boundary between two objects: (end of the first object, start of the second); (0, 0) if there is none."""
+    """The last boundary between two objects in a text: (end of the first object, start of the second object); (0, 0) without
+    any."""
     at = len(text)
     while (at := text.rfind(b"{", 0, at)) > 0:
         before = max(0, at - _LEAST_LOOKED_AT)
@@ -213,7 +218,10 @@ def _last_boundary(text: bytes) -> tuple[int, int]:
 
 
 def _rank(outside: bytes, path: Path) -> int | None:
-    """The rank in the text of a trace, else in the name of its file, else None. outside: the text around the list of events."""
+    """The rank that the text of a trace states, or else the name of its file; None if neither states a rank.
+
+    outside: the text around the list of events.
+    """
     if match := _RANKS.search(outside):
         try:
             found = json.JSONDecoder().raw_decode(outside[match.end() :].decode("utf-8", "replace"))[0].get("rank")
@@ -226,11 +234,12 @@ def _rank(outside: bytes, path: Path) -> int | None:
 
 
 class _Columns:
-    """Collects the columns of a trace from the events of one block after another."""
+    """Collects the columns of a trace from the events of the file, which are added block by block."""
 
     def __init__(self) -> None:
         self.lost: Counter[str] = Counter()
-        # The index of each combination of name, category and thread. A trace has few, so one look-up replaces three.
+        # The number of each combination (kind) of name, category and thread. A trace has few combinations, so that one look-up
+        # of the combination replaces three look-ups.
         self._kinds: defaultdict[tuple[str, str, int | str], int] = defaultdict()
         self._kinds.default_factory = self._kinds.__len__  # a combination gets the next number when it is first seen
         self._collectives: list[CollectiveOperation] = []
@@ -258,7 +267,8 @@ class _Columns:
     def _collective_columns(
         self, args: Sequence[Args], events: Sequence[TraceEvent]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """For each event the index of its collective, and the number of the collective in its process group; -1 if absent."""
+        """For each event, the index of its collective, and the number of the collective in its process group; -1 for no
+        collective."""
         kind, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
         for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.collective]:
             kind[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
@@ -270,7 +280,10 @@ class _Columns:
         return kind, sequence
 
     def _collective_id(self, texts: CollectiveTexts | tuple[str, bytes, bytes]) -> int:
-        """The index of the collective with these texts: arguments of Kineto, or those of `of_gloo`; -1 if they name none."""
+        """The index of the collective that these texts describe; -1 if they describe none.
+
+        texts: the arguments that Kineto writes for a kernel, or the arguments of `of_gloo`.
+        """
         if texts not in self._collective_ids:
             operation = parsed(texts) if isinstance(texts, CollectiveTexts) else of_gloo(*texts)
             self._collective_ids[texts] = -1 if operation is None else len(self._collectives)
@@ -278,7 +291,7 @@ class _Columns:
         return self._collective_ids[texts]
 
     def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
-        """The trace of all events without the incomplete events, which are counted as lost."""
+        """The trace with all complete events. Incomplete events are left out, and counted as lost."""
         columns = self._joined()
         named = np.array([bool(name and category) for name, category, _ in self._kinds], np.bool_)
         columns = self._whole(columns, named[columns[0]], "without a name or category")
@@ -310,7 +323,7 @@ class _Columns:
         )
 
     def _joined(self) -> tuple[NDArray[Any], ...]:
-        """The columns of all blocks together. The columns of the blocks are released."""
+        """The columns of all blocks, joined. Their memory in the single blocks is released."""
         empty = tuple(np.empty(0, of_type) for of_type in (np.int32, np.int64, np.int64, np.int32, *(np.int64,) * 3))
         parts, self._parts = [empty, *self._parts], []
         return tuple(np.concatenate(column) for column in zip(*parts, strict=True))

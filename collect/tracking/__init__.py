@@ -1,1 +1,1 @@
-"""Logs a run to an experiment tracker while the run goes on."""
+"""Logs a run to an experiment tracker, such as MLflow, while the run is still going on."""

@@ -16,15 +16,17 @@ from shardlab.console import Output
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
-LOOK_S = 2.0
+LOOK_S = 2.0  # seconds between two readings of the records
 NICENESS = 10  # lowers the priority of this process, so that it does not slow down the ranks of the run
 
 
 def track(workspace: Workspace, run_id: str, tracker: str, parent: int | None, output: Output) -> int:
-    """Log the run from its first record until it has ended, or the process `parent` has; exit code 0.
+    """Log a run from its first record until the run or the process with the id `parent` has ended. Returns exit code 0.
 
-    A run that is logged again, as after a restart, replaces what was logged of it. Raises InputError for an unknown run or
-    tracker, MissingExtra if the package of the tracker is not installed, and whatever the tracker raises.
+    If a run is logged again, for example after a restart, the new data replaces what was logged of the run before.
+
+    Raises InputError if the run or the tracker is not known, MissingExtra if the package of the tracker is not installed, and
+    any error of the tracker.
     """
     trackers.must_be_known(tracker, "--to")
     trackers.must_be_installed(tracker, f"collect track --to {tracker}")
@@ -34,7 +36,8 @@ def track(workspace: Workspace, run_id: str, tracker: str, parent: int | None, o
     supervisor = None if parent is None else psutil.Process(parent)
     if supervisor is not None:
         os.nice(NICENESS)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # as Slurm sends to all processes: the parent says when
+        # Slurm sends these signals to all processes of a job. They are ignored, because this process ends after its parent.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
     run = folder.read_run()
     ended = False
@@ -69,7 +72,7 @@ def _gone(process: psutil.Process) -> bool:
 
 
 def _without_end(run: tracked_run.Tracked) -> tracked_run.Tracked:
-    """The description of the run for the tracker, without the values that are known only at the end of the run."""
+    """The description of a run for the tracker, without the values that are only known at the end of the run."""
     config = {key: value for key, value in run.config.items() if key != "state"}
     began_s = run.began_s if run.began_s is not None else time.time()
     hosts = run.hosts or os.uname().nodename

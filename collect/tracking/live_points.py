@@ -1,4 +1,7 @@
-"""Computes the points that a tracker gets while a run goes on: the points of `collect.tracked_run`, and system metrics."""
+"""Computes the points that a tracker gets while a run is still going on: values of steps and validations, and system metrics.
+
+The values of steps and validations are the same as those of `collect.tracked_run`.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,29 @@ from shardlab.record import Sample, StepRecord, ValidationRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 
-SYSTEM_S = 2.0  # system metrics are means over periods of this length
+SYSTEM_S = 2.0  # length in seconds of the periods over which system metrics are averaged
 OF_GPU = ("utilization_pct", "memory_used_bytes", "power_w", "temperature_c", "sm_clock_mhz")
 
 
 class LivePoints:
-    """The records of a run, read as they grow."""
+    """Reads the records of a run while its files grow, and turns them into points for a tracker."""
 
     def __init__(self, folder: RunDir, run: Run) -> None:
         self._folder = folder
-        self._data_share = run.cell.dp / run.cell.gpus  # ranks that share a model record the same units
+        self._data_share = run.cell.dp / run.cell.gpus  # ranks that share a model record the same units, which count once
         self._ranks = [FollowedRecords(str(folder.steps_file(rank)), StepRecord) for rank in range(run.cell.gpus)]
         self._validation = FollowedRecords(str(folder.validation_file), ValidationRecord)
         self._hosts: dict[str, FollowedRecords[Sample]] = {}
         self._world = WorldSteps(run.cell.gpus)
         self._rates: dict[str, tuple[NetworkRate, NetworkRate]] = {}
-        self._numbers: list[int] = []  # the steps that every rank has recorded, and their moments
-        self._moments: list[float] = []
+        self._numbers: list[int] = []  # the numbers of the steps that every rank has recorded
+        self._moments: list[float] = []  # the end of each of these steps, in seconds since the epoch
 
     def new(self) -> list[TrackedStep] | None:
-        """The points since the last call, ordered by step; none is of an earlier step than those of earlier calls.
+        """The points since the last call, ordered by step. No point is of an earlier step than the points of earlier calls.
 
-        None: records were replaced, as where a run resumes from a checkpoint, so all earlier points are void.
+        Returns None if records were replaced, for example because the run resumes from a checkpoint. All earlier points are
+        then no longer valid.
         """
         last = self._numbers[-1] if self._numbers else 0
         points: list[TrackedStep] = []
@@ -56,14 +60,16 @@ class LivePoints:
                     return None
                 reading |= bool(more)
                 samples.setdefault(host, []).extend(more)
-        if (validations := self._validation.new()) is None:  # read last: a validation is written before the next step
+        # Validations are read last. A validation is written before the record of the next step, so no validation is missing
+        # here that belongs before the last of the steps that were read.
+        if (validations := self._validation.new()) is None:
             return None
         points += filter(None, map(self._of_validation, validations))
         points += self._of_samples(samples, last)
         return sorted(points, key=lambda point: point.step)
 
     def _of_step(self, step: WorldStep) -> TrackedStep:
-        """The point of a step. If an instrument slowed down the step, the point has a loss but no times."""
+        """The point of a step. If an instrument slowed down the step, the point contains the loss, but no times."""
         self._numbers.append(step.number)
         self._moments.append(step.wall_s)
         values = {} if step.loss is None else {"loss": step.loss}
@@ -73,7 +79,7 @@ class LivePoints:
         return TrackedStep(step.number, step.wall_s, values)
 
     def _of_validation(self, record: ValidationRecord) -> TrackedStep | None:
-        """The point of a validation, at the time of the step after which it ran; None if this step is not known."""
+        """The point of a validation, at the end of the step after which the validation ran; None if this step is not known."""
         at = bisect_left(self._numbers, record.step)
         if at == len(self._numbers) or self._numbers[at] != record.step:
             return None
@@ -81,7 +87,10 @@ class LivePoints:
         return TrackedStep(record.step, self._moments[at], values)
 
     def _of_samples(self, samples: dict[str, list[Sample]], least: int) -> Iterator[TrackedStep]:
-        """Means over periods, as points of the last step before the end of the period; step 0 before the first one."""
+        """Points with the means of system metrics, one for each period of SYSTEM_S seconds.
+
+        The point of a period gets the number of the last step that ended before the end of the period; 0 if no step had ended.
+        """
         values: dict[int, dict[str, list[float]]] = {}
         moments: dict[int, float] = {}
         for host, of_host in samples.items():
@@ -96,7 +105,7 @@ class LivePoints:
             yield TrackedStep(step, moments[period], {name: fmean(found) for name, found in of_period.items()})
 
     def _system(self, host: str, sample: Sample) -> Iterable[tuple[str, float]]:
-        """Yields (name of a metric, value) for each value in a sample that is known."""
+        """Yields (name of a metric, value) for each value in a sample that is known. host: the host of the sample."""
         sent, received = self._rates.setdefault(host, (NetworkRate("tx_bytes"), NetworkRate("rx_bytes")))
         found = {
             "cpu_pct": sample.cpu_pct,

@@ -1,1 +1,1 @@
-"""Compares a study (a paper or report) with the measurements: its printed numbers, and its claims."""
+"""Compares a study (a paper or report) with the measurements: the numbers that it prints, and the claims that it makes."""

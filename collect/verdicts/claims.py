@@ -1,4 +1,4 @@
-"""Judges the claims of a study: each claim gets a verdict and the numbers that the verdict rests on."""
+"""Judges the claims of a study. Each claim gets a verdict, and the numbers from which the verdict follows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from shardlab.expression import MAX_LENGTH, Expression, ExpressionError
 from shardlab.study import Claim
 
 Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
-LEAST_REPEATS = 3  # the least number of repeats from whose own scatter an interval is computed
-LEVEL = 0.025  # the probability of error on each side, as in two-sided 95 % intervals
+LEAST_REPEATS = 3  # with this many repeats or more, the interval of a mean is computed from the scatter of these repeats
+LEVEL = 0.025  # the probability of error on each side of an interval, as in two-sided 95 % intervals
 
 
 class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -43,7 +43,7 @@ class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):
     call: str
     cell: str
     value: float | str
-    unit: str = ""  # of value, low and high; empty: no unit
+    unit: str = ""  # unit of `value`, `low` and `high`; empty: no unit
     low: float | None = None
     high: float | None = None
     n: int = 0
@@ -120,7 +120,7 @@ def judge(loaded: Loaded, measurements: Measurements) -> list[Verdict]:
 
 
 def is_illustrative(loaded: Loaded) -> bool:
-    """Whether the study prints numbers but measured none of them."""
+    """Whether the study prints numbers, but measured none of these numbers itself."""
     kinds = {entry.kind for entry in loaded.expansion.reported}
     return bool(kinds) and "measured" not in kinds
 
@@ -179,10 +179,10 @@ class _Unanswerable(Exception):
 
 
 def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tuple[dict[str, Value | None], list[Number]]:
-    """Look up the value of each call in a test, and fill the numbers of the verdict.
+    """Look up the value of each call in the test of a claim, and add it to the numbers of the verdict.
 
-    Returns (for each call, by its text, the draws of its value, or None if they are not known; the numbers of the metrics).
-    Raises _Unanswerable with all calls that have no value, ExpressionError if a filter is not a constant.
+    Returns ({text of a call: the draws of its value, or None if they are not known}, the numbers of the metrics). Raises
+    _Unanswerable with all calls that have no value, ExpressionError if a filter is not a constant.
     """
     values: dict[str, Value | None] = {}
     numbers: list[Number] = []
@@ -225,9 +225,10 @@ def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tupl
 
 
 def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]) -> None:
-    """Evaluate the parts of a test and set the verdict. values: the draws of each call, or None if they are not known.
+    """Evaluate the parts of the test of a claim, and set the verdict.
 
-    Raises ExpressionError if the test cannot be evaluated.
+    values: {text of a call in the test: the draws of its value, or None if they are not known}. Raises ExpressionError if the
+    test cannot be evaluated.
     """
     tests = draws.parts(tree)
     measured: dict[str, Value] = {entered.call: entered.value for entered in verdict.numbers}
@@ -260,10 +261,11 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
 
 
 def more_repeats(expansion: Expansion, n: int, cells: Collection[str]) -> str:
-    """The command that submits more repeats of some cells of a matrix. n: the present number of repeats; cells: their ids.
+    """The command that submits more repeats of some cells of a matrix. n: the present number of repeats. cells: ids of the
+    cells.
 
-    The command selects these cells with --where, because --repeats applies to every selected cell, also to cells that no claim
-    names.
+    The command selects these cells with --where, because --repeats applies to every selected cell, and without --where all
+    cells of the matrix are selected.
     """
     shipped = matrix.shipped()
     name = expansion.name.removesuffix("-tiny") if expansion.scale == "tiny" else expansion.name
@@ -275,10 +277,10 @@ def more_repeats(expansion: Expansion, n: int, cells: Collection[str]) -> str:
 
 
 def _where(expansion: Expansion, cells: Collection[str]) -> str:
-    """An expression for --where that selects these cells of the matrix and as few other cells as possible.
+    """An expression for the option --where that selects these cells of the matrix, and as few other cells as possible.
 
-    Returns "" if all cells are meant or no such expression was found. The expression contains only names that every cell has,
-    because an expression with an option that a cell lacks is an error.
+    Returns "" if all cells are meant, or if no such expression was found. The expression contains only names that every cell
+    has, because it is an error if an expression contains an option that a cell does not have.
     """
     named = {entry.id: cell_names.names(msgspec.to_builtins(entry.cell.rehearses or entry.cell)) for entry in expansion.cells}
     others = [names for cell, names in named.items() if cell not in cells]
@@ -294,7 +296,10 @@ def _where(expansion: Expansion, cells: Collection[str]) -> str:
 
 
 def _apart(names: Mapping[str, Any], others: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str:
-    """Comparisons, joined by `and`, that are true for `names` and for as few of `others` as possible with these keys."""
+    """Comparisons, joined by `and`, that are true for one cell and for as few other cells as is possible with these keys.
+
+    names: the values of the cell by key. others: the values of each other cell. keys: the keys that may be compared.
+    """
     kept: list[str] = []
     left = list(others)
     while left:
@@ -312,7 +317,10 @@ def _sides(test: ast.expr) -> list[ast.expr]:
 
 
 def _unit(node: ast.expr, units: Mapping[str, str]) -> str | None:
-    """The unit of one side of a test; "x" for a ratio, "" for a plain number, None if it is not known."""
+    """The unit of one side of a comparison; "x" for a ratio, "" for a plain number, None if the unit is not known.
+
+    units: {text of a call: unit of its value}.
+    """
     match node:
         case ast.Call():
             return units.get(ast.unparse(node))
@@ -325,7 +333,7 @@ def _unit(node: ast.expr, units: Mapping[str, str]) -> str | None:
             if isinstance(op, ast.Div) and one == other and one:
                 return "x"
             if other == "" and not isinstance(op, ast.Pow):
-                return one  # a number with a unit, scaled or shifted by a plain number
+                return one  # the right side is a plain number, which scales or shifts the left side and keeps its unit
             if one == "" and isinstance(op, ast.Mult | ast.Add | ast.Sub):
                 return other
             return one if one == other and isinstance(op, ast.Add | ast.Sub) else None
@@ -347,22 +355,22 @@ def _overlaps(part: ClaimPart) -> str:
 
 
 def _share(pct: float) -> str:
-    """A percentage with one decimal: 10,000 draws do not give more precision."""
+    """A share of draws as text in percent, with one decimal: 10,000 draws do not give more precision."""
     return f"{pct:.1f} %".replace(".0 ", " ")
 
 
 def _words(test: str) -> str:
-    """The operator of the comparison in a part, such as `<`."""
+    """The operator of the comparison in a part of a test, such as `<`."""
     tree = ast.parse(test, mode="eval").body
     assert isinstance(tree, ast.Compare)
     return {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}[type(tree.ops[0])]
 
 
 def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number]) -> str:
-    """Why the cells that a claim compares must not be ranked; "" if they may be ranked.
+    """The reason why the cells that a claim compares must not be ranked; "" if they may be ranked.
 
-    Cells are not ranked if they do other work (found by the proof, or by design), if their work was not proven to be the same,
-    or if their GPUs were shared, throttled or faulty.
+    Cells are not ranked if they do other work (found by the same-work proof, or by design), if no proof shows that their work
+    is the same, or if their GPUs were shared, throttled or faulty.
     """
     parts = [part for number in numbers for part in number.found.parts]
     rows = {part.row.id: part.row for part in parts if not part.metric.exact}

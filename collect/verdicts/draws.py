@@ -1,4 +1,4 @@
-"""Evaluates a test on uncertain numbers: computes the share of random draws of these numbers in which the test holds."""
+"""Evaluates a test on uncertain numbers: computes in which share of random draws of these numbers the test holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardlab.expression import Evaluator, ExpressionError
 
 DRAWS = 10_000
 SEED = 20_260_101  # the seed of all draws, so that the same records always give the same verdicts
-Drawn = NDArray[np.float64]  # shape (DRAWS,)
+Drawn = NDArray[np.float64]  # random draws of an uncertain number, shape (DRAWS,)
 Value = float | str | Drawn  # the value of a call: an exact number, the state of a cell, or draws of an uncertain number
 
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -40,12 +40,13 @@ def draws(mean: float, error: float, degrees: int, name: str) -> float | Drawn:
 
 @cache
 def half_width(degrees: int, level: float) -> float:
-    """Half the width of an interval, in standard errors: the value that a share `level` of the draws of t exceeds."""
+    """Half the width of an interval of a mean, in standard errors. level: the share of draws that lie beyond the interval on
+    one side."""
     return quantile(_student(degrees), 1 - level)
 
 
 def quantile(drawn: Drawn, share: float) -> float:
-    """The quantile of draws, with linear interpolation. share: 0 to 1."""
+    """The quantile of draws, with linear interpolation. share: which quantile, from 0 to 1."""
     value = pl.Series(drawn).quantile(share, "linear")
     assert value is not None
     return value
@@ -57,7 +58,8 @@ def _student(degrees: int) -> Drawn:
 
 
 def parts(tree: ast.AST) -> list[ast.expr]:
-    """Divide the test of a claim into parts that must all hold: at each `and`, and in chains such as a < b < c."""
+    """Divide the test of a claim into parts that must all hold: at each `and`, and a chain such as a < b < c into a < b and
+    b < c."""
     match tree:
         case ast.BoolOp(op=ast.And(), values=values):
             return [part for value in values for part in parts(value)]
@@ -71,17 +73,17 @@ def parts(tree: ast.AST) -> list[ast.expr]:
 
 
 def calls(tree: ast.AST) -> dict[str, ast.Call]:
-    """All calls in an expression by their text, in the order in which they occur."""
+    """All calls in an expression, in the order in which they occur: {text of a call: the call}."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     found.sort(key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
     return {ast.unparse(node): node for node in found}
 
 
 def share(test: ast.expr, values: Mapping[str, Value]) -> float:
-    """The share of draws in which a test holds, 0 to 1.
+    """The share of draws in which a test holds, from 0 to 1.
 
-    values: the value of each call in the test, by the text of the call. Raises ExpressionError if the expression is not a test
-    or cannot be evaluated.
+    values: {text of a call in the test: its value}. Raises ExpressionError if the expression is not a test or cannot be
+    evaluated.
     """
     try:
         with np.errstate(all="ignore"):
@@ -94,7 +96,7 @@ def share(test: ast.expr, values: Mapping[str, Value]) -> float:
 
 
 def sides(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, float | None]:
-    """The two numbers that a comparison compares; (None, None) for any other test."""
+    """The values of the left and the right side of a test that compares numbers; (None, None) for any other test."""
     if not _compares_numbers(test, values):
         return None, None
     left, right = (float(DrawsEvaluator(values).value(side)) for side in (test.left, test.comparators[0]))
@@ -102,7 +104,10 @@ def sides(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, fl
 
 
 def intervals(test: ast.expr, values: Mapping[str, Value]) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
-    """The 95 % intervals of the two numbers that a comparison compares; None for a side that does not scatter."""
+    """The 95 % intervals of the left and the right side of a test that compares numbers; (None, None) for any other test.
+
+    The interval of a side is None if the side does not scatter.
+    """
     if not _compares_numbers(test, values):
         return None, None
     left, right = (_interval(DrawsEvaluator(values).value(side)) for side in (test.left, test.comparators[0]))
@@ -125,7 +130,8 @@ def _interval(side: float | Drawn) -> tuple[float, float] | None:
 class DrawsEvaluator(Evaluator):
     """Evaluates an expression on draws: numbers are floats or arrays of draws, and tests are booleans or arrays of booleans.
 
-    All parts of a test are evaluated, without a short circuit at `and` and `or`, because every compared number must be finite.
+    All operands of `and` and `or` are evaluated, even if the first operand decides the result, because every compared number
+    must be finite.
     """
 
     def __init__(self, values: Mapping[str, Value]) -> None:
@@ -144,15 +150,15 @@ class DrawsEvaluator(Evaluator):
         raise ExpressionError(f"{name} is not a number")
 
     def call(self, node: ast.Call) -> Value:
-        """The value of a call in the test of a claim, which is looked up by the text of the call."""
+        """The value of a call in the test of a claim. It is looked up by the text of the call."""
         return self.values[ast.unparse(node)]
 
     def all_of(self, tests: Iterable[Any]) -> Any:
-        """In which draws all tests hold. Raises TypeError if a part is not a test."""
+        """In which draws all of these tests hold. Raises TypeError if one of them is not a test."""
         return reduce(np.logical_and, map(_checked, tests))
 
     def any_of(self, tests: Iterable[Any]) -> Any:
-        """In which draws at least one test holds. Raises TypeError if a part is not a test."""
+        """In which draws at least one of these tests holds. Raises TypeError if one of them is not a test."""
         return reduce(np.logical_or, map(_checked, tests))
 
     def negated(self, test: Any) -> Any:
@@ -160,13 +166,14 @@ class DrawsEvaluator(Evaluator):
         return np.logical_not(_checked(test))
 
     def number(self, side: Any) -> Any:
-        """Returns the side of a comparison unchanged if it is a number. Raises TypeError for text, a list, a test or None."""
+        """The side of a comparison, unchanged, if it is a number. Raises TypeError if it is a text, a list, a test or None."""
         if isinstance(side, str | list | None) or _is_test(side):
             raise TypeError("arithmetic needs numbers")
         return side
 
     def compared(self, left: Any, op: ast.cmpop, right: Any) -> Any:
-        """In which draws a comparison holds. Raises TypeError if it compares text with a number or if a side is not finite."""
+        """In which draws a comparison holds. Raises TypeError if it compares a text with a number, or if a side is not
+        finite."""
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(right, list):
                 raise TypeError("the value after `in` is not a list")

@@ -1,4 +1,5 @@
-"""Parses a number as a study printed it into a value in the unit of a metric. An ambiguous text is an error, not a guess."""
+"""Parses a number that a study printed into a value in the unit of a metric. An ambiguous text is an error; nothing is
+guessed."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _UNITS: dict[str, tuple[str, float]] = {
     "kWh": ("J", 3.6e6),
     **{name: (name, 1.0) for name in ("nats", "updates")},
 }
-COUNTED = ("", "parameters", "calls")  # units of counts, which studies print without a unit
+COUNTED = ("", "parameters", "calls")  # units of metrics that are counts; studies print counts without a unit
 _COUNTS = {
     "": 1.0,
     "k": 1e3,
@@ -88,12 +89,13 @@ class Printed(msgspec.Struct, frozen=True, omit_defaults=True):
 def parse(text: str, unit: str | None, metric_unit: str, *, change: bool = False) -> Printed:
     """Parse a number that a study printed into the unit of a metric.
 
-    text: as printed. unit: the unit in the head of the table, if there is one. metric_unit: the unit of the metric; for units/s
-    the text may name any items, such as tokens, and the result has the unit of these items.
+    text: the number as printed. unit: the unit in the head of the table, if there is one. metric_unit: the unit of the metric;
+    for units/s the text may name any items, such as tokens, and the result has the unit of these items.
+
     change: whether the metric is a difference from another cell; such a number, like a percentage, may begin with a plus sign.
 
-    A number without a unit is a share if the metric is in percent: 0.92 is 92 %. MB means 10^6 bytes. Raises ValueError, with a
-    sentence, if the text is not a number with a unit, or if the metric cannot have this unit.
+    If the metric is in percent, a number without a unit is a share: 0.92 is 92 %. MB means 10^6 bytes. Raises ValueError, with
+    a sentence, if the text is not a number with a unit, or if the metric cannot have this unit.
     """
     plain = text.translate(_PLAIN).strip()
     if state := _STATES.get(plain.lower()):
@@ -134,9 +136,10 @@ def parse(text: str, unit: str | None, metric_unit: str, *, change: bool = False
 
 
 def _factor(spelled: str, metric_unit: str, text: str) -> tuple[str, float]:
-    """(unit, factor) to convert a number from the unit in the text to the unit of the metric.
+    """Returns (unit of the metric, factor by which a number in the text is multiplied to get a value in this unit).
 
-    spelled: the unit in the text or in the head of the table. text: the whole text, for the message of an error.
+    spelled: the unit in the text or in the head of the table. text: the whole text, for an error message. Raises ValueError if
+    the number in the text cannot be converted.
     """
     if metric_unit in COUNTED:
         word = re.sub(r"\s*(parameters|params)$", "", spelled)
@@ -157,7 +160,10 @@ def _factor(spelled: str, metric_unit: str, text: str) -> tuple[str, float]:
 
 
 def _rate(spelled: str) -> tuple[str, float] | None:
-    """(unit, factor) of a unit of items per time: (tokens/s, 1000) for `tok/ms`; None for any other unit."""
+    """For a unit of items per time, such as `tok/ms`: (unit per second, factor to convert to it), such as (tokens/s, 1000).
+
+    None if `spelled` is another unit.
+    """
     match = re.fullmatch(r"([kKM]?)\s*([A-Za-z]+?)\s*(?:/|per)\s*([a-zμ]+)", spelled)
     if match is None:
         return None
@@ -168,7 +174,7 @@ def _rate(spelled: str) -> tuple[str, float] | None:
 
 
 def _number(text: str) -> tuple[float, float]:
-    """(value, half a unit of the last printed digit): (1.5, 0.05) for `1.5`."""
+    """Returns (value of a number, half a unit of its last printed digit), such as (1.5, 0.05) for `1.5`."""
     match = re.fullmatch(r"(.*?)(?:[eE]([+-]?\d+)|\s*[x×]\s*10\^(-?\d+))?", text)
     assert match is not None
     digits = re.sub(r"[, ]", "", match[1])

@@ -1,4 +1,4 @@
-"""Lists possible reasons why a measured number differs from a printed number.
+"""Lists possible reasons why a measured number differs from the number that a study printed.
 
 The reasons come from the descriptions of the hosts and from the matrix.
 """
@@ -25,7 +25,8 @@ _SIZES = (
     "launcher",
     "nnodes",
 )
-# The keys of assumed values that influence speed and size. Only these are listed as reasons; the page lists all assumed values.
+# Keys of cells whose values influence speed and size. If the matrix had to assume the value of such a key, this is listed as a
+# reason. The page of the report lists the assumed values of all keys.
 _WEIGHTY = {
     "workload", "strategy", "nnodes", "global_batch_size", "gpu_batch_size", "micro_batch_size", "microbatches", "seq_len",
     "precision", "optimizer.name", "activation_checkpointing", "compile", "warmup_steps", "options.wrap", "options.image_size",
@@ -37,7 +38,7 @@ _ABOUT_DATA = {"final_loss", "final_accuracy_pct", "time_to_accuracy_s"}
 
 
 def rehearsal(cell: LoadedCell) -> str:
-    """A sentence that says in which way the runs of a cell are only a rehearsal; "" if they are not a rehearsal."""
+    """A sentence that says why the runs of a cell are only a rehearsal; "" if the runs are not a rehearsal."""
     if cell.cell.rehearses is not None:
         mine, other = cell.cell, cell.cell.rehearses
         changed = [
@@ -54,7 +55,7 @@ def rehearsal(cell: LoadedCell) -> str:
 
 
 def likely(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[str]) -> list[str]:
-    """The possible reasons for a difference, one clause for each.
+    """The possible reasons why measured numbers of a cell differ from the numbers of the study, one clause for each reason.
 
     The reasons are: another GPU, link, network or software than the study states, synthetic data, and values that the matrix
     had to assume. metrics: the names of the metrics that are compared.
@@ -89,13 +90,16 @@ def likely(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[str]) ->
 
 
 def notes(loaded: Loaded, where: str) -> list[str]:
-    """The notes of the matrix on the same table, section or figure of the study."""
+    """The notes of the matrix on a table, section or figure of the study. where: the place, such as `table 2`."""
     wanted = places(where)
     return [note.says for note in loaded.expansion.notes if wanted & places(note.where)]
 
 
 def places(where: str) -> set[str]:
-    """The places in a text: {section 3.1, section 4.1.2} for `sections 3.1 and 4.1.2`. Words without a number are a place."""
+    """The places of a study that a text names: {section 3.1, section 4.1.2} for `sections 3.1 and 4.1.2`.
+
+    A part of the text without a number, such as `abstract`, is a place, too.
+    """
     found, kind, rest = set(), "", where
     for match in _PLACE.finditer(where):
         if match[1]:
@@ -110,7 +114,7 @@ def places(where: str) -> set[str]:
 
 
 def common(lists: Sequence[Sequence[str]]) -> list[str]:
-    """The reasons that are in all of these lists of reasons."""
+    """The reasons that are in each of these lists of reasons."""
     return [clause for clause in (lists[0] if lists else ()) if all(clause in one for one in lists)]
 
 

@@ -1,4 +1,4 @@
-"""Compares each number that a study prints with the number that was measured here."""
+"""Compares each number that a study prints with the number that was measured here for the same metric and cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collect.verdicts.selection import STATE, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import Number
 from shardlab.study import Reported
 
-_OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of measured numbers that a study on GPUs measures in another way
+_OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
 
 
 class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -62,7 +62,7 @@ class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def beside(loaded: Loaded, measurements: Measurements) -> list[ReportedResult]:
-    """Compare every reported entry of the matrix with the measurements, in the order of the matrix."""
+    """Compare every number of the study that the matrix lists with the measurements, in the order of the matrix."""
     return [_beside(loaded, measurements, entry) for entry in loaded.expansion.reported]
 
 
@@ -125,7 +125,8 @@ def _is_change(metric: Metric | None) -> bool:
 
 
 def _doubts(found: ReportedResult, number: Number | None) -> list[str]:
-    """Why the printed number is doubtful, or why the measured number is of another kind than the printed number."""
+    """Clauses that say why the printed number is doubtful, or why the measured number is of another kind than the printed
+    number."""
     kinds = {"estimated": "the study computed its number", "assumed": "the study assumed its number: nobody measured it"}
     remark = found.reported.remark if found.reported else ""
     kind = number.found.parts[0].kind if number else ""

@@ -1,4 +1,4 @@
-"""Finds the cell that a filter matches, and a metric of this cell. Raises `NoMeasurement` if no cell or several cells match."""
+"""Finds the cell that a filter matches, and a metric of this cell. Raises `NoMeasurement` unless exactly one cell matches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from shardlab.metric_names import STATE as STATE
 
 
 class NoMeasurement(Exception):
-    """Raised if a filter does not lead to a number. verdict: the verdict on a claim that needs this number; why: a sentence."""
+    """Raised if a filter does not lead to a number.
+
+    verdict: the verdict on a claim that needs this number. why: the reason, as a sentence.
+    """
 
     def __init__(self, verdict: Literal["ambiguous", "not run", "undecided"], why: str) -> None:
         super().__init__(why)
@@ -47,12 +50,12 @@ class SelectedMetric(msgspec.Struct, frozen=True):
 
     @property
     def mean(self) -> float:
-        """The mean over the repeats."""
+        """The mean of the values over the repeats."""
         return statistics.fmean(self.values)
 
     @property
     def parts(self) -> tuple[SelectedMetric, ...]:
-        """The measured metrics behind this metric: the two compared metrics, or this metric itself if it compares nothing."""
+        """The two compared metrics if this metric compares two cells; otherwise this metric itself."""
         return self.beside or (self,)
 
 
@@ -67,7 +70,7 @@ class Measurements:
         self._noise: dict[tuple[str, Argument | None], Noise | None] = {}
 
     def cell(self, row: CellRow) -> LoadedCell:
-        """The cell of a row, with its runs."""
+        """The cell of a row of the summary, with its runs."""
         return self._cells[row.id]
 
     @cached_property
@@ -75,11 +78,11 @@ class Measurements:
         return columns.label_of(self.rows)
 
     def label(self, row: CellRow) -> str:
-        """The short and unique name of a row."""
+        """The short and unique name of a row of the summary."""
         return self._labels[row.id]
 
     def row(self, wanted: Mapping[str, Any]) -> CellRow:
-        """The one cell that has these values. Raises NoMeasurement if no cell or several cells have these values."""
+        """The one cell whose keys have these values. Raises NoMeasurement if no cell or several cells have these values."""
         matching = [row for row in self.rows if cell_names.matches(row.cell, wanted)]
         said = ", ".join(f"{key} {value}" for key, value in wanted.items()) or "no filter"
         if len(matching) > 1:
@@ -92,7 +95,7 @@ class Measurements:
         raise NoMeasurement("not run", f"{said}: no such cell in this matrix")
 
     def state(self, wanted: Mapping[str, Any]) -> tuple[CellRow, str]:
-        """The one cell with these values, and its state, such as completed or oom.
+        """The one cell whose keys have these values, and its state, such as completed or oom.
 
         Raises NoMeasurement if the cell has not ended, or if its repeats ended in different states.
         """
@@ -126,18 +129,23 @@ class Measurements:
         return self._measured(metric, row, argument)
 
     def noise(self, metric: Metric, argument: Argument | None = None) -> Noise | None:
-        """The scatter of a metric over the repeats of all repeated cells; None if no cell was repeated."""
+        """The scatter of a metric over repeats, pooled over all cells that have several repeats; None if no cell has several
+        repeats."""
         key = (metric.name, argument)
         if key not in self._noise:
             if metric.of_run_at is None:
                 repeats = [[run.metrics[metric.name] for run in row.runs if metric.name in run.metrics] for row in self.rows]
             else:
-                repeats = [[found.value for found in self._asked(metric, row, argument) if found] for row in self.rows]
+                repeats = [[found.value for found in self._of_repeats(metric, row, argument) if found] for row in self.rows]
             self._noise[key] = noise(repeats)
         return self._noise[key]
 
     def compared(self, found: SelectedMetric, value: float, against: float) -> float | None:
-        """The result of a metric that compares two cells, for two given values of these cells; None if it is undefined."""
+        """The result of a metric that compares two cells, computed from one value of each cell; None if the result is
+        undefined.
+
+        value: the value of the cell. against: the value of the other cell.
+        """
         assert found.beside is not None
         quantity = self._set_beside(found.metric, *found.beside, value, against)
         return None if quantity is None else quantity.value
@@ -146,7 +154,7 @@ class Measurements:
         other = against or next((one for one in self.rows if one.id == row.baseline), None)
         if different := [
             one for one in (row, other) if one and one.does_other_work
-        ]:  # a cell that does other work has no baseline
+        ]:  # a cell that does other work has no baseline with which it could be compared
             said = "; ".join(
                 f"{self.label(one)}: {one.same_work.verdict} ({one.same_work.why})" for one in different if one.same_work
             )
@@ -183,7 +191,7 @@ class Measurements:
             raise NoMeasurement(
                 "not run", f"{metric.name} needs {metric.argument}, such as {metric.argument}={metric.example!r}"
             )
-        asked = self._asked(metric, row, argument)
+        asked = self._of_repeats(metric, row, argument)
         known: list[Quantity] = [quantity for quantity in asked if quantity is not None]
         if not known or len(known) < len(asked):
             raise self._unmeasured(metric, row, f" ({len(known)} of {len(asked)} repeats have one)" if known else "")
@@ -191,7 +199,7 @@ class Measurements:
             raise self._unmeasured(metric, row, " in the same way in all repeats")
         return SelectedMetric(row, metric, [quantity.value for quantity in known], known[0].unit, known[0].kind, argument)
 
-    def _asked(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
+    def _of_repeats(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
         assert metric.of_run_at is not None
         return [metric.of_run_at(run, argument) for run in self.cell(row).completed]
 

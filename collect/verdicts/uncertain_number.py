@@ -1,4 +1,4 @@
-"""Represents a metric of a cell as an uncertain number: its mean over repeats, its 95 % interval, and random draws.
+"""Represents a metric of a cell as an uncertain number: its mean over repeats, its 95 % interval, and random draws of the mean.
 
 Further computation, such as the test of a claim, uses the draws.
 """
@@ -20,8 +20,11 @@ class Number:
     """A metric of a cell as an uncertain number.
 
     found: the values of the metric. n: the number of repeats. value: the mean over the repeats.
-    low, high: the 95 % interval by Student's t. draws: random draws of the mean. All three are None if the scatter is unknown.
-    how: how the interval was computed, if not from the repeats of the cell itself, or why there is none.
+
+    low, high: the 95 % interval by Student's t. draws: random draws of the mean. low, high and draws are None if the scatter is
+    not known.
+
+    how: how the interval was computed, if it was not computed from the repeats of the cell itself, or why there is no interval.
     """
 
     def __init__(self, measurements: Measurements, found: SelectedMetric) -> None:
@@ -50,7 +53,7 @@ class Number:
         self.draws = draws(self.value, error, degrees, f"{found.metric.name} {found.row.id}{asked}")
 
     def _of_two(self, measurements: Measurements, found: SelectedMetric, one: SelectedMetric, other: SelectedMetric) -> None:
-        """Compute the draws of a metric that compares two cells: apply its formula to the draws of both cells."""
+        """Compute the draws of a metric that compares two cells: its formula is applied to the draws of both cells."""
         mine = Number(measurements, one)
         theirs = mine if one.row.id == other.row.id else Number(measurements, other)
         value = measurements.compared(found, mine.value, theirs.value)

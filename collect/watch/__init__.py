@@ -1,1 +1,1 @@
-"""`collect watch`: a live page about the runs of a workspace, for a browser on this machine."""
+"""`collect watch`: a web page about the runs of a workspace that updates itself, for a browser on this machine."""

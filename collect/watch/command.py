@@ -14,7 +14,7 @@ from shardlab.workspace import Workspace
 
 
 def serve(workspace: Workspace, port: int, output: Output) -> int:
-    """Serve until Ctrl-C or SIGTERM, then return exit code 0. port: 0 for any free port.
+    """Serve the live page until Ctrl-C or SIGTERM, then return exit code 0. port: the port of the server; 0: any free port.
 
     Raises InputError if the folder of the workspace does not exist or the port cannot be used.
     """

@@ -1,16 +1,16 @@
-"""A line of a figure that grows while a run goes on and never has more than a fixed number of points."""
+"""Defines a line of a figure that grows while a run goes on, and that never has more than a fixed number of points."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from statistics import median
 
-MOST_POINTS = 300  # enough for a figure half as wide as the page; a curve with twice as many points is merged to this number
+MOST_POINTS = 300  # a curve with twice this many points is merged to this number, which is enough for half the page's width
 GAP_PERIODS = 3.0  # two points are not connected if their distance is more than this many times the median distance
 
 
 class LiveCurve:
-    """A curve of means: each point is the mean over a group of values. Values are added in the order of x.
+    """A curve of means. Each point is the mean over a group of values, which are added in the order of x.
 
     All groups have the same number of values. If there are too many groups, every two neighbouring groups are merged.
     """
@@ -19,10 +19,10 @@ class LiveCurve:
         self._x: list[float] = []  # the last x of each group
         self._means: list[float] = []
         self._size = 1  # the number of values in a group
-        self._sum, self._count, self._last_x = 0.0, 0, 0.0  # of the last group, which is not complete
+        self._sum, self._count, self._last_x = 0.0, 0, 0.0  # of the values in the last group, which is not complete yet
 
     def add(self, x: float, value: float) -> None:
-        """Add the next value. x: not less than the x of the previous value."""
+        """Add the next value. x: its x coordinate, not less than the x of the previous value."""
         self._sum, self._count, self._last_x = self._sum + value, self._count + 1, x
         if self._count < self._size:
             return
@@ -41,7 +41,7 @@ class LiveCurve:
         return [*self._x, self._last_x], [*self._means, self._sum / self._count]
 
     def with_gaps(self) -> tuple[list[float], list[float | None]]:
-        """The same as `points`, with None between two points that are much further apart than usual (GAP_PERIODS)."""
+        """The same as `points`, but with None between two points that are much further apart than usual (GAP_PERIODS)."""
         x, means = self.points()
         if len(x) < 3:
             return x, list(means)

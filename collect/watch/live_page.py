@@ -1,6 +1,6 @@
-"""Builds the content of the live page: the queue as a table, and the data of the figures of the running runs.
+"""Builds the content of the live page: a table of the queue of runs, and the data of the figures of running runs.
 
-The script of the page asks for this content again and again.
+The script of the page requests this content again and again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from shardlab.state import JudgedState
 from shardlab.workspace import Workspace
 from templates import render_page
 
-LEAST_S = 1.0  # the least time in seconds between two readings of the files, independent of the number of open pages
-MOST_RUNS = 4  # the greatest number of runs whose figures are drawn
-MOST_ROWS = 200  # the greatest number of rows of the queue that are shown
+LEAST_S = 1.0  # the least time in seconds between two readings of the record files, however many pages are open
+MOST_RUNS = 4  # the most runs whose figures are drawn
+MOST_ROWS = 200  # the most rows of the queue that are shown
 HEIGHT_PX = 220  # the height of a figure
 COLOURS = tuple(f"var(--{name})" for name in palette.LIGHT if name.startswith("series-"))
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """A row of the queue, as text.
+    """A run as a row of the queue, as text.
 
     step: such as "40 of 100". rate: the throughput in units/s. left: the remaining time.
-    share_pct: how much of the run is done, 0 to 100; None if it is not known.
+
+    share_pct: how much of the run is done, from 0 to 100; None if this is not known.
+
     why: the reason for the state, and whether a sampler or the tracker ended early.
     """
 
@@ -50,7 +52,7 @@ class QueueRow(msgspec.Struct, frozen=True):
 
 
 class RunAtWork(msgspec.Struct, frozen=True):
-    """A run whose figures are drawn.
+    """A run whose figures the page draws.
 
     last_record_s: the time of the last record, in seconds since the epoch. figures: for each figure the title, a note, and the
     data and layout for plotly.
@@ -64,7 +66,7 @@ class RunAtWork(msgspec.Struct, frozen=True):
 
 
 class LivePage:
-    """The live page and its data. If several pages are open, a lock lets only one of their threads read the files at a time."""
+    """The live page and its data. If several pages are open, a lock lets only one thread at a time read the record files."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._queue = workspace, Queue(workspace)
@@ -73,7 +75,7 @@ class LivePage:
         self._document, self._tag = b"", ""
 
     def page(self) -> bytes:
-        """The HTML of the page without data; the script in the page requests the data."""
+        """The HTML of the page without data. The script in the page requests the data."""
         text = render_page(
             "watch/index.html.j2",
             printable.clean,
@@ -86,7 +88,7 @@ class LivePage:
         return text.encode()
 
     def document(self) -> tuple[bytes, str]:
-        """Returns (the present content of the page as JSON, a tag that changes if and only if this JSON changes)."""
+        """Returns (the present data of the page as JSON, a tag that changes if and only if this JSON changes)."""
         with self._lock:
             if time.monotonic() - self._looked_s >= LEAST_S:
                 self._document = printable.json(self._shown())
@@ -157,7 +159,8 @@ def _at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
 
 
 def _figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence[str] | set[str]) -> dict[str, Any] | None:
-    """A figure for plotly, with a line for each curve; None if there are no curves. left_out: lines that are not drawn."""
+    """A figure for plotly, with one line for each curve; None if there are no curves. left_out: names of lines that are not
+    drawn."""
     if not lines:
         return None
     over_steps = title in OF_STEPS

@@ -19,12 +19,12 @@ from shardlab.rundir import RunDir
 from shardlab.state import FINAL, STATES, JudgedState
 from shardlab.workspace import Workspace
 
-Signature = tuple[tuple[str, int, int, int], ...]  # (name, inode, size, time of change in ns) of the files that say the state
+Signature = tuple[tuple[str, int, int, int], ...]  # (name, inode, size, change time in ns) of each file that tells the state
 SETTLED = FINAL | {"unknown"}
 
 
 class QueuedRun:
-    """One run of the workspace: its state, and its curves while the page shows them."""
+    """One run of the workspace with its state, and with its curves while the page shows them."""
 
     def __init__(self, folder: RunDir) -> None:
         self.folder = folder
@@ -47,12 +47,12 @@ class QueuedRun:
 
     @property
     def began_s(self) -> float | None:
-        """When the supervisor first started the run, in seconds since the epoch; None if it has not started."""
+        """When the supervisor first started the run, in seconds since the epoch; None if the run has not been started."""
         return min((event.wall_s for event in self.events if event.event == "started"), default=None)
 
     @property
     def step(self) -> int | None:
-        """The number of the last timed step that is known; None if no step is known."""
+        """The number of the last timed step of which the records are known; None if no such step is known."""
         if self.result is not None:
             return self.result.steps
         if self.series is not None and self.series.progress.step is not None:
@@ -62,7 +62,7 @@ class QueuedRun:
 
     @property
     def steps(self) -> int | None:
-        """The number of timed steps that the run will have or had; None if it is not known."""
+        """The number of timed steps that the run will have or had; None if this number is not known."""
         if self.result is not None:
             return self.result.steps
         return self.run.cell.steps if self.run is not None else None
@@ -73,7 +73,7 @@ class QueuedRun:
         return lease_cutoff.judge_by_records(self.verdict, lease, datetime.fromtimestamp(last_s, UTC), datetime.now(UTC))
 
     def look(self) -> None:
-        """Determine the state of the run again if one of the files that say the state has changed."""
+        """Determine the state of the run again if one of the files from which the state follows has changed."""
         signature = _signature(self.folder)
         if signature == self._signature:
             return
@@ -87,11 +87,11 @@ class QueuedRun:
             self.verdict = JudgedState("unknown", str(error))
 
     def follow(self) -> None:
-        """Read the new records for the curves of the run."""
+        """Read the new records of the run, and add them to its curves."""
         if self.run is None or self.began_s is None:
             return
         pauses = suspension.of(self.events)
-        if self.series is None or self.series.pauses != pauses:  # steps that were read may overlap a new pause
+        if self.series is None or self.series.pauses != pauses:  # steps that were already read may overlap a new pause
             self.series = RunSeries(self.folder, self.run, self.began_s, pauses)
         self.series.read_new()
 
@@ -104,7 +104,8 @@ class Queue:
         self._known: dict[str, QueuedRun] = {}
 
     def look(self) -> list[QueuedRun]:
-        """The runs with their present states: running runs first, then waiting runs, then the others by their last event."""
+        """The runs with their present states: running runs first, then waiting runs, then all other runs by their last
+        event."""
         last: dict[str, str] = {}
         for run_id in self.workspace.run_ids():
             first, attempt = attempt_of(run_id)
@@ -118,7 +119,10 @@ class Queue:
         return sorted(self._known.values(), key=_order)
 
     def at_work(self, runs: Sequence[QueuedRun]) -> list[QueuedRun]:
-        """Read the new records of the running runs, or, if no run is running, of the run that ran last. Returns these runs."""
+        """Read the new records of the runs whose curves the page shows, and return these runs.
+
+        They are the running runs or, if no run is running, the run that ran last.
+        """
         started = [run for run in runs if run.began_s is not None and run.run is not None]
         running = [run for run in started if run.verdict.state == "running"]
         followed = running or sorted(started, key=lambda run: run.last_event_s)[-1:]
@@ -131,14 +135,14 @@ class Queue:
 
 
 class StateCount(msgspec.Struct, frozen=True):
-    """The number of runs in a state."""
+    """How many runs are in a state."""
 
     state: str
     runs: int
 
 
 def counts(states: Sequence[str]) -> list[StateCount]:
-    """The number of runs in each state that occurs, in the order in which a run goes through the states."""
+    """The number of runs in each state that occurs. The order is the one in which a run goes through the states."""
     found = Counter(states)
     return [StateCount(state, found[state]) for state in STATES if state in found]
 

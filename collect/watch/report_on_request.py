@@ -1,4 +1,4 @@
-"""Writes the report of a workspace when a browser requests it, into a temporary folder, so the workspace does not change."""
+"""Writes the report of a workspace when a browser requests it. The report is in a temporary folder, not in the workspace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from shardlab.workspace import Workspace
 
 
 class ReportOnRequest:
-    """The report of the last matrix of a workspace, as `collect summarize` writes it. folder: where `report` is created."""
+    """The report of the last matrix of a workspace, as `collect summarize` writes it.
+
+    folder: the folder in which the folder `report` is created.
+    """
 
     def __init__(self, workspace: Workspace, folder: Path) -> None:
         self.folder = folder / "report"

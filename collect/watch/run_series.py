@@ -1,4 +1,4 @@
-"""Builds the curves of one run (loss, step times, telemetry) from the records that its ranks and samplers wrote so far."""
+"""Builds the curves of one run (loss, step times, telemetry) from the records that ranks and samplers have written so far."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ GPU_BUSY, GPU_MEMORY, GPU_POWER = "GPU busy (%)", "GPU memory in use (GiB)", "GP
 CPU_BUSY, MEMORY, SENT = "Processors busy (%)", "Memory of the hosts in use (%)", "Sent on the network (MB/s)"
 OF_STEPS = (LOSS, STEP_TIME)
 OF_TIME = (GPU_BUSY, GPU_MEMORY, GPU_POWER, CPU_BUSY, MEMORY, SENT)
-MOST_LINES = 16  # the greatest number of lines in a figure
-_UUID_CHARACTERS = 12  # the first characters of the UUID of a GPU, such as GPU-5c3f9a21: enough to distinguish GPUs of a host
+MOST_LINES = 16  # the most lines in a figure
+_UUID_CHARACTERS = 12  # shown characters of the UUID of a GPU, such as GPU-5c3f9a21: enough to distinguish GPUs of a host
 
 
 class RunSeries:
-    """The curves of a run, which grow with its records.
+    """The curves of a run. They grow when new records are read.
 
     began_s: when the run was started, in seconds since the epoch. pauses: the suspensions of the run that are known.
-    curves: for each figure (by its title) the curve of each line. left_out: the lines for which a figure has no room.
+
+    curves: {title of a figure: {name of a line: its curve}}. left_out: the lines for which a figure has no room.
     """
 
     def __init__(self, folder: RunDir, run: Run, began_s: float, pauses: Sequence[Pause]) -> None:
@@ -51,14 +52,14 @@ class RunSeries:
         changed = False
         while (part := self._read_part()) is not False:
             changed = True
-            if part is None:  # a file was replaced, such as when a run resumed from a checkpoint
+            if part is None:  # a file was replaced, for example because the run resumed from a checkpoint
                 self._begin()
         return changed
 
     def _read_part(self) -> bool | None:
-        """Read the next records of each file, so that no rank is far ahead of another rank.
+        """Read the next records of each file. Every file is read in turn, so that no rank gets far ahead of another rank.
 
-        Returns whether there were any; None if a file was replaced.
+        Returns whether there were any new records; None if a file was replaced.
         """
         changed = False
         if is_folder(f"{self.folder.path}/steps"):
@@ -103,7 +104,8 @@ class RunSeries:
             self._add(GPU_POWER, line, at_s, gpu.power_w)
 
     def _add(self, title: str, line: str, x: float, value: float | None) -> None:
-        """Add a value to a line of a figure. title: of the figure. value: None if it is not known; then nothing is added."""
+        """Add a value to a line of a figure. title: the title of the figure. value: None if it is not known; then nothing is
+        added."""
         if value is None:
             return
         lines = self.curves[title]

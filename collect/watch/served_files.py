@@ -1,4 +1,5 @@
-"""Opens files of runs for reading. Neither a name from the browser nor a link in a run can lead out of the folder of runs."""
+"""Opens files of runs for reading. Neither a name from the browser nor a link in a run folder can lead out of the folder
+`runs`."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-MOST_ENTRIES = 1000  # the greatest number of entries of a folder that are listed
+MOST_ENTRIES = 1000  # the most entries of a folder that are listed
 
 
 def open_below(root: Path, names: Sequence[str]) -> io.BufferedReader | list[str]:
-    """Open a file below a folder for reading. If the path is a folder, return the sorted names in it; folders end in a slash.
+    """Open a file below the folder `root` for reading. If the path is a folder, return the sorted names of its entries instead.
 
-    names: the parts of the path below `root`. Raises OSError if the path does not exist, is neither a regular file nor a
-    folder, or contains a link.
+    The names of folders end in a slash. names: the parts of the path below `root`. Raises OSError if the path does not exist,
+    is neither a regular file nor a folder, or contains a link.
     """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

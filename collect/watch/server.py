@@ -1,4 +1,4 @@
-"""An HTTP server on 127.0.0.1. It only reads files, and it answers only requests that contain a secret token.
+"""The HTTP server of the live page, on 127.0.0.1. It only reads files, and only answers requests that contain a secret token.
 
 Other users of this machine can connect to the port, and any page in the browser of the user can send requests to it. So every
 path must begin with a random token. The header `Host` must name this machine, so that a foreign domain name that resolves to
@@ -30,14 +30,14 @@ from shardlab.errors import InputError, ShardlabError
 from templates import render_page
 
 ADDRESS = "127.0.0.1"
-# The names that the header `Host` may have. Any port is allowed, because `ssh -L 9000:127.0.0.1:PORT` shows the page under
-# another port. A foreign page cannot have one of these names.
+# The names that the header `Host` may contain. Any port is allowed, because `ssh -L 9000:127.0.0.1:PORT` shows the page under
+# another port. A page from another server cannot have one of these names.
 NAMES = ("127.0.0.1", "localhost")
 WAIT_S = 30.0  # seconds until the connection of a client that neither sends nor reads is closed
 _ALWAYS = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 LIVE = f"default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; {_ALWAYS}"
 REPORT = f"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; {_ALWAYS}"
-FILES = f"default-src 'none'; style-src 'unsafe-inline'; sandbox; {_ALWAYS}"  # for files of runs: no script in them may run
+FILES = f"default-src 'none'; style-src 'unsafe-inline'; sandbox; {_ALWAYS}"  # for files of runs, whose scripts must not run
 HTML, SCRIPT, JSON, TEXT = "text/html", "text/javascript", "application/json", "text/plain"
 TYPES = {".html": HTML, ".json": JSON, ".jsonl": TEXT, ".csv": TEXT, ".md": TEXT, ".tex": TEXT, ".log": TEXT, ".sh": TEXT}
 TYPES |= {".sbatch": TEXT, ".yaml": TEXT, ".py": TEXT}
@@ -45,10 +45,10 @@ BYTES = "application/octet-stream"
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves the live page, the report and the files of runs.
+    """Serves the live page, the report, and the files of runs.
 
-    runs: the folder of the runs. tell: a function that gets one line for each failed request. Raises InputError if the port
-    cannot be used.
+    runs: the folder with the run folders. tell: a function that gets one line for each failed request. Raises InputError if the
+    port cannot be used.
     """
 
     daemon_threads = True  # so that the process can end while a page is open
@@ -68,7 +68,8 @@ class WatchServer(ThreadingHTTPServer):
             ) from None
 
     def server_bind(self) -> None:
-        """Bind the socket. The base class would also look up a name for the address, which may wait for a name server."""
+        """Bind the socket. Unlike the base class, it does not look up a name for the address, which may wait for a name
+        server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
 
@@ -78,7 +79,7 @@ class WatchServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Report a failed request. A connection that the browser closed is not a failure."""
+        """Report a failed request. It is not a failure if the browser closed the connection."""
         error = sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError):
             self.tell(f"a request failed: {type(error).__name__}: {error}")
@@ -92,11 +93,11 @@ class Handler(BaseHTTPRequestHandler):
     timeout = WAIT_S
 
     def version_string(self) -> str:
-        """The value of the header `Server`."""
+        """The value of the header `Server`, which the base class sends with each answer."""
         return "shardlab"
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - its name in the base class
-        """Write no log, because the paths contain the secret token."""
+        """Write no log of requests, because their paths contain the secret token."""
 
     def do_GET(self) -> None:
         """Answer a request: check the header `Host` and the token, then send the page, the data, the report or a file."""
@@ -129,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
 
     def _answer(self, names: Sequence[str]) -> None:
-        """Send the page, data or file that belongs to a path. names: the parts of the path after the token."""
+        """Send the page, the data or the file that a path means. names: the parts of the path after the token."""
         match names:
             case [""]:
                 self._send(self.server.page.page(), HTML, LIVE)
@@ -147,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
                 raise FileNotFoundError
 
     def _data(self) -> None:
-        """Send the present content of the live page, or "not modified" if the browser already has it."""
+        """Send the present data of the live page, or "not modified" if the browser already has this data."""
         document, tag = self.server.page.document()
         if self.headers.get("If-None-Match") == tag:
             self._head(HTTPStatus.NOT_MODIFIED, 0, JSON, LIVE, ETag=tag)
@@ -155,11 +156,14 @@ class Handler(BaseHTTPRequestHandler):
             self._send(document, JSON, LIVE, ETag=tag)
 
     def _file(self, root: Path, names: list[str], policy: str) -> None:
-        """Send a file below a folder, or a list of the names in a folder if the path ends in a slash."""
+        """Send a file below a folder. If the path ends in a slash, send a list of the names in the folder that it means.
+
+        names: the parts of the path below `root`. policy: the content security policy.
+        """
         found = served_files.open_below(root, names[:-1] if names[-1:] == [""] else names)
         if isinstance(found, list):
             if names[-1:] != [""]:
-                raise FileNotFoundError  # without the slash, the relative links in the list would lead to the parent folder
+                raise FileNotFoundError  # without the slash at the end, relative links would lead to the parent folder
             listing = render_page("watch/folder.html.j2", printable.clean, names=found, path="/".join(names))
             self._send(listing.encode(), HTML, FILES)
             return
@@ -186,7 +190,7 @@ class Handler(BaseHTTPRequestHandler):
             "Content-Length": str(size),
             "Content-Security-Policy": policy,
             "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",  # the address holds the token
+            "Referrer-Policy": "no-referrer",  # the address contains the secret token
             "Cross-Origin-Resource-Policy": "same-origin",
             "Cross-Origin-Opener-Policy": "same-origin",
             "Cache-Control": "no-store",

@@ -39,8 +39,8 @@ def main(argv: list[str]) -> NoReturn:
     world = RunDir(Path(argv[0]).absolute()).read_run().world
     slots = {str(node): list(range(world.nproc_per_node)) for node in range(world.nnodes)}
     meeting = master()
-    # DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES to 0 to n - 1 for the ranks, whatever value Slurm or the user set. The
-    # command `env` restores the original value for each rank.
+    # DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES of the ranks to 0,...,n-1, even if Slurm or the user set another value. So
+    # each rank is started through the command `env`, which restores the original value.
     given = f"{GPUS}={os.environ[GPUS]}" if GPUS in os.environ else f"--unset={GPUS}"
     words = [
         sys.executable, "-m", "deepspeed.launcher.launch",

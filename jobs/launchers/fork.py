@@ -1,5 +1,5 @@
-"""The launcher `fork`, for rehearsals on a CPU: forks the ranks from a process that has already imported torch, which saves the
-time of the imports. A run takes seconds."""
+"""The launcher `fork`, for rehearsals on a CPU: forks the ranks from a process that has already imported torch. So ranks need
+not import torch, and a run takes seconds."""
 
 from __future__ import annotations
 

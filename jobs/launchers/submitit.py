@@ -2,8 +2,8 @@
 
     python -m jobs.launchers.submitit RUN_DIR       start all ranks on this machine
 
-On Slurm, the processes are the tasks of the run's job step. Without Slurm, this program starts them. submitit's processes read
-a pickle file with the path of the run's folder. The pickle files with results that they write are not used: the run's own
+On Slurm, submitit's processes are the tasks of the run's job step. Without Slurm, this program starts them. They read a pickle
+file with the path of the run's folder. They also write pickle files with results, which shardlab does not use: the run's own
 records say how the run ended. Jobs are submitted in the same way as for every other launcher, not by submitit.
 """
 
@@ -30,14 +30,14 @@ from shardlab.rundir import RunDir
 
 FOLDER = "log/submitit"
 LOCAL = "SUBMITIT_LOCAL_"  # prefix of the variables in which submitit's local executor gives a process its rank
-PLACEHOLDERS = ("%j", "%t", "%a", "%A")  # submitit replaces these in paths, even if they are part of a folder's name by chance
+PLACEHOLDERS = ("%j", "%t", "%a", "%A")  # submitit replaces these in every path, also in one that contains them by chance
 SIGNAL_S = 60  # seconds before a preemption at which Slurm sends submitit's signal, if Slurm is configured to send it
 TELL_S = 0.5  # seconds between two signals that ask a rank to save a checkpoint
 
 
 def command(run: Run, python: str) -> list[str]:
-    """The argv that starts all ranks of a run on this machine: this module, which starts them as submitit's local executor
-    does."""
+    """The argv that starts all ranks of a run on this machine. It runs this module, which starts the ranks in the same way as
+    submitit's local executor."""
     return [python, "-m", "jobs.launchers.submitit", "."]
 
 
@@ -47,8 +47,8 @@ def task(run: Run, python: str) -> list[str]:
 
 
 def prepare(folder: RunDir, run: Run) -> dict[str, str]:
-    """Write the pickle file that submitit's processes read. Returns the variables that they need. Raises InputError and
-    WorkspaceError."""
+    """Write the pickle file that submitit's processes read. Returns the environment variables that these processes need. Raises
+    InputError and WorkspaceError."""
     from submitit.core.utils import DelayedSubmission, JobPaths
     from submitit.slurm.slurm import SlurmJobEnvironment
 
@@ -69,8 +69,8 @@ def prepare(folder: RunDir, run: Run) -> dict[str, str]:
 
 
 class RankTask:
-    """The function object that submitit calls in each of its processes. It starts the rank as a child process, so that this
-    process can handle signals while the rank is in the middle of a step."""
+    """The object that submitit calls in each of its processes. It starts the rank as a child process, so that submitit's
+    process can handle signals while the rank computes a step."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -125,7 +125,8 @@ def _code(ended: os.waitid_result | None) -> int:
 def main(argv: list[str]) -> int:
     """Start all ranks on this machine, as submitit's local executor does, and wait for their end; return the exit code.
 
-    Unlike submitit's local executor, this ends the other ranks if a rank fails, and returns its exit code. argv: RUN_DIR.
+    If a rank fails, this function ends the other ranks and returns the exit code of the failed rank; submitit's local executor
+    does neither. argv: RUN_DIR.
     """
     if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.submitit RUN_DIR")

@@ -1,4 +1,4 @@
-"""The launcher `torchrun`, PyTorch's own: it starts a new process for every rank. Its rendezvous backend is c10d."""
+"""The launcher `torchrun`, which is PyTorch's own launcher: starts a new process for every rank. Rendezvous backend: c10d."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def task(run: Run, python: str) -> list[str]:
     """The argv that starts the ranks of one node in a job step over several nodes."""
     return [
         *_torchrun(run, python),
-        "--rdzv-endpoint=$SHARDLAB_RENDEZVOUS",  # on the job's first node, at a port that was free there
+        "--rdzv-endpoint=$SHARDLAB_RENDEZVOUS",  # address of the job's first node, with a port that was free on that node
         # Without is_host, torchrun compares host names to find the first node, which can go wrong.
         f"--rdzv-conf=is_host=$SHARDLAB_IS_FIRST{_patience(run)}",
-        "--local-addr=$SHARDLAB_ADDRESS",  # on the network between the nodes; the node's name may resolve to another network
+        "--local-addr=$SHARDLAB_ADDRESS",  # in the network between the nodes; the node's name may resolve to another network
         "--rdzv-id=$SHARDLAB_MEETING",  # differs for each start of each job, so late ranks of an earlier start cannot join
         *_RANK,
     ]

@@ -17,8 +17,8 @@ from trainers import menu
 from trainers.strategy import Strategy
 from trainers.workload import Workload
 
-LARGEST_BATCH = 64  # items per rank and pass: a larger micro-batch hardly makes a step more efficient
-PASSES_PER_STAGE = 4  # micro-batches of a pipeline, per stage: study 4's rule, which keeps the bubble below a fifth
+LARGEST_BATCH = 64  # the largest micro-batch that is considered: a larger one hardly makes a step more efficient
+PASSES_PER_STAGE = 4  # micro-batches per pipeline stage: with this rule of study 4, the bubble is below a fifth of the step
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 class AdviceReport(msgspec.Struct, frozen=True):
-    """The answer of `jobs advise`: the strategies that fit (the fastest first), the strategies that do not fit, and the rules
+    """The result of `jobs advise`: the strategies that fit (the fastest first), the strategies that do not fit, and the rules
     of the studies that apply."""
 
     ranked: list[Advice]
@@ -61,7 +61,7 @@ def of(
     """Rank all strategies that can train a workload on the given GPUs.
 
     machine: the GPU model and the links. link: the link between the GPUs, by the name that the studies' rules use, such as
-    nvlink. answers: returns the answers of the rehearsals that exist, by the name of the cell; each strategy is rehearsed with
+    nvlink. answers: returns the results of the rehearsals of cells, by the name of the cell; each strategy is rehearsed with
     the batch that fits.
     """
     found = [_advice(cell, machine) for cell in candidates(workload, gpus, nodes, precision)]
@@ -82,7 +82,7 @@ def of(
 def _by_rehearsal(
     ranked: Sequence[Advice], machine: PlannedMachine, answers: Callable[[Sequence[Cell]], Mapping[str, Answer]]
 ) -> list[Advice]:
-    """The advice, corrected by rehearsals. If a cell does not fit by its rehearsal, a smaller batch is rehearsed."""
+    """The advice, corrected by rehearsals. If a cell does not fit according to its rehearsal, a smaller batch is rehearsed."""
     found = _rehearsed(answers([one.cell for one in ranked]))
     corrected = [_again(one.cell, machine, found[one.cell.name()]) if one.cell.name() in found else one for one in ranked]
     smaller = {
@@ -113,7 +113,7 @@ def _again(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> Advice:
 
 
 def _with_batch(cell: Cell, largest: int) -> Cell:
-    """The cell with the largest power of two that is at most `largest` and LARGEST_BATCH as its micro-batch."""
+    """The cell with a new micro-batch: the largest power of two that exceeds neither `largest` nor LARGEST_BATCH."""
     micro = 1 << (min(LARGEST_BATCH, largest).bit_length() - 1)
     batch = micro * cell.gradient_accumulation_steps * cell.dp
     return msgspec.structs.replace(cell, micro_batch_size=micro, global_batch_size=batch)
@@ -154,7 +154,8 @@ def rule_facts(
 
 
 def candidates(workload: Workload, gpus: int, nodes: int, precision: str) -> Iterator[Cell]:
-    """Cells with one item per micro-batch: every strategy that can train the workload, with degrees that suit the nodes."""
+    """Yields a cell for every strategy that can train the workload and every choice of its degrees (dp, tp, pp) that suits the
+    nodes. Each cell has one item per micro-batch."""
     per_node = -(-gpus // nodes)
     for strategy in menu.strategies().values():
         if strategy.refuse_precision(precision) is not None or strategy.servers:

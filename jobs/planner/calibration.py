@@ -1,9 +1,9 @@
-"""Corrects predictions by earlier runs: the ratios of what was measured to what the formula predicts for the same cell, and the
+"""Corrects predictions by earlier runs: by the ratios of measured to predicted values of the same cell, and by the measured
 power of GPUs.
 
-Measurements are kept apart by what makes them alike, from the most alike to the least: the same workload, precision and
-strategy; then the same workload and precision. They are of one GPU model. A prediction is multiplied by the median ratio; its
-range is that of the ratios, at least 5 % to each side, because a single run is no spread.
+The prediction for a cell is corrected by runs with the same GPU model, workload, precision and strategy or, if there are none,
+by runs with the same GPU model, workload and precision. It is multiplied by the median of their ratios. Its range is the range
+of the ratios, but at least 5 % to each side, because a single run does not show how much runs differ.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ NOTHING = Calibration({}, {}, {})
 def of(ratios: Iterable[MeasuredRatio], whose: str = RUNS, fallback: Calibration | None = None) -> Calibration:
     """Build a calibration from the measurements of runs.
 
-    ratios: measured time and memory of runs, divided by the predicted ones. whose: where they come from, as a text.
-    fallback: another calibration, which is used for cells without a measurement in `ratios`.
+    ratios: measured time and memory of runs, divided by the predicted values. whose: a text that says where the measurements
+    come from. fallback: another calibration, which is used for cells without a measurement in `ratios`.
     """
     found = Calibration({}, {}, {}, whose, fallback)
     for one in ratios:
@@ -98,8 +98,8 @@ def _keys(cell: Cell, gpu: str) -> list[Key]:
 
 @functools.cache
 def _model(name: str) -> str:
-    """Convert the different names of a GPU model to one text: a cluster file may call a GPU `a100` whose name in NVML is
-    NVIDIA A100-SXM4-40GB."""
+    """Convert the different names of a GPU model to one text. For example, a cluster file may write `a100` for a GPU that NVML
+    calls NVIDIA A100-SXM4-40GB."""
     found = gpu.find(name)
     return name if found is None else found.name
 

@@ -11,11 +11,11 @@ from jobs.planner.pipeline_schedule import SimulatedPipeline
 from shardlab.cell import Cell
 from shardlab.prediction import Prediction
 
-FORWARD, BACKWARD = 1.0, 2.0  # the time of a pass of one micro-batch through all stages of a rank; `step_time` uses the same
+FORWARD, BACKWARD = 1.0, 2.0  # times of a pass of one micro-batch through all stages of a rank; `step_time` has the same ratio
 
 
 class CellSchedule(msgspec.Struct, frozen=True):
-    """One simulated step of a cell. Times are in forward passes of one micro-batch through all stages of a rank."""
+    """One simulated step of a cell. The unit of time is a forward pass of one micro-batch through all stages of a rank."""
 
     cell: str
     schedule: str
@@ -54,7 +54,7 @@ def of(cell: Cell) -> CellSchedule:
 
 
 def simulated(cell: Cell) -> SimulatedPipeline:
-    """The simulation of one step of a cell, without the time of messages."""
+    """Simulate one step of the pipeline of a cell, with messages between stages that take no time."""
     return pipeline_schedule.simulate(
         pipeline_share.schedule_of(cell),
         cell.pp,
@@ -66,7 +66,8 @@ def simulated(cell: Cell) -> SimulatedPipeline:
 
 
 def sentences(found: CellSchedule, predicted: Prediction) -> Iterator[str]:
-    """The timeline and its numbers as lines of text. predicted: the prediction for the same cell."""
+    """The timeline of a simulated step and the numbers that describe it, as lines of text. predicted: the prediction for the
+    same cell."""
     yield (
         f"{found.cell}: {found.schedule}, {found.ranks} ranks, {found.stages} stages, {found.micro_batches} micro-batches; "
         "digits: forward, letters: backward, dots: waiting"

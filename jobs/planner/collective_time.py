@@ -1,12 +1,12 @@
 """The time of a collective in the alpha-beta model, by algorithm (Thakur et al., 2005; Patarasuk and Yuan, 2009).
 
-The times in seconds for n ranks and S bytes, where a hop takes alpha seconds and the bus bandwidth is B bytes/s:
+Seconds for n ranks and S bytes, if a hop (a message from one rank to the next) takes alpha seconds, and the bus bandwidth is B:
 
     ring   all-reduce 2(n-1) alpha + 2 (n-1)/n S/B; all-gather, reduce-scatter (n-1) alpha + (n-1)/n S/B
     tree   all-reduce 2 ceil(log2 n) alpha + 2 S/B (reduce, then broadcast, pipelined)
     send   alpha + S/B
 
-NCCL chooses the faster algorithm for each size, and so does the function `one`.
+NCCL chooses the faster algorithm for each size, and so does the function `one` of this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ring(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> 
 
 
 def tree(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
-    """Seconds of one all-reduce or broadcast in a binary tree; infinite for collectives that have no tree."""
+    """The seconds that one all-reduce or broadcast takes with the tree algorithm; infinite for other collectives."""
     if op not in ("all_reduce", "broadcast"):
         return math.inf
     rounds = 2 if op == "all_reduce" else 1
@@ -33,7 +33,7 @@ def tree(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> 
 
 
 def one(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
-    """Seconds of one collective by the faster algorithm; 0 for a single rank, which exchanges nothing."""
+    """The seconds that one collective takes with the faster algorithm; 0 for a single rank, which exchanges nothing."""
     if ranks == 1:
         return 0.0
     if op == "send":
@@ -51,7 +51,7 @@ def of(exchange: Exchange, over: PlannedLink, rings: int = 1) -> PredictedRange:
     def seconds(alpha_s: float, bandwidth: float) -> float:
         return exchange.calls * one(exchange.op, size, exchange.ranks, alpha_s, bandwidth / rings)
 
-    # The slowest case of a link gives the longest time.
+    # In the ranges of a link, `low` is the slowest case, which gives the longest time.
     return PredictedRange(
         seconds(over.alpha_s.high, over.bandwidth.high),
         seconds(over.alpha_s.likely, over.bandwidth.likely),

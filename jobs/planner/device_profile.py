@@ -1,4 +1,4 @@
-"""What a GPU achieves: its peak by precision from the data sheet, and the share of the peak that models of a kind reach."""
+"""The speed that a GPU achieves: its peak at a precision by the data sheet, times the share that a kind of model reaches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shardlab.gpu_models import GpuModel
 from shardlab.prediction import PredictedRange
 
 STREAMED = PredictedRange(0.70, 0.85, 0.92)  # share of the memory bandwidth that an optimizer's kernels reach; assumed
-LAUNCH_S = PredictedRange(3e-6, 5e-6, 10e-6)  # the host's time for one operator; assumed
-OPERATORS = 45  # operators of one block in forward and backward; assumed, and few enough not to exceed fused kernels
+LAUNCH_S = PredictedRange(3e-6, 5e-6, 10e-6)  # seconds that the host needs to start one operator on the GPU; assumed
+OPERATORS = 45  # operators of one block in forward and backward; assumed, and low, because kernels may be fused
 
 
 class AchievedShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of achieved.yaml, which documents the fields."""
+    """An entry of achieved.yaml: the share of its peak that a GPU achieves. The comments of that file explain the fields."""
 
     kind: str
     precisions: tuple[str, ...]
@@ -29,7 +29,7 @@ class AchievedShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def shares() -> tuple[AchievedShare, ...]:
-    """The entries of achieved.yaml, in its order."""
+    """The entries of achieved.yaml (shares of the peak that GPUs achieve), in the order of the file."""
     content = resources.files("jobs.planner").joinpath("achieved.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=tuple[AchievedShare, ...])
 
@@ -46,5 +46,6 @@ def flops_per_s(gpu: GpuModel, precision: str, kind: str) -> PredictedRange | No
 
 
 def gpu_name(gpu: GpuModel) -> str:
-    """A name of the GPU model for people: its pattern without the signs of regular expressions, up to the first alternative."""
+    """A readable name of the GPU model. It is made from the model's regular expression: its first alternative, without the
+    special characters."""
     return re.sub(r"[()*\\]", "", gpu.name.replace("(NVIDIA |)(Tesla |)", "").split("|")[0])

@@ -1,8 +1,8 @@
-"""What a rank exchanges in a step, strategy by strategy, without torch: the same theory as `Engine.theory` of the trainers.
+"""Computes without torch what a rank exchanges in a step, by strategy. `Engine.theory` of the trainers uses the same theory.
 
-tests/test_planner_exchanges.py compares it with numbers that were worked out by hand for each strategy. The bytes that are sent
-follow the ring of each collective (Patarasuk and Yuan, 2009): over n ranks an all-reduce of S bytes sends 2 (n-1)/n S, an
-all-gather to S bytes and a reduce-scatter of S bytes (n-1)/n S, a send S.
+tests/test_planner_exchanges.py compares the results with numbers that were worked out by hand for each strategy. Sent bytes are
+those of the ring algorithm (Patarasuk and Yuan, 2009): over n ranks, each rank sends 2 (n-1)/n S bytes for an all-reduce of S
+bytes, (n-1)/n S for an all-gather with a result of S bytes or a reduce-scatter of S bytes, and S for a send.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from trainers import precision
 
 Axis = Literal["dp", "replicas", "tp", "pp"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
-# For n ranks: the bytes that a rank sends per byte of the tensor, to be multiplied by (n-1)/n.
+# Factor f of each collective: over n ranks, a rank sends f (n-1)/n bytes for each byte of the tensor.
 FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}
-BACKWARD_REDUCTIONS = {"gpt2": 2, "llama": 5, "vit": 4}  # column-parallel layers of a block that read its input
-FORWARD_REDUCTIONS = 2  # row-parallel layers of a block
+BACKWARD_REDUCTIONS = {"gpt2": 2, "llama": 5, "vit": 4}  # all-reduces per block in backward: one for each column-parallel layer
+FORWARD_REDUCTIONS = 2  # all-reduces per block in forward: one for each row-parallel layer
 
 
 class Exchange(msgspec.Struct, frozen=True):
     """One kind of communication of a rank in a step, such as all its all-reduces of gradients.
 
     payload_bytes: the bytes of the tensors of all calls in a step together. calls: the number of calls in a step. ranks: the
-    number of ranks in a call. axis: the dimension of the mesh. hidden: whether the rank may compute at the same time.
+    number of ranks that take part in a call. axis: the dimension of the mesh whose ranks communicate. hidden: whether the rank
+    may compute at the same time.
     """
 
     op: Collective
@@ -80,7 +81,7 @@ def _ddp(cell: Cell, facts: ModelFacts) -> list[Exchange]:
 
 
 def _sharded(cell: Cell, facts: ModelFacts, parameters: float, engine: str) -> list[Exchange]:
-    """The exchanges of FSDP strategies, which gather blocks and the other layers as docs/strategies.md says.
+    """The exchanges of an FSDP strategy; docs/strategies.md says when FSDP gathers blocks and the other layers.
 
     parameters: the number of parameters in the rank's part of the model.
     """
@@ -134,7 +135,8 @@ def _zero(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
 
 
 def _mesh(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
-    """Tensor parallelism, pipelines, and their combinations with sharding: what a rank in the middle of a pipeline sends."""
+    """The exchanges of a strategy with tensor parallelism, a pipeline, or both, also combined with sharding; in a pipeline, the
+    exchanges of a rank in its middle. None if they are not known."""
     saved = facts.saved
     if saved is None:
         return None
@@ -155,12 +157,13 @@ def _mesh(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
             Exchange("all_reduce", read * backward, backward, cell.tp, "tp", False),
         ]
         if cell.options.get("sequence_parallel"):
-            # Each all-reduce becomes a reduce-scatter and an all-gather, which take as long together. One more pair is needed
-            # for the input of the first block and the output of the last.
+            # With sequence parallelism, each all-reduce becomes a reduce-scatter and an all-gather, which together take as
+            # long. One more such pair is needed for the input of the first block and the output of the last block.
             found.append(Exchange("all_reduce", saved.block_input * micro * passes, passes, cell.tp, "tp", False))
     if cell.pp > 1:
         per_rank = pipeline_share.stages_per_rank(cell)
-        # A stage sends a hidden state onward and a gradient back, except at the ends of the model. Two ranks have an end each.
+        # A stage sends a hidden state to the next stage and a gradient to the previous stage. The first and the last stage of
+        # the model send only one of the two; they are on different ranks.
         messages = passes * (2 * per_rank if cell.pp > 2 else 2 * per_rank - 1)
         found.append(Exchange("send", saved.block_input * micro * messages, messages, cell.pp, "pp", False))
         if facts.tied:

@@ -1,4 +1,4 @@
-"""Whether a cell fits the memory of a GPU, and the largest micro-batch that fits."""
+"""Decides whether a cell fits the memory of a GPU, and computes the largest micro-batch that fits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobs.planner import memory
 from shardlab.cell import Cell
 from shardlab.prediction import Fits, PredictedRange
 
-LARGEST = 1 << 20  # micro-batches above this are not looked for
+LARGEST = 1 << 20  # the largest micro-batch that is considered
 
 
 def verdict(needed: PredictedRange, capacity: PredictedRange, *, complete: bool) -> Fits | None:
@@ -31,8 +31,9 @@ def largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, r
 
     Returns 0 if not even one item fits, and None if the memory of activations is not known.
 
-    The memory is linear in the micro-batch where activations are the peak, and constant below: two points give the line, and
-    the answer is checked against the whole formula. ratio: the real memory divided by the memory that the formula gives.
+    The memory grows linearly with the micro-batch once activations decide the peak; below that size it is constant. So two
+    points give the line, and the answer is checked against the whole formula. ratio: the real memory divided by the memory that
+    the formula gives.
     """
 
     def needed(micro: int) -> float:

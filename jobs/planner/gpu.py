@@ -14,10 +14,10 @@ GIB = 1 << 30
 
 
 def find(name: str, memory_gib: float | None = None) -> GpuModel | None:
-    """The GPU model with this name: its NVML name, or a short name as Slurm has it (a100, h100-pcie, v100-sxm2-16gb).
+    """The GPU model with this name, which is its name in NVML, or a short name as in Slurm (a100, h100-pcie, v100-sxm2-16gb).
 
-    memory_gib: chooses between models of one name with different memory. The first entry of gpu_models.yaml that has all words
-    of the name is used. Returns None if no entry has all these words.
+    memory_gib: the memory, which decides between models with the same name. The first entry of gpu_models.yaml that has all
+    words of the name is used. Returns None if no entry has all these words.
     """
     if (exact := gpu_models.model(name)) is not None:
         return exact
@@ -29,14 +29,15 @@ def find(name: str, memory_gib: float | None = None) -> GpuModel | None:
 
 
 def must_find(name: str) -> GpuModel:
-    """The GPU model with this name, as `find` returns it. Raises UnknownName, which lists all known names, if there is none."""
+    """The GPU model with this name, as `find` returns it. If there is no such model, raises UnknownName, which lists all known
+    names."""
     if (found := find(name)) is None:
         raise UnknownName("GPU", name, known(), where="--gpu")
     return found
 
 
 def known() -> list[str]:
-    """A short name of every GPU model that the file lists."""
+    """A short name of every GPU model that gpu_models.yaml lists."""
     return sorted(
         {
             "-".join(word for word in _words(entry.name.split("|")[0]) if word not in ("nvidia", "tesla"))
@@ -46,7 +47,7 @@ def known() -> list[str]:
 
 
 def capacity(gpu: GpuModel | None, memory_gib: float | None) -> PredictedRange | None:
-    """The memory of a GPU in bytes; None if not known. memory_gib: the memory that the cluster file states, in GiB."""
+    """The memory of a GPU in bytes; None if it is not known. memory_gib: the memory that the cluster file states, in GiB."""
     if memory_gib is not None:
         return exactly(memory_gib * GIB)
     return None if gpu is None else terms()["usable"].range(gpu.memory_gb * GIB)

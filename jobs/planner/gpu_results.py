@@ -1,8 +1,8 @@
 """Reads the results of `make gpu-proof` (docs/results/DATE-GPU/) as measurements that calibrate predictions.
 
 A folder of results has HOST.json, which describes the machine, and proof.jsonl, which has one record in each line. A record is
-used if it names its cell and a step time or a peak of memory, and if each rank had its own GPU. No prediction was made for
-the record, so the formula of the planner is evaluated when the record is read.
+used if it contains its cell and either a step time or a peak of memory, and if each rank had its own GPU. No prediction was
+stored when the cell was measured, so the formula of the planner is evaluated when the record is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECKOUT = Path(jobs.__file__).resolve().parents[1] / "docs" / "results"  # exis
 
 
 class ProofRecord(msgspec.Struct, frozen=True):
-    """A line of proof.jsonl, as far as it is used here; docs/gpus.md describes all fields."""
+    """A line of proof.jsonl: the measurement of one cell. Only the fields that this module uses; docs/gpus.md describes all."""
 
     stage: str
     verdict: str

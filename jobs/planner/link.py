@@ -15,7 +15,7 @@ Triple = tuple[float, float, float]
 
 
 class StudyRating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The row of a link in study 4's table of interconnects. viable: whether the study calls the link viable for tensor
+    """The row of a link in study 4's table of interconnects. viable: whether the study recommends the link for tensor
     parallelism. printed: the bandwidth that the study prints."""
 
     viable: Literal["yes", "marginal", "no"]
@@ -23,7 +23,7 @@ class StudyRating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of links.yaml, which documents the fields."""
+    """An entry of links.yaml: one kind of link between GPUs. The comments of that file explain the fields."""
 
     gb_per_s: float | None
     achieved: Triple
@@ -46,7 +46,7 @@ class PlannedLink(msgspec.Struct, frozen=True):
 
 @functools.cache
 def entries() -> dict[str, LinkEntry]:
-    """The entries of links.yaml, by name."""
+    """The entries of links.yaml, which are kinds of links between GPUs, by name."""
     content = resources.files("jobs.planner").joinpath("links.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=dict[str, LinkEntry])
 

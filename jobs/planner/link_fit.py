@@ -1,9 +1,9 @@
 """Fits the alpha-beta model of a link to the all-reduces that `provision` measured over it.
 
-A ring or a tree of n ranks takes a x alpha + b / B seconds for S bytes, with the factors a and b of `collective_time`. The
-smallest and the largest size give the latency alpha and the bandwidth B. Sizes between them only widen the range: buffers of
-a network or of a library make them faster or slower than the model. Of the smallest size the fastest iteration counts, because
-a processor that does something else for a moment takes longer than the latency of any network.
+An all-reduce over n ranks in a ring or a tree takes a x alpha + b / B seconds, with the factors a and b of `collective_time`.
+The measurements of the smallest and the largest tensor give the latency alpha and the bandwidth B. The sizes between them only
+widen the range, because buffers of a network or a library make them faster or slower than the model. For the smallest tensor,
+only the fastest iteration is used: if a processor is busy for a moment, the delay is longer than the latency of any network.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jobs.planner.link import PlannedLink
 from shardlab.all_reduce import AllReduceTime, MeasuredAllReduce
 from shardlab.prediction import PredictedRange
 
-LEAST_SPREAD = 0.10  # of each side of the range, relative: five iterations show less of the spread than a long run
-ROUNDS = 8  # assignments of sizes to ring or tree before the last one is used
+LEAST_SPREAD = 0.10  # the smallest relative distance of a range's ends from its middle, because a measurement is short
+ROUNDS = 8  # after this many changes between ring and tree, the last choice is used
 
 
 class FittedLink(msgspec.Struct, frozen=True):
@@ -34,7 +34,8 @@ class FittedLink(msgspec.Struct, frozen=True):
 
 
 def fit(measured: MeasuredAllReduce) -> FittedLink | None:
-    """The model of a link; None if fewer than two sizes were measured, or if larger sizes took no longer than smaller ones."""
+    """Fit the model of a link to a measurement; None if the measurement does not determine it, for example because the largest
+    size took no longer than the smallest."""
     ranks, small, large = measured.ranks, measured.times[0], measured.times[-1]
     # Gloo uses a ring for every size. NCCL uses the faster algorithm, which depends on the numbers that are fitted.
     trees = (False, False)
@@ -55,10 +56,10 @@ def fit(measured: MeasuredAllReduce) -> FittedLink | None:
 
 
 def link(name: str, measured: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
-    """A link with the latency and bandwidth of these measurements; None if none of them can be fitted.
+    """A link with the latency and bandwidth of these measurements; None if no measurement can be fitted.
 
-    The range reaches from the slowest to the fastest measurement, such as those of several nodes, with the spread of each; the
-    likely values are those of the measurement with the median bandwidth.
+    The range reaches from the slowest to the fastest measurement (several nodes may have been measured), each widened by its
+    own spread. The likely values come from the measurement with the median bandwidth.
     """
     pairs = [(found, one) for one in measured if (found := fit(one)) is not None]
     if not pairs:
@@ -81,7 +82,8 @@ def link(name: str, measured: Sequence[MeasuredAllReduce]) -> PlannedLink | None
 
 
 def _factors(ranks: int, size: int, tree: bool) -> tuple[float, float]:
-    """(hops, bytes over the link) of an all-reduce of `size` bytes."""
+    """The factors of latency and time per byte in the time of an all-reduce of `size` bytes: (number of hops, bytes over the
+    link)."""
     if tree:
         return 2 * math.ceil(math.log2(ranks)), 2 * size
     return 2 * (ranks - 1), 2 * (ranks - 1) / ranks * size
@@ -98,8 +100,8 @@ def _is_tree(ranks: int, one: AllReduceTime, solved: tuple[float, float]) -> boo
 
 
 def _solve(ranks: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]) -> tuple[float, float] | None:
-    """(seconds per hop, seconds per byte) with which both sizes take what was measured, the hop at least 0; None if there are
-    none, or if a byte takes no time. trees: whether the small and the large size use a tree."""
+    """Solve for (seconds per hop, at least 0; seconds per byte) so that the model gives the measured times of both sizes. None
+    if there is no solution, or if a byte would take no time. trees: whether the small size and the large size use a tree."""
     (hops, moved), (hops_large, moved_large) = (
         _factors(ranks, one.bytes, tree) for one, tree in zip((small, large), trees, strict=True)
     )

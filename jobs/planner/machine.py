@@ -16,10 +16,10 @@ from shardlab.prediction import PredictedRange, exactly
 
 
 class PlannedMachine(msgspec.Struct, frozen=True):
-    """What a cell may count on. Each part is None if it is not known.
+    """The GPUs and links that a cell can use. Each field is None if it is not known.
 
-    on_gpu: whether ranks have GPUs; None of the other parts is known if not. name: of the GPU, as the source calls it.
-    inside, between: links between GPUs of a node, and between nodes. price: of a GPU for an hour.
+    on_gpu: whether ranks have GPUs; if not, no other field has a value. name: the name of the GPU in the cluster file or in
+    NVML. inside, between: the links between GPUs of a node, and between nodes. price: the price of a GPU for an hour.
     """
 
     on_gpu: bool
@@ -35,7 +35,7 @@ NO_GPU = PlannedMachine(on_gpu=False)
 
 
 def of_cluster(cluster: Cluster, gpu_type: str | None, measured: Sequence[MeasuredAllReduce] = ()) -> PlannedMachine:
-    """The machine for cells of this type. measured: the all-reduces that `provision` measured on this cluster."""
+    """The machine for cells with this GPU type. measured: the all-reduces that `provision` measured on this cluster."""
     if cluster.provider == "virtual":
         return NO_GPU  # GPUs of practice nodes exist only in Slurm
     if cluster.provider == "local":
@@ -77,10 +77,10 @@ def _planned(
 def _measured_between(
     named: str | None, on_these: Sequence[MeasuredAllReduce], measured: Sequence[MeasuredAllReduce]
 ) -> PlannedLink | None:
-    """The link between nodes as it was measured over NCCL, else over Gloo; None if it was not measured.
+    """The link between nodes, as measured with NCCL or else with Gloo; None if it was not measured.
 
-    named: the link in the cluster file. on_these: of `measured` those over NCCL on the planned GPUs. Gloo uses TCP, so it tells
-    nothing of an InfiniBand network, over which NCCL uses RDMA.
+    named: the link that the cluster file names. on_these: the measurements with NCCL on the planned GPUs. measured: all
+    measurements. Measurements with Gloo are used only for Ethernet: Gloo uses TCP, and NCCL uses RDMA over InfiniBand.
     """
     several = [one for one in on_these if len(one.nodes) > 1]
     if not several and (named is None or named.startswith("ethernet")):

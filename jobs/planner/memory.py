@@ -1,11 +1,11 @@
-"""The peak memory of a step by closed formula, by category, for the rank that needs most.
+"""Computes the peak memory of a step with a formula, by category, for the rank that needs most.
 
-Two moments can be the peak: when backward begins, all activations are saved; when it ends, all gradients exist. The optimizer's
-step follows, with its temporary copies. Each category that is tensors follows from the sizes of the model, and has a range
-only where the order of operations decides. CUDA context, NCCL's buffers and fragmentation are terms of their own (terms.yaml).
+Three moments can be the peak: the begin of backward, when all activations are saved; the end of backward, when all gradients
+exist; and the optimizer's step with its temporary copies. The sizes of tensors follow from the sizes of the model; they are
+ranges only where they depend on the order of operations. CUDA context, NCCL's buffers and fragmentation come from terms.yaml.
 
 With AdamW, the model states of plain data parallelism are 16 bytes per parameter (Rajbhandari et al., ZeRO, 2020, section 3.1):
-here 4 of weights, 4 of gradients and 8 of Adam in fp32; bf16 and fp16 add 2 for the copies that compute.
+4 for fp32 weights, 4 for gradients and 8 for Adam's two states; bf16 and fp16 add 2 for the 16-bit copies that compute.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from shardlab.prediction import ZERO, PredictedRange, exactly, total
 MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
 CROSS_ENTROPY_CHUNK = 3 * 2**24 * 4  # the loss casts this many logits to fp32 at a time, three tensors (trainers/tasks)
-BESIDE = ("cuda_context", "nccl_buffers", "fragmentation")  # categories that are no tensors
+BESIDE = ("cuda_context", "nccl_buffers", "fragmentation")  # the categories of memory that are not tensors
 COMPILED = 0.6  # torch.compile may recompute pointwise operators instead of saving their inputs; assumed
 
 
 class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of terms.yaml, which documents it."""
+    """An entry of terms.yaml: a part of the memory that no formula gives. The comments of that file explain the fields."""
 
     low: float
     likely: float
@@ -38,36 +38,38 @@ class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
     def range(self, unit: float = 1.0) -> PredictedRange:
-        """The figures times a unit."""
+        """The range of the entry, multiplied by `unit`."""
         return PredictedRange(self.low * unit, self.likely * unit, self.high * unit)
 
 
 @functools.cache
 def terms() -> dict[str, MemoryTerm]:
-    """The entries of terms.yaml."""
+    """The entries of terms.yaml, by name: the parts of the memory that no formula gives."""
     content = resources.files("jobs.planner").joinpath("terms.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=dict[str, MemoryTerm])
 
 
 class StepMemoryTerms(msgspec.Struct, frozen=True):
-    """The peak of a step. by_category: bytes at the peak. complete: false if activations are not known: a lower bound."""
+    """The peak memory of a step. by_category: the bytes of each category at the peak. complete: false if the memory of
+    activations is not known, so that the peak is a lower bound."""
 
     by_category: dict[str, PredictedRange]
     complete: bool
 
     @property
     def tensors(self) -> PredictedRange:
-        """The sum over the categories that are tensors."""
+        """The bytes of all categories that are tensors."""
         return total({name: term for name, term in self.by_category.items() if name not in BESIDE})
 
     @property
     def bytes(self) -> PredictedRange:
-        """The sum over the categories."""
+        """The bytes of all categories."""
         return total(self.by_category)
 
 
 def of(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> StepMemoryTerms:
-    """The memory of a cell. micro_batch: another micro_batch_size than the cell's. on_gpu: whether ranks have GPUs."""
+    """The memory of a cell. micro_batch: a value to use instead of the cell's micro_batch_size. on_gpu: whether ranks have
+    GPUs."""
     facts = model_facts.of(cell)
     division = sharding.divide(cell, facts.parameters)
     micro = micro_batch or cell.micro_batch_size
@@ -79,7 +81,7 @@ def of(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> St
 
 
 def beside_tensors(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRange]:
-    """What a GPU holds besides tensors."""
+    """The memory of a GPU that holds no tensors, in bytes, by category. tensors: the bytes of all tensors."""
     communicators = sum(size > 1 for size in (cell.dp, cell.tp, cell.pp)) if cell.gpus > 1 and not cell.servers else 0
     share = terms()["fragmentation"]
     return {
@@ -90,7 +92,7 @@ def beside_tensors(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRa
 
 
 def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShare, micro: int) -> dict[str, PredictedRange]:
-    """The categories at the peak, on one rank."""
+    """The bytes of each category at the peak, on the rank that has the part `share` of the model."""
     inside, outside = share.blocks * facts.block_parameters / cell.tp, _outside(facts, share)
     parameters = inside + outside
     activation, temporary = _activations(cell, facts, share, micro)
@@ -119,13 +121,14 @@ def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShar
     unfused = cell.optimizer.name in STATES and not cell.optimizer.fused
     copies = exactly(
         4 * parameters / sharded if unfused and on_gpu else 0
-    )  # torch's foreach kernels hold one tensor per weight
+    )  # without fused kernels, torch's foreach optimizer makes a temporary tensor of the size of each weight
     steps = {**ends, "gathered": exactly(division.copy_bytes * parameters), "temporary": copies}
     return max((begins, ends, steps), key=lambda moment: total(moment).likely)
 
 
 def _outside(facts: ModelFacts, share: StageShare) -> int:
-    """Parameters outside of blocks on this rank. A pipeline's first and last rank both hold a tied table."""
+    """The number of parameters outside of blocks on a rank. If the first and the last layer share a table, the first and the
+    last rank of a pipeline hold one copy each."""
     tied = facts.tied if share.first and share.last else 0
     return (facts.front if share.first else 0) + (facts.back if share.last else 0) - tied
 
@@ -138,12 +141,14 @@ def _states(cell: Cell) -> int:
 
 
 def _gathered(division: Division, parameters: float, block: float, outside: float) -> tuple[PredictedRange, PredictedRange]:
-    """(weights for use that a rank does not keep, buffers of collectives)."""
+    """The memory for using sharded weights: (bytes of weights that a rank gathers or copies for a computation and then frees,
+    bytes of buffers of collectives)."""
     fixed = exactly(division.bucket_bytes + division.bucket_parameters * parameters)
     if division.gathers == "nothing":
         return exactly(division.copy_bytes * parameters), fixed
     one = division.gathered_bytes * block
-    # A block that computes and the next one, each with the buffer of its all-gather; the rest stays from forward to backward.
+    # Two blocks are gathered at a time, the block that computes and the next block, each with the buffer of its all-gather. The
+    # layers outside of blocks stay gathered from forward to backward.
     rest = division.gathered_bytes * outside
     everything = division.gathered_bytes * parameters
     if division.gathers == "everything":
@@ -152,14 +157,15 @@ def _gathered(division: Division, parameters: float, block: float, outside: floa
         gathered = PredictedRange(
             min(everything, one + rest), min(everything, 2 * one + rest), min(2 * everything, 4 * one + rest)
         )
-    # The gradient of a block as backward made it, and the input of its reduce-scatter.
+    # The bytes of the gradient of a block as backward computes it, and of the input of its reduce-scatter.
     whole = (division.gathered_bytes + 4) * block
     largest = max(whole, (division.gathered_bytes + 4) * outside)
     return gathered, fixed + PredictedRange(whole / 2, whole, whole + largest)
 
 
 def _activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -> tuple[PredictedRange, PredictedRange]:
-    """(what is saved when backward begins, what exists only for a moment then)."""
+    """The memory of activations when backward begins: (bytes that are saved, bytes of tensors that exist only at this
+    moment)."""
     saved = facts.saved
     if saved is None:
         return ZERO, ZERO
@@ -172,13 +178,14 @@ def _activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -
     moment = max(logits + min(CROSS_ENTROPY_CHUNK, 3 * 4 * logits / _itemsize(cell)), recomputed)
     low = kept * (COMPILED if cell.compile else 1.0)
     if facts.kind == "convolution" and cell.activation_checkpointing != "none":
-        # Where a network is checkpointed, its blocks differ in size: all that is certain lies between one block and all.
+        # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the
+        # saved activations are at least the activations of one block and at most the activations of all blocks.
         return PredictedRange(one, kept, share.blocks * one + head), exactly(moment)
     return PredictedRange(low, kept, kept * 1.03), PredictedRange(logits, moment, moment + one / 2)
 
 
 def _block(cell: Cell, saved: SavedBytes) -> float:
-    """Of one block and item on one of the tensor-parallel ranks."""
+    """The bytes that one block saves for backward per item, on one of the tensor-parallel ranks."""
     sequence = cell.tp if cell.options.get("sequence_parallel") is True else 1
     return saved.block_whole / sequence + saved.block_split / cell.tp
 
@@ -188,13 +195,18 @@ def _itemsize(cell: Cell) -> int:
 
 
 def _checkpointed(which: str, blocks: int, one: float, kept_input: float) -> tuple[float, float]:
-    """(bytes that all blocks keep from forward to backward, bytes that are recomputed at a time)."""
+    """The memory of activations with activation checkpointing: (bytes that all blocks keep from forward to backward, bytes that
+    are recomputed at a time).
+
+    which: the key activation_checkpointing. one: the bytes of a block without checkpointing. kept_input: the bytes of its
+    input.
+    """
     if which == "none" or not blocks:
         return blocks * one, 0.0
     kind, _, number = which.partition("-")
     if kind == "segments":
         size = -(-blocks // int(number))
-        return (int(number) - 1) * kept_input + size * one, 0.0  # the last segment is not recomputed, and is as large as any
+        return (int(number) - 1) * kept_input + size * one, 0.0  # the last segment is kept instead of recomputed
     every = 1 if kind == "full" else int(number)
     chosen = -(-blocks // every)
     return chosen * kept_input + (blocks - chosen) * one, one

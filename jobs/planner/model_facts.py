@@ -1,15 +1,15 @@
-"""What the planner must know of a cell's model: its parameters by place, its operations, and what autograd saves for backward.
+"""What the planner must know about a cell's model: its parameters by place, its operations, and what autograd saves.
 
-Transformers have a formula: a block saves these tensors for backward (Korthikanti et al., Reducing activation recomputation
-in large transformer models, 2022, section 4.1, without the dropout masks and the attention matrix: the models that ship have no
-dropout, and attention never writes its matrix, Dao et al., 2022). d: width, i: width of the MLP; elements per token:
+For transformers, a formula gives what a block saves (Korthikanti et al., Reducing activation recomputation in large transformer
+models, 2022, section 4.1). Dropout masks and the attention matrix are left out: shipped models have no dropout, and attention
+never writes its matrix (Dao et al., 2022). The saved elements per token, where d is the width and i the width of the MLP:
 
     GPT-2, ViT   kept whole on tensor-parallel ranks: inputs of two norms 2d, inputs of the first layers of attention and MLP 2d
                  split over them: q, k, v 3d; input of the output layer d; before and behind GELU 8d
     LLaMA        kept whole: inputs of two norms 2d (always fp32), normed 2d, inputs of the first layers 2d
                  split: q, k, v 3d; input of the output layer d; the MLP's four tensors 4i
 
-Convolutional networks have a table of counted bytes (counted.yaml). Of a workspace's own model only parameters are known.
+For convolutional networks, counted.yaml has the counted bytes. Of a workspace's own model, only the parameters are known.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class SavedBytes(msgspec.Struct, frozen=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """A model at the options of a cell. front, back: parameters before and behind the blocks. tied: parameters that are in both
-    and count once. items: what a batch size counts; flops_per_item: forward and backward, None if not known."""
+    """A model with the options of a cell. front, back: numbers of parameters before and behind the blocks. tied: number of
+    parameters that are in both and count once. items: what a batch size counts. flops_per_item: of forward and backward; None:
+    not known."""
 
     parameters: int
     blocks: int
@@ -64,7 +65,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of counted.yaml, which documents the fields."""
+    """An entry of counted.yaml: a convolutional network as it was counted. The comments of that file explain the fields."""
 
     image_size: int
     fp32: int
@@ -76,7 +77,7 @@ class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def counted() -> dict[str, CountedNetwork]:
-    """The entries of counted.yaml, by workload."""
+    """The entries of counted.yaml, which are convolutional networks, by the name of the workload."""
     content = resources.files("jobs.planner").joinpath("counted.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=dict[str, CountedNetwork])
 
@@ -156,13 +157,14 @@ def _vit(cell: Cell, workload: Workload) -> ModelFacts:
 
 
 def _saved(cell: Cell, shape: Shape, tokens: int, *, more: int, logits: int, heads: int) -> SavedBytes:
-    """Of a block of GPT-2 or ViT. more: further elements per token that are split."""
+    """What a model of GPT-2 or ViT saves for backward. more: additional elements per token of a block that tensor-parallel
+    ranks split."""
     computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width = shape.width
     autocast = cell.precision in precision.AUTOCAST
     return SavedBytes(
-        block_whole=tokens * (2 * width * stream + 2 * width * computed + 4 * stream),  # and two numbers per norm
-        block_split=tokens * ((12 * width + more) * computed + 4 * heads),  # and attention's fp32 sums
+        block_whole=tokens * (2 * width * stream + 2 * width * computed + 4 * stream),  # 4 * stream: two numbers per norm
+        block_split=tokens * ((12 * width + more) * computed + 4 * heads),  # 4 * heads: attention's fp32 sums
         block_input=tokens * width * stream,
         head=tokens * width * (stream + computed) + logits * computed,
         logits=logits * computed,
@@ -227,7 +229,7 @@ def _convolutional(cell: Cell, workload: Workload) -> ModelFacts:
 
 
 def _unknown(cell: Cell, workload: Workload) -> ModelFacts:
-    """A workspace's own model: only its parameters and, at its default options, its operations are known."""
+    """The facts of a workspace's own model: only its parameters and, with its default options, its operations are known."""
     default = workload.has_default_options(cell) and cell.seq_len in (None, workload.seq_len)
     per_unit = workload.flops_per_unit if default else None
     units = cell.seq_len if workload.unit == "tokens" and cell.seq_len else 1

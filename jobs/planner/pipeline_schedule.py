@@ -15,7 +15,8 @@ from jobs.planner.pipeline_share import kept_chunks
 
 
 class PassSlot(msgspec.Struct, frozen=True):
-    """One pass of one micro-batch through one stage. start, end: in the unit of the given times. kind: F or B."""
+    """One pass of one micro-batch through one stage. start, end: in the unit of the times that `simulate` got. kind: F
+    (forward) or B (backward)."""
 
     rank: int
     kind: str
@@ -26,7 +27,8 @@ class PassSlot(msgspec.Struct, frozen=True):
 
 
 class SimulatedPipeline(msgspec.Struct, frozen=True):
-    """A simulated step. slots: by rank, in order of time. total, ideal: the time of a step with and without waiting."""
+    """A simulated step. slots: the passes of each rank, in order of time. total, ideal: the time of the step with and without
+    waiting."""
 
     slots: tuple[tuple[PassSlot, ...], ...]
     total: float
@@ -40,7 +42,7 @@ class SimulatedPipeline(msgspec.Struct, frozen=True):
 
     @property
     def throughput(self) -> float:
-        """Micro-batches per unit of time."""
+        """The number of micro-batches that the pipeline completes per unit of time."""
         return self.micro_batches / self.total
 
 
@@ -54,8 +56,8 @@ def simulate(
     hop: float = 0.0,
     per_rank: int = 1,
 ) -> SimulatedPipeline:
-    """Simulate one step. forward, backward: the time of a pass through all stages of a rank. hop: the time of a message between
-    two stages. per_rank: stages per rank, above 1 only for the interleaved schedule."""
+    """Simulate one step of a pipeline. forward, backward: the time of a pass through all stages of a rank. hop: the time of a
+    message between two stages. per_rank: the number of stages per rank, above 1 only for the interleaved schedule."""
     f, b, stages = forward / per_rank, backward / per_rank, ranks * per_rank
     orders = [_order(schedule, rank, ranks, micro_batches, per_rank) for rank in range(ranks)]
     done: dict[tuple[str, int, int], float] = {}
@@ -82,7 +84,7 @@ def simulate(
 
 
 def _ready(done: dict[tuple[str, int, int], float], kind: str, stage: int, micro: int, stages: int, hop: float) -> float | None:
-    """When the input of a pass has arrived; None if it has not been computed yet."""
+    """When the input of a pass arrives; None if the input has not been computed yet. done: the end of each pass so far."""
     if kind == "F":
         before = ("F", stage - 1, micro) if stage else None
     else:
@@ -94,7 +96,7 @@ def _ready(done: dict[tuple[str, int, int], float], kind: str, stage: int, micro
 
 
 def _order(schedule: str, rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tuple[str, int, int]]:
-    """The passes of a rank in its order: (F or B, stage, micro-batch)."""
+    """The passes of a rank in the order of the schedule, each as (F or B, number of the stage, number of the micro-batch)."""
     forwards = [(stage, micro) for stage, micro in _rounds(rank, ranks, micro_batches, per_rank)]
     backwards = [(ranks * (per_rank - 1) + 2 * rank - stage, micro) for stage, micro in forwards]
     if schedule == "gpipe":
@@ -107,8 +109,9 @@ def _order(schedule: str, rank: int, ranks: int, micro_batches: int, per_rank: i
 
 
 def _rounds(rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tuple[int, int]]:
-    """The forward passes of a rank. With several stages per rank, groups of as many micro-batches as there are ranks pass
-    through its first stage, then through its second one, and so on."""
+    """The forward passes of a rank in their order, each as (number of the stage, number of the micro-batch). With several
+    stages per rank, each group of `ranks` micro-batches passes through the rank's first stage, then its second stage, and so
+    on."""
     size = ranks if per_rank > 1 else micro_batches
     groups = [range(begin, min(begin + size, micro_batches)) for begin in range(0, micro_batches, size)]
     return [(rank + chunk * ranks, micro) for group in groups for chunk in range(per_rank) for micro in group]
@@ -116,14 +119,15 @@ def _rounds(rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tu
 
 @functools.lru_cache(maxsize=4096)
 def bubble_over_ideal(schedule: str, ranks: int, micro_batches: int, per_rank: int) -> float:
-    """The time of the bubble over the ideal time, if backward takes twice the time of forward and messages take none."""
+    """The time of the bubble divided by the ideal time, if backward takes twice as long as forward and messages take no
+    time."""
     found = simulate(schedule, ranks, micro_batches, per_rank=per_rank)
     return (found.total - found.ideal) / found.ideal
 
 
 def drawn(step: SimulatedPipeline, width: int = 72) -> list[str]:
-    """A line of text per rank: a forward pass is drawn as the last digit of its micro-batch, a backward pass as a letter (a for
-    micro-batch 0, and so on), waiting as a dot. width: characters of the whole step."""
+    """Draw a step as one line of text per rank. A forward pass is drawn as the last digit of its micro-batch's number, a
+    backward pass as a letter (a: micro-batch 0), and waiting as a dot. width: the number of characters of the step."""
     scale = width / step.total
     lines = []
     for rank, slots in enumerate(step.slots):

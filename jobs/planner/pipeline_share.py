@@ -1,9 +1,9 @@
-"""What a rank of a pipeline holds: how many blocks, and of how many micro-batches it keeps activations at the same time.
+"""What a rank of a pipeline holds: how many blocks, and the activations of how many micro-batches at the same time.
 
-GPipe keeps all m micro-batches (Huang et al., 2019, section 2.3). 1F1B keeps at most p - r on rank r of p (Narayanan et al.,
-Memory-efficient pipeline-parallel DNN training, 2021). The interleaved schedule has v stages per rank; rank r begins with
-2(p - r - 1) + (v - 1)p forward passes of a stage and then alternates (Narayanan et al., Efficient large-scale language model
-training on GPU clusters, 2021, section 2.2).
+With GPipe, a rank keeps the activations of all m micro-batches (Huang et al., 2019, section 2.3). With 1F1B, rank r of p keeps
+those of at most p - r (Narayanan et al., Memory-efficient pipeline-parallel DNN training, 2021). In the interleaved schedule
+with v stages per rank, rank r computes 2(p - r - 1) + (v - 1)p forward passes of a stage and then alternates forward and
+backward (Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section 2.2).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from shardlab.cell import Cell
 
 
 class StageShare(msgspec.Struct, frozen=True):
-    """A rank's part of the model. blocks: of the rank. first, last: whether it has the first or the last stage. kept: how many
-    times the activations of all blocks of the rank are kept at most (a fraction if it has several stages)."""
+    """A rank's part of the model. blocks: the number of its blocks. first, last: whether the rank has the first or the last
+    stage. kept: for how many micro-batches the rank keeps the activations of all its blocks at most; may be a fraction if the
+    rank has several stages."""
 
     blocks: int
     first: bool
@@ -28,7 +29,7 @@ class StageShare(msgspec.Struct, frozen=True):
 
 
 def schedule_of(cell: Cell) -> str:
-    """gpipe, 1f1b or interleaved. Meshes with a pipeline use 1F1B."""
+    """The schedule of a cell's pipeline: gpipe, 1f1b or interleaved. Meshes with a pipeline use 1f1b."""
     return cast("str", strategy(cell.strategy).settings.get("schedule", "1f1b"))
 
 
@@ -47,14 +48,15 @@ def kept_chunks(schedule: str, rank: int, ranks: int, micro_batches: int, per_ra
 
 
 def ends(cell: Cell, facts: ModelFacts) -> list[StageShare]:
-    """The first and the last rank of a pipeline, one of which needs most memory; without a pipeline the only rank."""
+    """The parts of the model on the first and the last rank of a pipeline, because one of these ranks needs most memory;
+    without a pipeline, the whole model."""
     if cell.pp == 1:
         return [StageShare(facts.blocks, True, True, 1.0)]
     per_rank, schedule = stages_per_rank(cell), schedule_of(cell)
     stages = cell.pp * per_rank
     shares = []
     for rank in (0, cell.pp - 1):
-        # Consecutive blocks, in numbers as equal as possible; stage s is on rank s mod pp.
+        # Each stage has consecutive blocks, in numbers as equal as possible. Stage s is on rank s mod pp.
         blocks = sum(
             (stage + 1) * facts.blocks // stages - stage * facts.blocks // stages for stage in range(rank, stages, cell.pp)
         )

@@ -1,4 +1,5 @@
-"""Predictions as text: the columns of `jobs plan`, and sums over all runs. A column of which nothing is known is left out."""
+"""Writes predictions as text: the columns of `jobs plan` (without columns in which no value is known), and sums over all
+runs."""
 
 from __future__ import annotations
 
@@ -11,24 +12,24 @@ from shardlab.console import Output
 from shardlab.prediction import PredictedRange, Prediction, total
 
 GIB = 1 << 30
-MEMORY_FROM = "memory from"  # the heading of a column
+MEMORY_FROM = "memory from"  # the heading of the column that says whether a formula or a rehearsal gave the memory
 
 
 def size(value: float) -> str:
-    """Bytes in GiB, or in MiB below a tenth of that: `12.3 GiB`."""
+    """A number of bytes as text in GiB, such as `12.3 GiB`, or in MiB if it is below 0.1 GiB."""
     return f"{value / GIB:,.1f} GiB" if value >= GIB / 10 else f"{value / 2**20:,.1f} MiB"
 
 
 def columns(predictions: Sequence[Prediction]) -> dict[str, list[str]]:
-    """Heading -> the text for each prediction; blank where a number is not known."""
+    """The columns of a table of predictions: for each heading, the text for each prediction; '' if the number is not known."""
     found = {heading: [text(one) for one in predictions] for heading, text in _COLUMNS.items()}
     if not any(one.memory_from == "rehearsal" for one in predictions):
-        del found[MEMORY_FROM]  # all are by formula
+        del found[MEMORY_FROM]  # the column would say `formula` in every row
     return {heading: values for heading, values in found.items() if any(values)}
 
 
 def sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]) -> list[str]:
-    """Sentences about all runs. runs: the number of runs of each cell, by name."""
+    """Sentences with the predicted sums over all runs. runs: the number of runs of each cell, by the name of the cell."""
     said = []
     unfit = [name for name, one in predictions.items() if one.fits == "no"]
     if unfit:
@@ -56,7 +57,7 @@ def scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> None:
 
 
 def advice(out: Output, report: AdviceReport) -> None:
-    """Print ranked strategies, and the studies' rules that apply."""
+    """Print the result of `jobs advise`: the ranked strategies, and the rules of the studies whose condition is true."""
     rows = [
         [
             str(place) if one.items_per_s is not None else "-",
@@ -95,7 +96,7 @@ def _times(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`350 ms`, `12 s`, or as `moments.duration` has it from a minute on."""
+    """A duration as text, such as `350 ms` or `12 s`; from a minute on, in the format of `moments.duration`."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     return f"{seconds:.3g} s" if seconds < 60 else moments.duration(seconds)

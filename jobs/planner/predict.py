@@ -30,9 +30,10 @@ def of(
 ) -> Prediction:
     """The prediction of one run.
 
-    calibration: of earlier runs. occupied: the GPUs that the run keeps from others; None: those on which it trains. recorded_s:
-    the mean time of earlier runs of the same cell. answer: that of a rehearsal of the cell, which replaces the formula for
-    memory and traffic; None: there is none. The ranks of the launcher fork compute on the CPU whatever the machine has.
+    calibration: the measurements of earlier runs. occupied: the number of GPUs that nobody else can use during the run; None:
+    only the GPUs on which it trains. recorded_s: the mean time of earlier runs of the same cell. answer: the result of a
+    rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal. Ranks of the launcher
+    fork always compute on the CPU.
     """
     if cell.launcher == "fork":
         machine = NO_GPU
@@ -90,12 +91,13 @@ def of(
 
 
 def around(mean: float) -> PredictedRange:
-    """The range around the mean of earlier runs, in the unit of `mean`; as wide as a calibration is at least."""
+    """A range around the mean of earlier runs, in the unit of `mean`. It is as wide as the narrowest range of a calibration."""
     return PredictedRange(mean * (1 - LEAST_SPREAD), mean, mean * (1 + LEAST_SPREAD))
 
 
 class _Memory(msgspec.Struct, frozen=True):
-    """The memory of a step. tensors: the part that torch's allocator counts. complete: false if it is a lower bound."""
+    """The predicted memory of a step. tensors: the part that torch's allocator counts. complete: false if the memory is only a
+    lower bound."""
 
     by_category: dict[str, PredictedRange]
     tensors: PredictedRange
@@ -131,7 +133,8 @@ def _rehearsed(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> _Memor
 
 
 def _traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, Source | None, tuple[RehearsedCollective, ...]]:
-    """(bytes that the rank sends that sends most, from what, its collectives if they were rehearsed)."""
+    """The traffic of the rank that sends most, in a step: (bytes that it sends, `rehearsal` or `formula`, its collectives if
+    they were rehearsed)."""
     if isinstance(answer, Rehearsed) and (rank := rehearsed_step.busiest(answer)) is not None:
         return rehearsed_step.sent_bytes(rank), "rehearsal", rank.collectives or ()
     sent = None if cell.strategy_code is not None else exchanges.sent_bytes(cell)
@@ -141,7 +144,8 @@ def _traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, Source | 
 def _largest_micro_batch(
     cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, needed: memory.StepMemoryTerms, found: _Memory
 ) -> int | None:
-    """By the formula, which is scaled so that it agrees with `found` for the micro-batch of the cell."""
+    """The largest micro-batch that is likely to fit, by the formula; None if it is not known. The formula is scaled so that it
+    gives the memory `found` for the micro-batch of the cell."""
     if capacity is None:
         return None
     ratio = found.bytes.likely / needed.bytes.likely if found.source == "rehearsal" else 1.0
@@ -174,7 +178,7 @@ def _of_own_strategy(
 
 
 def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
-    """The first thing that is missing for a time, as a sentence without its end."""
+    """Why no time is predicted: a clause that names the first value that is missing."""
     if machine.gpu is None:
         return f"shardlab/gpu_models.yaml does not list the GPU {machine.name or 'of this cluster; set gpus.type'}"
     if model_facts.of(cell).flops_per_item is None:
@@ -187,8 +191,8 @@ def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
 
 
 def capacity_of(cell: Cell, machine: PlannedMachine) -> PredictedRange | None:
-    """The memory that a rank may use. The limit of the cell, memory_limit_gib, is of a rank's GPU only if it has one: on the
-    host it limits the whole process, whose memory is not predicted."""
+    """The memory of its GPU that a rank may use; None if ranks have no GPUs, or if it is not known. The key memory_limit_gib of
+    the cell lowers it. Without GPUs, that key limits the whole process, whose memory is not predicted."""
     if not machine.on_gpu:
         return None
     limit = None if cell.memory_limit_gib is None else exactly(cell.memory_limit_gib * GIB)
@@ -199,5 +203,6 @@ def capacity_of(cell: Cell, machine: PlannedMachine) -> PredictedRange | None:
 
 
 def that_do_not_fit(cells: Mapping[str, Cell], predictions: Mapping[str, Prediction]) -> list[str]:
-    """The names of cells that certainly do not fit, without those that expect `oom`: out of memory is their result."""
+    """The names of the cells that certainly do not fit the memory. Cells that list `oom` in `expect` are left out, because out
+    of memory is the result that they test."""
     return [name for name, found in predictions.items() if found.fits == "no" and "oom" not in cells[name].expect]

@@ -1,4 +1,5 @@
-"""The decision aids of the studies as rules in data (rules.yaml), and where the planner disagrees with them."""
+"""The advice of the studies on which strategy to choose, as rules (rules.yaml), and whether the planner agrees with each
+rule."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from shardlab.expression import Expression
 
 
 class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of rules.yaml, which documents the fields."""
+    """An entry of rules.yaml: the advice of a study on which strategies to use under a condition."""
 
     id: str  # name of the rule
     study: int  # number of the study
@@ -22,12 +23,13 @@ class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     says: str  # what the study says, in a sentence
 
     def applies(self, facts: Mapping[str, float | bool | str]) -> bool:
-        """Whether the rule is about this model and these GPUs."""
+        """Whether the condition of the rule is true. facts: the values of the names in the condition (`advise.rule_facts`)."""
         return bool(Expression(self.when).evaluate(facts))
 
 
 class JudgedRule(msgspec.Struct, frozen=True):
-    """A rule that applies. agrees: whether the planner ranks a strategy that the rule recommends within 5 % of the fastest."""
+    """A rule whose condition is true. agrees: whether the planner predicts for a recommended strategy at least 95 % of the
+    highest throughput."""
 
     rule: DecisionRule  # the rule of a study
     agrees: bool
@@ -36,16 +38,17 @@ class JudgedRule(msgspec.Struct, frozen=True):
 
 @functools.cache
 def rules() -> tuple[DecisionRule, ...]:
-    """The rules, in the order of the file."""
+    """The rules of rules.yaml, in the order of the file."""
     content = resources.files("jobs.planner").joinpath("rules.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=tuple[DecisionRule, ...])
 
 
-NEAR = 0.95  # of the highest throughput: less is within the error of the planner
+NEAR = 0.95  # share of the highest throughput; throughputs above it differ less than the error of the planner
 
 
 def judge(facts: Mapping[str, float | bool | str], throughputs: Mapping[str, float]) -> list[JudgedRule]:
-    """The rules that apply. throughputs: of the strategies that fit, in any unit, by name; the best configuration of each."""
+    """The rules whose condition is true. throughputs: for each strategy that fits, by its name, the throughput of its best
+    configuration, in any unit."""
     best = max(throughputs.values(), default=0.0)
     return [_judged(rule, throughputs, best) for rule in rules() if rule.applies(facts)]
 

@@ -1,4 +1,4 @@
-"""The time of a whole run from the time of a step: the number of its steps, its start, and what its GPUs cost and consume."""
+"""Computes the time of a whole run from the time of a step, and the energy that its GPUs consume."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from shardlab.cell import Cell
 from shardlab.gpu_models import GpuModel
 from shardlab.prediction import PredictedRange
 
-START_S = PredictedRange(15.0, 45.0, 240.0)  # processes, imports, NCCL, the model, the same-work proof; assumed
+START_S = PredictedRange(15.0, 45.0, 240.0)  # seconds before the first step: imports, NCCL, model, same-work proof; assumed
 POWER = PredictedRange(0.45, 0.75, 1.0)  # share of a board's largest power while it trains; assumed
-ITEMS = {"cifar10": 50_000, "mnist": 60_000, "imagenet": 1_281_167}  # of the official training splits
+ITEMS = {"cifar10": 50_000, "mnist": 60_000, "imagenet": 1_281_167}  # the number of images in the official training split
 
 
 class PredictedRunTime(msgspec.Struct, frozen=True):
-    """A whole run: seconds, and of the GPUs that train kWh (None if their power is not known)."""
+    """The predicted time of a whole run in seconds, and the energy of its GPUs in kWh (None if their power is not known)."""
 
     time_s: PredictedRange
     energy_kwh: PredictedRange | None
 
 
 def steps_of(cell: Cell) -> int | None:
-    """The steps of a run, warm-up steps included; None if an epoch's length is not known before the data are read."""
+    """The number of steps of a run, with its warm-up steps; None if the run counts epochs and the length of an epoch is known
+    only when the data are read."""
     if cell.steps is not None:
         return cell.steps + cell.warmup_steps
     items = cell.options.get("subset") or ITEMS.get(str(cell.options.get("data")))
@@ -36,7 +37,8 @@ def assumed_power(gpu: GpuModel | None) -> PredictedRange | None:
 
 
 def of(cell: Cell, step_s: PredictedRange, power_w: PredictedRange | None) -> PredictedRunTime | None:
-    """The time of a run; None if the number of its steps is not known. power_w: of one GPU, in watts; None: not known."""
+    """The time and energy of a run; None if the number of its steps is not known. power_w: the power of one GPU in watts; None:
+    not known."""
     steps = steps_of(cell)
     if steps is None:
         return None
@@ -44,7 +46,7 @@ def of(cell: Cell, step_s: PredictedRange, power_w: PredictedRange | None) -> Pr
 
 
 def with_energy(cell: Cell, time_s: PredictedRange, power_w: PredictedRange | None) -> PredictedRunTime:
-    """A run of which the time is known. power_w: as for `of`."""
+    """The time and energy of a run whose time is already known. power_w: as for `of`."""
     if power_w is None:
         return PredictedRunTime(time_s, None)
     pairs = zip(ends(time_s), ends(power_w), strict=True)
@@ -52,5 +54,5 @@ def with_energy(cell: Cell, time_s: PredictedRange, power_w: PredictedRange | No
 
 
 def ends(span: PredictedRange) -> tuple[float, float, float]:
-    """(low, likely, high)."""
+    """The values of a range, as (low, likely, high)."""
     return span.low, span.likely, span.high

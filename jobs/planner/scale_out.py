@@ -1,4 +1,5 @@
-"""Extrapolates a cell to other numbers of GPUs with the same batch per GPU (weak scaling), and says how far to trust it."""
+"""Extrapolates a cell to other numbers of GPUs with the same batch per GPU (weak scaling), and rates the trust in the
+result."""
 
 from __future__ import annotations
 
@@ -12,23 +13,23 @@ from jobs.planner.machine import PlannedMachine
 from shardlab.cell import Cell
 from shardlab.prediction import PredictedRange, Prediction
 
-WIDENING = (
-    0.05  # per doubling of the ranks, to each side; assumed: contention and stragglers grow in a way that no model here has
-)
+WIDENING = 0.05  # relative width added to each side of a range per doubling of the GPUs; assumed, for contention and stragglers
 
 
 class ScaledCell(msgspec.Struct, frozen=True):
-    """A cell on another number of GPUs. speedup: its throughput over that of the original. trust: a sentence."""
+    """A cell on another number of GPUs. speedup: the throughput of this cell divided by the throughput of the original cell.
+    trust: how far to trust the numbers, as text."""
 
     gpus: int  # number of GPUs
-    predicted: Prediction  # the prediction for a run on them
-    step_s: PredictedRange | None  # an optimizer step
+    predicted: Prediction  # the prediction for a run on this number of GPUs
+    step_s: PredictedRange | None  # the seconds of an optimizer step; null: not known
     speedup: PredictedRange | None
     trust: str
 
 
 def on(cell: Cell, gpus: int, per_node: int) -> Cell | None:
-    """The cell with other dp; None if tp x pp does not divide the number, or the strategy has no dp."""
+    """The cell on `gpus` GPUs, with another value of dp; None if tp x pp does not divide `gpus`, if the cell has no data
+    parallelism that could grow, or if it has parameter servers. per_node: the number of GPUs of a node."""
     apart = cell.tp * cell.pp
     if gpus % apart or (cell.dp == 1 and apart > 1) or cell.servers:
         return None
@@ -45,7 +46,7 @@ def on(cell: Cell, gpus: int, per_node: int) -> Cell | None:
 def extrapolate(
     cell: Cell, gpus: int, per_node: int, machine: PlannedMachine, calibration: Calibration = NOTHING
 ) -> ScaledCell | None:
-    """The cell on this number of GPUs; None if it cannot have this number."""
+    """The prediction for the cell on `gpus` GPUs; None if the cell cannot run on this number (see `on`)."""
     larger = on(cell, gpus, per_node)
     if larger is None:
         return None
@@ -54,7 +55,7 @@ def extrapolate(
     step_s = None if found.step_s is None else _wider(found.step_s, doublings)
     speedup = None
     if base.step_s is not None and step_s is not None:
-        # Errors of the model that both have in common cancel out: the range is that of the extrapolation alone.
+        # Errors that both predictions have in common cancel out in the ratio, so its range is only the error of extrapolation.
         likely = gpus / cell.gpus * base.step_s.likely / step_s.likely
         speedup = PredictedRange(
             likely * (1 - WIDENING) ** doublings, likely, min(gpus / cell.gpus, likely * (1 + WIDENING) ** doublings)

@@ -1,7 +1,7 @@
 """How a strategy divides a model over its ranks: what each rank holds of parameters, gradients and optimizer state.
 
-One line of a table per engine. It describes the engines of this project (docs/strategies.md), which textbooks describe only
-roughly: for example, FSDP adds up whole gradients if a step has several passes, and DeepSpeed keeps a second copy of weights.
+The numbers describe the engines of this project (docs/strategies.md) more exactly than textbooks do: for example, FSDP adds up
+whole gradients if a step has several passes, and DeepSpeed keeps a second copy of the weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Gathers = Literal["nothing", "blocks", "everything"]
 class Division(msgspec.Struct, frozen=True):
     """What a rank holds, before tensor and pipeline parallelism are taken into account (memory.py does this).
 
-    Bytes are per parameter of the rank's part of the model; ranks: over how many ranks they are sharded.
+    Fields named ..._bytes are per parameter of the rank's part of the model. Fields named ..._ranks: over how many ranks these
+    bytes are sharded.
     """
 
     weight_bytes: int
@@ -49,7 +50,7 @@ class Division(msgspec.Struct, frozen=True):
 
 @functools.cache
 def strategy(name: str) -> Strategy:
-    """The strategy with this name, looked up once: plans have thousands of cells."""
+    """The strategy with this name. The result is cached, because a plan may have thousands of cells."""
     return menu.strategy(name)
 
 
@@ -59,7 +60,7 @@ def _tasks() -> dict[str, str]:
 
 
 def task_of(cell: Cell) -> str:
-    """The task of a workload that ships, such as `gpt2`; an empty string for a workspace's own."""
+    """The name of the task of a cell's workload, such as `gpt2`; '' for a workload that a workspace defines itself."""
     return "" if cell.workload_code is not None else _tasks().get(cell.workload, "")
 
 
@@ -70,7 +71,8 @@ def shards(cell: Cell) -> int:
 
 
 def divide(cell: Cell, parameters: int) -> Division:
-    """The division of a cell. parameters: of the whole model, which decides the size of DeepSpeed's buckets."""
+    """How the strategy of a cell divides the model. parameters: the number of parameters of the whole model, from which the
+    size of DeepSpeed's buckets follows."""
     engine = strategy(cell.strategy).engine.rpartition(".")[2]
     weight, computed = precision.weight_bytes(cell.precision), precision.computed_bytes(cell.precision)
     copy = computed if cell.precision in precision.CAST else 0
@@ -94,7 +96,8 @@ def divide(cell: Cell, parameters: int) -> Division:
 
 
 def _by_cuts(cell: Cell, weight: int, copy: int, *, keeps: bool) -> Division:
-    """A strategy that did not ship with the project: by what its menu entry says that it shards."""
+    """The division for an engine that this module does not describe: from the menu entry (`cuts`), which says what it
+    shards."""
     cuts, ranks = strategy(cell.strategy).cuts or (), shards(cell)
     over = {part: ranks if part in cuts else 1 for part in ("parameter", "gradient", "optimizer_state")}
     return Division(
@@ -118,7 +121,7 @@ def _fsdp(cell: Cell, engine: str) -> Division:
         return Division(weight, 1, weight, 1, copy_bytes=computed if computed < weight else 0, keeps_gradients=passes)
     frees = settings.get("reshard_after_forward", settings.get("sharding") in ("FULL_SHARD", "HYBRID_SHARD"))
     if engine == "mesh":
-        frees = "pp" not in strategy(cell.strategy).degrees  # a pipeline gathers once and keeps to the last micro-batch
+        frees = "pp" not in strategy(cell.strategy).degrees  # a pipeline keeps gathered weights until the last micro-batch
     whole = cell.options.get("wrap") == "none"
     offloads = cell.options.get("offload") == "cpu"
     return Division(
@@ -134,12 +137,13 @@ def _fsdp(cell: Cell, engine: str) -> Division:
     )
 
 
-BUCKET_ELEMENTS = 50_000_000  # the default of reduce_bucket_size, as jobs strategies says
-KEPT = 2  # a pass uses each parameter twice: if all fit twice within max_reuse_distance, none is freed
+BUCKET_ELEMENTS = 50_000_000  # the default of the option reduce_bucket_size of the ZeRO strategies
+KEPT = 2  # a pass uses each parameter twice: if all parameters fit twice into max_reuse_distance, DeepSpeed frees none
 
 
 def _zero(cell: Cell, parameters: int) -> Division:
-    """DeepSpeed keeps the weights in the precision of the computation, and fp32 copies of its part of them in the optimizer."""
+    """The division of DeepSpeed's ZeRO: the weights are in the precision of the computation, and the optimizer keeps fp32
+    copies of the rank's part of them."""
     stage = cast("int", strategy(cell.strategy).settings["stage"])
     options, ranks = cell.options, cell.dp
     computed = precision.computed_bytes(cell.precision)
@@ -151,7 +155,7 @@ def _zero(cell: Cell, parameters: int) -> Division:
     state_ranks = 0 if options.get("offload_optimizer", "none") != "none" else ranks if stage else 1
     passes = cell.gradient_accumulation_steps > 1
     if stage < 2:
-        # In 16 bits, both keep all gradients in fp32 besides the 16-bit gradients of backward (docs/gpus.md).
+        # With 16-bit precision, stages 0 and 1 keep all gradients in fp32, in addition to the 16-bit gradients (docs/gpus.md).
         whole = computed if computed == 2 else 0
         return Division(
             computed, 1, 4 if not pure else 2, 1, whole, master, state_ranks, keeps_gradients=True, bucket_bytes=buckets

@@ -1,4 +1,4 @@
-"""The time of an optimizer step: computing, the optimizer, what of communication is not hidden, and the pipeline's bubble."""
+"""Predicts the time of an optimizer step: computing, the optimizer, communication that is not hidden, bubble and stragglers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from shardlab.cell import Cell
 from shardlab.gpu_models import GpuModel
 from shardlab.prediction import ZERO, PredictedRange, total
 
-BACKWARD = 2 / 3  # the share of backward in the time of a pass: two products of matrices for each one of forward
-# Share of the computing time beside which communication runs, and the share of communication that is exposed all the same, each
-# for the fastest, the likely and the slowest step. Study 2, section 4.5.4: 92.5 % of DDP's all-reduces and 95.1 % and 98.1 % of
-# FSDP's all-gathers overlap with computing.
+BACKWARD = 2 / 3  # the share of backward in the time of a pass: it has two products of matrices for each product in forward
+# WINDOW: the share of the computing time in which communication can be hidden. EXPOSED: the smallest share of communication
+# that is not hidden. Each for the fastest, the likely and the slowest step. Study 2, section 4.5.4: 92.5 % of DDP's all-reduces
+# and 95.1 % and 98.1 % of FSDP's all-gathers overlap with computing.
 WINDOW = PredictedRange(0.95, 0.85, 0.6)
 EXPOSED = PredictedRange(0.02, 0.06, 0.25)
-SLOWEST = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step time over its mean; assumed
-UPDATE_BYTES = {True: 28, False: 72}  # moved per parameter by Adam in fp32, fused or not: reads and writes of its tensors
+SLOWEST = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step time, divided by the mean; assumed
+UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 reads and writes, if it is fused and if not
 
 
 class PredictedStepTime(msgspec.Struct, frozen=True):
-    """The parts of a step, in seconds. They add up to the step. communication: all of it, hidden or not. links: those that it
-    uses."""
+    """The predicted time of a step in seconds. parts: its parts by name, which add up to the step. communication: the time of
+    all communication, hidden or not. links: the links that the communication uses."""
 
     parts: dict[str, PredictedRange]
     communication: PredictedRange
@@ -35,12 +35,12 @@ class PredictedStepTime(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> PredictedRange:
-        """The step."""
+        """The time of the whole step."""
         return total(self.parts)
 
     @property
     def bottleneck(self) -> str:
-        """The name of the largest part."""
+        """The name of the part of the step that takes the longest time."""
         return max(self.parts, key=lambda name: self.parts[name].likely)
 
 
@@ -78,8 +78,8 @@ def of(cell: Cell, machine: PlannedMachine) -> PredictedStepTime | None:
 
 
 def over(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedLink | None:
-    """The slowest link that the groups of an axis use; None if it is not known. Ranks are numbered (pp, dp, tp), with tp as the
-    fastest, and fill the nodes in turn."""
+    """The slowest link that the groups of ranks along an axis use; None if it is not known. Consecutive ranks differ in tp
+    first, then in dp, then in pp, and fill one node after another."""
     per_node = -(-cell.gpus // cell.nnodes)
     shards = sharding.shards(cell)
     span = {"tp": cell.tp, "dp": cell.tp * shards, "replicas": cell.tp * cell.dp, "pp": cell.gpus}[axis]
@@ -87,14 +87,17 @@ def over(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedLink | None:
 
 
 def _rings(cell: Cell, axis: Axis) -> int:
-    """How many groups of an axis leave each node, and so share its network."""
+    """How many groups of ranks along an axis communicate beyond their node at the same time, and so share its network."""
     per_node = -(-cell.gpus // cell.nnodes)
     apart = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * sharding.shards(cell), "pp": cell.tp * cell.dp}[axis]
     return max(1, min(apart, per_node)) if cell.nnodes > 1 else 1
 
 
 def _compute(cell: Cell, facts: ModelFacts, rate: PredictedRange) -> tuple[PredictedRange, PredictedRange]:
-    """(the time of operations, the time in which the GPU waits for the host to start operators)."""
+    """The time of computing in a step: (seconds that the GPU computes, seconds that it waits until the host starts operators).
+
+    rate: the FLOP/s that the GPU reaches.
+    """
     assert facts.flops_per_item is not None
     passes, parts = cell.gradient_accumulation_steps, cell.tp * cell.pp
     items = cell.micro_batch_size * passes
@@ -109,10 +112,10 @@ def _compute(cell: Cell, facts: ModelFacts, rate: PredictedRange) -> tuple[Predi
 
 
 def _update(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
-    """The optimizer, and the copies of the weights for computing, which both only move memory."""
+    """The seconds of the optimizer and of the copies of weights for computing. Both are limited by the memory bandwidth."""
     division = sharding.divide(cell, facts.parameters)
     if not division.optimizer_ranks:
-        return ZERO  # on the CPU, which nothing here predicts
+        return ZERO  # the optimizer runs on the CPU, whose time is not predicted
     parameters = facts.parameters / (cell.tp * cell.pp)
     moved = UPDATE_BYTES[cell.optimizer.fused] if cell.optimizer.name != "sgd" else 20 if cell.optimizer.momentum else 12
     moved = moved // 2 if cell.precision == "bf16-pure" else moved
@@ -124,8 +127,11 @@ def _update(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
 
 
 def _not_hidden(cell: Cell, hidden: PredictedRange, busy: PredictedRange) -> PredictedRange:
-    """What of communication that may be hidden does not fit beside computing."""
-    # Gradients are exchanged in the last backward pass; gathered parameters beside any pass.
+    """The seconds of communication that could overlap with computing but takes longer than the computing beside it.
+
+    hidden: the communication that may overlap. busy: the computing.
+    """
+    # Gradients are exchanged only during the last backward pass; parameters are gathered during all passes.
     engine = sharding.strategy(cell.strategy).engine.rpartition(".")[2]
     share = BACKWARD / cell.gradient_accumulation_steps if engine in ("ddp", "zero") else 1.0
 
@@ -140,7 +146,7 @@ def _not_hidden(cell: Cell, hidden: PredictedRange, busy: PredictedRange) -> Pre
 
 
 def _bubble(cell: Cell) -> float:
-    """The time that the pipeline waits, over the time that it computes."""
+    """The time that the ranks of the pipeline wait, divided by the time that they compute."""
     if cell.pp == 1:
         return 0.0
     schedule, per_rank = pipeline_share.schedule_of(cell), pipeline_share.stages_per_rank(cell)
@@ -148,8 +154,8 @@ def _bubble(cell: Cell) -> float:
 
 
 def _stragglers(cell: Cell, step: PredictedRange) -> PredictedRange:
-    """A synchronous step takes as long as its slowest rank: of n ranks with normally distributed times, about
-    sqrt(2 ln n) standard deviations above the mean."""
+    """The seconds by which the slowest rank makes a step longer. A synchronous step takes as long as its slowest rank, which,
+    of n ranks with normally distributed times, is about sqrt(2 ln n) standard deviations above the mean."""
     if cell.gpus == 1:
         return ZERO
     deviations = math.sqrt(2 * math.log(cell.gpus))

@@ -1,7 +1,7 @@
 """The scheduler `allocation`: runs start one after another inside a Slurm allocation that the user already has.
 
-The queue works like the queue of the scheduler `local`, but the runner is inside the allocation, and the ranks of a run are
-started as a job step.
+The queue works like the queue of the scheduler `local`, but the runner (the process that starts the runs) is inside the
+allocation, and the ranks of a run are started as a job step.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from shardlab.workspace import Workspace
 NAME = "slurm"
 TEMPLATE = "launch/slurm.sbatch.j2"
 SCRIPT = "job.sbatch"
-POLL_S = 5.0  # not more often, because other users use the controller too
+POLL_S = 5.0  # seconds between two questions to Slurm's controller; not less, because other users need the controller too
 TOGETHER = {"array": "launch/slurm_array.sbatch.j2", "pack": "launch/slurm_pack.sbatch.j2"}
 TEMPLATES = (TEMPLATE, *TOGETHER.values())
 # Slurm's limits count each task of an array. If an array exceeds a limit, an array with 1/CUT of its tasks is tried, down to
@@ -34,7 +34,7 @@ TEMPLATES = (TEMPLATE, *TOGETHER.values())
 CUT = 4
 # The longest delay of Slurm's accounting. If the accounting does not know a job after this time, the job does not exist.
 LAG_S = 120.0
-# States of a job that Slurm knows and the records of its run may not: there, the run may have failed without a reason.
+# States of a job that only Slurm may know. The records of its run may only say that the run failed, without a reason.
 TOLD_OF = ("oom", "node_fail", "preempted", "cancelled", "timeout")
 # States of an ended job that say nothing about a run of the job that had not started: in a packed allocation, an earlier run
 # may have used up the time or the memory.
@@ -83,7 +83,7 @@ def resolve(workspace: Workspace) -> list[str]:
 
 
 def damaged(workspace: Workspace) -> list[str]:
-    """A sentence for each submission file that cannot be read, with the runs that are set aside for this reason."""
+    """A sentence for each submission file that cannot be read, with the runs that are skipped for this reason."""
     return submission.damaged(workspace)
 
 
@@ -108,7 +108,8 @@ def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun
 
 
 def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
-    """Whether a job is still pending in Slurm for a run that has ended for good. Never for a try: the job has further tries.
+    """Whether a job is still pending in Slurm although its run has ended for good. False for a try of a search, because the job
+    executes further tries.
 
     Slurm requeues the job of a completed run if a node failed, or if the controller lost contact to a node, before Slurm
     recorded the end of the job.
@@ -177,9 +178,9 @@ def hold(jobs: Sequence[str]) -> str:
     """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words if
     it did not requeue the job."""
     for begin in range(0, len(jobs), AT_A_TIME):
-        call(["scontrol", "hold", ",".join(jobs[begin : begin + AT_A_TIME])])  # a run that starts meanwhile holds itself
+        call(["scontrol", "hold", ",".join(jobs[begin : begin + AT_A_TIME])])  # a run that starts at this moment holds itself
     own = claim.job()
-    # Slurm requeues only jobs with Requeue=1. The run itself counts its restarts, so this does not allow more of them.
+    # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
     call(["scontrol", "update", f"JobId={own}", "Requeue=1"])
     answer = call(["scontrol", "requeuehold", own])
     if answer.code != 0:
@@ -214,8 +215,8 @@ def attend(workspace: Workspace) -> None:
 
 
 def _unended(workspace: Workspace, runs: Sequence[str]) -> list[str]:
-    """The job numbers of those runs that have not ended. Ended runs are left out, because Slurm may have forgotten their
-    jobs."""
+    """The job numbers of the runs in `runs` that have not ended. Ended runs are left out, because Slurm may have forgotten
+    their jobs."""
     jobs: dict[str, None] = {}
     for run in runs:
         folder = RunDir(workspace.runs / run)
@@ -300,7 +301,8 @@ def _note(events: Sequence[Event]) -> Event | None:
 def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Mapping[str, str]) -> ObservedRun:
     """The state of one run from its records and Slurm's answer.
 
-    note: from `_note`. unreadable: why submission files cannot be read, by token; whether their jobs exist stays unknown.
+    note: from `_note`. answer: Slurm's answer. unreadable: for each submission file that cannot be read, the reason, by the
+    token of the submission; it is not known whether the jobs of these submissions exist.
     """
     if note is None or note.event == "refused":
         return ObservedRun(run.verdict, "-", "-")

@@ -1,8 +1,8 @@
 """The scheduler `ssh`: starts runs over SSH on nodes without Slurm, in the order of submission. Two runs never share a node.
 
 Its runner is a process on the first node of the cluster. A run starts when enough nodes are free and answer. The runner locks
-the nodes of a run (a lock file for each node), and the supervisor of the run inherits the locks. So the kernel releases the
-nodes in any case when the supervisor ends, and a later runner sees which nodes are in use.
+the nodes of a run (a lock file for each node), and the supervisor of the run inherits the locks. So the kernel unlocks the
+nodes when the supervisor ends, whatever the reason, and a later runner sees which nodes are in use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ANSWER_S = CONNECT_S + 5
 
 
 class InUse(Exception):
-    """Another run holds the lock of a node."""
+    """Raised if another run holds the lock of a node."""
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
@@ -113,8 +113,8 @@ def _free(
 ) -> tuple[list[InventoryNode], str]:
     """Find nodes for a run. Returns (up to `count` nodes that are free and answer, why there are not more).
 
-    folder: of the run, for the log of ssh. held: a dictionary into which the descriptor of each node's lock is written, by the
-    name of the node. locks: releases the locks at its end.
+    folder: the run's folder, into which ssh writes its log. held: a dictionary into which this function writes the descriptor
+    of each node's lock, by the name of the node. locks: the exit stack that releases the locks.
     """
     chosen: list[InventoryNode] = []
     silent: list[str] = []

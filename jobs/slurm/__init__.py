@@ -1,1 +1,1 @@
-"""How jobs use Slurm: the options of a job, the commands, the parsers of their output, and the exactly-once submission."""
+"""Everything about Slurm: the options of a job, Slurm's commands, parsers of their output, and the exactly-once submission."""

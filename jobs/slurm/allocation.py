@@ -1,4 +1,4 @@
-"""The allocation of Slurm in which this process runs: of `salloc`, or of the job of a notebook."""
+"""The Slurm allocation in which this process runs, for example made by `salloc` or for the job of a notebook."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _GPUS = re.compile(r"\b(?:AllocTRES|TRES)=\S*\bgres/gpu=(\d+)")
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """What the allocation has."""
+    """The resources of a Slurm allocation."""
 
     nodes: int
     gpus_per_node: int
 
 
 def here() -> Allocation:
-    """The allocation of this process. Raises InputError if this process is in none."""
+    """The allocation of this process. Raises InputError if this process is not in an allocation."""
     if not claim.job():
         raise InputError(
             "--in-allocation: this process is in no job of Slurm (SLURM_JOB_ID is not set); start it inside `salloc` or in a "
@@ -48,7 +48,8 @@ def has_ended(job: str) -> bool:
 
 
 def parse(text: str) -> Allocation | None:
-    """What `scontrol show job` says of a running job; None if it does not name its nodes."""
+    """Parse the allocation of a running job from the output of `scontrol show job`; None if the output does not name the nodes
+    of the job."""
     nodes, gpus = _NODES.search(text), _GPUS.search(text)
     if nodes is None or not int(nodes[1]):
         return None

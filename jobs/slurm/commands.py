@@ -1,4 +1,4 @@
-"""Slurm's commands, run so that neither the caller's environment nor a hanging controller decides what they do."""
+"""Calls Slurm's commands so that neither variables of the caller's environment nor a hanging controller affects the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PREFIX = re.compile(r"^[a-z_]+(?: error)?: (?:error: |fatal: )?")
 
 
 class SlurmOutput(msgspec.Struct, frozen=True):
-    """code: the exit code; None if the command did not end within its limit."""
+    """The result of a command of Slurm. code: the exit code; None if the command did not end within its time limit."""
 
     code: int | None
     stdout: str
@@ -31,18 +31,19 @@ class SlurmOutput(msgspec.Struct, frozen=True):
 
     @property
     def says(self) -> str:
-        """The last line of the error, without the name of the command."""
+        """The last line of the error output, without the name of the command."""
         lines = [line for line in self.stderr.splitlines() if line.strip()]
         return _PREFIX.sub("", lines[-1]).strip() if lines else f"exit code {self.code}"
 
     def said(self, pattern: re.Pattern[str]) -> str | None:
-        """The first line of the error in which this is found, without the name of the command."""
+        """The first line of the error output in which the pattern is found, without the name of the command; None if the
+        pattern is in no line."""
         lines = self.stderr.splitlines()
         return next((_PREFIX.sub("", line).strip() for line in lines if pattern.search(line)), None)
 
 
 class ControllerUnreachable(ShardlabError):
-    """Slurm's controller does not answer.
+    """Raised if Slurm's controller does not answer.
 
     why: what Slurm's command printed. known: sentences that say what is certain at this moment, and which command finds out
     the rest.
@@ -59,10 +60,11 @@ def here() -> bool:
 
 
 def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[str] | None = None) -> SlurmOutput:
-    """Run a command of Slurm. enough: if this pattern is found in the error output, the command is ended at once.
-    Raises ShardlabError if this machine does not have the command."""
+    """Run a command of Slurm. limit_s: seconds after which the command is ended. enough: if this pattern is found in the error
+    output, the command is ended at once. Raises ShardlabError if this machine does not have the command."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED) or name in KEPT}
-    # Times as seconds since the epoch, whatever the zones of the two machines are; the tasks of an array in full length.
+    # Slurm prints times as seconds since the epoch, so the time zones of the two machines do not matter, and prints the list of
+    # an array's tasks in full length.
     environment = own | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
     ends = time.monotonic() + limit_s
     try:
@@ -84,7 +86,7 @@ def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[st
                 if time.monotonic() >= ends or (enough is not None and answer.said(enough) is not None):
                     return answer
         finally:
-            process.kill()  # does nothing to one that has ended
+            process.kill()  # does nothing if the process has ended
 
 
 def is_down() -> bool:
@@ -94,7 +96,7 @@ def is_down() -> bool:
 
 
 def setting(name: str, *, limit_s: float = LIMIT_S) -> str:
-    """An entry of the controller's configuration; '' if it cannot be read."""
+    """The value of an entry of the controller's configuration, such as ClusterName; '' if it cannot be read."""
     answer = call(["scontrol", "show", "config"], limit_s=limit_s)
     for line in answer.stdout.splitlines() if answer.code == 0 else ():
         key, _, value = line.partition("=")
@@ -105,5 +107,5 @@ def setting(name: str, *, limit_s: float = LIMIT_S) -> str:
 
 def number(name: str, otherwise: int) -> int:
     """A number of the controller's configuration, such as MaxArraySize; `otherwise` if it cannot be read."""
-    words = setting(name).split()  # some have their unit behind them
+    words = setting(name).split()  # some values have a unit behind the number
     return int(words[0]) if words and words[0].isdigit() else otherwise

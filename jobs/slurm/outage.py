@@ -1,4 +1,5 @@
-"""Whether Slurm's controller is away. Since 26.05, a job step whose ranks have ended then waits for the controller."""
+"""Detects that Slurm's controller does not answer. In this case, since Slurm 26.05, a job step whose ranks have ended does not
+end: it waits for the controller."""
 
 from __future__ import annotations
 
@@ -6,18 +7,18 @@ import time
 
 from jobs.slurm.commands import is_down
 
-ASK_S = 5.0  # between two questions to the controller
-RETURN_S = 60.0  # a step of 26.05 ends up to half a minute after the controller is back
+ASK_S = 5.0  # seconds between two questions to the controller
+RETURN_S = 60.0  # in Slurm 26.05, a job step ends up to half a minute after the controller is back
 
 
 class OutageWatch:
-    """Asks the controller when it matters, and remembers the answer for a moment."""
+    """Asks whether the controller is up, and remembers the answer for ASK_S seconds."""
 
     def __init__(self) -> None:
         self._next_question = self._over = float("-inf")
 
     def is_away(self) -> bool:
-        """Whether the controller does not answer, or has done so again for less than RETURN_S."""
+        """Whether the controller does not answer, or did not answer at some moment of the last RETURN_S seconds."""
         if time.monotonic() >= self._next_question:
             if is_down():
                 self._over = time.monotonic() + RETURN_S

@@ -19,15 +19,16 @@ from shardlab.errors import InputError
 from shardlab.run import Run
 
 TEST_S = 20.0  # sbatch itself waits about this long for a controller that does not answer
-NAMED = 5  # cells that one sentence names
-# Words with which Slurm answers at this moment only: it may accept the same job now, as pending, or later.
+NAMED = 5  # the most cells that a sentence names
+# Slurm's words for a request that it cannot start at this moment. Slurm may accept the same job later, or now as a pending job.
 _FOR_NOW = re.compile(rf"{NO_ROOM.pattern}|nodes are busy|node not available|configuration not available now")
-# These words are also Slurm's answer if the nodes exist but are down or drained; a job would wait for them.
+# Slurm's words if no node has the requested resources, but also if such nodes exist and are down or drained. In the second
+# case, a job would wait for the nodes.
 _NODES = re.compile(r"node configuration is not available")
 _UNAVAILABLE = re.compile(r"(?im)^(?:down|drain|fail|maint|reboot|unknown|power|future|inval|resv|reserved)")
 _COMMAND = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?")
-_SAYS_NOTHING = "Unspecified error"  # beside the words of a submit plugin
-# Slurm's words, and the keys of the cluster file that decide this part of the request.
+_SAYS_NOTHING = "Unspecified error"  # a line that Slurm adds to the message of a submit plugin
+# Patterns of Slurm's words, each with the keys of the cluster file that decide the rejected part of the request.
 _KEYS = {
     r"account/partition": ("slurm.account", "slurm.partition"),
     r"(?i:account)": ("slurm.account",),
@@ -48,8 +49,8 @@ _KEYS = {
 def must_be_accepted(runs: Sequence[Run], source: RenderContext, *, pack: bool = False) -> None:
     """Raises InputError with a sentence for each distinct request that Slurm would reject.
 
-    runs: the runs that are to be submitted. pack: as in `SubmitOptions`. If the controller does not answer, nothing is
-    raised: the submission knows what to do then.
+    runs: the runs that are to be submitted. pack: as in `SubmitOptions`. If the controller does not answer, nothing is raised,
+    because the submission, which follows, handles this case.
     """
     if not here():
         return
@@ -76,7 +77,7 @@ def _test(script: Path, options: Sequence[str]) -> SlurmOutput:
 
 
 def _is_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
-    """Whether Slurm may accept the job all the same."""
+    """Whether Slurm rejected the test only because of its state at this moment, so that it may still accept the job later."""
     if answer.said(_FOR_NOW) is not None:
         return True
     if answer.said(_NODES) is None:
@@ -86,14 +87,14 @@ def _is_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
 
 
 def words(stderr: str) -> str:
-    """What sbatch said, without the name of the command: the lines of a submit plugin come before Slurm's own."""
+    """The error messages of sbatch in one line, without the name of the command. Messages of a submit plugin come first."""
     lines = [_COMMAND.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
     telling = [line for line in dict.fromkeys(lines) if line != _SAYS_NOTHING] or lines
     return "; ".join(telling) or "sbatch gave no reason"
 
 
 def sentence(runs: Sequence[Run], why: str) -> str:
-    """Slurm's words about a request, the cells that it concerns, and the keys of the cluster file that decide it."""
+    """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file."""
     names = list(dict.fromkeys(run.cell.name() for run in runs))
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     keys = next((keys for pattern, keys in _KEYS.items() if re.search(pattern, why)), ())

@@ -1,6 +1,6 @@
 """Asks Slurm for the states of any number of jobs with one command: squeue while a job may wait or run, otherwise sacct.
 
-The other command is called only if the first answer does not say what became of a job.
+The other of the two commands is called only if the first answer does not tell the state of every job.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import msgspec
 from jobs.slurm import states
 from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call
 
-# The same columns in the same order, so that one parser reads both.
+# The columns that sacct and squeue print: the same columns in the same order, so that one parser reads both outputs.
 SACCT = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
 SQUEUE = "%i|%j|%T|%V|%S|%N|%r"
-DISABLED = "accounting storage is disabled"  # sacct's words where Slurm keeps no accounts
+DISABLED = "accounting storage is disabled"  # sacct's words if Slurm keeps no accounting
 _TASKS = re.compile(r"^(\d+)_\[([^%\]]+)(?:%\d+)?\]$")
 _RANGE = re.compile(r"^(\d+)(?:-(\d+))?(?::(\d+))?$")
-_PREEMPTED = re.compile(r"\bPreemptTime=\d")  # else None
-# sbatch's words for an answer that did not come or could not be read, behind which a job may have come to be, and for a
-# controller that is away (slurm_errno.c of 21.08 to 25.11).
+_PREEMPTED = re.compile(r"\bPreemptTime=\d")  # a job that is not preempted has PreemptTime=None
+# The words of Slurm's commands if the controller is away, or if its answer did not arrive or could not be read. In these cases,
+# sbatch may have created a job. (From slurm_errno.c of Slurm 21.08 to 25.11.)
 _AWAY = re.compile(
     r"(?i)unable to contact|connection|connect failure|communication|timed out|timeout|zero bytes|transport|transmit|"
     r"unexpected message|message (?:send|receive) failure|message length|header lengths|authentication error|socket error|"
@@ -31,8 +31,8 @@ _AWAY = re.compile(
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job, or a task of an array. id: 12 or 12_3; submit_s, start_s (of its last start): seconds since the epoch; nodes: as
-    Slurm lists them."""
+    """A job, or a task of a job array, as Slurm lists it. id: such as 12, or 12_3 for a task. submit_s, start_s: the times of
+    the submission and of the last start, in seconds since the epoch. nodes: in Slurm's notation."""
 
     id: str
     name: str
@@ -44,8 +44,8 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class JobsFound(msgspec.Struct, frozen=True):
-    """jobs: the jobs that were found, by id. why_not: why Slurm's controller could not be asked, or ''. complete: whether Slurm
-    does not know the jobs that are missing in `jobs`."""
+    """Slurm's answer about several jobs. jobs: the jobs that were found, by id. why_not: why Slurm's controller could not be
+    asked, or ''. complete: whether it is certain that Slurm does not know the jobs that are missing in `jobs`."""
 
     jobs: dict[str, Job]
     why_not: str
@@ -53,10 +53,11 @@ class JobsFound(msgspec.Struct, frozen=True):
 
 
 def of(masters: Sequence[str], since_s: float, at_work: Set[str] = frozenset()) -> JobsFound:
-    """The latest state of each of these jobs, and of each task of an array.
+    """The latest state of each of these jobs, and of each task of a job array.
 
     masters: numbers of jobs; an array has one number. since_s: no job was submitted before this time. at_work: ids of jobs that
-    may wait or run. As the accounting lags behind for them, the controller is asked first, and alone if it knows them all.
+    may wait or run. The accounting lags behind for such jobs, so the controller (squeue) is asked first; if it knows all of
+    them, sacct is not called.
     """
     if not masters:
         return JobsFound({}, "", complete=True)
@@ -69,19 +70,19 @@ def of(masters: Sequence[str], since_s: float, at_work: Set[str] = frozenset()) 
     unsettled = not all(states.settled(job.state) for job in known.values())
     if queue is None and accounts.code == 0 and not mine and not unsettled:
         return JobsFound(known, "", complete=True)
-    # Accounts lag by seconds behind a start or an end, and do not say what a job waits for.
+    # The accounting lags by seconds behind a start or an end of a job, and does not say what a job waits for.
     queue = queue or _squeue()
     if queue.code != 0:
         return JobsFound(known, queue.says, complete=False)
     known |= _listed(queue, masters)
-    # Without accounts the controller knows all there is, for as long as it keeps jobs that ended (MinJobAge). Before 23.11.4
-    # sacct may end well with an error.
+    # If Slurm keeps no accounting, the controller's list is complete: it has all jobs, and ended jobs for MinJobAge seconds.
+    # Before Slurm 23.11.4, sacct may return exit code 0 although it prints an error.
     told = accounts.code == 0 and "error:" not in accounts.stderr
     return JobsFound(known, "", complete=told or DISABLED in accounts.stderr)
 
 
 def by_name(name: str, since_s: float) -> list[Job]:
-    """The jobs with this name that the controller or the accounts list. Raises ControllerUnreachable."""
+    """The jobs with this name that the controller or the accounting lists. Raises ControllerUnreachable."""
     queue = call(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"])
     if queue.code != 0:
         raise ControllerUnreachable(queue.says, f"It is not known whether Slurm has a job named {name}.")
@@ -93,8 +94,8 @@ def by_name(name: str, since_s: float) -> list[Job]:
 
 
 def is_preempted(job: str) -> bool:
-    """Whether Slurm is preempting this running job. If Slurm gives a preempted job time to end, it first signals the steps, and
-    nothing else says why."""
+    """Whether Slurm is preempting this running job. A preempted job that gets time to end first receives only a signal, which
+    does not tell the reason."""
     return bool(_PREEMPTED.search(call(["scontrol", "show", "job", job]).stdout))
 
 
@@ -108,18 +109,18 @@ def _listed(queue: SlurmOutput, masters: Sequence[str]) -> dict[str, Job]:
 
 
 def is_away(answer: SlurmOutput) -> bool:
-    """Whether an answer does not say what Slurm did."""
+    """Whether Slurm's controller did not answer the command, so that it is not known what Slurm did."""
     return answer.code is None or bool(_AWAY.search(answer.stderr))
 
 
 def _sacct(since_s: float) -> list[str]:
-    since = max(0, int(since_s) - 86400)  # clocks differ, and Slurm reads the time in its own zone
+    since = max(0, int(since_s) - 86400)  # a day earlier, because clocks differ and Slurm reads the time in its own time zone
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
     return ["sacct", "-X", "-P", "-n", f"--starttime={start}", f"--format={','.join(SACCT)}"]
 
 
 def _read(text: str) -> Iterator[Job]:
-    """Parse what sacct or squeue lists. The entry that counts comes last.
+    """Parse the output of sacct or squeue. If a job is listed twice, the entry that counts comes last.
 
     Of two arrays with the same number (before 23.11 sacct lists both), the later array counts. If a task is listed alone and
     also in a range of tasks, the entry of the task alone counts: sacct removes the task from the range a little later.
@@ -144,7 +145,7 @@ def _time(text: str) -> float | None:
 
 
 def _numbers(job: str) -> Iterable[str]:
-    """12_[3-5,7%2] as 12_3, 12_4, 12_5, 12_7; 12_[0-4:2] as 12_0, 12_2, 12_4."""
+    """Expand a range of tasks: 12_[3-5,7%2] to 12_3, 12_4, 12_5, 12_7, and 12_[0-4:2] to 12_0, 12_2, 12_4."""
     match = _TASKS.match(job)
     if not match:
         return [job]

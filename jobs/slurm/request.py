@@ -10,12 +10,13 @@ from shardlab.run import Run
 from shardlab.slurm_keys import Slurm
 
 CPUS_PER_GPU = 8  # default of `cpus_per_rank` for ranks with a GPU
-# Seconds by which Slurm's time limit exceeds the run's own: to start, to save, to close records and to end processes.
+# Seconds by which Slurm's time limit exceeds the run's own time limit. In this time, the run starts before its limit begins,
+# and then saves a checkpoint, closes its records and ends its processes.
 MARGIN_S = 180
 
 
 def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
-    """sbatch's options in long form, in the order in which a person looks for them."""
+    """The options of sbatch for a run, in long form without the dashes."""
     cluster = cluster.for_gpu_type(run.cell.gpu_type)
     asked = cluster.slurm
     assert asked is not None
@@ -38,36 +39,37 @@ def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
             "gpus": f"gpus={kind}{gpus * run.world.nnodes}",
         }
         words.append(requests[asked.gpu_request])
-    alone = asked.exclusive and run.traces is None  # nothing is timed while traces are read
+    alone = asked.exclusive and run.traces is None  # a run that reads traces is not timed, so it may share its nodes
     words.append("exclusive" if alone else f"cpus-per-task={cpus_per_task(run, cluster, asked, tasks)}")
     if asked.mem is not None or alone:
         words.append(f"mem={asked.mem or 0}")  # 0: all memory of the node
     longest = asked.max_time_s  # Slurm rejects, or never starts, a job with a longer limit
     words.append(f"time={minutes(run) if longest is None else max(1, min(minutes(run), longest // 60))}")
     words.append("requeue" if run.retries_after("node_fail") else "no-requeue")  # of Slurm's own accord: jobs.retries
-    excluded = dict.fromkeys([*asked.exclude, *run.avoid])  # of the site, and nodes on which earlier attempts failed
+    excluded = dict.fromkeys([*asked.exclude, *run.avoid])  # the cluster file's, and nodes that earlier attempts lost
     words += [f"exclude={','.join(excluded)}"] if excluded else []
-    # Variables of the submitting shell may not fit the nodes, and are no part of what is measured.
+    # Variables of the submitting shell are not exported: they may not fit the nodes, and must not affect the measurement.
     words += ["open-mode=append", "export=NONE", *started.sbatch]
     words += [name if value is None else f"{name}={value}" for name, value in asked.extra.items()]
     return tuple(f"--{option}" for option in words)
 
 
 def gpus_per_node(run: Run, cluster: Cluster) -> int:
-    """GPUs on each node, 0 for processes that compute on the CPU and on a cluster without GPUs."""
+    """The number of GPUs of a run on each node; 0 if its ranks compute on the CPU or the cluster has no GPUs."""
     if run.launcher == "fork" or not launcher(run.launcher).on_gpus or cluster.gpus is None or not cluster.gpus.per_node:
         return 0
     return math.ceil(run.cell.gpus / run.world.nnodes)
 
 
 def cpus_per_task(run: Run, cluster: Cluster, asked: Slurm, tasks: int) -> int:
-    """Processors for each task of the job step: for all ranks that the task starts."""
+    """The number of processors of each task of the job step, which is enough for all ranks that the task starts."""
     cpus_per_rank = asked.cpus_per_rank or (CPUS_PER_GPU if gpus_per_node(run, cluster) else 1)
     return math.ceil(run.world.nproc_per_node / tasks) * cpus_per_rank
 
 
 def minutes(run: Run) -> int:
-    """Slurm's time limit of a run, in minutes: the run's own limit and a margin; for each try if the run begins a search."""
+    """Slurm's time limit for the job of a run, in minutes: the run's own limit and a margin. If the run begins a search, this
+    time is counted once for each possible try."""
     assert run.limit_s is not None
     tries = run.search.most_tries if run.search is not None else 1
     return math.ceil(tries * (run.limit_s + MARGIN_S) / 60)

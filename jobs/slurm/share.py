@@ -1,4 +1,4 @@
-"""What is left of the limits of a Slurm account, by `sshare`. Many sites set no limit, and some have no sshare."""
+"""Asks `sshare` how much of its limits a Slurm account has left. Many sites set no limit, and some have no sshare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardlab import shared_connection
 from shardlab.remote import Address, ssh_command
 
 ANSWER_S = 10.0
-COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # both in minutes
+COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # the limit (GrpTRESMins) and the use (GrpTRESRaw) are in minutes
 ACCOUNT = re.compile(r"[A-Za-z0-9_.@+-]{1,128}")  # the text comes from the site and is printed
 # The names of resources in sshare's output, and what an hour of each is called. `billing` is Slurm's unit for charges.
 HOURS = {"gres/gpu": "GPU hours", "billing": "billing hours", "node": "node hours", "cpu": "processor hours"}
@@ -48,7 +48,8 @@ def of(account: str | None) -> list[Share]:
 
 
 def of_site(address: Address, account: str | None) -> list[Share]:
-    """The same from another machine, over the shared connection; empty also if it is not open: nobody is asked to log in."""
+    """As `of`, but `sshare` is called on the site's machine at `address`, over an SSH connection that is already open. If no
+    connection is open, returns an empty list, so that nobody is asked to log in."""
     ssh = ssh_command(address)
     if not shared_connection.is_open(ssh):
         return []
@@ -74,7 +75,7 @@ def parse(text: str, account: str | None) -> list[Share]:
         columns = line.split("|")
         if len(columns) != len(COLUMNS.split(",")):
             continue
-        name = columns[0].strip()  # indented by its depth in the tree of accounts
+        name = columns[0].strip()  # sshare indents the name by its depth in the tree of accounts
         if ACCOUNT.fullmatch(name) is None or account not in (None, name):
             continue
         limits, used = (_minutes(column) for column in columns[2:])
@@ -87,7 +88,8 @@ def parse(text: str, account: str | None) -> list[Share]:
 
 
 def _minutes(column: str) -> dict[str, float]:
-    """The minutes by resource in a list such as `cpu=60,gres/gpu=120`; without resources that a run of ours does not need."""
+    """Parse the minutes of each resource from a list such as `cpu=60,gres/gpu=120`. Resources that runs do not use are left
+    out."""
     found = {}
     for word in column.split(","):
         name, _, value = word.partition("=")

@@ -19,9 +19,9 @@ ENDED = {
     "LAUNCH_FAILED": "node_fail",
     "RECONFIG_FAIL": "node_fail",
     "PREEMPTED": "preempted",
-    "REVOKED": "unknown",  # its siblings in a federation run elsewhere
+    "REVOKED": "unknown",  # in a federation of clusters: the job was started on another cluster
 }
-# After these states Slurm may start the job again. Its accounting shows that some seconds later.
+# After these states, Slurm may start the job again. The accounting shows the new start only some seconds later.
 AGAIN = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
 WHY = {
     "TIMEOUT": "Slurm ended the job at its time limit",
@@ -37,12 +37,12 @@ WHY = {
 
 
 def word(raw: str) -> str:
-    """The state in Slurm's words: `CANCELLED by 1000` and `COMPLETING+` begin with it."""
+    """The bare state in Slurm's text for a state, such as CANCELLED in `CANCELLED by 1000`, or COMPLETING in `COMPLETING+`."""
     return raw.split()[0].rstrip("+").upper() if raw.split() else ""
 
 
 def ours(raw: str) -> str:
-    """The state of a run for a job in this state: pending, running, a final state, or unknown."""
+    """Translate Slurm's state of a job to the state of its run: pending, running, a final state, or unknown."""
     state = word(raw)
     if state in WAITING:
         return "pending"

@@ -28,13 +28,13 @@ from shardlab.workspace import Workspace
 
 LOOK_S = 1.0
 MESSAGES = 3  # number of Slurm's message timeouts during which a late answer may still arrive
-NAMED = 20  # runs that one line names: a longer line would be cut before its end is shown
+NAMED = 20  # the most runs that a line names, because a terminal may cut longer lines
 Kind = Literal["one", "array", "pack"]
 _ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?$")
-# sbatch itself retries for two minutes. We do not wait for that, because Slurm may accept a smaller array at once.
+# After these words, sbatch itself retries for two minutes. It is ended instead, because Slurm may accept a smaller array now.
 _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
-# What sbatch says about a job that Slurm rejects now, or in this size: limits on jobs that are submitted (Assoc... and QOS...,
-# Max and Grp), MaxJobCount, MaxArraySize and max_array_tasks, and the controller's limit on requests.
+# The words of sbatch if Slurm rejects a job because of a limit, so that it may accept the job later, or a smaller job: limits
+# on submitted jobs (Assoc... and QOS..., Max and Grp), MaxJobCount, MaxArraySize, max_array_tasks, and the limit on requests.
 NO_ROOM = re.compile(
     rf"{_BUSY.pattern}|(?i:submit_?jobs?)|MaxJobCount|[Tt]emporarily unavailable|Unable to create job record|"
     r"Rate limit exceeded|Invalid job array specification"
@@ -42,7 +42,8 @@ NO_ROOM = re.compile(
 
 
 class Submission(msgspec.Struct, kw_only=True):
-    """.shardlab/submissions/TOKEN.json. runs: in the order of the array's tasks (kind array), or of their starts (pack)."""
+    """A submission of several runs as one job, stored in .shardlab/submissions/TOKEN.json. runs: in the order of the array's
+    tasks (kind `array`), or in the order in which they start (kind `pack`)."""
 
     schema: int = 1
     token: str
@@ -56,16 +57,17 @@ class Submission(msgspec.Struct, kw_only=True):
     why: str = ""
 
     def id_of(self, position: int) -> str | None:
-        """Slurm's number for the run at this place."""
+        """Slurm's number of the job or array task that executes the run at this position in `runs`."""
         return f"{self.job}_{position}" if self.kind == "array" and self.job else self.job
 
 
 class Refused(ShardlabError):
-    """Slurm rejected the job and gave a reason. No job exists."""
+    """Raised if Slurm rejected the job and gave a reason. No job exists."""
 
 
 class NoRoom(Refused):
-    """Slurm rejected the job because of a limit: it may accept the job later, or a smaller one. why: Slurm's words."""
+    """Raised if Slurm rejected the job because of a limit, so that it may accept the job later, or a smaller job. why: Slurm's
+    words."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -73,17 +75,17 @@ class NoRoom(Refused):
 
 
 def folder(workspace: Workspace) -> Path:
-    """The folder of the submission files."""
+    """The folder of the workspace that contains the submission files."""
     return workspace.own / "submissions"
 
 
 def token(name: str) -> str:
-    """A job's name that no other job has."""
+    """Make a name for a job that no other job has. The name is the token of the submission."""
     return f"{name[:80]}.{secrets.token_hex(5)}"
 
 
 def intend(workspace: Workspace, submission: Submission) -> None:
-    """Write down what will be sent. Raises WorkspaceError."""
+    """Record the submission in the workspace before it is sent to Slurm. Raises WorkspaceError."""
     files.make_folder(folder(workspace))
     _keep(workspace, submission)
     for position, run in enumerate(submission.runs):
@@ -91,7 +93,7 @@ def intend(workspace: Workspace, submission: Submission) -> None:
 
 
 def send(workspace: Workspace, submission: Submission) -> None:
-    """Have Slurm accept the job, once.
+    """Send the job to Slurm so that it exists exactly once.
 
     Raises Refused, NoRoom, or ControllerUnreachable if it is not known whether Slurm accepted the job.
     """
@@ -106,12 +108,12 @@ def interrupted(workspace: Workspace) -> list[Submission]:
 
 
 def all_of(workspace: Workspace) -> list[Submission]:
-    """Every submission that can be read."""
+    """Every submission of the workspace whose file can be read."""
     return [submission for path in _files(workspace) if isinstance(submission := _read(path), Submission)]
 
 
 def damaged(workspace: Workspace) -> list[str]:
-    """For each submission file that cannot be read: a sentence with the runs that it sets aside, and what to do."""
+    """For each submission file that cannot be read, a sentence with the runs that are skipped because of it, and what to do."""
     return [_set_aside(workspace, token, why) for token, why in unreadable(workspace).items()]
 
 
@@ -125,7 +127,8 @@ def _files(workspace: Workspace) -> list[Path]:
 
 
 def _read(path: Path) -> Submission | str | None:
-    """A submission, or why the file cannot be read; None for a file that is gone: another command removed it."""
+    """Read a submission file. Returns the submission, or a sentence that says why the file cannot be read; None if another
+    command has removed the file."""
     try:
         return msgspec.json.decode(files.read(path), type=Submission)
     except FileNotFoundError:
@@ -160,7 +163,7 @@ def _set_aside(workspace: Workspace, token: str, why: str) -> str:
 def _is_left_open(run: RunDir, token: str, *, unreadable: bool = False) -> bool:
     """Whether the run belongs to the submission with this token, and its events do not say whether Slurm accepted the job.
 
-    unreadable: the answer for a run whose records cannot be read; the run is set aside by itself.
+    unreadable: the result for a run whose records cannot be read; every command skips and reports such a run anyway.
     """
     try:
         last = last_sending(run.events(strict=True))
@@ -178,7 +181,7 @@ def settle(workspace: Workspace, submission: Submission) -> str:
     there = [folder for folder in folders if folder.path.exists()]
     waiting = [folder for folder in there if _is_left_open(folder, submission.token, unreadable=True)]
     if any(claim.is_of_job(folder) for folder in there):
-        # The job has run and Slurm has forgotten it: the records of the runs that it started say how they ended.
+        # The job has run and Slurm has forgotten the job. The records of the runs that it started say how these runs ended.
         unstarted = [folder.run_id for folder in waiting if not folder.claim.exists()]
         for run in unstarted:
             why = f"Slurm no longer knows the job {submission.token}, which had not started this run"
@@ -213,7 +216,8 @@ def _resolve(workspace: Workspace, submission: Submission, answer: SlurmOutput) 
 
 
 def _hand_over(workspace: Workspace, submission: Submission) -> SlurmOutput | None:
-    """Call sbatch. Returns its answer if that does not say whether the job exists, otherwise None. Raises Refused."""
+    """Call sbatch. Returns None if Slurm created the job, or the output of sbatch if the output does not say whether the job
+    exists. Raises Refused."""
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
     answer = call(argv, enough=_BUSY)
     if answer.code == 0 and (match := _ID.match(answer.stdout.strip())):
@@ -237,7 +241,7 @@ def _adopt(workspace: Workspace, submission: Submission) -> bool:
 
 
 def _outcome_unknown(submission: Submission, why: str) -> ControllerUnreachable:
-    """What to say while nobody knows whether Slurm accepted the job."""
+    """The error that is raised while it is unknown whether Slurm accepted the job. why: what Slurm's command printed."""
     count = len(submission.runs)
     runs = submission.runs[0] if count == 1 else f"{count} runs: {', '.join(submission.runs[:3])}{', ...' * (count > 3)}"
     return ControllerUnreachable(
@@ -249,7 +253,8 @@ def _outcome_unknown(submission: Submission, why: str) -> ControllerUnreachable:
 
 
 def _sent(workspace: Workspace, submission: Submission, job: str) -> None:
-    """Record the job's number in the runs first: a submission that is recorded as sent is not examined again."""
+    """Record the job's number in the events of its runs, then record the submission as sent. This order matters, because a
+    submission that is recorded as sent is not examined again."""
     submission.state, submission.job = "sent", job
     for position, run in enumerate(submission.runs):
         _note(
@@ -273,13 +278,14 @@ def _refused(workspace: Workspace, submission: Submission, answer: SlurmOutput) 
     sentence = f"Slurm rejected the job because of a limit: {why}" if no_room else f"Slurm rejected the job: {why}"
     for run in submission.runs:
         _note(workspace, run, "refused", sync=True, why=sentence, token=submission.token)
-    # The events of the runs record the refusal. A command that waits at a limit for days would leave a file for each try.
+    # The submission file is removed, because the events of the runs record the refusal. Otherwise, a command that waits at a
+    # limit for days would leave a file for each try.
     _forget(workspace, submission)
     return NoRoom(why) if no_room else Refused(f"Slurm rejected the job of {', '.join(submission.runs)}: {why}.")
 
 
 def _note(workspace: Workspace, run: str, event: str, *, sync: bool = False, **data: Any) -> None:
-    """Append to the events of a run, unless a person moved its folder away."""
+    """Append an event to the events of a run, unless the folder of the run no longer exists."""
     folder = RunDir(workspace.runs / run)
     if folder.path.exists():
         folder.write_event("controller", event, sync=sync, **data)

@@ -1,4 +1,5 @@
-"""Gathers the checkpoint from which a run resumes on the first node, if each node has its own part of it (docs/ssh.md)."""
+"""Gathers on the first node the checkpoint from which a run resumes, if each node has a part of the checkpoint
+(docs/ssh.md)."""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ from shardlab.run import Run
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-STAGING = ".resume"  # a hidden folder in the new run: no part of the run, and no other run uses it
+STAGING = ".resume"  # a hidden folder in the folder of the new run, for files that arrive; it does not belong to the records
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint from which a run may resume.
 
-    needs_records: whether the run begins its step records with those of the old run, as an attempt at the same cell does.
+    run: the old run that wrote it. needs_records: whether the new run continues the step records of the old run, as a new
+    attempt at the same cell does.
     """
 
     run: RunDir
@@ -34,12 +36,12 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
     needs_records: bool
 
     def faulty(self, told: Told) -> list[CheckpointFile]:
-        """Its files that are missing on this machine, or whose content is not that of the manifest. Reads all files, unless
-        it is told to end."""
+        """The files of the checkpoint that are missing on this machine, or whose content differs from the manifest. Reads all
+        files, unless `told` says that the run must end."""
         return [file for file in self.manifest.files if not told() and checkpoint.damage(self.path, [file]) is not None]
 
     def late_ranks(self) -> list[int]:
-        """The ranks whose step records on this machine end before the checkpoint."""
+        """The ranks whose step records on this machine end before the step of the checkpoint."""
         if not self.needs_records:
             return []
         step = self.manifest.step
@@ -51,10 +53,12 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
 
 
 def gather(folder: RunDir, run: Run, told: Told) -> StoredCheckpoint | None:
-    """The newest usable checkpoint of the runs that run.json names, whole on this machine, with the step records before it.
+    """Bring the newest usable checkpoint of the runs that run.json names to this machine, with all its files and with the step
+    records before it.
 
-    folder: of the new run. None if the run resumes from no other run, or if it was told to end. A checkpoint that is damaged is
-    passed over, with an event. Raises ShardlabError if no checkpoint is usable, or if a node that has a part does not answer.
+    folder: the folder of the new run. Returns None if the run resumes from no other run, or if `told` says that the run must
+    end. A damaged checkpoint is skipped, which is recorded as an event. Raises ShardlabError if no checkpoint is usable, or if
+    a node that has a part of it does not answer.
     """
     whys: list[str] = []
     for old in (RunDir(folder.path.parent / name) for name in run.resume):
@@ -78,7 +82,8 @@ def gather(folder: RunDir, run: Run, told: Told) -> StoredCheckpoint | None:
 
 
 def _complete(folder: RunDir, run: Run, saved: StoredCheckpoint, told: Told) -> str:
-    """Bring what is missing of a checkpoint from the nodes that wrote it. Why it is not usable, as a clause, or ''.
+    """Bring the missing files of a checkpoint from the nodes that wrote it. Returns '' if the checkpoint is usable afterwards,
+    otherwise a clause that says why it is not.
 
     Raises ShardlabError if a node that may have the missing files does not answer.
     """
@@ -122,7 +127,10 @@ def _why_unusable(saved: StoredCheckpoint, faulty: Sequence[CheckpointFile], abs
 
 
 def _place_files(saved: StoredCheckpoint, arrived: Path, faulty: Sequence[CheckpointFile]) -> list[CheckpointFile]:
-    """Move the files of a checkpoint that arrived intact to their place. Returns the files that are still faulty."""
+    """Move the files that arrived undamaged into the folder of the checkpoint. Returns the files that are still faulty.
+
+    arrived: the folder with the files that arrived. faulty: the files that were missing or damaged.
+    """
     intact = [file for file in faulty if _is_regular(arrived / file.name) and checkpoint.damage(arrived, [file]) is None]
     with files.as_workspace_error("write"):
         for file in intact:
@@ -131,7 +139,8 @@ def _place_files(saved: StoredCheckpoint, arrived: Path, faulty: Sequence[Checkp
 
 
 def _place_records(old: RunDir, arrived: Path) -> None:
-    """Replace step records here by longer records that arrived, of which the records here are the beginning."""
+    """Replace each file of step records on this machine by the file that arrived (in the folder `arrived`), if the arrived file
+    continues it."""
     for name in files.names(arrived):
         here = old.path / "steps" / name
         if not re.fullmatch(part_files.STEPS, name) or not _is_regular(arrived / name):

@@ -1,7 +1,8 @@
-"""Sends what the ranks of a run need to its nodes if the nodes share no folder: each has its own part of the run's folder.
+"""Sends the files that ranks need to the nodes of a run, if the nodes share no folder: each node has a part of the run's
+folder.
 
-The parts have the same path on every node. The first node has the claim, with a random text in it; so a node whose folder has
-this text is the first node itself.
+The parts have the same path on every node. Only the first node has the folder `claim`, which contains a random text (a token).
+So a node that finds this token in its folder is the first node itself.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 ANSWER_S = 60.0
-# Its answer is the line that begins with the token, because a .bashrc may print other lines. `own`: the folder is that of the
-# first node. `made`: the part was made; that of an earlier run of this name was set aside. `shared` and a name: the node
-# of this name has made its part in the same folder. A rename puts the part in its place: of two nodes only one can do that.
-# Two nodes may set the same earlier folder aside at one time: the second finds none, or it takes the part of the first, which
-# it puts back.
+# A shell script that makes a node's part of the run's folder. Its answer is the line that begins with the token, because a
+# .bashrc may print other lines. The answer `own` means that the folder is the folder of the first node. `made`: the part was
+# made, and a folder of an earlier run with this name was renamed. `shared NAME`: the node NAME has made its part in the same
+# folder. The script renames the finished part to its final path, so only one of two nodes that share a folder can succeed. If
+# two such nodes rename the earlier folder at the same time, the second node finds no folder, or renames the part of the first
+# node and then puts that part back.
 PREPARE = """\
 folder=$1 token=$2 name=$3
 if test "$(cat "$folder/$5" 2>/dev/null)" = "$token"; then echo "$token own"; exit; fi
@@ -49,8 +51,8 @@ echo "$token shared ${made#* }"
 
 
 def send(folder: RunDir, run: Run, nodes: Sequence[InventoryNode], told: Told) -> None:
-    """Send the run's files to each of its nodes, and the checkpoint from which it resumes. told: whether the run shall end,
-    which ends the transfers.
+    """Send the files of a run, and the checkpoint from which it resumes, to each of its nodes. told: says whether the run must
+    end; if so, the transfers end.
 
     Raises Lost if a node does not answer, ShardlabError if a node cannot store the files, if nodes share a folder, or if no
     checkpoint is usable.
@@ -78,14 +80,15 @@ def _send(
     old = f"runs/{saved.run.run_id}"
     node_transfer.send(node, workspace, [*names, f"{old}/{saved.path.relative_to(saved.run.path)}"], told)
     events = [name for name in files.names(saved.run.path) if name.startswith("events.")]
-    # What the node wrote itself is never replaced by a copy; step records that end earlier there are continued.
+    # Files that the node wrote itself are not replaced by copies, but its step records are continued if they end earlier.
     node_transfer.send(node, workspace, [f"{old}/{name}" for name in ("run.json", *events)], told, "--ignore-existing")
     if (saved.run.path / "steps").exists():
         node_transfer.send(node, workspace, [f"{old}/steps"], told, "--append-verify")
 
 
 def _prepare(workspace: Workspace, folder: RunDir, node: InventoryNode, token: str) -> str:
-    """Make the folders of a node's part; returns the answer of PREPARE. Raises Lost and ShardlabError."""
+    """Make the folders for a node's part of the run, and return the answer of the script PREPARE. Raises Lost and
+    ShardlabError."""
     log = folder.log / f"ssh.{node.name}.log"
     words = ["sh", "-euc", PREPARE, "prepare", str(folder.path), token, node.name, str(workspace.own), TOKEN]
     argv = [*login(node, log), shlex.join(words)]
@@ -107,7 +110,8 @@ def _prepare(workspace: Workspace, folder: RunDir, node: InventoryNode, token: s
 
 
 def _must_be_separate(folder: RunDir, nodes: Sequence[InventoryNode], answers: Sequence[str]) -> None:
-    """Raises ShardlabError if two of the nodes have the same folder: each of them would take the other's files for its own."""
+    """Raises ShardlabError if two of the nodes share the run's folder: each of them would treat the files of the other node as
+    its own."""
     own = [node.name for node, answer in zip(nodes, answers, strict=True) if answer == "own"]
     sharing = own if len(own) > 1 else []
     for node, answer in zip(nodes, answers, strict=True):
@@ -121,5 +125,5 @@ def _must_be_separate(folder: RunDir, nodes: Sequence[InventoryNode], answers: S
 
 
 def _is_rendered(path: Path) -> bool:
-    """Whether a file of the run's folder was there before the run started."""
+    """Whether a file of the run's folder was written when the run was rendered, before it started."""
     return (path.is_file() and not path.name.startswith((".", "events."))) or path.name in plugin_source.CARRIED

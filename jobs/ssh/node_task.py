@@ -2,10 +2,10 @@
 
     python -m jobs.ssh.node_task
 
-Standard input: a TaskRequest, then the address of the rendezvous, then an empty line every BEAT_S. Standard output: lines that
-begin with SAYS: `ready` with a free address for the rendezvous, and at the end `exit CODE`. If the nodes share no folder, a
-line `record` with a RecordChange for each change of this node's records. All other output is on standard error. The task ends
-if its input ends or is silent for SILENT_S: then the connection or the supervisor is lost.
+Standard input: a TaskRequest, then the address of the rendezvous, then an empty line every BEAT_S seconds. Standard output:
+lines that begin with SAYS: `ready` with a free address for the rendezvous, and at the end `exit CODE`; if the nodes share no
+folder, also a line `record` with a RecordChange for each change of this node's records. Other output goes to standard error.
+If the input ends, or brings nothing for SILENT_S seconds, the connection or the supervisor is lost, and the task ends.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from jobs.wait_for_gpus import VISIBLE
 from shardlab import console, files, source_digest
 from shardlab.errors import InputError, ShardlabError
 
-SAYS = "shardlab:"  # a .bashrc may print other lines
+SAYS = "shardlab:"  # the begin of each line that this program prints, because a .bashrc may print other lines
 BEAT_S, SILENT_S = 5.0, 60.0
-START_S = 180  # until all nodes are ready
-BUSY_S = 30.0  # how long the node may still be used by another run, which is ending
+START_S = 180  # the most seconds until all nodes are ready
+BUSY_S = 30.0  # the most seconds to wait until another run, which is ending, no longer uses the node
 LOCKS = Path("/tmp")
-LOOK_S = 1.0  # between two looks for new records
-SEND_S = 60.0  # for the last records, after the end of the task
+LOOK_S = 1.0  # seconds between two checks for new records
+SEND_S = 60.0  # the most seconds to send the last records after the end of the task
 TOKEN = "claim/first-node"  # a file in the run's folder of the first node, if the nodes share no folder
-_SAYING = threading.Lock()  # one line at a time
+_SAYING = threading.Lock()  # held while a line is written, so that lines of two threads do not mix
 
 
 class TaskRequest(msgspec.Struct, frozen=True):
-    """What a node runs."""
+    """The request to a node to start its task of a run."""
 
     folder: str  # the run's folder
-    command: list[str]  # the launcher's, for jobs.step_task
+    command: list[str]  # the command line of the launcher, for jobs.step_task
     environment: dict[str, str]
-    number: int  # of the node in the run, from 0
+    number: int  # the number of the node in the run, from 0
     hosts: list[str]  # the addresses of the run's nodes, in their order
     gpus: int  # the number of GPUs that the ranks of this node use
     token: str = ""  # if the nodes share no folder: the text in the claim, by which a node knows that it is the first node
@@ -56,7 +56,7 @@ class TaskRequest(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    """Serve one request; return the exit code of the task. Raises ShardlabError."""
+    """Read a TaskRequest, execute the task, and return its exit code. Raises ShardlabError."""
     try:
         request = msgspec.json.decode(sys.stdin.buffer.readline(), type=TaskRequest)
     except msgspec.DecodeError as error:
@@ -69,16 +69,16 @@ def main() -> int:
     own = request.hosts[request.number]
     with files.locked(LOCKS / f"shardlab-run-{own.replace(':', '_')}.lock", _wait):
         _say(f"ready {_free_address(own) if request.number == 0 else '-'}")
-        signal.alarm(START_S)  # its default action ends this process
+        signal.alarm(START_S)  # SIGALRM ends this process if no rendezvous arrives in time
         rendezvous = sys.stdin.buffer.readline().decode().strip()
         signal.alarm(0)
         if not rendezvous:  # another node is not ready
             return 1
         os.chdir(request.folder)
         task = _start(request, rendezvous)
-        records = RecordSender(Path(request.folder)) if _is_apart(request) else None  # a thread, so after the start of the task
+        records = RecordSender(Path(request.folder)) if _is_apart(request) else None  # a thread, so only after the fork
         code = _supervised(task)
-        # jobs.step_task, which marks them so, may have been ended before it could end its ranks.
+        # Ends the processes that jobs.step_task marked with this text, if it was itself ended before it could end its ranks.
         node_processes.end_strays(f"{request.folder}#{request.number}.0")
         if records is not None:
             records.finish()
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 class RecordSender:
-    """Sends the records of this node's part to the first node, in a thread: the connection may stop taking them."""
+    """Sends the records of this node to the first node. It uses a thread, because writing blocks if the connection hangs."""
 
     def __init__(self, folder: Path) -> None:
         self._reader, self._ended, self._error = RecordReader(folder), threading.Event(), ""
@@ -95,8 +95,8 @@ class RecordSender:
         self._thread.start()
 
     def finish(self) -> None:
-        """Send the last records. Raises ShardlabError if the first node does not have all records: they could not be read, or
-        could not be sent within SEND_S."""
+        """Send the last records. Raises ShardlabError if records could not be read, or could not be sent within SEND_S seconds;
+        the first node then does not have all records."""
         self._ended.set()
         self._thread.join(SEND_S)
         if self._thread.is_alive():
@@ -116,7 +116,7 @@ class RecordSender:
 
 
 def _is_apart(request: TaskRequest) -> bool:
-    """Whether this node has another folder for the run than the first node."""
+    """Whether the folder of the run on this node is not the same folder as on the first node."""
     if not request.token:
         return False
     token = Path(request.folder) / TOKEN
@@ -138,7 +138,7 @@ def _start(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:
 
 
 def _supervised(task: subprocess.Popen[bytes]) -> int:
-    """Wait until the task ends; end it if the supervisor asks for it or is lost. Its exit code."""
+    """Wait until the task ends, or end it if the supervisor asks for this or is lost. Returns the exit code of the task."""
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: told.append(number))
@@ -152,13 +152,13 @@ def _supervised(task: subprocess.Popen[bytes]) -> int:
                 heard = time.monotonic()
             if told or time.monotonic() > heard + SILENT_S:
                 break
-    if code is None:  # jobs.step_task has the same grace for its ranks, and ends their leftovers after it
+    if code is None:  # jobs.step_task gives its ranks GRACE_S seconds to end, and then needs a moment to end leftover processes
         code = node_processes.end(task, signal.SIGTERM, node_processes.GRACE_S + 5)
     return 128 - code if code < 0 else code
 
 
 def _wait(lock: int) -> None:
-    """Wait for another run on this node, which is ending. Raises ShardlabError if it does not end."""
+    """Wait for the lock of this node until another run on the node has ended. Raises ShardlabError if that run does not end."""
     ends = time.monotonic() + BUSY_S
     while time.monotonic() < ends:
         try:
@@ -170,7 +170,7 @@ def _wait(lock: int) -> None:
 
 
 def _free_address(host: str) -> str:
-    """A free port of this node, at the address under which the inventory knows it. Raises NoMeeting."""
+    """An address of this node with a free port, as HOST:PORT. host: the node's address in the inventory. Raises NoMeeting."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as listening:
@@ -182,7 +182,8 @@ def _free_address(host: str) -> str:
 
 
 def _say(words: str) -> None:
-    """Write a line to standard output. Without Python's buffer, whose lock a thread that cannot write would hold at the end."""
+    """Write a line to standard output. Python's buffer is not used: a thread that cannot write would hold the lock of the
+    buffer when this process ends."""
     line = memoryview(f"{SAYS} {words}\n".encode())
     with _SAYING, contextlib.suppress(OSError):  # the connection is lost: nobody reads it
         while line:

@@ -1,4 +1,4 @@
-"""Copies files of the workspace from the first node to another node, and back, if the nodes share no folder."""
+"""Copies files of the workspace from the first node to another node and back, for nodes that share no folder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from shardlab.inventory import InventoryNode
 from shardlab.remote import Address, rsync_words
 from shardlab.workspace import Workspace
 
-SILENT_S = 60  # rsync gives up a connection that is silent for so long
+SILENT_S = 60  # rsync gives up a connection over which nothing came for this many seconds
 BROKEN = (10, 12, 30, 35, 255)  # exit codes of rsync if the connection to the node failed or broke
-INCOMPLETE = (23, 24)  # rsync went through all files, and some did not arrive
+INCOMPLETE = (23, 24)  # exit codes of rsync if some files could not be copied
 
 Told = Callable[[], bool]
 
 
 def send(node: InventoryNode, workspace: Workspace, names: Sequence[str], told: Told, *options: str) -> None:
-    """Copy files and folders of the workspace to the same places on a node; ends early if `told`.
+    """Copy files and folders of the workspace to the same paths on a node. Ends early if `told` says that the run must end.
 
     Raises Lost if the connection broke, ShardlabError if a file could not be copied.
     """
@@ -31,9 +31,10 @@ def send(node: InventoryNode, workspace: Workspace, names: Sequence[str], told: 
 
 
 def bring(node: InventoryNode, workspace: Workspace, names: Sequence[str], target: Path, told: Told) -> None:
-    """Copy files and folders of the workspace on a node to the same names below `target`; ends early if `told`.
+    """Copy files and folders of the workspace from a node into the folder `target`, with the same names. Ends early if `told`
+    says that the run must end.
 
-    A name that the node does not have is missing afterwards. Raises Lost and ShardlabError.
+    Files that the node does not have are left out, without an error. Raises Lost and ShardlabError.
     """
     host, shell = _way(node)
     words = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", shell]

@@ -1,7 +1,7 @@
 """Copies the records of a run from a node to the first node while the run goes on, if the nodes share no folder.
 
-The first node judges the run, shows its progress and detects hangs by these copies. Telemetry, traces and the tensors of
-checkpoints stay on the node until `collect fetch` gathers them.
+With these copies, the first node decides the state of the run, shows its progress and detects hangs. Telemetry, traces and the
+tensors of checkpoints stay on the node until `collect fetch` gathers them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from jobs.hang_detection import files_of
 from shardlab import files, part_files
 from shardlab.errors import ShardlabError
 
-PART = 1 << 16  # bytes of a file in one line
-MOST_LINE = 1 << 26  # bytes; the manifest of a checkpoint is one line
-# Only these may be written on the first node, whatever a node sends. Appended to: copied as they grow.
+PART = 1 << 16  # the most bytes of a growing file that are sent in one line
+MOST_LINE = 1 << 26  # the most bytes of a line; large, because the whole manifest of a checkpoint is sent in one line
+# The only files that a node may write on the first node. Files of APPENDED are copied as they grow, files of WHOLE at once.
 APPENDED = re.compile(rf"(?:{part_files.EVENTS}|steps/{part_files.STEPS}|validation\.jsonl|log/rank-\d{{5,}}\.log)")
 WHOLE = re.compile(rf"(?:result\.json|env/{part_files.HOST}\.json|checkpoints/step-\d{{8,}}/manifest\.json)")
 FOLDERS = ("", "steps", "log", "env")
-PROGRESS = ".progress."  # begins the name of a hidden file on the first node, whose time says when a node made progress
+PROGRESS = ".progress."  # prefix of a hidden file on the first node for each node; its time says when the node made progress
 
 
 class RecordChange(msgspec.Struct, frozen=True):
-    """What changed on a node. name: of a file in the run's folder, or "" if another file changed. content: None if the file
-    was removed. begin: the place of the content in a file that is appended to."""
+    """A change of a file on a node. name: the name of a record in the run's folder; "" if a file that is not copied changed.
+    content: new content; None if the file was removed. begin: for a file that grows, the byte at which the content begins."""
 
     name: str
     content: bytes | None = b""
@@ -42,17 +42,18 @@ class RecordReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: dict[str, tuple[int, int]] = {}  # (inode, bytes that were read) by name
+        self._read: dict[str, tuple[int, int]] = {}  # for each file by its name: (inode, number of bytes that were read)
         self._seen: frozenset[tuple[str, int, int]] = frozenset()
 
     def changes(self) -> Iterator[RecordChange]:
-        """What changed since the last call. result.json comes last: it says that the other records are complete."""
+        """Yields the changes since the last call. result.json comes last, because it says that the other records are
+        complete."""
         names = sorted(self._names(), key=lambda name: name == "result.json")
         for gone in self._read.keys() - set(names):
             del self._read[gone]
             yield RecordChange(gone, None)
         for name in names:
-            with contextlib.suppress(OSError):  # a checkpoint that is removed meanwhile
+            with contextlib.suppress(OSError):  # raised if a checkpoint is removed at this moment
                 yield from self._added(name)
         now = frozenset(files_of(self._folder, ask=False))
         if now != self._seen:
@@ -74,7 +75,7 @@ class RecordReader:
         with files.open_regular(self._folder / name) as handle:
             status = os.fstat(handle.fileno())
             inode, done = self._read.get(name, (status.st_ino, 0))
-            if inode != status.st_ino or done > status.st_size:  # replaced, as at a resume
+            if inode != status.st_ino or done > status.st_size:  # the file was replaced, which happens when a run resumes
                 done = 0
             if WHOLE.fullmatch(name):
                 if name not in self._read or not done:
@@ -89,15 +90,16 @@ class RecordReader:
 
 
 class RecordCopies:
-    """The copies on the first node of what the nodes of one run send."""
+    """Writes the records that the nodes of one run send into the run's folder on the first node."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: of the run. It has no records yet except those that this machine writes itself, as a node of the run."""
+        """folder: the run's folder. It must have no records yet, except those that this machine writes as a node of the run."""
         self._folder = folder
-        self._owners: dict[str, str] = {}  # the node that writes a file, by the file's name
+        self._owners: dict[str, str] = {}  # for each file by its name: the node that writes the file
 
     def apply(self, node: str, change: RecordChange) -> None:
-        """Make the same change on the first node. Raises ShardlabError for a file or a place that this node may not write."""
+        """Repeat on the first node a change that happened on the node `node`. Raises ShardlabError if this node may not write
+        the file, or may not write at this byte."""
         if change.name == "":
             with files.as_workspace_error("write"):
                 (self._folder / f"{PROGRESS}{node}").touch()
@@ -126,7 +128,8 @@ class RecordCopies:
 
 
 def _append(node: str, path: Path, content: bytes, begin: int) -> None:
-    """Write what follows the first `begin` bytes of a file. Raises ShardlabError if the file does not have so many bytes."""
+    """Keep the first `begin` bytes of a file and write `content` behind them. Raises ShardlabError if the file is shorter than
+    `begin` bytes. node: the sender, for the error."""
     with files.as_workspace_error("write"):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(descriptor, "wb") as handle:
@@ -141,5 +144,5 @@ def _remove(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     if path.parent.parent.name == "checkpoints":
-        with contextlib.suppress(OSError):  # the first node's own part of the checkpoint is still there
+        with contextlib.suppress(OSError):  # raised if the first node's own part of the checkpoint is still in the folder
             path.parent.rmdir()

@@ -2,8 +2,8 @@
 
     python -m jobs.ssh.step RUN_DIR -- COMMAND...
 
-The scheduler names the nodes in the variable SHARDLAB_NODES; how they are reached is in the inventory of the workspace. Exit
-codes: 0 if all tasks returned 0, else that of the first task that failed.
+The scheduler names the nodes in the variable SHARDLAB_NODES; the inventory of the workspace has their addresses. The exit code
+is 0 if all tasks returned 0, otherwise the exit code of the first task that failed.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ from shardlab.run import Run
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
-LOST = "node_lost"  # the event that names a node which was lost
-END_S = 2 * node_processes.GRACE_S  # what the supervisor grants this process, which grants the nodes a little less
-SILENT_S = 60.0  # how long a node may take to report its end after another node failed; ssh notices a lost one earlier
+LOST = "node_lost"  # the event that names the node that the run lost
+END_S = 2 * node_processes.GRACE_S  # seconds that the supervisor gives this process to end; the nodes get a little less
+SILENT_S = 60.0  # seconds in which a node must report its end after another node failed; ssh notices lost nodes earlier
 EXIT_CODE = re.compile(r"[0-9]{1,3}")
 NO_LOGIN = "Permission denied"  # OpenSSH's words
-# Variables of a login that mean nothing on another node. All others go with the ranks, as in Slurm.
+# Variables that describe the login on this node, so they are not sent to other nodes. All other variables are sent, as in
+# Slurm.
 OWN = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "CUDA_VISIBLE_DEVICES", NODES, RENDEZVOUS)
 OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "SUDO_")
 
 
 class Lost(ShardlabError):
-    """The connection to a node broke, or the node cannot be reached. node: its name."""
+    """Raised if the connection to a node broke, or if the node cannot be reached. node: the name of the node."""
 
     def __init__(self, node: str, why: str) -> None:
         super().__init__(f"{node}: {why}")
@@ -61,15 +62,15 @@ class NodeSession:
     def __init__(self, node: InventoryNode, folder: RunDir, copies: RecordCopies) -> None:
         self.node = node
         self._copies = copies
-        self.code: int | None = None  # that the task reported
+        self.code: int | None = None  # the exit code that the task reported
         self.ready = ""  # the address that the node offers for the rendezvous; "" until it is ready
         self._log, self._text = (log := folder.log / f"ssh.{node.name}.log"), bytearray()
-        log.unlink(missing_ok=True)  # of an earlier start
+        log.unlink(missing_ok=True)  # remove the log of an earlier start
         self.process = subprocess.Popen(
             [*login(node, log), f"exec {shlex.quote(node.python or '')} -P -m jobs.ssh.node_task"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a signal for this process does not break the connection
+            start_new_session=True,  # so that a signal for the process group of this process does not end ssh
             preexec_fn=node_processes.die_with_parent,  # noqa: PLW1509 - this process has one thread
         )
         assert self.process.stdin is not None
@@ -77,7 +78,7 @@ class NodeSession:
         self._stdin, self.stdout = self.process.stdin, self.process.stdout
 
     def send(self, line: bytes) -> None:
-        """Send a line; a connection that broke is noticed when its output ends."""
+        """Send a line. A broken connection causes no error here; it is noticed when the output of ssh ends."""
         with contextlib.suppress(OSError):
             self._stdin.write(line + b"\n")
             self._stdin.flush()
@@ -88,7 +89,8 @@ class NodeSession:
             self._stdin.close()
 
     def read(self) -> bool:
-        """Read what the node says; False at the end of its output. Raises ShardlabError if it sends what is not a record."""
+        """Read and handle output of the node. Returns False at the end of the output. Raises ShardlabError if the node sends a
+        line that is not valid."""
         part = os.read(self.stdout.fileno(), 1 << 16)
         self._text += part
         if b"\n" in part:
@@ -117,7 +119,7 @@ class NodeSession:
             self._copies.apply(self.node.name, change)
 
     def why_ended(self) -> ShardlabError:
-        """Why the session ended although the task did not report its end."""
+        """The error for a session that ended although its task did not report its end."""
         code = self.process.wait()
         if code != 255 and code >= 0:
             return ShardlabError(f"{self.node.name}: its task ended with exit code {code}; see log/job.log.")
@@ -133,7 +135,8 @@ BETWEEN_NODES = (
 
 
 def login(node: InventoryNode, log: Path) -> list[str]:
-    """argv that logs in from one node to another, without the command; ssh writes its own errors into `log`."""
+    """The argv with which this node logs in to another node; a command may be appended. ssh writes its own errors into
+    `log`."""
     words = ssh_command(Address(node.address_between_nodes, node.port, node.user))
     return [words[0], "-E", str(log), *words[1:]]
 
@@ -172,7 +175,7 @@ class Step:
             session.send(msgspec.json.encode(request))
 
     def run(self) -> int:
-        """Run the tasks to their end; the exit code. Raises Lost, and ShardlabError if a task cannot start."""
+        """Run the tasks until they end; return the exit code. Raises Lost, and ShardlabError if a task cannot start."""
         signal.signal(signal.SIGTERM, self._take_note)
         try:
             ends = time.monotonic() + START_S
@@ -186,7 +189,7 @@ class Step:
             for session in self._sessions:
                 session.send(self._sessions[0].ready.encode())
             self._until_ended()
-            if failed := self._failed():  # it may have failed because another node was lost, which ssh notices later
+            if failed := self._failed():  # the cause may be that another node was lost, which ssh notices later
                 self._end(SILENT_S, may_be_lost=True)
                 return failed
             return 128 + signal.SIGTERM if self._told else 0
@@ -196,7 +199,7 @@ class Step:
                 session.process.kill()
 
     def _until_ended(self) -> None:
-        """Until all tasks have ended, one has failed, or this process was told to end."""
+        """Wait until all tasks have ended, a task has failed, or this process was told to end."""
         beat = 0.0
         while self._open and not self._told and not self._failed():
             if time.monotonic() > beat:
@@ -206,7 +209,7 @@ class Step:
             self._look()
 
     def _look(self, *, lost: bool = True) -> None:
-        """Read what the nodes say. Raises if a session ended without an exit code, unless `lost` is false."""
+        """Read the output of the nodes. If a session ended without an exit code, raises its error, unless `lost` is false."""
         for key, _ in self._selector.select(timeout=0.2):
             session: NodeSession = key.data
             if session.read():
@@ -220,7 +223,8 @@ class Step:
         return next((session.code for session in self._sessions if session.code), 0)
 
     def _end(self, limit_s: float, *, may_be_lost: bool = False) -> None:
-        """End all tasks, and wait for their ends. may_be_lost: raise Lost for a node that does not report its end."""
+        """End all tasks, and wait up to limit_s seconds for their ends. may_be_lost: whether to raise Lost for a node that does
+        not report the end of its task."""
         for session in self._open:
             session.end()
         ends = time.monotonic() + limit_s

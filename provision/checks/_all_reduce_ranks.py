@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from shardlab.all_reduce import bus_bandwidth
 
-# Elements of 4 bytes, from small tensors, whose time is the latency, to large ones, whose time is the bandwidth. The planner
-# separates both. GPUs need larger tensors than a network to reach their bandwidth.
+# The sizes of the tensors, as numbers of 4-byte elements: small tensors show the latency, large tensors show the bandwidth. The
+# planner computes both from the times. GPUs need larger tensors than a network to reach their bandwidth.
 ELEMENTS = {"gloo": (2**10, 2**16, 2**22), "nccl": (2**12, 2**22, 2**25)}  # 4 KiB, 256 KiB, 16 MiB; 16 KiB, 16 MiB, 128 MiB
 ITERATIONS = 5
 WARMUP = 2
@@ -90,7 +90,8 @@ def _times(elements: int, rank: int, ranks: int, device: torch.device, wrong: to
 
 
 def _figures(size: int, ranks: int, times: list[float]) -> dict[str, float]:
-    """The fields of an AllReduceTime. size: in bytes. times: seconds of each iteration on its slowest rank."""
+    """The fields of an AllReduceTime, by name. size: the size of the tensor in bytes. times: for each iteration, the seconds on
+    the slowest rank."""
     middle = statistics.median(times)
     rate = bus_bandwidth(ranks, size, middle) / 1e9
     return {

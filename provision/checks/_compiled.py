@@ -1,4 +1,5 @@
-"""Compiles a function with torch.compile on the first GPU. Triton needs a C compiler and Python's headers for this."""
+"""Compiles a function with torch.compile on the first GPU. torch.compile uses Triton, which needs a C compiler and Python's
+headers."""
 
 from __future__ import annotations
 

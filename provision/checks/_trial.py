@@ -26,11 +26,11 @@ from provision.facts.torch import Torch, parse
 from provision.node import last_line
 from shardlab.remote import CommandOutput
 
-GRACE_S = 2.0  # how long the other ranks may still run after one rank has failed
+GRACE_S = 2.0  # after a rank has failed, the other ranks are killed this many seconds later
 
 
 def main() -> None:
-    """Print the trial of this machine as JSON."""
+    """Run the checks of torch on this machine, and print the results (a Trial) as JSON."""
     trial = attempt()
     sys.stdout.write(msgspec.json.encode(trial).decode() + "\n")
 
@@ -79,7 +79,8 @@ def _compiled() -> None:
 
 
 def together(works: Sequence[Callable[[], None]], limit_s: float) -> CommandOutput:
-    """Run each function in a child process, in parallel. Returns the output of a child that failed, else of the first child.
+    """Run each function in a child process, in parallel. Returns the output of a child that failed, or, if no child failed, of
+    the first child.
 
     The exit code in the result is None if a child was killed after `limit_s` seconds.
     """

@@ -1,4 +1,4 @@
-"""Checks an all-reduce of two ranks on one node. It uses the same parts of torch, NCCL or Gloo, and the network as training."""
+"""Checks an all-reduce of two ranks on one node, which uses the same parts of torch, and NCCL or Gloo, as training."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shardlab.all_reduce import AllReduceTime, MeasuredAllReduce, bus_bandwidth
 from shardlab.host import Host
 from shardlab.remote import CommandOutput
 
-FORMULA = "2(n-1)/n x bytes / time"  # as nccl-tests defines the bus bandwidth of an all-reduce
+FORMULA = "2(n-1)/n x bytes / time"  # the bus bandwidth of an all-reduce over n ranks, as nccl-tests defines it
 
 
 class AllReduceReport(msgspec.Struct, frozen=True):
-    """The report that rank 0 prints as JSON."""
+    """The report on an all-reduce that rank 0 prints as JSON."""
 
     backend: str  # gloo or nccl
     ranks: int
@@ -31,12 +31,12 @@ class AllReduceReport(msgspec.Struct, frozen=True):
     wrong: int  # number of wrong elements, summed over all ranks and iterations
     iterations: int
     time_s: float  # seconds of an iteration of this size on its slowest rank: the median over the iterations
-    clock_spread_s: float | None = None  # largest difference of the ranks' clocks after one barrier; includes its delay
-    times: tuple[AllReduceTime, ...] = ()  # of all sizes, from the smallest to the largest
+    clock_spread_s: float | None = None  # largest difference of the ranks' clocks after a barrier, and the barrier's own delay
+    times: tuple[AllReduceTime, ...] = ()  # the times for all sizes of tensors, from the smallest size to the largest
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if the ranks of this node sum exactly."""
+    """Returns a passed Outcome if the ranks of this node sum exactly."""
     summed = trial.of(target).all_reduce
     if summed is None:
         return Outcome(None, "needs torch")
@@ -45,9 +45,9 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def kept(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> Outcome:
-    """The outcome of a check that passed, with the measured times for the inventory.
+    """The outcome of a check, to which the measured times for the inventory are added if the check passed.
 
-    answer: the output of the ranks. nodes: the names of their nodes. gpu: NVML's name of the GPU of each rank if NCCL was used.
+    answer: the output of the ranks. nodes: the names of the nodes of the ranks. gpu: NVML's name of the GPUs, if NCCL was used.
     """
     if not outcome.passed or (measured := measured_by(answer, nodes, gpu)) is None:
         return outcome
@@ -55,7 +55,7 @@ def kept(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str], gpu: str
 
 
 def measured_by(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> MeasuredAllReduce | None:
-    """What the ranks measured; None if their report has no times. answer, nodes, gpu: as for `kept`."""
+    """The all-reduce that the ranks measured; None if their report has no times. answer, nodes, gpu: as for `kept`."""
     line = next((line for line in answer.stdout.splitlines() if '"iterations"' in line), "")
     try:
         report = decode(line, AllReduceReport)
@@ -68,17 +68,17 @@ def measured_by(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) ->
             report.times,
         )
         return msgspec.convert(msgspec.to_builtins(made), MeasuredAllReduce)
-    except ValueError:  # msgspec.ValidationError is one
+    except ValueError:  # msgspec.ValidationError is a subclass of ValueError
         return None
 
 
 def gpu_of(host: Host) -> str | None:
-    """NVML's name of the first GPU of a node; None: it has no GPU."""
+    """NVML's name of the first GPU of a node; None if the node has no GPU."""
     return host.gpus[0].name if host.gpus else None
 
 
 def judge(answer: CommandOutput, *, cores: int) -> Outcome:
-    """Passed if every element of the sum is exact on every rank."""
+    """Returns a passed Outcome if every element of the sum is exact on every rank."""
     what = f"{RANKS}-rank all-reduce"
     if answer.code is None:
         advice = (
@@ -111,7 +111,7 @@ def judge(answer: CommandOutput, *, cores: int) -> Outcome:
 
 
 def why_not(answer: CommandOutput, limit_s: float) -> str:
-    """Why a test program failed: its error, or that it did not end within `limit_s` seconds."""
+    """Why a test program failed: its error, or a sentence that it did not end within `limit_s` seconds."""
     return f"it did not end within {limit_s:g} s" if answer.code is None else cause(answer)
 
 

@@ -12,18 +12,18 @@ from provision.fact import decode
 from provision.operation import Site, Target
 from shardlab.remote import CommandOutput
 
-LARGEST = 1e-5  # allowed difference of float32 results, which are at most 3; two versions of sin may differ in the last bits
+LARGEST = 1e-5  # the largest allowed difference of float32 results up to 3; two versions of sin may differ in the last bits
 ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev), or train without compile: true"
 
 
 class CompiledReport(msgspec.Struct, frozen=True):
-    """The report that the test program prints as JSON."""
+    """The report that the test program of torch.compile (_compiled.py) prints as JSON."""
 
     difference: float  # the largest difference between a result of the compiled function and of the plain function
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if torch.compile generates correct kernels for the first GPU of this node."""
+    """Returns a passed Outcome if torch.compile generates correct kernels for the first GPU of this node."""
     shown = trial.of(target)
     if shown.compiled is None:
         return Outcome(None, "torch sees no GPU to compile for")
@@ -31,7 +31,7 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(answer: CommandOutput) -> Outcome:
-    """Passed if the results of the compiled function and of the plain function agree."""
+    """Returns a passed Outcome if the results of the compiled function and of the plain function agree."""
     if answer.code != 0:
         says = f"torch.compile does not work on the GPU: {why_not(answer, COMPILED_S)}"
         return Outcome(False, says, ADVICE, transcript=answer.stderr)

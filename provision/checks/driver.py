@@ -16,13 +16,13 @@ from shardlab.remote import CommandOutput
 
 
 class ProductReport(msgspec.Struct, frozen=True):
-    """The report that the test program prints as JSON."""
+    """The report that the test program of the matrix product (_matmul.py) prints as JSON."""
 
     wrong: list[int]  # for each GPU, the number of wrong elements of the matrix product
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if the driver is complete, the number of GPUs is right, and each GPU computes exactly."""
+    """Returns a passed Outcome if the driver is complete, the number of GPUs is right, and each GPU computes exactly."""
     asked = site.cluster.gpus.per_node if site.cluster.gpus else 0
     if target.facts[SYSTEM].is_container:
         return Outcome(None, "it is a container: its GPUs, if any, belong to its host")
@@ -57,7 +57,7 @@ def judge(nvidia: Nvidia, asked: int) -> Outcome | None:
 
 
 def judge_product(answer: CommandOutput, nvidia: Nvidia) -> Outcome:
-    """Passed if every element is exact on every GPU that the driver sees."""
+    """Returns a passed Outcome if every element is exact on every GPU that the driver sees."""
     if answer.code != 0:
         why = why_not(answer, PRODUCT_S)
         advice = "does torch see the GPUs (the check gpus)? -v shows all output"

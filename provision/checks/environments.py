@@ -1,4 +1,4 @@
-"""Checks that Python and packages are the same on all nodes: the result of a run with mixed versions belongs to no version."""
+"""Checks that all nodes have the same Python and the same packages, because a result with mixed versions has no meaning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from provision.operation import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if all nodes report the same version of Python and the same digests of packages and source."""
+    """Returns a passed Outcome if all nodes report the same version of Python and the same digests of packages and source."""
     nodes = site.standing
     environments = each(nodes, lambda one: one.facts[ENVIRONMENT])
     told = [f"Python {one.version}, packages {one.packages}, source {one.source}" for one in environments]

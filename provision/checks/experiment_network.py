@@ -1,4 +1,5 @@
-"""Checks that the interface with the manifest's MAC address has the experiment address, and not the control address."""
+"""Checks the networks of a CloudLab node: the interface whose MAC address is in the experiment's manifest must have the address
+on the experiment network, and not the address on the control network."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ ADVICE = (
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if the node has its experiment address and its control address on the interfaces that the manifest names.
+    """Returns a passed Outcome if the node has its experiment address and its control address on the interfaces that the
+    manifest names.
 
     Raises Unanswered.
     """
@@ -35,14 +37,14 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(entry: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) -> Outcome:
-    """Passed if both networks of the node are as the manifest says.
+    """Returns a passed Outcome if both networks of the node are as the manifest says.
 
     entry: the node in the manifest. nics: the interfaces that the node reports. addresses: their IP addresses, by interface.
     """
     found = experiment_interfaces.find(nics, addresses, entry.address, entry.control)
     experiment, control = found.experiment, found.control
     if entry.mac is not None:
-        named = [nic.name for nic in nics if nic.mac == entry.mac]  # several, because a VLAN has the MAC of its parent
+        named = [nic.name for nic in nics if nic.mac == entry.mac]  # may be several: a VLAN has the MAC of its parent interface
         if not named:
             return Outcome(False, f"no interface has the MAC address {entry.mac} of the manifest", ADVICE)
         if experiment.interface not in named:

@@ -11,12 +11,12 @@ from shardlab.host import Host
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if NVML and torch see the same number of GPUs on this node."""
+    """Returns a passed Outcome if NVML and torch see the same number of GPUs on this node."""
     return judge(target.facts[HOST], trial.of(target).torch)
 
 
 def judge(host: Host, torch: Torch) -> Outcome:
-    """Passed if NVML and torch see the same number of GPUs; does not apply if neither of them sees a GPU."""
+    """Returns a passed Outcome if NVML and torch see the same number of GPUs; does not apply if neither of them sees a GPU."""
     if torch.version is None:
         return Outcome(None, "needs torch")
     if not host.gpus:

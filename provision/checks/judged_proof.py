@@ -1,4 +1,4 @@
-"""Judges the results of a proof job: whether every node of the job can train."""
+"""Judges the results of a proof job (a Slurm job that tests compute nodes): whether every node of the job can train."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ LEAST_INODES = 20_000
 
 
 def judge(kind: NodeType, seen: Proofs, folder: str, wanted: int) -> Outcome:
-    """Passed if torch, the GPUs, the all-reduces and the shared folder work on every node of the job.
+    """Returns a passed Outcome if torch, the GPUs, the all-reduces and the shared folder work on every node of the job.
 
-    seen: the results of the job. folder: the path of its results. wanted: the GPUs of each node that the cluster file requests.
+    seen: the results of the job. folder: the path of these results. wanted: the number of GPUs per node that the cluster file
+    requests.
     """
     what = str(kind)
     if seen.state != "ENDED" and not seen.has_all():
@@ -67,7 +68,7 @@ def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
         judged.append(_shared(proof))
         if (
             proof.together is not None and '"clock_spread_s"' in proof.together.stdout
-        ):  # the report of rank 0, to whose output NCCL may add lines
+        ):  # the report of rank 0 is one line of its output; NCCL may print other lines
             judged.append(_between(proof.together))
         elif proof.together is None or proof.together.code != 0:
             why = (
@@ -86,7 +87,8 @@ def _fault(proof: NodeProof, wanted: int) -> Outcome | None:
 
 
 def _count(proof: NodeProof, wanted: int) -> Outcome:
-    """Passed if NVML sees the GPUs that the job requested. If torch is built for CPUs only, no GPU is needed."""
+    """Returns a passed Outcome if NVML sees the GPUs that the job requested. If torch is built for CPUs only, no GPU is
+    needed."""
     count = len(proof.host.gpus or ())
     if count >= wanted or (count == 0 and proof.trial.torch.cuda is None):
         return Outcome(True, "")
@@ -107,7 +109,7 @@ def _shared(proof: NodeProof) -> Outcome:
 
 
 def _between(answer: CommandOutput) -> Outcome:
-    """Passed if the sums of all nodes are exact and their clocks agree."""
+    """Returns a passed Outcome if the sums of all nodes are exact and their clocks agree."""
     report = _report(answer)
     if report.wrong:
         return Outcome(False, f"the all-reduce between nodes gave {report.wrong} wrong sums", "do not train here")

@@ -18,8 +18,8 @@ from shardlab.remote import CommandOutput
 
 PORT = 29411
 LIMIT_S = 240.0
-# Limits for the bytes that a node sends over another interface during the test, as a share of the bytes of the all-reduce. More
-# bytes than that are not background traffic.
+# The most bytes that a node may send over another interface during the test, as a share of the bytes of the all-reduce. If more
+# bytes were sent, they are not only background traffic.
 STRAY = 0.1
 CONTROLLED = 0.02  # the limit for the control network of a CloudLab experiment, over which `provision` itself only logs in
 COUNTERS = "for f in /sys/class/net/*/statistics/tx_bytes; do n=${f#/sys/class/net/}; echo ${n%%/*} $(cat $f); done"
@@ -56,11 +56,11 @@ def judge(
     absent: str = "",
     controls: Sequence[tuple[str, str] | None] = (),
 ) -> Outcome:
-    """Passed if the sums are exact and the data was sent over the right interfaces.
+    """Returns a passed Outcome if the sums are exact and the data was sent over the right interfaces.
 
     nics: the interface of each node that should carry the data. grown: for each node, the bytes sent during the test, by
-    interface. absent: the nodes that were not included, as the end of a sentence. controls: for each node, its name and its
-    interface on the control network of an experiment; None: the node is on no control network.
+    interface. absent: the nodes that did not take part, as the end of a sentence. controls: for each node, (name of the node,
+    name of its interface on the control network of an experiment); None: the node is on no control network.
     """
     try:
         report = decode(answer.stdout, AllReduceReport)

@@ -11,7 +11,7 @@ from provision.facts.rdma import RdmaLink
 from shardlab.host import Host
 from shardlab.remote import CommandOutput
 
-MEET_S = 120.0  # how long nodes wait for each other
+MEET_S = 120.0  # the most seconds that the nodes of a proof job wait for each other
 
 
 class NodeProof(msgspec.Struct, frozen=True):

@@ -28,10 +28,10 @@ from shardlab.cluster import Cluster
 
 WAIT_S = 900.0
 POLL_S = 5.0
-VISIBLE_S = 60.0  # how long an NFS client may show an old listing of a folder
+VISIBLE_S = 60.0  # the most seconds for which an NFS client may show an old listing of a folder
 MINUTES = 20  # time limit of a proof job
 CPUS_PER_GPU = 4  # CPU cores that a proof job requests per GPU; its ranks only sum and multiply, so few are enough
-MOST_TYPES = 8  # node types of one partition that are proven, each by one job
+MOST_TYPES = 8  # the most node types of a partition that are tested, each by one job
 # Prints each proof in the folder as one line, then the id, the state and the reason of the job.
 LOOK = f"""\
 {requests.WITHOUT_VARIABLES}
@@ -82,7 +82,7 @@ def run(site: Site, target: Target) -> Outcome:
         seen = _look(target, folder)
         if (
             seen.nodes or seen.job is not None
-        ):  # includes a job that failed after the last check: its failure is reported before a new job
+        ):  # also true if a job failed after the last check: its failure is reported before a new job is submitted
             continue
         if (refused := _submit(cluster, target, folder, kind, others)) is not None:
             says = f"{kind!s}: Slurm rejects the job: {refused}"
@@ -117,7 +117,7 @@ def _clusters(cluster: Cluster) -> list[Cluster]:
 
 
 def _partition(cluster: Cluster, target: Target) -> str | None:
-    """The partition of the runs: `slurm.partition`, else a default partition whose nodes have what the cluster file requests.
+    """The partition of the runs: `slurm.partition`, otherwise a default partition with the GPUs that the cluster file requests.
 
     None: neither exists, and a submit plugin of the site may choose any partition.
     """
@@ -136,7 +136,7 @@ def _types(cluster: Cluster, found: tuple[NodeType, ...], partition: str | None)
     """
     inside = [kind for kind in found if partition in (None, kind.partition)]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
-    plain = constraint is not None and not set(constraint) & set("|()[]*")  # signs that only sbatch evaluates
+    plain = constraint is not None and not set(constraint) & set("|()[]*")  # without operators, which only sbatch evaluates
     features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and plain else []
     groups: dict[tuple[object, ...], list[NodeType]] = {}
     for kind in inside:

@@ -12,7 +12,7 @@ ROUTED = "RoCE v2"  # the GID type that can be routed, and that NCCL uses
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if the RDMA links that the ranks use are up."""
+    """Returns a passed Outcome if the RDMA links that the ranks use are up."""
     if target.facts[SYSTEM].is_container:
         return Outcome(None, "it is a container, which uses the network of its host")
     links = target.facts[RDMA]
@@ -23,7 +23,8 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(links: list[RdmaLink], nic: str | None) -> Outcome:
-    """Passed if a link is up, and the link of the interface `nic` is up if `nic` has an RDMA link. Other links may be down.
+    """Returns a passed Outcome if a link is up, and the link of the interface `nic` is up if `nic` has an RDMA link. Other
+    links may be down.
 
     nic: the interface over which the ranks communicate; None: it is not known.
     """

@@ -13,7 +13,7 @@ LIMIT_S = 60.0
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if each node can write a file into the shared folder and then reads the files of all nodes."""
+    """Returns a passed Outcome if each node can write a file into the shared folder and then reads the files of all nodes."""
     folder = site.cluster.storage.shared
     if folder is None:
         return Outcome(None, "cluster.yaml names no storage.shared")

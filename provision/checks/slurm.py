@@ -7,7 +7,7 @@ from provision.node import Node, last_line
 from provision.operation import Site, Target
 from shardlab.remote import CommandOutput
 
-CANARY = 7  # an exit code that no other error of a job is likely to have
+CANARY = 7  # the exit code of the test job; no other error of a job is likely to have this exit code
 LIMIT_S = 180.0
 # Submits a job that exits with CANARY, and prints what sacct reports. sacct reports the end of a job some seconds late.
 CANARY_SCRIPT = f"""\
@@ -24,7 +24,7 @@ echo "${{said:-nothing}}"
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if Slurm runs a job on all workers, hands out one GPU, and reports an exit code."""
+    """Returns a passed Outcome if Slurm runs a job on all workers, hands out one GPU, and reports an exit code."""
     if site.cluster.slurm is None:
         return Outcome(None, "cluster.yaml has no key slurm")
     (controller,) = site.with_role("controller")
@@ -50,7 +50,8 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
-    """A failed Outcome if a job that requests one GPU does not see exactly one GPU; None if it does, or if no GPUs are wanted.
+    """A failed Outcome if a job that requests one GPU does not see exactly one GPU; otherwise None. None also if the cluster
+    file requests no GPUs.
 
     worker: the node on which the job runs. The job names this node because Slurm may not know yet which nodes are down.
     """

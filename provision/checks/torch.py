@@ -9,12 +9,12 @@ from provision.operation import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Passed if torch can be imported on this node and has a backend."""
+    """Returns a passed Outcome if torch can be imported on this node and has a backend."""
     return judge(trial.of(target).torch)
 
 
 def judge(torch: Torch) -> Outcome:
-    """Passed if torch can be imported and has a backend with which ranks communicate."""
+    """Returns a passed Outcome if torch can be imported and has a backend with which ranks communicate."""
     if torch.version is None:
         return Outcome(False, f"torch cannot be imported ({torch.why_absent})", "install it: pip install 'shardlab[trainers]'")
     if not torch.backends:

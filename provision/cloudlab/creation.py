@@ -25,7 +25,7 @@ from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
 
-CLOCK_S = 60.0  # by how much two clocks of the portal may differ
+CLOCK_S = 60.0  # seconds by which two clocks of the portal may differ
 AGAIN = "Run the same command again: it looks for the experiment by its name, and continues."
 
 
@@ -50,7 +50,8 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
 
 
 def _granted_less(request: ProfileRequest, found: PortalExperiment) -> str:
-    """A warning if the experiment got fewer hours than the cluster file requests; empty if it got all, or if unknown."""
+    """A warning if the experiment got fewer hours than the cluster file requests; '' if it got all hours, or if this is not
+    known."""
     born, end = moment(found.created_at), moment(found.expires_at)
     if born is None or end is None or end - born >= timedelta(hours=request.duration, seconds=-CLOCK_S):
         return ""
@@ -156,10 +157,10 @@ def _created(
         raise
     except PortalError:
         if was_asked_before and (found := adopted(note, workspace, portal)) is not None:
-            return _keep(workspace, note, found)  # the request of the earlier command was carried out late
+            return _keep(workspace, note, found)  # the portal carried out the earlier command's request later
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
         if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
-            return _adopted_of_user(note, other, workspace, output)  # an experiment that was created after the first look-up
+            return _adopted_of_user(note, other, workspace, output)  # it was created after this command first looked for it
         raise
 
 
@@ -177,7 +178,8 @@ def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace:
     """Adopt the experiment `found`, which no command of this workspace created. Returns the note about the experiment.
 
     intent: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not
-    create the experiment, or created it from another profile than the cluster file names: its nodes then serve another purpose.
+    create the experiment, or created it from another profile than the cluster file names, so that its nodes have another
+    purpose.
     """
     if found.creator is None or found.creator != intent.user:
         raise _taken(intent.project, intent.name, f"its creator is {found.creator or 'unknown'}")

@@ -39,7 +39,7 @@ class HardwareType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def name(self) -> str:
-        """The type and its site, for messages."""
+        """The name of the type with its site, as text for messages."""
         return f"{self.type} at {self.site}"
 
 
@@ -72,7 +72,7 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def catalogue() -> Catalogue:
-    """The shipped catalogue."""
+    """The hardware catalogue that ships with shardlab."""
     content = resources.files("provision.cloudlab").joinpath("hardware.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=Catalogue)
 
@@ -83,7 +83,8 @@ def generation(entry: HardwareType) -> Generation | None:
 
 
 def cuda_builds(entry: HardwareType) -> list[str] | None:
-    """The CUDA releases whose builds of torch support the GPUs and the processor of this type; None if either is not known."""
+    """The CUDA releases for which there is a build of torch that supports the GPUs and the processor of this type; None if the
+    GPUs or the processor are not known."""
     known = generation(entry)
     if known is None or entry.arch is None:
         return None

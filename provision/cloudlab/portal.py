@@ -50,15 +50,15 @@ class PortalError(ShardlabError):
 
 
 class NoExperiment(PortalError):
-    """The portal does not have the experiment (HTTP 404)."""
+    """Raised if the portal does not have the experiment (HTTP 404)."""
 
 
 class OutcomeUnknown(PortalError):
-    """No usable answer came, so it is not known whether the portal carried the request out."""
+    """Raised if no usable answer came, so that it is not known whether the portal carried out the request."""
 
 
 class NoConnection(PortalError):
-    """The portal cannot be reached, so nothing was sent."""
+    """Raised if the portal cannot be reached, so that nothing was sent."""
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def nothing_changed() -> Iterator[None]:
 
 
 class PortalAnswer(msgspec.Struct, frozen=True):
-    """An answer as it was received. date: the portal's own time, as its header states it."""
+    """An answer of the portal as it was received. date: the portal's own time, from the header Date."""
 
     status: int
     body: bytes
@@ -128,7 +128,7 @@ class Portal:
         self._client.close()
 
     def pause(self, seconds: float) -> None:
-        """Wait before the next request."""
+        """Wait `seconds` seconds before the next request to the portal."""
         self._sleep(seconds)
 
     def compare_clocks(self) -> None:
@@ -156,7 +156,8 @@ class Portal:
         return self._decoded(PortalExperiment, answer)
 
     def experiment(self, which: str) -> PortalExperiment | None:
-        """The experiment with its nodes, or None if there is none. which: its uuid, or PROJECT,NAME. Raises PortalError."""
+        """The experiment with its nodes; None if the portal has no such experiment. which: the uuid of the experiment, or
+        PROJECT,NAME. Raises PortalError."""
         try:
             return self._decoded(PortalExperiment, self._asked("GET", f"/experiments/{which}", "the experiment"))
         except NoExperiment:
@@ -305,7 +306,7 @@ class Portal:
             says = decoder(PortalFault).decode(body).says
         except DECODE_FAULTS:
             return ""
-        said = self._token.hide(says)[:MOST_SAID]  # hide the token before the cut: half a token would not be found
+        said = self._token.hide(says)[:MOST_SAID]  # the token is hidden before the text is cut: half a token would not be found
         return f": {said.rstrip('.')}" if said else ""
 
     def _decoded(self, shape: type[T], answer: PortalAnswer) -> T:

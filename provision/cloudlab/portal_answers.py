@@ -20,13 +20,13 @@ ENDED = {"failed", "canceled", "terminating", "terminated"}  # states from which
 
 
 class PortalVersion(msgspec.Struct, frozen=True):
-    """The answer to GET /version."""
+    """The portal's answer to GET /version."""
 
     version: Text
 
 
 class PortalFault(msgspec.Struct, frozen=True):
-    """The body of an answer that refuses a request."""
+    """The body of an answer with which the portal refuses a request."""
 
     error: Text | None = None
     errors: list[Text] | None = None
@@ -39,7 +39,7 @@ class PortalFault(msgspec.Struct, frozen=True):
 
 
 class TokenOwner(msgspec.Struct, frozen=True):
-    """The answer to GET /tokens/this: the user of the token."""
+    """The portal's answer to GET /tokens/this: the user of the token."""
 
     user: Text | None = None
 
@@ -55,7 +55,7 @@ class PortalNode(msgspec.Struct, frozen=True):
 
     @property
     def lacks(self) -> str:
-        """Which states are not ready yet, such as `rawstate BOOTING`; empty if the node is ready."""
+        """The states of the node that are not ready yet, as text such as `rawstate BOOTING`; empty if the node is ready."""
         parts = [
             f"{name} {getattr(self, name) or 'unknown'}" for name, wanted in READY.items() if getattr(self, name) != wanted
         ]
@@ -77,7 +77,7 @@ class PortalAggregate(msgspec.Struct, frozen=True):
 
 
 class PortalExperiment(msgspec.Struct, frozen=True):
-    """An experiment. Fields that the portal left out are None."""
+    """An experiment, as the portal describes it. Fields that the portal left out are None."""
 
     id: Annotated[str, msgspec.Meta(pattern=rf"^{UUID.pattern}\Z".replace("a-f", "A-Fa-f"))]
     name: Text | None = None
@@ -93,7 +93,7 @@ class PortalExperiment(msgspec.Struct, frozen=True):
 
     @property
     def nodes(self) -> list[PortalNode]:
-        """The nodes at all sites."""
+        """The nodes of the experiment at all its sites."""
         return [node for aggregate in (self.aggregates or {}).values() for node in aggregate.nodes or []]
 
 

@@ -38,7 +38,7 @@ OWN_PROFILE = (
 
 
 class ProfileRequest(msgspec.Struct, frozen=True):
-    """The body of POST /experiments."""
+    """The body of the request POST /experiments, which creates an experiment from a profile."""
 
     name: str
     project: str

@@ -1,4 +1,4 @@
-"""Waits until all nodes of an experiment are ready, and shows the states of the nodes meanwhile."""
+"""Waits until all nodes of an experiment are ready, and shows the states of the nodes while it waits."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ RSPEC = "http://www.geni.net/resources/rspec/3"
 EMULAB = "http://www.protogeni.net/resources/rspec/ext/emulab/1"
 SCHEMAS = f"{RSPEC} {RSPEC}/request.xsd"
 LAN = ipaddress.IPv4Network("10.10.0.0/16")
-EACH_OCTET = 254  # how many of 256 addresses are used: addresses that end with 0 or 255 are not
+EACH_OCTET = 254  # the number of addresses that are used out of 256: addresses that end with 0 or 255 are not used
 RATED_NODES = 100  # most nodes of a LAN with a rate, because a request states the rate for each ordered pair of interfaces
 UBUNTU = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # the names of CloudLab's own Ubuntu images, such as UBUNTU24-64-STD
 OLDEST_UBUNTU = 24  # the first Ubuntu LTS whose Python is 3.11 or newer
@@ -29,7 +29,7 @@ BY_HAND = "To use it nevertheless, create the experiment at the portal, and name
 
 
 class NodeRequest(msgspec.Struct, frozen=True):
-    """A machine to request."""
+    """A machine that is requested for an experiment."""
 
     name: str
     address: str | None
@@ -55,7 +55,7 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
 
     @property
     def manager(self) -> str:
-        """The URN of the aggregate."""
+        """The URN of the aggregate (the site) from which the machines are requested."""
         return f"urn:publicid:IDN+{self.aggregate}+authority+cm"
 
 
@@ -104,7 +104,8 @@ def _address(place: int) -> str:
 
 
 def _place(keys: Cloudlab, name: str) -> tuple[HardwareType | None, str]:
-    """Find the hardware type `name` in the catalogue. Raises InputError if it is not clear which site is meant.
+    """Find the hardware type `name` in the catalogue. Raises InputError if the cluster file names no site and the catalogue
+    does not tell which site is meant.
 
     Returns (the type, or None if the catalogue does not list it; the site of its machines).
     """
@@ -128,7 +129,7 @@ def _place(keys: Cloudlab, name: str) -> tuple[HardwareType | None, str]:
 def _check(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
     """Sentences that say what could not be checked of this type.
 
-    Raises InputError if our software does not support the type, or if the site has fewer machines than `nodes`.
+    Raises InputError if shardlab or its torch does not support the type, or if the site has fewer machines than `nodes`.
     has_wheelhouse: whether the cluster file names a folder with its own wheels of torch.
     """
     if entry.arch == "ppc64le":

@@ -38,7 +38,7 @@ class RunThere(msgspec.Struct, frozen=True):
 
 
 class RunsThere(msgspec.Struct, frozen=True):
-    """The part of the output of `jobs status --json` that is read here."""
+    """The part of the output of `jobs status --json` that this module reads."""
 
     runs: list[RunThere]
 

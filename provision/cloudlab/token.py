@@ -1,4 +1,5 @@
-"""The token that authenticates this user at the CloudLab portal. It is a secret: no message and no file of ours contains it."""
+"""The token that authenticates this user at the CloudLab portal. It is a secret, so shardlab writes it into no message or
+file."""
 
 from __future__ import annotations
 

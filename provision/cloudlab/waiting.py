@@ -47,6 +47,6 @@ def shown(output: Output, first: str) -> Iterator[Callable[[str], None]]:
         def show(text: str) -> None:
             status.update(
                 Text(f"{text} ({(time.monotonic() - began) / 60:.0f} min)")
-            )  # a Text, so that rich reads no markup in it
+            )  # in an object Text, rich does not interpret markup
 
         yield show

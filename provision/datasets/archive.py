@@ -15,7 +15,7 @@ from provision.datasets.formats import Format, check_image_start
 from shardlab.errors import InputError
 
 CHUNK = 2**20
-HEADERS = 2**20  # most bytes between two members; usual are 512 for a header, a few more for a long name, 20 KiB of padding
+HEADERS = 2**20  # the most bytes between two members; a header has 512 bytes, a long name a few more, and padding up to 20 KiB
 KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
     tarfile.LNKTYPE: "a hard link",

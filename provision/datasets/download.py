@@ -16,8 +16,8 @@ from shardlab.errors import InputError, ShardlabError
 
 CHUNK = 2**20
 ATTEMPTS = 5  # attempts in one command; the next command resumes the download
-PAUSE_S = 1.0  # the pause before the second attempt; doubled for each attempt after it
-STALL_S = 60.0  # an attempt fails if no byte arrives for so long
+PAUSE_S = 1.0  # seconds before the second attempt; the pause doubles for each further attempt
+STALL_S = 60.0  # an attempt fails if no byte arrives for this many seconds
 
 
 def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
@@ -72,7 +72,7 @@ def _transfer(url: str, partial: Path, most_bytes: int) -> bool:
     if have and noted.get("url") == url:
         request.add_header("Range", f"bytes={have}-")
         if validator := noted.get("validator"):
-            request.add_header("If-Range", validator)  # if the file at the URL changed, the server then sends all of it
+            request.add_header("If-Range", validator)  # if the file at the URL changed, the server sends the whole file
     with urllib.request.urlopen(request, timeout=STALL_S) as answer:  # noqa: S310
         begin, total = _extent(answer.status, answer.headers)
         if begin not in (0, have):

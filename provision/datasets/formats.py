@@ -21,7 +21,7 @@ MNIST_PAIRS = (
 )
 MNIST_PIXELS = (28, 28)
 LABELS = 10
-IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # of JPEG and PNG; a few of ImageNet's official .JPEG files are PNG
+IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of JPEG and PNG; a few official .JPEG files of ImageNet are PNG
 
 
 @dataclass(frozen=True)

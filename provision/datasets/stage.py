@@ -81,7 +81,7 @@ def stage(wanted: Wanted) -> DataSetState:
     """Stage the data set if it is not staged. Raises InputError for a refused source, ShardlabError for a failed download."""
     form, folder = FORMATS[wanted.name], _folder(wanted)
     with _alone(wanted):
-        state = look(wanted)  # look again under the lock: another process may have staged the data set meanwhile
+        state = look(wanted)  # look again under the lock: another process may have staged the data set in the meantime
         if state.ready:
             return state
         if not state.can:
@@ -231,7 +231,7 @@ def _note(wanted: Wanted) -> Path:
 
 
 def _read_note(wanted: Wanted) -> dict[str, object] | None:
-    """The note that was written when the data set was staged; None if there is none or it cannot be read.
+    """The note that was written when the data set was staged; None if there is no note, or if it cannot be read.
 
     Without a readable note, the data set is verified again and the note is written again.
     """

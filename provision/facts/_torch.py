@@ -36,7 +36,7 @@ def look() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the properties as JSON."""
+    """Print the properties of torch on this machine as JSON."""
     sys.stdout.write(json.dumps(look()) + "\n")
 
 

@@ -8,7 +8,8 @@ from provision.fact import Fact
 from provision.slurm_text import is_name, listed
 
 FIELDS = "Account,Partition,QOS,DefaultQOS"
-# Asks only about this cluster: several clusters may share the accounting, and accounts of other clusters are not valid here.
+# The program asks only about this cluster, because several clusters may share the accounting database, and an account of
+# another cluster is not valid here.
 PROGRAM = f"""\
 cluster=$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')
 sacctmgr --noheader --parsable2 show associations user="$(id -un)" ${{cluster:+cluster="$cluster"}} format={FIELDS}

@@ -44,12 +44,12 @@ class Disk(msgspec.Struct, frozen=True):
 
 
 def disk(path: str) -> Fact[Disk]:
-    """The fact about one disk. Only this disk is read, because other disks may sleep."""
+    """The fact about the disk at `path`. Only this disk is read, because other disks may be in sleep mode."""
     return Fact(f"disk {path}", lambda python: ["sh", "-euc", PROGRAM, "disk", path, LABEL], parse, timeout_s=60, root=True)
 
 
 def parse(stdout: str) -> Disk:
-    """The disk as PROGRAM describes it. Raises ValueError."""
+    """The disk, parsed from the output of PROGRAM. Raises ValueError."""
     said = decode(stdout, _Found)
     if not said.there:
         return Disk()

@@ -19,7 +19,7 @@ fi
 
 
 class InstalledEnvironment(msgspec.Struct, frozen=True):
-    """The parts of an environment. None: the part is missing or not complete."""
+    """The parts of an installed Python environment. None: the part is missing or not complete."""
 
     packages: str | None = None  # the digest of the tested set of packages
     source: str | None = None  # the digest of shardlab's source

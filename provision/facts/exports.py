@@ -22,7 +22,7 @@ def parse(stdout: str) -> dict[str, list[str]]:
 
 
 def parse_folders(stdout: str) -> list[str]:
-    """The folders, of which the output has one in each line."""
+    """The exported folders, parsed from output with one folder per line."""
     return stdout.splitlines()
 
 

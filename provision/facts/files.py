@@ -36,7 +36,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> dict[str, NodeFile]:
-    """The files that exist, by path. Raises ValueError."""
+    """The files that exist on the machine, by path, parsed from the output of the command. Raises ValueError."""
     files = {}
     for line in stdout.splitlines():
         path, mode, owner, written_s, sha256 = line.split("\t")

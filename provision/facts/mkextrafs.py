@@ -9,7 +9,7 @@ PROGRAM = f"if test -x {PATH}; then echo yes; else echo no; fi"
 
 
 def command(python: str) -> list[str]:
-    """The command that prints yes or no. It needs only a shell."""
+    """The command that prints whether the machine has the program: yes or no. It needs only a shell."""
     return ["sh", "-c", PROGRAM]
 
 

@@ -47,13 +47,13 @@ class MountPlace(msgspec.Struct, frozen=True):
 
 
 def place(path: str) -> Fact[MountPlace]:
-    """The fact about one folder."""
+    """The fact about the folder `path` as a place for a mount."""
     command = ["sh", "-c", PROGRAM, "place", path]
     return Fact(f"place {path}", lambda python: command, parse, timeout_s=3 * ANSWERS_S, root=True)
 
 
 def parse(stdout: str) -> MountPlace:
-    """The folder as PROGRAM describes it. Raises ValueError."""
+    """The folder and its mount, parsed from the output of PROGRAM. Raises ValueError."""
     mounts: dict[str, Mount] = {}
     words = set()
     for line in stdout.splitlines():
@@ -69,7 +69,7 @@ def parse(stdout: str) -> MountPlace:
 
 
 def parse_sources(stdout: str) -> dict[str, str]:
-    """The source of each mount, by its folder."""
+    """The source of each NFS mount, such as SERVER:FOLDER, by the folder at which it is mounted."""
     return {target: source for source, target in (line.split(" ", 1) for line in stdout.splitlines())}
 
 

@@ -12,7 +12,7 @@ MOST = 200  # the most characters of a reason; the rest is cut off
 
 
 class SlurmNode(msgspec.Struct, frozen=True):
-    """A node of Slurm."""
+    """The state of a node, as Slurm's controller reports it."""
 
     state: str  # Slurm's short name of the state, without flags, such as idle, alloc, drain or down
     user: str = ""  # the user who set the reason; `slurm`: Slurm itself

@@ -15,7 +15,7 @@ _MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 
 
 class Service(msgspec.Struct, frozen=True):
-    """A service that is installed."""
+    """The state of a service that is installed on a machine."""
 
     state: str  # the state that systemd reports: active, inactive, failed, ...
     enabled: bool  # whether the service starts at boot

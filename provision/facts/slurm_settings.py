@@ -33,7 +33,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> SlurmSettings:
-    """The settings in the output of `scontrol show config`. Raises ValueError if it contains none of them."""
+    """The settings in the output of `scontrol show config`. Raises ValueError if the output contains none of the settings."""
     given: dict[str, str] = {}
     for line in stdout.splitlines():
         key, _, value = line.partition("=")

@@ -8,7 +8,8 @@ from provision.operation import Change, Nothing, Operation, Site, Target, shell
 from provision.operations import fstab
 
 MAKE_S = 900.0  # time limit of mkfs, which takes minutes on a spinning disk of several terabytes
-# The command that makes the file system checks once more that the disk is empty: it may be in use since the plan was made.
+# The command that makes the file system checks once more that the disk is empty, because the disk may have been used after the
+# plan was made.
 EMPTY = """\
 test "$(lsblk --noheadings --list --output PATH,MOUNTPOINTS -- {disk} | wc -w)" = 1
 signs=$(wipefs --no-act --noheadings -- {disk})

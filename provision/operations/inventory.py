@@ -39,9 +39,10 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _lease_alone(site: Site, written: bytes | None) -> list[Here] | None:
-    """The change that writes only the lease into the inventory, if a node of the cluster does not answer.
+    """The change that writes only the lease into the inventory, for the case that a node of the cluster does not answer.
 
-    `jobs` needs the new end of the lease even then. None if the inventory has this lease, or describes another cluster.
+    `jobs` needs the new end of the lease in this case, too. None if the inventory has this lease already, or describes another
+    cluster.
     """
     now = lease_of(site)
     known = inventory_file.decoded(written)
@@ -72,7 +73,7 @@ def _write(path: Path, content: bytes) -> None:
 def render(site: Site, node_types: list[Any] | None = None, all_reduces: Sequence[Any] = ()) -> bytes:
     """The inventory of all nodes as indented JSON.
 
-    node_types, all_reduces: the compute nodes of a Slurm site, and times of all-reduces, which checks found.
+    node_types: the compute nodes of a Slurm site, as checks found them. all_reduces: the all-reduces that checks measured.
     """
     inventory: dict[str, Any] = {
         "schema": SCHEMA,

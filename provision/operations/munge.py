@@ -58,7 +58,8 @@ def _by_hand(controller: Node) -> str:
 
 
 def _copy(controller: Node, node: Node) -> None:
-    """Copy the key from the controller to a node, through the memory of this program: no file on this machine contains it."""
+    """Copy the key from the controller to a node through the memory of this program, so that no file on this machine contains
+    the key."""
     key = controller.run(["base64", PATH], timeout_s=30, root=True, secret=True)
     if key.code != 0:
         said = f"{controller.name}: the munge key cannot be read: {last_line(key)}"

@@ -20,7 +20,7 @@ NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
 SSH_CLIENT = ("openssh-client",)  # in Debian 14 and newer, openssh-server does not install the client
 SITE = ("environment-modules", "charliecloud-runtime")  # only the base of practice nodes has them, to act as a Slurm site
 ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK, *SSH_CLIENT, *SITE}))
-LOCK_S = 600  # how long to wait for other installations, such as unattended-upgrades after the first boot
+LOCK_S = 600  # the most seconds to wait for other installations, such as unattended-upgrades after the first boot
 APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"
 OPTIONS = "-qq -y --no-install-recommends"
 QUIET = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a"
@@ -71,7 +71,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def lacking(site: Site, target: Target, names: Sequence[str]) -> list[str]:
-    """The names of the packages that a node lacks. On a node without root, the tool of a package counts, however installed."""
+    """The names of the packages that a node lacks. On a node without root, a package is not lacking if the node has its tool
+    from any source."""
     present = target.facts[PACKAGES].versions if target.node.may_sudo else target.facts[TOOLS]
     return [name for name in names if name not in present]
 

@@ -1,4 +1,4 @@
-"""Reboots a node and verifies the reboot: the node is back when its boot id differs from the boot id before."""
+"""Reboots a node and verifies the reboot: the node has rebooted when its boot id differs from the boot id before the reboot."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from provision.node import Node, last_line
 from shardlab.remote import Unreachable
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-STARTS_S = 120.0  # how long the services of a node may take to start after a login is possible
+STARTS_S = 120.0  # the most seconds for the services of a node to start after a login is possible
 
 
 class Reboot(msgspec.Struct, frozen=True):
     """A change that reboots the node. It is the last change of a plan; further changes are planned when the node is back.
 
     why: the reason, as a clause.
-    limit_s: how long the reboot may take; a server with much memory tests its memory for minutes.
-    pause_s: the time between two attempts to reach the node.
+    limit_s: the most seconds that the reboot may take; a server with much memory tests its memory for minutes.
+    pause_s: the seconds between two attempts to reach the node.
     """
 
     why: str
@@ -73,5 +73,5 @@ def _ask(node: Node) -> None:
 
 
 def _wait(node: Node) -> None:
-    """Wait until all services of a node have started. A service that fails to start does not make the reboot fail."""
+    """Wait until all services of a node have started. If a service fails to start, the reboot still counts as successful."""
     node.run(["systemctl", "is-system-running", "--wait"], timeout_s=STARTS_S)

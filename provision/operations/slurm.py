@@ -58,7 +58,7 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     absent = site.absent("worker")
     if (
         absent and CONF in target.facts[FILES]
-    ):  # the line of an absent worker cannot be written anew, and a slurm.conf without its line would end its jobs
+    ):  # the facts for the line of an absent worker are missing, and a slurm.conf without this line would end the worker's jobs
         return running(target, "slurmctld", [CONF]) or Nothing(f"slurm.conf not changed: {', '.join(absent)} cannot be asked")
     changes: list[Change] = []
     wanted = files(site)
@@ -138,7 +138,7 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A change that waits until all workers can get jobs. found: the states of the workers that could not, as text."""
+    """A change that waits until all workers can get jobs. found: the states of the workers that could not get jobs, as text."""
 
     controller: Target
     workers: tuple[str, ...]
@@ -202,7 +202,7 @@ def _may_resume(site: Site, worker: Target, drained: SlurmNode) -> bool:
 
 
 def _is_kept(state: SlurmNode) -> bool:
-    """Whether a node keeps its state, so that waiting is useless: it is drained, or a person set it to down."""
+    """Whether waiting for a node is useless, because the node is drained or a person set it to down."""
     return state.state in DRAINED or (state.state in DOWN and state.user not in ("", SLURM))
 
 

@@ -1,4 +1,5 @@
-"""Slurm's configuration files, rendered from the facts of the nodes. Every value was checked: none contains a line break."""
+"""Renders Slurm's configuration files from the facts of the nodes. All values were checked, so no value contains a line
+break."""
 
 from __future__ import annotations
 

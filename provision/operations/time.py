@@ -13,8 +13,9 @@ from provision.operation import Change, Here, Nothing, Operation, RunCommand, Si
 from provision.operations.service import running
 
 HOST_CLOCK = "it is a container, which uses the clock of its host"
-WAIT_S = 30  # how long to wait for chrony's first measurements, which take some seconds after its start
-# The command does not fail if no time server answers: the clock may be right nevertheless, and is measured afterwards.
+WAIT_S = 30  # the most seconds to wait for chrony's first measurements, which take some seconds after its start
+# A command that waits for chrony and then sets the clock. It does not fail if no time server answers: the clock may be right
+# nevertheless, and is measured afterwards.
 STEP = f"chronyc waitsync {WAIT_S} 0 0 1 >/dev/null || true; chronyc makestep"
 
 

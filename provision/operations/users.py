@@ -8,7 +8,8 @@ from provision.facts.users import USERS, User
 from provision.operation import Change, Nothing, Operation, Site, Target, shell
 
 SYSTEM_USERS = ("slurm", "munge")
-# UID and GID of munge. The number is free: Debian assigns numbers upwards from 100, systemd downwards from 999.
+# UID and GID of munge. This number is normally free, because Debian assigns numbers upwards from 100, and systemd assigns
+# numbers downwards from 999.
 MUNGE_ID = 499
 
 

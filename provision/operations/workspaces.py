@@ -40,7 +40,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _is_made_later(site: Site, target: Target, folder: str) -> bool:
-    """Whether another operation makes or mounts the shared folder later. Only in a dry run is the folder not there yet."""
+    """Whether an earlier operation of the same plan makes or mounts the shared folder, so that the folder is missing only
+    because this is a dry run."""
     needed = fstab.own_disks(site, target, folder)
     server = site.cluster.storage.server
     if server is not None:

@@ -27,12 +27,12 @@ SYSTEM = (
     "ethtool", "udev", "rsync",
 )  # fmt: skip
 NEEDED = ("systemd-nspawn", "debootstrap", "ip", "tc", "ssh-keygen")
-RECIPE = 2  # must be increased if making.py makes another base from the same packages and the same release
+RECIPE = 2  # a version number; must be increased if making.py makes another base from the same packages and Debian release
 LIMIT_S = 1800
 
 
 class NoBase(ShardlabError):
-    """Practice nodes are not possible on this machine, or work on them failed. The message says why."""
+    """Raised if practice nodes are not possible on this machine, or if work on them failed. The message says why."""
 
 
 def folder(packages: Sequence[str], release: str | None = None) -> Path:
@@ -41,14 +41,14 @@ def folder(packages: Sequence[str], release: str | None = None) -> Path:
     release: the codename of a release of Debian; None: the release of this machine.
     """
     words = [str(RECIPE), release or own_release(), platform.machine(), *SYSTEM, *sorted(packages)]
-    if is_other(release):  # the base of another release contains libraries of this machine's Python
+    if is_other(release):  # the base of another Debian release contains libraries of this machine's Python
         words += [sys.version, sys.base_prefix]
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
     return cache() / f"base-{digest}"
 
 
 def cache() -> Path:
-    """The cache folder for everything that is made once for all clusters of practice nodes."""
+    """The folder in the user's cache for files that all clusters of practice nodes share."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "practice"
 
 
@@ -108,12 +108,14 @@ def _check_other(what: str, own: dict[str, str]) -> None:
 
 
 def wheels_folder() -> Path:
-    """The folder of the wheels that nodes install, for this set of packages and version of Python. It may not exist yet."""
+    """The folder with the wheels that practice nodes install, for this set of packages and this version of Python. The folder
+    may not exist yet."""
     return cache() / f"wheels-{software.digest()}-{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def mirror() -> str:
-    """The URL of the first archive that apt on this machine uses for its release. Raises NoBase if there is none."""
+    """The URL of the first package archive that apt on this machine uses for its Debian release. Raises NoBase if apt uses
+    none."""
     codename = own_release()
     answer = run(["apt-get", "indextargets", "--format", "$(CREATED_BY) $(RELEASE) $(REPO_URI)"])
     for line in answer.splitlines():

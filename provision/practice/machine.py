@@ -23,7 +23,7 @@ from templates import render
 STATE = Path("/var/lib/shardlab/practice")
 GPUS = "/opt/gpus"  # the folder on a node with the devices that Slurm hands out as GPUs
 WHEELS = "/opt/wheels"  # the folder of wheels on a node; not the path on this machine, as a node's user cannot read root's home
-SCRATCH, MARK = Path("/run/systemd/nspawn"), "shardlab-practice"  # the folder of nspawn, and the name of our mount on it
+SCRATCH, MARK = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's folder, and the source name of our mount on it
 CGROUP = "shardlab-practice"
 LIMIT_S = 20.0
 _UPPER = re.compile(r"upperdir=([^, ]+)")
@@ -53,12 +53,12 @@ class PracticeMachine(msgspec.Struct, frozen=True):
 
     @property
     def root(self) -> Path:
-        """Where the node's root file system is mounted on this machine."""
+        """The folder at which the node's root file system is mounted on this machine."""
         return self.folder / "root"
 
     @property
     def host_key(self) -> Path:
-        """The private SSH host key of the node."""
+        """The path of the file with the private SSH host key of the node."""
         return self.folder / "upper/etc/ssh/ssh_host_ed25519_key"
 
     def pid(self) -> int | None:
@@ -143,7 +143,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         shutil.rmtree(self.folder)
 
     def _check_base(self) -> None:
-        """Raises NoBase if the node was made from another base: its files, such as /etc/passwd, would not fit this base."""
+        """Raises NoBase if the node was made from another base, because the node's files, such as /etc/passwd, would not fit
+        this base."""
         note = self.folder / "base"
         if not (self.folder / "upper").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -271,13 +272,13 @@ def remove_cgroups(cluster: str, node: str) -> None:
         top = root / CGROUP / cluster / node
         while top.exists():
             for place, _, _ in os.walk(top, topdown=False):
-                with contextlib.suppress(OSError):  # the group may still contain a process that is ending; tried again
+                with contextlib.suppress(OSError):  # a process in the group may be ending; the loop tries again
                     Path(place).rmdir()
             if time.monotonic() > ends:
                 raise NoBase(f"{top}: some processes in this control group do not end.")
             time.sleep(0.01)
         for folder in (top.parent, top.parent.parent):
-            with contextlib.suppress(OSError):  # the folder is in use by other nodes, or was never made
+            with contextlib.suppress(OSError):  # raised if other nodes use the folder, or if it was never made
                 folder.rmdir()
 
 
@@ -300,7 +301,7 @@ def machines(cluster: str) -> Sequence[Path]:
 def leave() -> None:
     """Remove the folders and the mount that all practice nodes share, if no node of any cluster is left."""
     for folder in (STATE, STATE.parent):
-        with contextlib.suppress(OSError):  # the folder contains other nodes, or was never made
+        with contextlib.suppress(OSError):  # raised if the folder contains other nodes, or if it was never made
             folder.rmdir()
     ours = any(line.split()[:2] == [MARK, str(SCRATCH)] for line in Path("/proc/mounts").read_text().splitlines())
     if ours and not STATE.exists():

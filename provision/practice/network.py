@@ -11,21 +11,22 @@ from provision.practice.base import NoBase, run
 
 
 def label(what: str) -> str:
-    """A unique name of an interface, at most 15 characters long as Linux requires, for a name that may be longer."""
+    """A unique name for a network interface, with at most 15 characters, which is the limit of Linux. what: a name that may be
+    longer."""
     return f"sl-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
 
 
 def hardware_address(name: str) -> str:
     """The MAC address of a bridge, which is locally administered.
 
-    A bridge without its own address uses the address of a port, and its address changes when this port is removed. Then the
-    other nodes cannot reach this machine until they resolve its address again.
+    A bridge without its own address uses the address of one of its ports, so the address of the bridge changes when this port
+    is removed. Then the other nodes cannot reach this machine until they look up its MAC address again.
     """
     return ":".join(["02", *(f"{byte:02x}" for byte in hashlib.sha256(name.encode()).digest()[:5])])
 
 
 def bridge(cluster: str) -> str:
-    """The name of the bridge of a cluster."""
+    """The name of the bridge (a network interface of this machine) to which the practice nodes of a cluster are connected."""
     return label(cluster)
 
 

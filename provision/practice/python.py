@@ -1,8 +1,9 @@
-"""Offers this machine's Python on practice nodes with another release of Debian: the wheels do not fit the nodes' own Python.
+"""Offers this machine's Python on practice nodes with another release of Debian, because the wheels do not fit the Python of
+these nodes.
 
 The folder of this machine's Python is mounted read-only on the nodes, which load it as a module, as at a Slurm site. A program
-of an older release works on a newer release, whose glibc has all symbols that it needs. Libraries that the node lacks are
-copied from this machine.
+of an older Debian release works on a newer release, whose glibc has all symbols that the program needs. Libraries that the
+nodes lack are copied from this machine.
 """
 
 from __future__ import annotations

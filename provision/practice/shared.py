@@ -40,7 +40,7 @@ def protect(state: Path, folder: Path) -> None:
 
 
 def release(state: Path) -> None:
-    """Undo `protect` if no other cluster uses the shared folder. Raises NoBase.
+    """Unmount the shared folder that `protect` mounted, if no other cluster uses the folder. Raises NoBase.
 
     Setuid bits and devices in the folder are removed first, because they would have an effect without the mount.
     state: the folder of the cluster's nodes, which contains the note.
@@ -71,7 +71,7 @@ def disarm(folder: Path) -> None:
 
 
 def _options(folder: Path) -> set[str]:
-    """The options of the mount that contains a folder."""
+    """The mount options of the file system that contains a folder."""
     return set(run(["findmnt", "--noheadings", "--output", "OPTIONS", "--target", str(folder)]).strip().split(","))
 
 

@@ -144,7 +144,8 @@ def _to_create(cluster: Cluster, planned: ProfilePlan, note: ExperimentNote | No
 
 
 def _refresh(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:
-    """Read again when the experiment ends. If the portal does not answer, the known end is kept. Raises ShardlabError."""
+    """Ask the portal again when the experiment ends, and store this time. If the portal does not answer, the time that was
+    stored before is kept. Raises ShardlabError."""
     if note.uuid is None:
         if not note.created_by_us and own_manifest.is_node():
             own_manifest.store(cluster, workspace)

@@ -24,7 +24,7 @@ from shardlab.workspace import Workspace
 BOOTS_S = 60.0
 LOCKS = Path("/run/shardlab")  # the folder of lock files, for root only; not in STATE, which is removed with the last node
 INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # the limit of root, whose systemd runs in all nodes
-EACH, OTHERS = 7, 20  # inotify instances that one node needs (measured with 20 nodes), and that this machine itself needs
+EACH, OTHERS = 7, 20  # inotify instances: the need of one node (measured with 20 nodes), and the need of this machine itself
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
@@ -62,7 +62,8 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
 
 
 def locks(cluster: Cluster) -> list[Path]:
-    """The lock file for a cluster name, one for all users of this machine: practice nodes of one name exist only once on it.
+    """The lock file for a cluster name. All users of this machine share it, because practice nodes of one cluster name can
+    exist only once on a machine.
 
     Makes the folder of the lock files and closes it to other users, because a user who can read a lock file can hold its lock.
     Raises WorkspaceError.
@@ -164,7 +165,7 @@ def _wait(node: SshNode, limit_s: float) -> None:
 
 
 def _remark(sentence: str) -> None:
-    """Tell the user about work that takes minutes."""
+    """Print a sentence for the user about work that takes minutes."""
     Output().remark(sentence)
 
 

@@ -36,7 +36,7 @@ class PackageCheck:
 
     @property
     def command(self) -> str:
-        """The command of the check, as `Change.command`."""
+        """The command that checks the packages, as text; see `Change.command`."""
         return shlex.join(self.argv)
 
     def make(self, node: Node) -> None:

@@ -64,8 +64,8 @@ def propose(site: Survey) -> Proposal:
 
 
 def accounts_in(site: Survey, partition: SitePartition) -> tuple[str, ...] | None:
-    """The user's accounts that are valid in a partition, an account for GPUs first; () if the accounts are not known; None if
-    the partition accepts none of them."""
+    """The user's accounts that are valid in a partition, an account for GPUs first. () if the user's accounts are not known;
+    None if the partition accepts no account of the user."""
     if not site.associations:
         return ()
     names = {

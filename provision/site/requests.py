@@ -35,7 +35,7 @@ def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = No
         "exclude": ",".join(slurm.exclude) or None,
     }
     given = [f"--{name}={value}" for name, value in words.items() if value is not None]
-    longest = slurm.max_time_s  # some sites do not reject a job with a longer limit, and never start it
+    longest = slurm.max_time_s  # some sites accept a job with a longer time limit but never start the job
     minutes = minutes if longest is None else max(1, min(minutes, longest // 60))
     given += [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={minutes}", "--export=NONE"]
     if gpus is not None and slurm.exclusive:

@@ -24,7 +24,8 @@ from provision.site import requests
 T = TypeVar("T")
 ASKED: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
-# With this answer a request is undecided: Slurm gives it also if the nodes exist but are down or drained at this moment.
+# After this answer of Slurm, it is not known whether a request is possible: Slurm also answers so if the nodes exist but are
+# down or drained at this moment.
 UNDECIDED = re.compile(r"node configuration is not available")
 SAYS_NOTHING = "Unspecified error"  # sbatch prints this line in addition to the reason of a submit plugin
 _ERROR = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)

@@ -33,12 +33,14 @@ version = '%d.%d' % sys.version_info[:2]
 kind = {'system': sys.platform, 'machine': platform.machine(), 'libc': platform.libc_ver()}
 print(json.dumps({'python': version, **kind}))
 """
-# Prints the digests of the wheels in a folder. They are complete: `put` gives a file its name when all of it has arrived.
+# Prints the digests of the wheels in a folder. All these wheels are complete, because `put` gives a file its name only when the
+# whole file has arrived.
 ARRIVED = 'cd "$1" 2> /dev/null || exit 0; for wheel in *.whl; do test ! -f "$wheel" || sha256sum -- "$wheel"; done'
 
 
 class InterpreterPlatform(msgspec.Struct, frozen=True):
-    """The interpreter for which wheels are wanted. libc: name and version of its C library, such as ("glibc", "2.28")."""
+    """The interpreter and machine for which wheels are wanted. libc: name and version of the C library, such as ("glibc",
+    "2.28")."""
 
     python: str
     system: str

@@ -32,7 +32,7 @@ class TensorPart:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorPart:
-        """The part for a whole tensor, or for this rank's shard of a DTensor."""
+        """Make the TensorPart for a whole tensor, or for this rank's shard of a DTensor."""
         if isinstance(tensor, DTensor):
             (box,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
             return cls(tensor.to_local(), tensor.shape, box.offsets)

@@ -111,7 +111,7 @@ class Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return False  # torch asks this to choose a storage for a checkpoint name; this writer gets its folder explicitly
+        return False  # torch calls this to choose a storage for a checkpoint name; this writer gets its folder explicitly
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         return _done(self._write((item, planner.resolve_data(item)) for item in plan.items))
@@ -149,7 +149,7 @@ class Writer(StorageWriter):
 class Gatherer(Writer):
     """Writes checkpoints of the layout `whole`: the first rank gathers one tensor after the other and writes it.
 
-    reorder: the method `Saved.reordered` of the engine: it brings the elements of a tensor into the order of `Task.model`.
+    reorder: the method `Saved.reordered` of the engine, which brings the elements of a tensor into the order of `Task.model`.
     """
 
     gathers = True

@@ -71,7 +71,8 @@ class Subset(ImageSet):
 def resized(images: np.ndarray, size: int) -> np.ndarray:
     """Resize images bilinearly, from (n, c, h, w) to (n, c, size, size), in float32.
 
-    The result is that of Pillow's BILINEAR: when an image shrinks, a pixel is a weighted mean of all pixels that it covers.
+    The result is the same as with Pillow's BILINEAR: when an image shrinks, a pixel is a weighted mean of all pixels that it
+    covers.
     """
     height, width = images.shape[-2:]
     images = images.astype(np.float32, copy=False)

@@ -1,5 +1,5 @@
-"""Creates a file once per data folder, even if several ranks and runs need it at the same time: one process creates it, the
-others wait."""
+"""Creates a file only once, even if several ranks and runs need the file at the same time: one process creates it, and the
+other processes wait."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shardlab import data_cache, files
 
 
 def writable(path: Path) -> Path:
-    """Where to write a file: `path` if this file exists or if its folder is writable. Otherwise a path with the same file name
-    in this user's cache, because the data path may be a folder of the site that users cannot write to."""
+    """The path at which a file can be written: `path` if this file exists or if its folder is writable; otherwise a path with
+    the same file name in this user's cache, because the data path may be a folder of the site in which users cannot write."""
     if path.exists() or not path.parent.exists() or data_cache.is_writable(path.parent):
         return path
     return data_cache.folder_of(path.parent) / path.name

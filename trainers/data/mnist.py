@@ -29,7 +29,7 @@ FILES = {
 CLASSES, SIDE, FRAME = 10, 28, 2
 UNSIGNED_BYTES = 8
 MOST_BYTES = 2**30  # the official training set has 47 MB; a file with more bytes than this is damaged or an attack
-MEAN, STD = 0.1307, 0.3081  # of all pixels of the official training set, pixels in 0..1
+MEAN, STD = 0.1307, 0.3081  # mean and deviation of all pixels of the official training set, with pixels from 0 to 1
 
 
 def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
@@ -97,7 +97,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             shape = struct.unpack(f">{dimensions}I", header[4:])
             count = 1
             for size in shape:
-                count *= size  # Python's integers do not overflow, as those of NumPy would
+                count *= size  # Python's integers do not overflow; NumPy's integers would
             if not 0 < count <= MOST_BYTES:
                 raise InputError(f"{path}: its header announces {count} bytes. Allowed: 1 to {MOST_BYTES}.")
             if path.suffix != ".gz" and path.stat().st_size != len(header) + count:

@@ -26,7 +26,7 @@ from trainers.data import data_sets, image_list, token_sets
 CHUNK = 1 << 24
 THREADS = 8
 BATCH = 10_000  # number of files that are queued at once: each queued file needs an object of more than 1 KiB
-SAID_S = 20.0  # seconds between two events while files are copied; without events, the supervisor takes the run for hung
+SAID_S = 20.0  # seconds between two events while files are copied; without events, the supervisor would end the run as hung
 GIB = 1 << 30
 
 
@@ -74,7 +74,7 @@ def _files(cell: Cell, data_path: Path) -> dict[str, Path]:
 
 
 def _images(cell: Cell, root: Path) -> dict[str, Path]:
-    """The images in the lists that the cell reads, and the lists themselves, so that no rank has to create them again."""
+    """The images in the lists that the cell reads, and the lists themselves, so that no rank has to create the lists again."""
     splits: list[tuple[str, int | None]] = [("train", cell.options["subset"])]  # type: ignore[list-item]
     if cell.instruments.validation is not None:
         splits.append(("val", None))

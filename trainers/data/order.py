@@ -37,8 +37,8 @@ class Order:
         return cell.steps if cell.steps is not None else (cell.epochs or 0) * self.steps_per_epoch
 
     def with_rest(self, share: int) -> Order:
-        """The same order with a short step at the end of each timed epoch. share: items of one rank in a step; the short step
-        has as many whole shares as the remaining items allow."""
+        """The same order with an additional short step at the end of each timed epoch. share: the number of items of one rank
+        in a step; the short step has as many whole shares as the remaining items allow."""
         left = self._items % self._size
         return Order(self._items, self._size, self._seed, left - left % share)
 
@@ -67,7 +67,8 @@ class Order:
         return [mine[begin : begin + size] for begin in range(0, len(mine), size)]
 
     def _place(self, phase: int, step: int) -> tuple[int, int]:
-        """Where a step of a phase is: (its epoch, its position in this epoch), both from 0."""
+        """The place of a step in the order of a phase: (number of its epoch, position of the step in this epoch), both from
+        0."""
         return divmod(step, self.steps_per_epoch if phase == TIMED else self._whole)
 
     def _permutation(self, phase: int, epoch: int) -> np.ndarray:

@@ -33,6 +33,7 @@ class TokenSet(ABC):
 
 
 def part(sequences: int, split: str) -> tuple[int, int]:
-    """(index of the split's first sequence, number of its sequences). sequences: number of sequences in the whole set."""
+    """Which sequences of a set belong to a split: (index of the first sequence, number of sequences). sequences: the number of
+    sequences in the whole set. split: `train` or `validation`."""
     held_out = sequences // VALIDATION
     return (0, sequences - held_out) if split == "train" else (sequences - held_out, held_out)

@@ -37,7 +37,7 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
         },
         "fp16": {"enabled": fp16, **(_dynamic_scale() if fp16 else {})},
         "torch_autocast": {"enabled": False},
-        # The optimizer is that of torch, from trainers.optimization, as for every other strategy.
+        # The optimizer is torch's optimizer, made by trainers.optimization, as for every other strategy.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": stage, **_zero(cell, stage, elements, pin_memory)},
@@ -53,8 +53,8 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
 
 
 def _dynamic_scale() -> dict[str, Any]:
-    """The keys that make DeepSpeed scale losses by the rule of trainers.loss_scaling, as far as it can. DeepSpeed stops the run
-    if the scale is too small."""
+    """The keys that make DeepSpeed scale losses by the rule of trainers.loss_scaling, as far as DeepSpeed can do this. Unlike
+    that rule, DeepSpeed stops the run if the scale is too small."""
     return {
         "auto_cast": True,  # casts inputs, because images come in fp32
         "loss_scale": 0,  # 0: the scale is dynamic

@@ -41,7 +41,7 @@ class ZeroEngine(ReplicatedEngine):
     def __init__(
         self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int, deferred: Deferred | None = None
     ) -> None:
-        """deferred: fills a model that is on the meta device; only for stage 3. None: the model is in host memory."""
+        """deferred: the object that fills a model on the meta device, only for stage 3; None: the model is in host memory."""
         _set_up(ranks)
         self.stage = stage
         divisible = 2 * ranks.world_size  # ZeRO++ quantises only parameters whose size is divisible by this number
@@ -203,7 +203,8 @@ class ZeroEngine(ReplicatedEngine):
         return terms
 
     def _fetched(self) -> tuple[int, int]:
-        """The numbers of parameter elements (that a pass gathers, counted each time they are gathered; that are not sharded).
+        """Two numbers of parameter elements: (elements that a pass gathers, counted each time they are gathered; elements that
+        are not sharded).
 
         After its use a parameter is freed, unless it is needed again within max_reuse_distance elements. DeepSpeed's default
         is 10^9. A model with less than half of this number of elements is therefore gathered once per pass and then kept: it
@@ -211,7 +212,7 @@ class ZeroEngine(ReplicatedEngine):
         """
         threshold, distance = (self._zero(f"stage3_{name}") for name in ("param_persistence_threshold", "max_reuse_distance"))
         fetched, passed = 0, 0
-        used: dict[int, int] = {}  # parameter -> number of elements that were used up to its last use
+        used: dict[int, int] = {}  # id of a parameter -> number of elements that were used up to the last use of the parameter
         for parameter in self._uses:
             size = self._sizes[parameter]
             if size > threshold and (parameter not in used or passed - used[parameter] >= distance):

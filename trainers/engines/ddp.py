@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound="DdpEngine")
 MIB = 2**20
-WORTH = 2  # PowerSGD compresses a matrix that becomes smaller by more than this factor
+WORTH = 2  # PowerSGD compresses a matrix only if the matrix becomes smaller by more than this factor
 EXACT_STEPS = 2  # steps without compression at the start; PowerSGD with error feedback needs at least 2
 
 
@@ -92,7 +92,8 @@ class DdpEngine(ReplicatedEngine):
 
 
 class PowerSgdEngine(DdpEngine):
-    """DDP with PowerSGD, which has a state for each bucket of gradients. DDP chooses the buckets only in its first steps."""
+    """DDP with PowerSGD. PowerSGD has a state for each bucket of gradients, and DDP chooses the buckets only in its first
+    steps."""
 
     kept: PowerSGDState
     hook = "powersgd"
@@ -123,7 +124,8 @@ class PowerSgdEngine(DdpEngine):
 
 
 def _powersgd(model: nn.Module) -> tuple[int, int]:
-    """What PowerSGD sends: (bytes of the gradients that it does not compress, bytes of the two factors of all other gradients).
+    """The bytes that PowerSGD sends: (bytes of the gradients that it does not compress, bytes of the two factors of all other
+    gradients).
 
     PowerSGD (Vogels et al., 2019) treats a gradient with r rows as an r x c matrix. Its two factors have RANK (r + c) elements.
     """

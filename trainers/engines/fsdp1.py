@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 
-FREES = ("FULL_SHARD", "HYBRID_SHARD")  # these free gathered parameters after forward, so backward gathers them again
+FREES = ("FULL_SHARD", "HYBRID_SHARD")  # the shardings that free parameters after forward, so backward gathers them again
 
 
 class Fsdp1Engine(ReplicatedEngine):
@@ -128,7 +128,7 @@ class Fsdp1Engine(ReplicatedEngine):
 
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine:
-    """The engine of a variant. sharding: the name of a member of FSDP's `ShardingStrategy`."""
+    """Build the engine of a variant of FSDP1. sharding: the name of a member of FSDP's `ShardingStrategy`."""
     options = cell.options
     if options["offload"] == "cpu" and ranks.device.type == "cpu":
         raise InputError(f"offload: {WITHOUT_GPU}")

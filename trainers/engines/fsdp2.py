@@ -89,7 +89,7 @@ class Fsdp2Engine(FullySharded):
 
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, replicated: bool) -> Fsdp2Engine:
-    """The engine of a variant.
+    """Build the engine of a variant of FSDP2.
 
     reshard_after_forward: free the gathered parameters of a block after forward and gather them again for backward; if false,
     they are kept for backward. replicated: shard over the ranks of each replica (a 2-D mesh), not over all ranks.

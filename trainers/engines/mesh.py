@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class ShardedTensorEngine(FullySharded, TensorEngine):
-    """Tensor parallelism and FSDP2: blocks are split over tp, and the parts of a rank are then sharded over dp."""
+    """Tensor parallelism with FSDP2: blocks are split over the tp ranks, and each rank's part is then sharded over the dp
+    ranks."""
 
     def theory(self) -> list[Term]:
         passes = self.cell.gradient_accumulation_steps
@@ -32,7 +33,7 @@ class ShardedTensorEngine(FullySharded, TensorEngine):
 
 
 class MeshPipelineEngine(PipelineEngine):
-    """Pipeline parallelism in which blocks may also be split over tp and sharded over dp."""
+    """Pipeline parallelism in which blocks may also be split over the tp ranks and sharded over the dp ranks."""
 
     def theory(self) -> list[Term]:
         terms, degrees = super().theory(), menu.strategy_of(self.cell).degrees

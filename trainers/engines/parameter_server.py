@@ -28,12 +28,13 @@ def build_server(cell: Cell, task: Task, ranks: Ranks, *, waits: bool = False) -
 
 
 def mode(cell: Cell, *, waits: bool) -> Mode:
-    """How servers treat pushes. The sections are those of the study (see trainers/strategies/parameter_server.py).
+    """How servers treat pushes, which are gradients that workers send. The sections named below are sections of the study (see
+    trainers/strategies/parameter_server.py).
 
     waits: true: servers make one update for each step of all workers, with the mean of their gradients, as one process would do
     (section 3.4, synchronous). False: each push is an update at once, with the same learning rate (section 5.2: one recipe for
-    all). If the cell has the options of bounded staleness (section 5.3.1, which gives no numbers), the bound is that of Ho et
-    al. (2013), and the weight of a gradient is 1 / (1 + staleness).
+    all). If the cell has the options of bounded staleness (section 5.3.1, which gives no numbers), the bound is the bound of Ho
+    et al. (2013), and the weight of a gradient is 1 / (1 + staleness).
     """
     if "staleness_bound" not in cell.options:
         return Mode(waits=waits)

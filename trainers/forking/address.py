@@ -34,12 +34,13 @@ def socket_path() -> Path:
 
 
 def key() -> str:
-    """A digest of this interpreter, its installed packages and this source: the name of the warm parent's socket.
+    """A digest of this interpreter, its installed packages and this source, which is the name of the warm parent's socket.
 
     The warm parent is the process that has imported torch and forks the ranks of each run.
 
-    If any of them changes, the name of the socket changes, so that a run always uses the code on disk. The folder of the source
-    is not part of the digest: runs of several workspaces, each with its own copy of the source, use the same warm parent.
+    If the interpreter, a package or the source changes, the name of the socket changes, so a run always uses the code on disk.
+    The path of the source is not part of the digest: runs of several workspaces, each with its own copy of the same source, use
+    the same warm parent.
     """
     seen = hashlib.sha256(json.dumps([sys.executable, sys.version, host.packages()]).encode())
     for package in ("shardlab", "trainers"):
@@ -52,8 +53,8 @@ def key() -> str:
 def folder() -> Path:
     """The user's own folder for sockets, which no other user can enter. It is created if it does not exist.
 
-    If another user has already created a folder with this name in the temporary folder, a folder with a random name is created;
-    it is found again by its owner and its mode. Raises ShardlabError.
+    If another user has already created a folder with this name in the temporary folder, a folder with a random name is created.
+    Later calls find this folder by its owner and its mode. Raises ShardlabError.
     """
     name, temporary = f"shardlab-{os.getuid()}", Path(tempfile.gettempdir())
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or temporary)
@@ -67,7 +68,7 @@ def folder() -> Path:
         if not (ours := _with_unguessable_names(temporary, name)):
             tempfile.mkdtemp(prefix=f"{name}-", dir=temporary)
             ours = _with_unguessable_names(temporary, name)
-        return ours[0]  # if several were created at the same time, all commands choose the first by name
+        return ours[0]  # if several folders were created at the same time, all commands choose the first folder by name
     except (OSError, IndexError) as error:
         raise ShardlabError(
             f"{temporary}: no folder can be made there that only user {os.getuid()} can enter ({error}), and the launcher fork "
@@ -102,8 +103,8 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: list[i
 
 
 def receive(connection: socket.socket, descriptors: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
-    """Receive a message. Returns (the message, or None if the other end has closed the connection; the open files sent with
-    it).
+    """Receive a message. Returns (the message, or None if the other end has closed the connection; the open files that were
+    sent with the message).
 
     descriptors: number of open files to expect. If it is 0, the message is read byte by byte, so that the message after it
     stays in the socket.

@@ -1,6 +1,7 @@
-"""The command that a job executes: it requests a run from the warm parent and starts the warm parent if needed.
+"""The command that a job with the launcher `fork` executes: it requests a run from the warm parent, and starts the warm parent
+if needed.
 
-It never imports torch, so that it starts fast.
+This command never imports torch, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from trainers.forking import address
 
 START_LIMIT_S = 300  # time to import torch and transformers from a slow disk whose files are not cached
 LOOK_EVERY_S = 0.02
-# The environment variables that a warm parent gets from the client that starts the warm parent. The ranks of a run get the
-# whole environment of the client that requests the run.
+# The environment variables that the warm parent gets from the client that starts it. The ranks of a run get the whole
+# environment of the client that requests the run.
 INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "XDG_RUNTIME_DIR")
 
 
@@ -83,7 +84,8 @@ def _connect(where: Path) -> socket.socket:
 
 
 def _being_started(where: Path) -> bool:
-    """Whether a warm parent runs. It holds the lock from its start on, but answers only after it has imported all modules."""
+    """Whether a warm parent is running. It holds a lock from its start on, but answers only after it has imported all
+    modules."""
     with address.lock_path(where).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

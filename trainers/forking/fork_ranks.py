@@ -1,5 +1,5 @@
-"""The parent process of the ranks of one run. It kills all ranks if a rank fails that the run needs, or if the client ends; if
-this process ends, the kernel kills them."""
+"""The parent process of the ranks of one run. It kills all ranks if a rank that the run needs fails, or if the client ends. If
+the parent process itself ends, the kernel kills the ranks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _run(path: Path) -> int:
 
 
 def _die_with(parent: int) -> None:
-    """Tell the kernel to kill this process when its parent ends. parent: the parent's process id."""
+    """Ask the kernel to kill this process when its parent process ends. parent: the process id of the parent."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # the parent ended before the call of prctl

@@ -25,10 +25,11 @@ from trainers.forking import address, fork_ranks
 # The warm parent ends after this many seconds without a run. A rehearsed study contains one run that torchrun starts; the warm
 # parent has to outlive this run.
 IDLE_S = 180
-# Modules that ranks import in addition to the engines and tasks of the menus. If one is missing here, runs only start slower.
+# Modules that ranks import in addition to the engines and tasks of the menus. If a module is missing in this list, runs only
+# start more slowly.
 PRELOADED = ("numpy.ma", "psutil", "pynvml", "trainers.loop")
-# For each optional library: the modules that are imported if it is installed. Among them are those that its engine and its
-# optimizers import only when they are created.
+# For each optional library: the modules that are imported if the library is installed, including modules that its engine and
+# its optimizers import only when they are created.
 OPTIONAL = {
     "deepspeed": (
         "deepspeed",
@@ -47,7 +48,7 @@ OPTIONAL = {
 def serve(path: Path) -> int:
     """Answer requests at the socket `path`, until there was no request and no run for IDLE_S seconds. Returns the exit code 0.
 
-    Returns at once if another warm parent runs.
+    Returns at once if another warm parent is running.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with address.lock_path(path).open("ab") as lock:

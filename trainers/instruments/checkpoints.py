@@ -38,8 +38,8 @@ NOTED_S = 1.0
 
 
 class OutOfTime(Exception):
-    """All ranks have saved a checkpoint and end, because of a signal or because the time limit is near. The message says why,
-    and after which step."""
+    """Raised when all ranks have saved a checkpoint and must end, because of a signal or because the time limit is near. The
+    message says why, and after which step."""
 
 
 class Resumed(msgspec.Struct, frozen=True):
@@ -76,7 +76,8 @@ class Checkpoints(Instrument):
     ) -> None:
         self._asked, self._engine, self._run, self._run_dir = asked, engine, run, run_dir
         self._rank, self._company, self._world = ranks.rank, company, run.cell.gpus
-        # If the nodes share no folder, each node has its own part of a checkpoint. One rank per node creates and publishes it.
+        # If the nodes share no folder, each node has its own part of a checkpoint. One rank per node creates this part and
+        # gives it its final name.
         self._leads_node = run.separate_folders and ranks.local_rank == 0 and ranks.rank != 0
         self._every = asked.every(steps_per_epoch)
         # Parameter servers are not in the group and do not call new_group, so the group needs local synchronization. Without
@@ -196,12 +197,12 @@ class Checkpoints(Instrument):
         return told
 
     def _is_time(self) -> bool:
-        """Whether the time has come to save and end. The duration of suspensions is added to this time, as soon as the
-        supervisor has recorded them."""
+        """Whether the time in the variable SHARDLAB_SAVE_AT has come. The durations of suspensions are added to this time as
+        soon as the supervisor has recorded them."""
         since_s, self._asked_s = time.monotonic() - self._asked_s, time.monotonic()
         if time.time() < self._save_at:
             return False
-        if since_s > suspension.LEAST_S:  # so long since the last call: the run may have been suspended meanwhile
+        if since_s > suspension.LEAST_S:  # after so long a time since the last call, the run may have been suspended
             time.sleep(NOTED_S)
         own = [pause for pause in suspension.of(self._run_dir.events()) if pause[1] > self._began_s]
         self._save_at = self._save_first + suspension.total_s(own)
@@ -236,8 +237,8 @@ class Checkpoints(Instrument):
         return found
 
     def _candidates(self, runs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
-        """(run, path) of each checkpoint that rank 0 finds, in the order of `runs`, the newest first. A collective: all ranks
-        use the list of rank 0, because a network file system may show them other files."""
+        """Yields (run, path) for each checkpoint that rank 0 finds: for each run in the order of `runs`, the newest first. A
+        collective: all ranks use the list of rank 0, because a network file system may show other files to other nodes."""
         mine = [(n, path) for n, run in enumerate(runs) for path in checkpoint.whole(run.path)]
         for position in range(int(self._company.gather([float(len(mine))])[0, 0])):
             here = [float(mine[position][0]), float(checkpoint.step_of(mine[position][1]))] if self._rank == 0 else [0.0, 0.0]

@@ -1,6 +1,6 @@
 """The instrument `memory: categories`: records the memory during one step, by category and over time.
 
-Every single storage is followed; no category is computed as a difference of sums.
+Every storage (a piece of memory of tensors) is followed; no category is computed as a difference of sums.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ UNKNOWN = (
 
 
 class MemoryCategories(Instrument):
-    """Records one step. Each storage has the same category from its allocation to its release.
+    """Records the memory of one step. Each storage has the same category from its allocation to its release.
 
-    If the engine keeps the storage (`Accounted.keeps`), the engine names the category. Else the use by an operator decides
-    (`gathered`), else the time of its release (`buffer`, `activation`, `temporary`).
+    If the engine keeps the storage (`Accounted.keeps`), the engine names the category. Otherwise the category follows from the
+    use of the storage by an operator (`gathered`), or from the time of its release (`buffer`, `activation`, `temporary`).
     """
 
     name = "memory"
@@ -95,7 +95,7 @@ def estimate(parameters: int, precision: str, optimizer: Optimizer, *, cut: dict
     precision weights, gradients and optimizer state stay fp32. Activations, buffers and temporary memory are not included.
 
     The study of GPT-2 on two H100s uses the same estimate in its section 4.2.1: its numbers (474.70, 474.70 and 949.40 MiB) are
-    those of 124,439,808 parameters with 4 bytes.
+    the bytes of 124,439,808 parameters with 4 bytes each.
 
     parameters: number of trainable parameters of the whole model. cut: category -> number of ranks over which
     it is sharded; a category that is missing here is not sharded.

@@ -19,7 +19,7 @@ def memory_step(cell: Cell) -> int:
 
 
 def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iterator[tuple[str, str]]:
-    """(cell key, why) for each instrument of a cell that its run cannot have.
+    """Yields (cell key, reason) for each instrument of a cell that its run cannot have.
 
     steps: number of timed steps; None if it depends on the data. cuda: whether ranks have GPUs; None if this is not known yet.
     """

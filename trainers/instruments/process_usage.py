@@ -33,7 +33,7 @@ class ProcessUsage:
         return found
 
     def close(self) -> None:
-        """Close the file of counters."""
+        """Close the kernel's file with the counters of this process."""
         if self._io is not None:
             os.close(self._io)
             self._io = None

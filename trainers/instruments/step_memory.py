@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 class StepMemory:
     """A context around one step: `log` has all changes of memory on a device. A storage has one category from its allocation
-    to its release. If the engine keeps the storage (`Accounted.keeps`), the engine names the category; else the use by an
-    operator decides, else the time of the release."""
+    to its release. If the engine keeps the storage (`Accounted.keeps`), the engine names the category; otherwise the category
+    follows from the use of the storage by an operator, or from the time of its release."""
 
     def __init__(self, engine: Accounted, device: torch.device, log: type[StorageLog] = StorageLog) -> None:
-        """log: the class of the log; a subclass of StorageLog may record more."""
+        """log: the class of the log, which is StorageLog or a subclass that records more."""
         self._engine = engine
         self._named: dict[int, str] = {}
-        self._looking = False  # whether gradients are searched now: from the end of backward to the optimizer's step
+        self._looking = False  # whether the log must look for new gradients: from the end of backward to the optimizer's step
         self.log = log(device, self._between)
 
     def __enter__(self) -> StepMemory:

@@ -21,17 +21,17 @@ FORWARD, BACKWARD, OUTSIDE = PHASES = ("forward", "backward", "outside")
 class TensorStorage:
     """A piece of memory that one or more tensors share.
 
-    number: its index in `StorageLog.storages`. nbytes: its present size. as_weight: whether an operator used it as an
-    nn.Parameter or as a 16-bit copy of a weight. saved: whether it was allocated in forward (or in its recomputation) and still
-    existed when backward continued. stays: whether it still existed at the end of the step.
+    number: the index of this object in `StorageLog.storages`. nbytes: the present size. as_weight: whether an operator used the
+    memory as an nn.Parameter or as a 16-bit copy of a weight. saved: whether the memory was allocated in forward (or when
+    forward was recomputed) and still existed when backward continued. stays: whether it still existed at the end of the step.
     """
 
     __slots__ = ("as_weight", "first", "nbytes", "number", "saved", "stays")
 
     def __init__(self, number: int, nbytes: int, first: int | None) -> None:
         self.number, self.nbytes = number, nbytes
-        # If the storage was first seen as an input, and not as the output of an operator: the index of its first change. Else
-        # None.
+        # The index of the storage's first change if the storage was first seen as the input of an operator; None if it was
+        # first seen as an output.
         self.first = first
         self.as_weight = self.saved = self.stays = False
 
@@ -116,7 +116,7 @@ class StorageLog(TorchDispatchMode):
         return self._seen(local.untyped_storage()) if _is_plain(local) else None
 
     def _turn(self, phase: str) -> None:
-        """Detect the end of a forward or backward pass. phase: the phase of the operator that runs next."""
+        """Detect the end of a forward or a backward pass. phase: the phase of the operator that runs next."""
         if phase == BACKWARD:
             for storage in self._fresh.values():
                 storage.saved = True

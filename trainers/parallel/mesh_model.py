@@ -58,8 +58,8 @@ class MeshModel:
     ) -> None:
         """stages: number of stages of the whole pipeline; rank r of n has the stages r, r + n, ...; 0: no pipeline.
         split: whether blocks are split over the tp ranks. sequence: whether the positions between split layers are split too.
-        reshard_after_forward: whether blocks are resharded after forward, if the model is sharded over the dp ranks; None: it
-        is not sharded.
+        reshard_after_forward: whether blocks are resharded after forward, if the model is sharded over the dp ranks; None: the
+        model is not sharded.
         """
         self.mesh = mesh_of(cell, ranks)
         self.stages, self._plan, self._split, self.sequence = stages, task.plan(), split, sequence
@@ -102,7 +102,8 @@ class MeshModel:
         self._tied_groups = self._meet({tuple(having) for having in self._holders.values() if len(having) > 1})
 
     def _distribute(self, block: nn.Module, outer: nn.Module, precision: str, again: bool | None) -> None:
-        """Split a block of this rank over tp and shard it over dp, if the model is split and sharded.
+        """Split a block of this rank over the tp ranks, if the model is split, and shard it over the dp ranks, if the model is
+        sharded.
 
         outer: the block with its wrappers. again: whether the block is resharded after forward; None if it is not sharded.
         """
@@ -113,7 +114,7 @@ class MeshModel:
             self._shard(outer, precision, list(outer.parameters()), inside=True, again=again)
 
     def _shard(self, module: nn.Module, precision: str, parameters: list[nn.Parameter], *, inside: bool, again: bool) -> None:
-        """Shard a block, or the rest of a part, over the dp ranks. No other wrapper may follow.
+        """Shard a block, or the rest of a part, over the dp ranks. No other wrapper may be applied afterwards.
 
         inside: whether the module is a block. again: reshard_after_forward; false for the rest (parameters outside of blocks),
         because backward needs these parameters at once.
@@ -128,7 +129,7 @@ class MeshModel:
         sets: for each group, the positions of its ranks in the pipeline. Returns the groups of this rank.
         """
         found = {}
-        lines = self.mesh.mesh.flatten(1)  # (pp, pipelines)
+        lines = self.mesh.mesh.flatten(1)  # the ranks as a tensor (pp, pipelines): each column is a pipeline
         for ends in sorted(sets):
             pipelines = [lines[list(ends), line].tolist() for line in range(lines.shape[1])]
             group, _ = dist.new_subgroups_by_enumeration(pipelines)  # type: ignore[no-untyped-call]
@@ -149,7 +150,7 @@ class MeshModel:
         return [{"params": group} for group in groups.values()]  # type: ignore[misc]
 
     def tied(self) -> list[tuple[nn.Parameter, int]]:
-        """(parameter, number of ranks of this pipeline that have it) for each tied parameter that other ranks have too."""
+        """For each tied parameter that other ranks of this pipeline have too: (parameter, number of ranks that have it)."""
         return [(p, len(self._holders[name])) for name, p in self.named() if len(self._holders[name]) > 1]
 
     def sum_tied_gradients(self) -> None:
@@ -161,8 +162,8 @@ class MeshModel:
                 dist.all_reduce(local(parameter.grad), group=self._tied_groups[ends])
 
     def sum_partial_gradients(self) -> None:
-        """Sum the gradients of some parameters over the tp ranks: of those that see only a slice of the positions on each rank,
-        such as layer norms with sequence parallelism."""
+        """Sum over the tp ranks the gradients of parameters that see only a slice of the positions on each rank, such as layer
+        norms with sequence parallelism."""
         gradients = [local(p.grad) for name, p in self.named() if name in self._partial and p.grad is not None]
         if gradients:
             together = torch.cat([gradient.flatten() for gradient in gradients])

@@ -1,4 +1,4 @@
-"""The step of a pipeline on one rank, with torch's schedules. The clock measures every pass, including the wait before it."""
+"""The step of a pipeline on one rank, with torch's schedules. The clock measures every pass, and the wait before the pass."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class Pipeline:
         return dtypes.stream_dtype(self._cell.precision)
 
     def rehearse(self, clock: Clock) -> None:
-        """Make a step, whose gradients the caller discards. In its first step, the schedule infers shapes and opens
-        connections, which must not happen in a timed step."""
+        """Make a step whose gradients the caller discards. In its first step, the schedule infers shapes and opens connections,
+        which must not happen in a timed step."""
         some = self._task.fetch(np.zeros(self._cell.micro_batch_size, dtype=np.int64), self._device)
         with self.computing():  # to infer shapes, the schedule calls the modules without the context of `Stage`
             self.step([some] * self._cell.gradient_accumulation_steps, clock)

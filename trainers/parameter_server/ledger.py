@@ -33,7 +33,7 @@ class Ledger:
 
     def __init__(self, workers: int, mode: Mode) -> None:
         self.mode = mode
-        self.updates = 0  # also the version of the parameters
+        self.updates = 0  # the number of updates so far, which is also the version of the parameters
         self.steps = [0] * workers  # number of steps that each worker has pushed
         self.pulls = 0  # number of pulls of all workers
         self.staleness: Counter[int] = Counter()  # staleness -> number of pushes
@@ -50,8 +50,8 @@ class Ledger:
         return 1 / (1 + staleness) if self.mode.staleness_weighted else 1.0
 
     def go_on(self, updates: int) -> None:
-        """Set the state of a run that resumes. Before, there were `updates` updates with gradients of all workers, and each
-        worker pulled the parameters after every update."""
+        """Set the counts for a run that resumes. updates: the number of updates before the checkpoint. Each of them had
+        gradients of all workers, and each worker pulled the parameters after every update."""
         self.updates, self.pulls = updates, updates * len(self.steps)
         self.steps = [updates] * len(self.steps)
         self.staleness = Counter({0: self.pulls})

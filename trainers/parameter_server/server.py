@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request that a thread received. a, b, c: as in `Kind`. payload: a buffer that the thread reuses after the answer."""
+    """A request of a worker that a thread received. a, b, c: as in `Kind`. payload: a buffer, which the thread reuses after the
+    answer."""
 
     worker: int
     kind: Kind
@@ -56,7 +57,7 @@ class ParameterServer(Server):
         self._optimizer = optimization.make(cell.optimizer, [self._parameters])
         self._ledger = Ledger(cell.gpus, mode)
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._pushed: dict[int, Request] = {}  # pushes that wait for those of all other workers, if the mode says so
+        self._pushed: dict[int, Request] = {}  # by worker: pushes that wait for the pushes of all workers, if the mode says so
         self._held: dict[int, Request] = {}  # by worker: pushes that are applied, but not answered yet
         self._met: dict[int, torch.Tensor] = {}
 
@@ -127,7 +128,7 @@ class ParameterServer(Server):
             return
         self._pushed[request.worker] = request
         if self._pushed.keys() == self._ledger.present:
-            self._update([self._pushed[worker] for worker in sorted(self._pushed)])  # always in this order: equal rounding
+            self._update([self._pushed[worker] for worker in sorted(self._pushed)])  # a fixed order gives equal rounding
             self._held, self._pushed = self._pushed, {}
 
     def _update(self, pushes: list[Request]) -> None:
@@ -144,8 +145,8 @@ class ParameterServer(Server):
         self._ledger.updates += 1
 
     def _restore(self, request: Request) -> None:
-        """Load the state from a RESTORE request. Only servers that wait for all workers are saved, so each update so far was
-        one step of every worker."""
+        """Load the state from a RESTORE request. Checkpoints exist only for servers that wait for all workers, so each update
+        before the checkpoint was one step of every worker."""
         assert request.payload is not None
         parameters, *momentum = torch.split(request.payload, self._parameters.numel())
         with torch.no_grad():

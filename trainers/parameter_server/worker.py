@@ -1,4 +1,4 @@
-"""A worker: computes a gradient, pushes a slice of it to each server, and continues with the parameters that they return."""
+"""A worker: computes a gradient, pushes a slice of it to each server, and continues with the parameters that servers return."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WorkerEngine(ReplicatedEngine):
         self._flatten()
         self._servers = range(cell.gpus, cell.world_size)
         self._slices = dict(zip(self._servers, protocol.shares(self._parameters.numel(), cell.servers)))
-        self._versions = dict.fromkeys(self._servers, 0.0)  # server -> version of the parameters that this worker has
+        self._versions = dict.fromkeys(self._servers, 0.0)  # server -> version of its parameters that this worker has
         self._link = ServerLink(ranks)
         self._speaks = ranks.rank == 0 and cell.optimizer.momentum > 0  # whether this worker saves and restores momentum
         self._room: torch.Tensor | None = None  # memory for the servers' momentum while a checkpoint is loaded
@@ -208,15 +208,15 @@ class ServerPeers:
         self._link, self._server, self._device = link, server, device
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """Gather the numbers of all workers that are left: (workers, n) in float64, in the order of ranks. Every worker passes
-        n numbers."""
+        """Gather the numbers of all workers that have not ended. Every worker passes n numbers. Returns an array (workers, n)
+        in float64, in the order of ranks."""
         mine = torch.tensor(numbers, dtype=torch.float64)
         self._link.send(self._server, (Kind.MEET, len(mine)), mine if len(mine) else None)
         rows = torch.empty(int(self._link.header(self._server)[0]), len(mine), dtype=torch.float64)
         return (self._link.receive(self._server, rows) if rows.numel() else rows).numpy()
 
     def barrier(self) -> None:
-        """Wait until every worker that is left has called `barrier` and its device is idle."""
+        """Wait until every worker that has not ended has called `barrier` and its device is idle."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.gather([])

@@ -31,7 +31,7 @@ class Split(NamedTuple):
 
 
 def split_of(model: nn.Module, blocks: Sequence[nn.Module], made: Any) -> Split | str:
-    """How the blocks of a model can be split; or the reason why they cannot, as the end of a sentence.
+    """How the blocks of a model can be split, or, as the end of a sentence, why they cannot be split.
 
     made: the configuration of the model, as an object of transformers.
     """

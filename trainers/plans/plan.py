@@ -38,7 +38,7 @@ class ModelPlan(ABC):
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
         """Undo the changes of `split` in a gathered parameter: return it in the shape and order that it has in `Task.model`.
 
-        name: of the parameter in `Task.model`. ranks: number of ranks over which the model is split.
+        name: the name of the parameter in `Task.model`. ranks: the number of ranks over which the model is split.
         """
 
     @abstractmethod
@@ -50,7 +50,7 @@ class ModelPlan(ABC):
         """
 
 
-POSITIONS = 1  # the dimension of a hidden state (items, positions, width)
+POSITIONS = 1  # the index of the dimension `positions` in a hidden state (items, positions, width)
 
 
 def share(blocks: int, index: int, count: int) -> slice:

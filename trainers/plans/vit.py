@@ -13,7 +13,7 @@ from trainers.plans.plan import ModelPlan, share
 
 
 class VitPlan(ModelPlan):
-    backward_reductions = 4  # of the gradients of the inputs of q_proj, k_proj, v_proj and fc1
+    backward_reductions = 4  # for the gradients of the inputs of the four layers q_proj, k_proj, v_proj and fc1
 
     def __init__(self, positions: int, width: int) -> None:
         self.hidden = (positions, width)

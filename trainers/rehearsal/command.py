@@ -1,4 +1,5 @@
-"""``python -m trainers rehearse``: reads a request and writes the answer. torch is imported only if the cache has no answer."""
+"""``python -m trainers rehearse``: reads a request to rehearse a cell, and writes the result (the answer). torch is imported
+only if the cache does not have the answer."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from shardlab.errors import InputError
 from shardlab.rehearsed import Answer, RehearsalRequest, Rehearsed
 from trainers import menu, own_strategy
 
-NICE = 10  # a rehearsal uses all processors for a while; other processes of this machine go first
+NICE = 10  # the niceness of a rehearsal: it uses all processors, and other processes of this machine must go first
 
 
 def run(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
-    """Write the answer to a request as JSON to standard output; all else goes to standard error.
+    """Write the answer to a request as JSON to standard output; all other output goes to standard error.
 
-    file: the request, None for standard input. cache: a folder with earlier answers, made if it does not exist. Raises
-    InputError if the request is none.
+    file: the file with the request; None: standard input. cache: a folder with earlier answers, which is made if it does not
+    exist. Raises InputError if the request is not valid.
     """
     request = _read(file)
     answer_out = _keep_for_answer()
@@ -49,7 +50,8 @@ def _read(file: Path | None) -> RehearsalRequest:
 
 
 def _keep_for_answer() -> int:
-    """A copy of standard output. Standard output itself becomes standard error, because libraries write to it."""
+    """Make a copy of standard output for the answer. Standard output itself is redirected to standard error, because libraries
+    may print text."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -57,7 +59,7 @@ def _keep_for_answer() -> int:
 
 
 def _cached(place: Path) -> Answer | None:
-    """An earlier answer; None if there is none, or none that can be read."""
+    """Read an earlier answer from a file; None if the file does not exist or cannot be read."""
     try:
         return rehearsed.decode(place.read_bytes())
     except (OSError, msgspec.DecodeError):

@@ -28,11 +28,11 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
 class CountedStep(NamedTuple):
-    """One step of one rank.
+    """What was recorded in one step of one rank.
 
-    peaks: bytes by category at the peak of each section of the step: forward, the first and the second half of backward, and
-    what comes after it. The step's own peak is the largest of these. kept: bytes by category after the step.
-    calls: the collectives and how often each started.
+    peaks: for each section of the step, the bytes by category at the peak of the section. The sections are forward, the first
+    and the second half of backward, and the rest. The peak of the step is the largest of these peaks. kept: bytes by category
+    after the step. calls: each collective, with the number of its starts. flops: floating-point operations.
     """
 
     peaks: dict[str, Memory]
@@ -42,10 +42,11 @@ class CountedStep(NamedTuple):
 
 
 def count(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep:
-    """Make the step on fake tensors. The optimizer's state must have been allocated by earlier steps."""
+    """Make a step on fake tensors (which have shapes, but no memory), and record it. Earlier steps must have allocated the
+    optimizer's state."""
     memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
     for tensor in alive():
-        memory.log.find(tensor)  # also what no operator of the step reads, or what the step replaces
+        memory.log.find(tensor)  # so that the log also knows tensors that no operator reads, or that the step replaces
     clock.start()
     with memory, operations, communication.counting() as calls:
         engine.forward_backward(batches, clock)
@@ -56,7 +57,8 @@ def count(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep
 
 
 class _SectionLog(StorageLog):  # type: ignore[no-untyped-call]
-    """A log that also notes the section of each change. Recomputation of forward is a part of backward here."""
+    """A log that also records in which section of the step each change happened. Recomputation of forward counts as
+    backward."""
 
     def __init__(self, device: torch.device, between: Callable[[], object]) -> None:
         super().__init__(device, between)
@@ -69,7 +71,7 @@ class _SectionLog(StorageLog):  # type: ignore[no-untyped-call]
 
 
 def _peaks(log: _SectionLog, category: Callable[[int], str]) -> tuple[dict[str, Memory], Memory]:
-    """(the peak of each section, the memory after the step), in bytes by category."""
+    """Compute (the memory at the peak of each section, the memory after the step), in bytes by category."""
     now = dict.fromkeys(CATEGORIES, 0)
     changes = list(zip(log.changes, log.sections, strict=True))
     for change, _ in changes:
@@ -91,8 +93,8 @@ def _peaks(log: _SectionLog, category: Callable[[int], str]) -> tuple[dict[str, 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the floating-point operations of matrix products, convolutions and attention, by the formulas of torch.
 
-    torch's own FlopCounterMode counts those of all ranks if a tensor is split over ranks (DTensor), and keeps activations alive
-    that are recomputed.
+    torch's FlopCounterMode is not used: for a tensor that is split over ranks (DTensor), it counts the operations of all ranks,
+    and it keeps activations in memory that are recomputed.
     """
 
     def __init__(self) -> None:
@@ -106,7 +108,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # DTensor and its like unfold first
+            return NotImplemented  # DTensor and similar classes then call operators on their inner tensors, which are counted
         given = operator(*args, **(kwargs or {}))
         if (formula := self._formulas.get(operator._overloadpacket)) is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=given)

@@ -1,4 +1,5 @@
-"""Rehearses a deep model at two smaller depths, and extrapolates to its own depth what is linear in the number of blocks."""
+"""Rehearses a deep model with two smaller numbers of blocks, and extrapolates to its own depth the values that grow linearly
+with the number of blocks."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from trainers import menu
 from trainers.communication import Call
 from trainers.rehearsal.counted_step import CountedStep, Memory
 
-WHOLE = 12  # blocks per rank up to which a model is rehearsed at its own depth
+WHOLE = 12  # a model with at most this many blocks per rank is rehearsed at its own depth
 LEAST, MORE = (
     4,
     2,
-)  # blocks per rank at the smaller depth, of which not all are first or last ones, and how many more at the other
+)  # blocks per rank at the smaller depth (so some are neither first nor last), and how many more at the other depth
 
 
 def blocks_option(cell: Cell) -> str | None:
@@ -30,9 +31,9 @@ def blocks_option(cell: Cell) -> str | None:
 
 
 def two_depths(cell: Cell) -> tuple[int, int] | None:
-    """The two numbers of blocks at which a cell is rehearsed; None if it is rehearsed as it is.
+    """The two numbers of blocks with which a cell is rehearsed; None if it is rehearsed with all its blocks.
 
-    Both have the same pattern as the cell: blocks are divided equally among the stages of a pipeline, and into segments or
+    With both numbers, blocks are divided as in the cell: equally among the stages of a pipeline, and equally into segments or
     groups of activation checkpointing.
     """
     name, per_rank = blocks_option(cell), cell.options.get("stages_per_rank", 1)
@@ -49,14 +50,14 @@ def two_depths(cell: Cell) -> tuple[int, int] | None:
 
 
 def at_depth(cell: Cell, blocks: int) -> Cell:
-    """The cell with another number of blocks."""
+    """A copy of the cell whose model has `blocks` blocks."""
     name = blocks_option(cell)
     assert name is not None
     return msgspec.structs.replace(cell, options={**cell.options, name: blocks})
 
 
 class DepthLine:
-    """The straight line through the values at two depths, at the cell's own depth."""
+    """Extrapolates from the values at two depths to the cell's own depth, along a straight line."""
 
     def __init__(self, depths: tuple[int, int], cell: Cell) -> None:
         low, high = depths
@@ -64,22 +65,26 @@ class DepthLine:
         self._further = (blocks - high) / (high - low)
 
     def at(self, low: float, high: float) -> float:
-        """The value at the cell's depth. low, high: the values at the two depths."""
+        """The extrapolated value at the cell's own number of blocks. low, high: the values at the two rehearsed depths."""
         return high + self._further * (high - low)
 
     def memory(self, low: Memory, high: Memory) -> Memory:
-        """Bytes by category."""
+        """The bytes of each category at the cell's depth. low, high: the bytes by category at the two depths."""
         return {name: max(0, round(self.at(low[name], high[name]))) for name in high}
 
     def step(self, low: CountedStep, high: CountedStep) -> CountedStep:
-        """Memory and operations. The collectives are those of `collectives`."""
+        """The memory and the operations of a step at the cell's depth. `collectives` computes the collectives."""
         sections = [section for section in high.peaks if section in low.peaks]
         peaks = {section: self.memory(low.peaks[section], high.peaks[section]) for section in sections}
         return CountedStep(peaks, self.memory(low.kept, high.kept), high.calls, self.at(low.flops, high.flops))
 
     def collectives(self, low: dict[Call, int], high: dict[Call, int]) -> tuple[RehearsedCollective, ...]:
-        """If both depths have the same messages, their number is extrapolated. Else messages are buckets of several blocks:
-        then the number and the sum of messages of an operation are extrapolated, and all have the mean size."""
+        """The collectives of a step at the cell's depth. low, high: for each collective, how often it starts at the two depths.
+
+        If both depths have messages of the same sizes, the number of messages is extrapolated. Otherwise a message is a bucket
+        of several blocks: then the number of messages and the sum of their bytes are extrapolated, and all messages have the
+        mean size.
+        """
         if low.keys() == high.keys():
             return as_collectives({call: self.at(low[call], times) for call, times in high.items()})
         summed: dict[Call, float] = {}
@@ -91,7 +96,7 @@ class DepthLine:
 
 
 def as_collectives(calls: Mapping[Call, float]) -> tuple[RehearsedCollective, ...]:
-    """The collectives of a step with how often each starts."""
+    """Convert the collectives of a step to the form of the answer. calls: for each collective, how often it starts."""
     ordered = sorted(calls.items(), key=lambda item: (item[0].op, item[0].ranks, item[0].payload_bytes))
     return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in ordered if times)
 

@@ -1,7 +1,7 @@
-"""A process group of one process that stands for one rank of many: its collectives exchange nothing and end at once.
+"""Lets one process act as one rank of many: in its process group, collectives exchange nothing and end at once.
 
-It is torch's backend `fake`. Here is what engines need besides: results of collectives that are waited for, and the shapes that
-pipeline stages would tell each other. What it uses of torch's private parts stays here.
+The group is torch's backend `fake`. This module adds what engines need: results of collectives for which engines wait, and the
+shapes that pipeline stages would send each other. Only this module uses the private parts of torch that are needed for this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainers.rehearsal.fake_tensors import RealIntegers, real_tensors
 
 
 class FakeRanks(Ranks):
-    """All processes of a run, as seen by one of them, of which the others do not exist."""
+    """The ranks of a run as seen by one process, although the processes of the other ranks do not exist."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.local_rank, self.world_size = rank, 0, world_size
@@ -37,16 +37,16 @@ class FakeRanks(Ranks):
             return super().mesh(shape, names)
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """As if every rank had passed the numbers of this rank."""
+        """Return the result as if every rank had passed the same numbers as this rank."""
         return np.tile(np.array(numbers, dtype=np.float64), (self.world_size, 1))
 
     def barrier(self) -> None:
-        """Nobody is waited for."""
+        """Returns at once, because there are no other ranks to wait for."""
 
 
 @contextmanager
 def fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
-    """This process as a rank of a world of `world_size` ranks in the `with` block."""
+    """In the `with` block, this process acts as rank number `rank` of `world_size` ranks."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         with (
@@ -54,7 +54,7 @@ def fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
             _replaced(dist, "new_group", _new_group),
             # DistributedDataParallel's check of shapes reads, in C++, memory that fake tensors do not have.
             _replaced(DistributedDataParallel, "_pre_forward", _pre_forward),
-            # Fake tensors all have the address 0, by which FSDP1 tells whether one has memory.
+            # FSDP1 takes a tensor with the address 0 for a tensor without memory, and all fake tensors have this address.
             _replaced(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
             _replaced(_flat_param, "_same_storage", _same_storage),
             _replaced(_fsdp_param, "_chunk_with_empty", _Chunks),
@@ -66,8 +66,8 @@ def fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
 
 
 class _Chunks(Sequence[torch.Tensor]):
-    """A tensor in chunks, as FSDP2 makes them, of which only those that are used exist: FSDP2 cuts each parameter into a chunk
-    for each rank and uses two of them, which took most of the time with hundreds of ranks."""
+    """The chunks into which FSDP2 cuts a parameter, one for each rank. A chunk is made only when it is used: FSDP2 uses only
+    two of them, and with hundreds of ranks, making all chunks took most of the time."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._count, self._dim = tensor, num_chunks, dim
@@ -92,16 +92,16 @@ _real_all_reduce, _real_new_group = dist.all_reduce, dist.new_group
 
 
 class _Done:
-    """The handle of a collective that is over."""
+    """The handle of a collective that has already ended."""
 
     def __init__(self, results: list[torch.Tensor]) -> None:
         self._results = results
 
     def wait(self) -> None:
-        """The collective is over."""
+        """Returns at once, because the collective has already ended."""
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future that has the result; the futures of the backend `fake` have none."""
+        """A future with the result of the collective. The futures of the backend `fake` have no result."""
         future = torch.futures.Future[list[torch.Tensor]]()
         future.set_result(self._results)
         return future
@@ -113,13 +113,13 @@ def _all_reduce(tensor: torch.Tensor, *args: Any, async_op: bool = False, **kwar
 
 
 def _new_group(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
-    """A group of the backend `fake`, whichever backend is wanted."""
+    """Replaces `dist.new_group`: makes a group with the backend `fake`, whichever backend the caller asks for."""
     return _real_new_group(*args, **kwargs)
 
 
 def give_hook(model: object) -> None:
-    """Give a DistributedDataParallel without a communication hook a hook that does the same: without a hook, its C++ part waits
-    for a result that the backend `fake` does not give."""
+    """Register a communication hook that averages gradients with a DistributedDataParallel that has no hook. Without a hook,
+    its C++ part would wait for a result that the backend `fake` does not give."""
     if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
         model.register_comm_hook(None, _averaging_hook)
 
@@ -139,15 +139,15 @@ _real_pre_forward = DistributedDataParallel._pre_forward
 
 
 def _pre_forward(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-    # Inside, the C++ part of DistributedDataParallel compares the order of gradients among ranks.
+    # In this call, the C++ part of DistributedDataParallel compares the order of gradients among ranks, with real integers.
     with RealIntegers():  # type: ignore[no-untyped-call]
         return _real_pre_forward(model, *args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def neighbours(hidden: Callable[[], torch.Tensor]) -> Iterator[None]:
-    """Pipeline stages on other ranks say in the `with` block that they send and expect tensors like `hidden()`, the hidden
-    state of a micro-batch between two blocks."""
+    """In the `with` block, a pipeline stage learns the shapes of the tensors that it exchanges with stages on other ranks from
+    `hidden()`, which returns the hidden state of a micro-batch between two blocks."""
 
     def told(stage: Stage, source: int) -> Any:
         state = hidden()
@@ -161,7 +161,7 @@ def neighbours(hidden: Callable[[], torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def _replaced(place: Any, name: str, substitute: Callable[..., Any]) -> Iterator[None]:
-    """Set an attribute of a module or a class in the `with` block."""
+    """In the `with` block, replace the attribute `name` of a module or class by `substitute`."""
     before = place.__dict__.get(name)
     setattr(place, name, substitute)
     try:

@@ -1,7 +1,8 @@
-"""The context in which engines run on tensors that have shapes but no memory. What it uses of torch's private parts stays here.
+"""A context in which engines run on fake tensors, which have shapes but no memory. Only this module uses the private parts of
+torch that are needed for this.
 
-torch's FakeTensorMode alone runs no engine, for three reasons. Meshes and process groups compute with small integer tensors
-whose values they need. Engines read a few numbers from tensors, such as the sign that a gradient overflowed. And nn.Module.to
+torch's FakeTensorMode alone is not enough, for three reasons. Meshes and process groups compute with small integer tensors
+whose values they need. Engines read a few numbers from tensors, such as the flag that a gradient overflowed. And nn.Module.to
 refuses fake parameters.
 """
 
@@ -18,12 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-DEVICE = torch.device("meta")  # where the storages of fake tensors are, whatever device the tensors say
+DEVICE = torch.device("meta")  # the device of the storages of fake tensors, whatever device the tensors report
 
 
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
-    """New tensors are fake in the `with` block. Real tensors that are computed with each other stay real."""
+    """In the `with` block, new tensors are fake. Operations whose inputs are all real give real tensors."""
     apply = nn.Module._apply
     nn.Module._apply = _apply  # type: ignore[method-assign]
     try:
@@ -34,8 +35,8 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
 
 def alive() -> list[FakeTensor]:
-    """All fake tensors that exist and would have memory."""
-    gc.collect()  # tensors in cycles would be freed at some later moment
+    """All fake tensors that exist, so that real tensors in their place would occupy memory."""
+    gc.collect()  # otherwise, unused tensors in reference cycles would still exist
     return [found for found in gc.get_objects() if issubclass(type(found), FakeTensor) and found.device.type != "meta"]
 
 
@@ -44,11 +45,11 @@ real_tensors = unset_fake_temporarily
 
 
 class _RealNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Computes with real tensors as usual, and gives a zero where a number is read from a fake tensor."""
+    """A context in which reading a number from a fake tensor gives zero. Real tensors are computed as usual."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # DTensor and its like unfold first
+            return NotImplemented  # DTensor and similar classes then call operators on their inner tensors
         named = kwargs or {}
         if operator is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return _number(args[0].dtype)
@@ -60,7 +61,7 @@ class _RealNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """New tensors of integers are real in this context, inside `fake_tensors`."""
+    """A context inside `fake_tensors` in which new tensors of integers are real."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -72,15 +73,15 @@ class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _number(dtype: torch.dtype) -> float | int | bool:
-    """What a rehearsal reads from a fake tensor: a zero, so that no gradient has overflowed."""
+    """The number that is read from a fake tensor: zero, so that the overflow flag says that no gradient has overflowed."""
     if dtype is torch.bool:
         return False
     return 0.0 if dtype.is_floating_point else 0
 
 
 def _apply(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-    """nn.Module._apply, which changes the data of fake parameters instead of swapping them (torch 2.13 fails at this, because
-    a fake tensor is referred to weakly by its mode)."""
+    """Replaces nn.Module._apply. It changes the data of fake parameters instead of swapping the parameters: torch 2.13 cannot
+    swap them, because FakeTensorMode has weak references to fake tensors."""
     for child in module.children() if recurse else ():
         child._apply(fn)  # type: ignore[no-untyped-call]
     for name, parameter in module._parameters.items():

@@ -1,7 +1,7 @@
 """Rehearses steps in forked processes, several at a time.
 
-Each step has a process of its own: torch and DeepSpeed remember process groups, and a step of another rank would get those of
-the rank before. A fork costs a tenth of a second, the imports of a new process cost seconds.
+Each step has a process of its own: torch and DeepSpeed remember process groups, so in one process, a step of another rank would
+get the groups of the previous rank. A fork takes a tenth of a second; the imports of a new process would take seconds.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from trainers.rehearsal.counted_step import CountedStep
 
 
 class StepFailed(ShardlabError):
-    """A step could not be rehearsed; the message is the error of its process."""
+    """Raised if a step could not be rehearsed. The message is the error of the process that rehearsed the step."""
 
 
 def each(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedStep]:
-    """The results of functions that rehearse a step, in their order. Raises StepFailed if one of them fails."""
+    """Call functions that each rehearse a step, in forked processes. Returns their results in the same order. Raises StepFailed
+    if a function fails."""
     with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
         waiting, running = deque(range(len(steps))), dict[int, int]()
         try:
@@ -45,7 +46,8 @@ def each(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedStep]:
 
 
 def _fork(step: Callable[[], CountedStep], place: Path) -> int:
-    """Start a process that writes its result, or the sentence of its error, to `place`."""
+    """Fork a process that calls `step` and writes the result, or a sentence about its error, to the file `place`. Returns the
+    process id."""
     if (child := os.fork()) != 0:
         return child
     code = 1

@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
     from trainers.task import Task
 
-# Steps until one step is like the next, if it is more than one. The first step allocates the optimizer's state. DDP makes its
-# buckets anew in the second, PowerSGD makes two exact steps, and DeepSpeed's stage 3 compares the order of modules among ranks.
+# The number of steps before the counted step, for strategies that need more than one step until all further steps are equal.
+# The first step allocates the optimizer's state. DDP makes new buckets in its second step, PowerSGD makes two exact steps, and
+# stage 3 of DeepSpeed compares the order of modules among ranks.
 FIRST_STEPS = {"ddp": 2, "ddp-powersgd": 4, "zero3": 3}
 MOST_FIRST_STEPS = max(FIRST_STEPS.values())
 
 
 def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
-    """The answer for a cell. full_depth: rehearse a deep model as it is. data_path: a folder for data that tasks make, such as
-    a text. An error of a library becomes the reason of the answer."""
+    """Rehearse a cell and return the answer. full_depth: whether to rehearse a deep model with all its blocks. data_path: a
+    folder for data that tasks make, such as a text. If a library raises an error, the answer says that the rehearsal failed."""
     began = time.perf_counter()
     try:
         if (why := menu.refuse(cell) or why_not(cell)) is not None:
@@ -44,7 +45,7 @@ def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
         rehearsed, remarks = substitute(cell)
         chosen = None if full_depth else depths.two_depths(rehearsed)
         ranks = _ranks(rehearsed, data_path, chosen)
-    except Exception as error:  # noqa: BLE001 - a library that does not run on fake tensors; a formula serves then
+    except Exception as error:  # noqa: BLE001 - a library may fail on fake tensors; the planner then uses its formula
         traceback.print_exception(error)
         return NotRehearsed(SCHEMA, cell.hash(), f"the rehearsal failed: {sentence(error)}", time.perf_counter() - began)
     return Rehearsed(
@@ -63,14 +64,14 @@ def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
 
 
 def _kinds(cell: Cell) -> list[tuple[int, int]]:
-    """(rank, number of ranks like it): one rank for each stage of the pipeline. Of ranks that share the parameters of a stage,
-    the first has the largest part. Parameter servers use no GPU and are left out."""
+    """The ranks that are rehearsed, one for each stage of the pipeline, as (rank, number of ranks with the same stage). The
+    first rank of a stage has the largest part of its parameters. Parameter servers use no GPU and are left out."""
     alike = cell.gpus // cell.pp
     return [(stage * alike, alike) for stage in range(cell.pp)]
 
 
 def _ranks(cell: Cell, data_path: Path, two: tuple[int, int] | None) -> tuple[RehearsedRank, ...]:
-    """The answer for each kind of rank. two: the depths to extrapolate from, or None."""
+    """The results for each kind of rank. two: the two numbers of blocks from which to extrapolate; None: no extrapolation."""
     kinds = _kinds(cell)
     cells = [cell] if two is None else [depths.at_depth(cell, blocks) for blocks in two]
     steps = fork_steps.each([partial(_step, shallow, data_path, rank) for rank, _ in kinds for shallow in cells])
@@ -99,13 +100,13 @@ def _answer(rank: int, alike: int, step: CountedStep, collectives: tuple[Rehears
 
 
 def _step(cell: Cell, data_path: Path, rank: int) -> CountedStep:
-    """A step of a rank."""
+    """Make the counted step of the rank with this number, in a fake process group."""
     with fake_group(rank, cell.world_size) as ranks:
         return counted(cell, data_path, ranks)
 
 
 def counted(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
-    """A step of this rank after the first steps."""
+    """Build the engine of this rank on fake tensors, make the first steps, and count the next step."""
     task = task_of(cell, data_path)
     with fake_tensors() as mode, neighbours(lambda: _hidden(cell, task)):
         torch.manual_seed(cell.seed)
@@ -120,16 +121,17 @@ def counted(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
 
 
 def _first_steps(cell: Cell) -> int:
-    """The steps before the counted step. A strategy of the workspace may build any engine, so it makes the most steps."""
+    """The number of steps before the counted step. A strategy of the workspace may use any engine, so it makes as many steps as
+    the strategy that needs most."""
     return FIRST_STEPS.get(cell.strategy, 1) if cell.strategy_code is None else MOST_FIRST_STEPS
 
 
 def _batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:
-    """A fake micro-batch."""
+    """A micro-batch of fake tensors, with the shapes of the task's data."""
     batch = task.fetch(np.arange(cell.micro_batch_size) % task.source.items, torch.device("cpu"))
     return Batch(mode.from_tensor(batch.inputs), mode.from_tensor(batch.targets))
 
 
 def _hidden(cell: Cell, task: Task) -> torch.Tensor:
-    """The hidden state of a micro-batch between two blocks."""
+    """A tensor with the shape and dtype of the hidden state of a micro-batch between two blocks."""
     return torch.empty(cell.micro_batch_size, *task.plan().hidden, dtype=dtypes.stream_dtype(cell.precision))

@@ -32,8 +32,8 @@ def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
 
 
 def _why_own_is_not_staged(cell: Cell, workload: Workload, stages: int) -> str | None:
-    """As `why_not_staged`, for a workspace's own workload. If a cell changes the options, the number of blocks may be
-    different; then only the ranks check it."""
+    """As `why_not_staged`, for a workspace's own workload. If a cell changes the options of the workload, the number of blocks
+    may be different; in this case, only the ranks check the number."""
     if not workload.most_stages and workload.is_data:
         return (
             f"{cell.strategy} cannot divide {cell.workload} into pipeline stages: where it may be cut is not known "

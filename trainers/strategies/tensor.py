@@ -27,8 +27,8 @@ def why_not_split(cell: Cell) -> str | None:
 
 
 def _why_own_is_not_split(cell: Cell, workload: Workload) -> str | None:
-    """As `why_not_split`, for a workspace's own workload. If a cell changes the options, the sizes of layers may be different;
-    then only the ranks check them."""
+    """As `why_not_split`, for a workspace's own workload. If a cell changes the options of the workload, the sizes of layers
+    may be different; in this case, only the ranks check the sizes."""
     if not workload.tensor_degrees and workload.is_data:
         return (
             f"{cell.strategy} cannot split {cell.workload}: no split of its layers is known (docs/model-by-configuration.md)."

@@ -138,7 +138,7 @@ ALL_CUT = (
     Option("quantized_gradients", False, "send gradients as 4-bit integers (ZeRO++)"),
 )
 NO_PURE = "without ZeRO, DeepSpeed keeps an fp32 copy of the bf16 weights"
-CUTS = ("", "parameter", "gradient", "optimizer_state")  # stage n shards the last n of these
+CUTS = ("", "parameter", "gradient", "optimizer_state")  # ZeRO stage n shards the last n entries of this tuple
 HONOURED = ("activation_checkpointing", "max_grad_norm")
 
 

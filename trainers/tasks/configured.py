@@ -58,7 +58,7 @@ class Transformer(Task):
 
 
 class CausalTask(Transformer, TokenTask):
-    """A language model that predicts the next token."""
+    """The task of a language model that predicts the next token."""
 
     def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
         self.prepare(found, made)
@@ -80,7 +80,7 @@ class CausalTask(Transformer, TokenTask):
 
 
 class MaskedTask(Transformer, TokenTask):
-    """A language model that predicts the tokens at masked positions.
+    """The task of a language model that predicts the tokens at masked positions.
 
     Each sequence has the same number of masked positions, so that the mean loss of a part of a batch has the right weight. The
     inputs of an item are its tokens, followed by the numbers of its masked positions: (items, seq_len + masked positions).
@@ -119,7 +119,7 @@ class MaskedTask(Transformer, TokenTask):
 
 
 class ClassifierTask(Transformer, ImageTask):
-    """An image classifier."""
+    """The task of an image classifier of transformers."""
 
     def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
         self.prepare(found, made)

@@ -76,7 +76,7 @@ def flops_per_image(model: nn.Module, image: torch.Tensor) -> float:
 
 
 def of_type(block: type, model: nn.Module) -> list[nn.Module]:
-    """A network's modules of one class, in order."""
+    """All modules of a network that have the class `block`, in order."""
     return [module for module in model.modules() if isinstance(module, block)]
 
 
@@ -101,5 +101,5 @@ def mix(model: nn.Module) -> nn.Module:
     """Turn every BatchNorm2d of a network into MixedBatchNorm2d, in place. Parameters and their names stay the same."""
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
-            module.__class__ = MixedBatchNorm2d  # changed afterwards, because not every architecture has a parameter for it
+            module.__class__ = MixedBatchNorm2d  # changed here, because some networks of torchvision always use BatchNorm2d
     return model

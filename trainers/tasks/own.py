@@ -102,8 +102,8 @@ class OwnTask(Task):
         return Batch(inputs=to_device(inputs.numpy(), device), targets=to_device(targets.numpy(), device))
 
     def items(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """(inputs, targets) of the items with these indices, (n,), on the CPU. Raises InputError if the function `batch` does
-        not return two tensors with one entry for each item."""
+        """The (inputs, targets) of the items with these indices, (n,), on the CPU. Raises InputError if the function `batch` of
+        the file does not return two tensors with one entry for each item."""
         found = self._own.call("batch", torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64)))
         fits = isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, torch.Tensor) for part in found)
         if not fits or any(part.ndim == 0 or len(part) != len(indices) or part.device.type != "cpu" for part in found):

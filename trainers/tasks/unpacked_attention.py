@@ -27,13 +27,13 @@ def register() -> str:
 
 
 def nothing_padded(tokens: torch.Tensor) -> torch.Tensor:
-    """The padding mask (items, positions) of sequences without padding. If it is given, transformers does not check whether
-    sequences are packed."""
+    """The padding mask (items, positions) of sequences without padding. If this mask is given, transformers does not check
+    whether sequences are packed."""
     return torch.ones_like(tokens)
 
 
 def _mask_without_padding(*sizes: Any, attention_mask: torch.Tensor | None = None, **named: Any) -> torch.Tensor | None:
-    """Make a mask as transformers does, without reading the padding mask from the GPU. attention_mask: that of
+    """Make a mask as transformers does, but without reading the padding mask from the GPU. attention_mask: the mask from
     `nothing_padded`; it is ignored, because its content is known."""
     found: torch.Tensor | None = sdpa_mask(*sizes, attention_mask=None, **named)
     return found

@@ -22,7 +22,7 @@ def original(classes: int, dropout: bool) -> nn.Module:
 
 
 def narrow(classes: int, dropout: bool) -> nn.Module:
-    """A VGG with 13 convolutions that have a sixteenth of the channels, and with narrow linear layers."""
+    """A VGG with 13 convolutions, which have a sixteenth of the usual channels, and with narrow linear layers."""
     features = stages(NARROW)
     with torch.device("meta"):  # on the meta device, because the linear layers of torchvision are 4,096 wide and replaced below
         network = VGG(features, num_classes=classes, dropout=DROPOUT if dropout else 0.0)

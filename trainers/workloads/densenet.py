@@ -7,7 +7,7 @@ from trainers.convolutional_workload import variant
 from trainers.workload_options import IMAGENET_CLASSES
 
 TASK = "trainers.tasks.densenet"
-OPTIMIZER = Optimizer(name="sgd", lr=0.1)  # as in Huang et al., 2017, section 4.2, for a global batch of 256 images
+OPTIMIZER = Optimizer(name="sgd", lr=0.1)  # the optimizer of Huang et al., 2017, section 4.2, for a global batch of 256 images
 
 
 VARIANTS = (

@@ -7,7 +7,7 @@ from trainers.convolutional_workload import variant
 from trainers.workload_options import IMAGENET_CLASSES
 
 TASK = "trainers.tasks.resnet"
-OPTIMIZER = Optimizer(name="sgd", lr=0.1)  # as in He et al., 2016, section 3.4, for a global batch of 256 images
+OPTIMIZER = Optimizer(name="sgd", lr=0.1)  # the optimizer of He et al., 2016, section 3.4, for a global batch of 256 images
 
 
 VARIANTS = (

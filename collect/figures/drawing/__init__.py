@@ -1,1 +1,1 @@
-"""Parts that several figures share: lines of cells, stacked bars, curves of telemetry, and panels."""
+"""Parts that several figures share: lines through cells, stacked bars, curves of telemetry, and panels."""

@@ -1,7 +1,9 @@
 """Turns telemetry into curves: the time of a run is divided into stretches (sections of equal length), each with one value.
 
-All devices of all hosts have the same stretches, so their values can be added up although hosts do not take their samples at
-the same moment. If the samples of any device do not cover a stretch, the stretch has no value, and the line has a gap there.
+All devices of all hosts of a run have the same stretches, so the values of the devices can be added up although hosts do not
+take their samples at the same moment. If the samples of any device do not cover a stretch, the stretch has no value, and the
+line has a gap there.
+
 One frame contains the samples of many runs, which the column `run` distinguishes, because a hundred small frames take a hundred
 times as long as one frame.
 """
@@ -16,7 +18,7 @@ import polars as pl
 from collect.loading.telemetry import GAP_PERIODS
 from collect.metrics.network import LEAST_COVERAGE
 
-STRETCHES = 200  # the most stretches of a run: a screen cannot show more points of a dozen lines
+STRETCHES = 200  # the most stretches of a run: a screen cannot show more points per line if there are a dozen lines
 Together = Literal["mean", "sum", "max"]
 
 
@@ -25,15 +27,16 @@ class Curve(NamedTuple):
 
     first_s: float  # the middle of the first stretch, in seconds
     width_s: float  # the length of a stretch in seconds
-    values: list[float | None]  # one per stretch, without gaps in time; None: not known
+    values: list[float | None]  # the value of each stretch in the order of time; None: the value of this stretch is not known
 
 
 def levels(samples: pl.DataFrame, device: str, column: str) -> pl.DataFrame:
-    """Readings of a quantity, with columns run, device, since_s, until_s, value.
+    """The readings of one quantity of all devices, as a frame with the columns run, device, since_s, until_s, value.
 
-    Each reading is valid for the time from the device's previous sample (since_s) to its own sample (until_s).
+    A reading is valid from the time of the device's previous sample (since_s) to the time of its own sample (until_s).
 
-    samples: with the column `run`. device, column: the names of the columns with the device and the quantity.
+    samples: the samples of the devices, with the column `run`. device, column: the names of the columns in `samples` that
+    identify the device and contain the quantity.
     """
     rows = samples.drop_nulls(column).sort("run", device, "wall_s")
     since = pl.col("wall_s").shift().over("run", device)
@@ -41,10 +44,12 @@ def levels(samples: pl.DataFrame, device: str, column: str) -> pl.DataFrame:
 
 
 def rates(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
-    """The growth of a counter per second, with the same columns as `levels`.
+    """The growth of a counter per second, as a frame with the same columns as the result of `levels`.
 
-    The value is unknown if the counter went backwards or the host was booted in between. counter: the name of the column.
-    device: the columns that identify a device; the default is a network interface (host, name).
+    The value is null if the counter went backwards, or if the host was booted between the two samples.
+
+    counter: the name of the column of the counter. device: the columns that identify a device; without them, a device is a
+    network interface (columns host, name).
     """
     names = pl.concat_str(*(device or ("host", "name")), separator=" ")
     rows = samples.drop_nulls(counter).with_columns(device=names)
@@ -57,10 +62,10 @@ def rates(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
 
 
 def together(readings: pl.DataFrame, how: Together) -> dict[str, Curve]:
-    """One curve per run over all its devices.
+    """One curve per run, which combines the readings of all devices of the run. Returns {run: curve}.
 
-    For each stretch, the readings of a device are combined into one value: their mean, or with `max` the highest reading. Then
-    the values of all devices are combined as `how` says. Runs whose samples cover no stretch are left out.
+    For each stretch, the readings of each device are first combined into one value: their mean, or with `max` the highest
+    reading. Then the values of all devices are combined as `how` says. Runs whose samples cover no stretch are left out.
     """
     if (seen := _seen(readings)).is_empty():
         return {}
@@ -71,9 +76,11 @@ def together(readings: pl.DataFrame, how: Together) -> dict[str, Curve]:
 
 
 def _seen(rows: pl.DataFrame) -> pl.DataFrame:
-    """The readings without gaps before them, with two more columns: the number of devices of the run, and its stretch width.
+    """The readings that have a value and no gap before them, with two more columns: the number of devices and the width of a
+    stretch.
 
-    A gap: a distance between two samples that is much longer than usual (GAP_PERIODS).
+    Both columns are computed for each run. A gap is a distance between two samples that is much longer than usual
+    (GAP_PERIODS).
     """
     passed = pl.col("until_s") - pl.col("since_s")
     usual = passed.quantile(0.5, "higher").over("run", "device")
@@ -84,7 +91,7 @@ def _seen(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
-    """Cut each reading at the edges of the stretches in which it lies. Stretch 0 begins at 0 s."""
+    """Cut each reading at the edges of stretches, so that each piece lies in one stretch. Stretch 0 begins at 0 s."""
     width = pl.col("width_s")
     first, last = ((pl.col(edge) / width).floor().cast(pl.Int64) for edge in ("since_s", "until_s"))
     rows = rows.with_columns(stretch=pl.int_ranges(first, last + 1)).explode("stretch")
@@ -94,7 +101,7 @@ def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_devices(pieces: pl.DataFrame, how: Together) -> pl.DataFrame:
-    """Combine the pieces into one row for each device and each stretch that the samples of the device cover."""
+    """Combine the pieces of readings into one row for each device and each stretch that the samples of the device cover."""
     mean = (pl.col("value") * pl.col("seconds")).sum() / pl.col("seconds").sum()
     value = pl.col("value").max() if how == "max" else mean
     rows = pieces.group_by("run", "device", "stretch").agg(value, pl.sum("seconds"), pl.first("width_s", "devices"))

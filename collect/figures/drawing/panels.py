@@ -1,4 +1,4 @@
-"""Lays out panels of curves, one below the other, over the same time axis."""
+"""Lays out panels of curves one below the other, all with the same time axis."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from collect.figure import MUTED, axis, layout
 from collect.figures.drawing.curves import Curve
 
 PANEL_PX = 150
-GAP = 0.24  # share of a panel's height for its title
+GAP = 0.24  # share of the height of a panel that its title needs
 
 
 def scaled(curve: Curve, scale: float) -> Curve:
-    """A curve with its values divided by `scale`, the unit of the panel, and rounded to the digits that a reader can see."""
+    """The curve with values in the unit of the panel, rounded to the digits that a reader can see.
+
+    scale: the size of the panel's unit, by which the values are divided.
+    """
     return curve._replace(values=[None if value is None else float(f"{value / scale:.4g}") for value in curve.values])
 
 
 def is_a_line(curve: Curve) -> bool:
-    """Whether a curve has two values or more."""
+    """Whether a curve has at least two known values, so that a line can be drawn."""
     return sum(value is not None for value in curve.values) > 1
 
 
 def stacked(titles: list[str]) -> dict[str, Any]:
-    """A layout with one panel per title, one below the other, over the same time axis. Each title is above its panel."""
+    """The layout of panels one below the other with one time axis. titles: the title of each panel, which is drawn above the
+    panel."""
     x = axis("s since the end of the first timed step", anchor=y_axis(len(titles)), showgrid=False)
     shape = layout(x, {}, showlegend=True)
     shape["annotations"] = []
@@ -46,5 +50,5 @@ def stacked(titles: list[str]) -> dict[str, Any]:
 
 
 def y_axis(number: int) -> str:
-    """Plotly's name of the y axis with this number, from 1."""
+    """Plotly's name of a y axis. number: the number of the axis, from 1."""
     return "y" if number == 1 else f"y{number}"

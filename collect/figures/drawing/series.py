@@ -1,4 +1,4 @@
-"""Groups cells into the lines of a figure, and names the lines. Cells of a line differ only in the keys along the x axis."""
+"""Groups cells into the lines of a figure, and names the lines. The cells of a line differ only in the keys of the x axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardlab.cell import Role, keys_of
 
 
 def alike(marks: Sequence[CellMark], but: Collection[str]) -> list[list[CellMark]]:
-    """Group cells that differ only in the keys `but`. The order of the cells is kept."""
+    """Group cells that differ only in the keys `but`. Groups and cells keep the order of `marks`."""
     found: dict[bytes, list[CellMark]] = {}
     for mark in marks:
         rest = _without(msgspec.to_builtins(mark.cell.cell), but)
@@ -25,7 +25,8 @@ def alike(marks: Sequence[CellMark], but: Collection[str]) -> list[list[CellMark
 def names(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], but: Collection[str]) -> list[str]:
     """A unique label for each line, HTML-escaped.
 
-    lines: for each line, one of its cells, and additional keys with their values. but: keys that the labels leave out.
+    lines: for each line, one of its cells, and additional keys with values that its label shows. but: keys of the cell that no
+    label shows.
     """
     cells = [_without(mark.row.cell, but) | {"gpus": mark.row.cell["gpus"]} | dict(said) for mark, said in lines]
     rows = [msgspec.structs.replace(mark.row, cell=cell) for (mark, _), cell in zip(lines, cells, strict=True)]

@@ -1,4 +1,4 @@
-"""Draws stacked bars, one bar per cell. Used for the parts of a step's time, and the parts of memory."""
+"""Draws stacked bars, one bar per cell. Figures use them for the parts of a step's time and for the parts of memory."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ import msgspec
 from collect import notation
 from collect.figure import INK, CellMark, Figure, Group, axis, layout
 
-MOST_BARS = 60  # cells of a figure: nobody compares more at once
+MOST_BARS = 60  # the most cells that a figure draws: nobody compares more cells at once
 LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # heights in a row: the name of the cell, the bar below it, and the space to the next row
 MARGIN_PX, LEGEND_PX = 70, 15  # LEGEND_PX: height for each name in the legend; a phone shows one or two names side by side
-BETWEEN = 0.15  # share of the width between two panels
-END_PX = 7  # width of a character of the text at the end of a bar
+BETWEEN = 0.15  # space between two panels, as a share of the width of the figure
+END_PX = 7  # width of one character of the text at the end of a bar
 
 
 class BarPart(NamedTuple):
-    """A part that every bar has."""
+    """One part of the stacked bars, with its value for each cell."""
 
     name: str
     colour: str
-    values: Sequence[float | None]  # one per cell of the group; None: the bar of this cell does not have the part
+    values: Sequence[float | None]  # the value for each cell of the group; None: the bar of this cell does not have the part
 
 
 class BarPanel(NamedTuple):
-    """Bars over one x axis, one bar per cell."""
+    """A panel with one x axis and one stacked bar per cell."""
 
     x_title: str
     unit: str  # the unit of the values, which is shown when the reader points at a bar
     parts: Sequence[BarPart]
     ends: Sequence[str]  # for each cell, the text at the end of its bar
-    estimates: Sequence[float | None] = ()  # for each cell, the place of its vertical mark; None: no mark
+    estimates: Sequence[float | None] = ()  # for each cell, the estimate, which is drawn as a vertical mark; None: no mark
 
 
 def some(group: Group, has: Callable[[CellMark], bool]) -> tuple[Group, str]:
-    """Select the cells that a figure draws: (the first MOST_BARS cells for which `has` is true, a sentence about the others).
+    """Select the cells that a figure draws: the first MOST_BARS cells for which `has` is true.
 
-    The sentence is '' if there are no others.
+    Returns (a group of the selected cells, a sentence for the caption about the number of cells that are not drawn). The
+    sentence is '' if all cells for which `has` is true are drawn.
     """
     marks = [mark for mark in group.marks if has(mark)]
     left_out = f" {len(marks) - MOST_BARS} more cells are not drawn." if len(marks) > MOST_BARS else ""
@@ -46,9 +47,10 @@ def some(group: Group, has: Callable[[CellMark], bool]) -> tuple[Group, str]:
 
 
 def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
-    """A layout of rows from top to bottom; row n (from 0) reaches from y = n to n + 1. Each row has its label at the top.
+    """The layout of a figure with one row per label, from top to bottom. Row n, counted from 0, reaches from y = n to y = n +
+    1.
 
-    Labels have their own line because, on a phone, there is no room for names to the left of the bars.
+    The label of a row is at the top of the row, because a phone has no room for labels to the left of the bars.
 
     label_px: the height of a label; line_px: the height of a row.
     """
@@ -63,7 +65,7 @@ def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
 
 
 def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
-    """Draw the panels side by side, with the same rows of cells."""
+    """Draw panels of stacked bars side by side. All panels have the same rows, one per cell of the group."""
     line_px = LABEL_PX + BAR_PX + GAP_PX
     shape = lines(group.labels, LABEL_PX, line_px)
     shape |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
@@ -97,9 +99,9 @@ def _middle(line: int) -> float:
 
 
 def _part(group: Group, part: BarPart, panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
-    """One part of all bars. Its share of the bar in percent is written inside the part if there is enough room.
+    """One part of the bars of all cells. The share of the part in its bar is written inside the part if there is enough room.
 
-    totals: the length of each bar.
+    totals: the length of the bar of each cell.
     """
     known = [(line, value) for line, value in enumerate(part.values) if value is not None and totals[line]]
     shares = [f"{notation.number(100 * value / totals[line], 3)} %" for line, value in known]
@@ -140,7 +142,7 @@ def _estimates(group: Group, panel: BarPanel) -> dict[str, Any]:
 
 
 def _ends(panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
-    """The text to the right of each bar, or of its estimate if the estimate is larger than the bar."""
+    """The text to the right of each bar, or to the right of the estimate if the estimate is larger than the bar."""
     estimates = panel.estimates or [None] * len(totals)
     return {
         "type": "scatter",
