@@ -25,14 +25,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from jobs import claim, hold, next_try, node_processes, rendezvous, wait_for_gpus
+from jobs import claim, hold, next_try, node_processes, rendezvous, retries, wait_for_gpus
 from jobs.hang_detection import HangWatch
 from jobs.launcher import launcher
 from jobs.slurm import query, states
-from jobs.slurm.commands import call, is_down
+from jobs.slurm.commands import is_down
 from jobs.slurm.outage import OutageWatch
 from jobs.ssh import node_folders, step
-from shardlab import checkpoint, console, container, host, source_digest, suspension
+from shardlab import console, container, host, source_digest, suspension
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
@@ -52,10 +52,6 @@ CANCELLED = "cancelled while it ran"
 # Slurm sends the same signal to the batch step for four reasons: the time limit, a preemption, a failed node, and a person who
 # cancels the job. Only Slurm knows the reason. Until Slurm reports the reason, the run counts as failed.
 TOLD_WHY = "Slurm told the run to end (SIGTERM)"
-AGAIN = {  # the states after which Slurm is asked to start the run again, each with the reason
-    "timeout": "it reached its time limit, and left a checkpoint to resume from",
-    "preempted": "Slurm preempted it in favour of another job",
-}
 SLURM_S = 5.0  # seconds between two checks whether the controller answers again
 LOOK_S = 1.0  # seconds between two checks whether another process cancelled the run or took it over (files in the run's folder)
 # A start after a requeue waits this long. In this time, an earlier start that still runs on a lost node notices the new start.
@@ -81,6 +77,7 @@ class Attempt:
         self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
         self.look = 0.0  # when to check the run's folder again (monotonic clock)
         self.outage = OutageWatch()
+        self.saved = 0  # the step of the newest checkpoint when this start began
         self.why = ""
 
     def main(self) -> int:
@@ -88,15 +85,16 @@ class Attempt:
         if (refused := self._take()) is not None:
             return refused
         self._note_start()
+        self.saved = retries.saved_step(self.folder)
         try:
             extra = self._prepared()
         except ShardlabError as error:
             lost = isinstance(error, step.Lost)
             if isinstance(error, step.Lost):
                 self._event(step.LOST, node=error.node, why=str(error))
-            self._event("exited", code=1, reason="node_fail" if lost else "failed", why=str(error))
+            after = self._end(code=1, reason="node_fail" if lost else "failed", why=str(error))
+            self._requeue(None if isinstance(error, retries.RestartedTooOften) else after)
             raise
-        saved = _saved_step(self.folder)
         if self.run.track is not None:
             self.tracker = node_processes.Tracker(self.folder, self.run.track)
         code, reason = self._supervised(extra)
@@ -106,14 +104,36 @@ class Attempt:
             if self.tracker is not None:
                 self.tracker.end(wait_s=0)
             return CLAIMED
-        self._event("exited", code=code, reason=reason, why=self.why, steps=self._counted(code, reason))
+        after = self._end(code=code, reason=reason, why=self.why, steps=self._counted(code, reason))
         if self.tracker is not None:
             self.tracker.end()
-        if self._goes_on(saved):
-            self._wait_for_slurm()
-            self._event("requeued", why=AGAIN[self.folder.judge().state])
-            call(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+        self._requeue(after)
         return {"timeout": OUT_OF_TIME, "hung": OUT_OF_TIME, "cancelled": TOLD}.get(reason or "", code)
+
+    def _end(self, **end: Any) -> str | None:
+        """Record the end of the run. Returns the state after which the run is started again; None if it is not.
+
+        end: the data of the event. Without Slurm, the next attempt is in the queue before the end is recorded (jobs.retries).
+        """
+        may_start_again = end["reason"] == "preempted" or not self._is_to_end()
+        after = retries.after(self.folder, self.run, end, self.saved) if may_start_again else None
+        if after is not None and self.run.scheduler != "slurm" and (why := retries.queue_next(self.folder, self.run, after)):
+            print(f"{self.folder.run_id}: no further attempt is queued: {why}", file=sys.stderr)
+        self._event("exited", **end)
+        return after
+
+    def _requeue(self, after: str | None) -> None:
+        """Ask Slurm to start the run again, unless somebody told it to end meanwhile. after: what `_end` returned."""
+        if after is None or self.run.scheduler != "slurm":
+            return
+        self._wait_for_slurm()
+        may_start_again = after == "preempted" or not self._is_to_end()
+        if may_start_again and (why := retries.requeue(self.folder, self.run, after)):
+            print(f"{self.folder.run_id}: Slurm does not start the run again: {why}", file=sys.stderr)
+
+    def _is_to_end(self) -> bool:
+        """Whether somebody told this start of the run to end."""
+        return self.told or self._asked_to_end()
 
     def _take(self) -> int | None:
         """Claim the run for this start. Returns None if this start may run it, otherwise the exit code."""
@@ -206,17 +226,14 @@ class Attempt:
         """
         if why := self._source_fault() or self._packages_changed():
             raise ShardlabError(f"{why}.")
-        if self._restarts() > self.run.requeues:
-            raise ShardlabError(f"Slurm has restarted the run {self._restarts()} times; allowed: {self.run.requeues}.")
+        retries.must_be_within_budget(self.folder, self.run)
         self._wait_for_slurm()
         if self.ranks_here:  # otherwise one task on each node waits for the GPUs of its node (jobs/step_task.py)
-            wait_for_gpus.wait(self.folder, self.run, os.environ, lambda: self.told or self._asked_to_end())
+            wait_for_gpus.wait(self.folder, self.run, os.environ, self._is_to_end)
         if self.run.separate_folders:
             nodes = step.chosen(self.folder, self.run)
             deadline = self._limited()  # the time limit begins to count here, because the run uses its nodes from now on
-            node_folders.send(
-                self.folder, self.run, nodes, lambda: self.told or self._asked_to_end() or time.monotonic() > deadline
-            )
+            node_folders.send(self.folder, self.run, nodes, lambda: self._is_to_end() or time.monotonic() > deadline)
         # Without Slurm, this machine may not be a node of the run, so jobs.ssh.step chooses the rendezvous instead.
         place = rendezvous.call_together(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
         return place | launcher(self.run.launcher).prepare(self.folder, self.run)
@@ -242,10 +259,6 @@ class Attempt:
         then, now = self.run.packages, source_digest.packages()
         return hold.CHANGED.format(then=then, now=now) if then not in (None, now) else ""
 
-    def _restarts(self) -> int:
-        """How often Slurm restarted the job of this process, without the restarts that happened because the run was held."""
-        return claim.restarts() - hold.requeues(self.folder)
-
     def _wait_for_slurm(self) -> None:
         """Wait until Slurm's controller answers.
 
@@ -253,7 +266,7 @@ class Attempt:
         run in the same allocation. If the run is told to end, the wait ends too, and the caller handles the request.
         """
         said = False
-        while self.in_slurm and is_down() and not (self.told or self._asked_to_end() or claim.lost(self.folder)):
+        while self.in_slurm and is_down() and not (self._is_to_end() or claim.lost(self.folder)):
             if not said:
                 print(f"{self.folder.run_id}: Slurm's controller does not answer; waiting for it.", file=sys.stderr)
             said = True
@@ -322,21 +335,6 @@ class Attempt:
         """Whether a person cancelled the run since this start, from any machine."""
         return any(event.event == "cancel_requested" and event.wall_s > self.begun for event in self.folder.events())
 
-    def _goes_on(self, saved: int) -> bool:
-        """Whether Slurm should start the run again: the run was preempted, or reached its time limit with a newer checkpoint.
-
-        saved: the step of the newest checkpoint when this start began. Without a newer checkpoint, another start would only
-        repeat the same steps.
-        """
-        ended = self.folder.judge().state
-        return (
-            self.in_slurm
-            and ended in AGAIN
-            and ended not in self.run.cell.expect
-            and self._restarts() < self.run.requeues
-            and (ended == "preempted" or _saved_step(self.folder) > saved)
-        )
-
     def _counted(self, code: int, reason: str | None) -> int | None:
         """The number of timed steps that all ranks recorded; None if the run did not complete or its records cannot be read.
 
@@ -353,11 +351,6 @@ class Attempt:
             return progress.why()
         said = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED, "told": TOLD_WHY}
         return said.get(reason, "")
-
-
-def _saved_step(folder: RunDir) -> int:
-    """The step of the newest complete checkpoint of a run; 0 if the run has no checkpoint."""
-    return max((checkpoint.step_of(path) for path in checkpoint.whole(folder.path)), default=0)
 
 
 def _save_at(limit_s: int | None, deadline: float) -> dict[str, str]:

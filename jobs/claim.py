@@ -7,11 +7,14 @@ run, the next start of the same job takes over the claim.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 from shardlab import checkpoint, files
 from shardlab.errors import ShardlabError, WorkspaceError
+from shardlab.record import Event
 from shardlab.rundir import RunDir
+from shardlab.state import last_sending
 
 OWNER = "job"
 # The names of a run's records. The records of an earlier start must not be mixed with the records of this start.
@@ -73,6 +76,11 @@ def is_of_job(folder: RunDir) -> bool:
         return False
 
 
+def times_again(folder: RunDir) -> int:
+    """How often a restarted job took the run again."""
+    return sum(name.startswith(_start("")) for name in files.names(f"{folder.claim}"))
+
+
 def lost(folder: RunDir) -> bool:
     """Whether a later start of the job has taken over the run. This happens if Slurm gave up this node as lost and requeued the
     job, although the node still runs the ranks."""
@@ -102,10 +110,20 @@ def _is_ours(folder: RunDir) -> bool:
 def _may_start_again(folder: RunDir) -> bool:
     """Whether this start of a requeued job may execute the run; if so, this start is recorded in the claim.
 
-    A job may contain several runs (--pack). Runs of the job that completed, or that a person cancelled, must not run again.
+    A job may contain several runs (--pack). Runs of the job that completed, or that a person cancelled, must not run again, and
+    neither must runs that ended for a reason of their own, unless their supervisor asked for this restart.
     """
-    if folder.judge().state in ("completed", "cancelled"):
+    state, events = folder.judge().state, folder.events()
+    if state in ("completed", "cancelled"):
         return False
+    ended = next((event for event in reversed(events) if event.event == "exited"), None)
+    if ended is not None and state in _own_ends(events, ended):
+        return any(event.event == "requeued" and event.wall_s >= ended.wall_s for event in events) and _note_start(folder)
+    return _note_start(folder)
+
+
+def _note_start(folder: RunDir) -> bool:
+    """Record this start in the claim. Returns False if another process has recorded the same start."""
     try:
         (folder.claim / _start(restarts())).mkdir()
     except FileExistsError:
@@ -113,5 +131,21 @@ def _may_start_again(folder: RunDir) -> bool:
     return True
 
 
-def _start(number: int) -> str:
+def _own_ends(events: Sequence[Event], ended: Event) -> set[str]:
+    """The states in which a run ended for a reason of its own. ended: the event of its end.
+
+    The state `failed` is among them only in a packed allocation, where another run of the job may have caused the restart.
+    Otherwise a node that is about to fail may have ended the run, and Slurm restarts the job for this reason.
+    """
+    of_its_own = is_packed(events) and ended.data.get("reason") != "told"
+    return {"oom", "timeout", "hung", *(["failed"] if of_its_own else [])}
+
+
+def is_packed(events: Sequence[Event]) -> bool:
+    """Whether the run shares its job with other runs, one after another (--pack). events: of the run."""
+    sent = last_sending(events)
+    return sent is not None and sent.data.get("kind") == "pack"
+
+
+def _start(number: int | str) -> str:
     return f"restart-{number}"

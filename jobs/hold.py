@@ -29,22 +29,15 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
     folder, run: the run of this process. why: the reason, for the events of the runs. In Slurm, the run's job is requeued,
     which ends this process. Returns why Slurm did not requeue the job, or ''.
     """
-    folder.write_event("attempt", "held", why=why, requeued=claim.job())
+    folder.write_event("attempt", "held", why=why)
     own_job, jobs = claim.job(), list[str]()
     for other in Workspace(folder.path.parent.parent).all_runs():
         if _is_alike(other, folder, run):
-            job = _job(other)
+            other.write_event(f"hold.{run.run_id}", "held", why=why)
             # The runs of one packed allocation share one job, so they are requeued together with this run.
-            other.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
-            if job and job != own_job:
+            if (job := _job(other)) and job != own_job:
                 jobs.append(job)
     return scheduler(run.scheduler).hold(jobs)
-
-
-def requeues(folder: RunDir) -> int:
-    """How often the job of this process was requeued because the run was held. These restarts do not count towards the largest
-    number of restarts that the run may have."""
-    return sum(event.event == "held" and event.data.get("requeued") == claim.job() != "" for event in folder.events())
 
 
 def accepting(run: Run, packages: str, versions: dict[str, str]) -> Run:

@@ -21,10 +21,8 @@ from typing import Any
 import msgspec
 
 from jobs import claim
-from shardlab import console, files, host, search_path
-from shardlab.cluster import Cluster
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.errors import InputError, WorkspaceError
+from shardlab import console, host, search_path
+from shardlab.errors import InputError
 from shardlab.run import Run, run_id
 from shardlab.rundir import RunDir
 from shardlab.search_path import SearchPath
@@ -85,12 +83,9 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
     folder, run: the folder and the run.json of the previous try. path: all tries of the search so far.
     """
     # These imports are not at the top of the file, because the supervisor imports this module and does not need them.
-    from jobs import own_copies, plan_predictions, render
+    from jobs import plan_predictions, render, render_again
 
-    cell, where = path.current, _cluster(folder)
-    workspace = Workspace(folder.path.parent.parent)
-    # In this process, the planner knows no plug-ins of the workspace, so it cannot predict a cell that uses a plug-in.
-    is_own = cell.workload_code is not None or cell.strategy_code is not None
+    cell = path.current
     following = msgspec.structs.replace(
         run,
         run_id=run_id(cell, run.repeat),
@@ -100,22 +95,11 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
         resume=[],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    source = render.RenderContext(
-        matrix=run.matrix,
-        where=where,
-        scheduler=run.scheduler,
-        own_templates=workspace.own_templates,
-        digests=run.templates,
-        source=run.source or "",
-        packages=run.packages or "",
-        data_path=run.data_path,
-        proofs_path=run.proofs_path or "",
-        versions=run.versions,
-        git_commit=run.git_commit,
-        created=following.created,
-        own_code=own_copies.store(workspace),
-        predicted={} if is_own else plan_predictions.of(workspace, where, [cell], {}),
-    )
+    source = render_again.context(folder, following)
+    # In this process, the planner knows no plug-ins of the workspace, so it cannot predict a cell that uses a plug-in.
+    if cell.workload_code is None and cell.strategy_code is None:
+        predicted = plan_predictions.of(Workspace(folder.path.parent.parent), source.where, [cell], {})
+        source = msgspec.structs.replace(source, predicted=predicted)
     sent = last_sending(folder.events())
     of_job = sent.data if sent is not None else {}
     place: dict[str, Any] = {key: of_job[key] for key in ("scheduler", "token", "job") if key in of_job}
@@ -126,18 +110,6 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
         new.write_event("search", "submitted", **place)
 
     return render.write(following, folder.path.parent, source, before=claim_new)
-
-
-def _cluster(folder: RunDir) -> Cluster:
-    """The cluster with which the search was submitted."""
-    from jobs.render import CLUSTER
-
-    try:
-        return decoder(Cluster).decode(files.read(folder.path / CLUSTER))
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "read") from error
-    except DECODE_FAULTS as error:
-        raise InputError(f"{folder.path / CLUSTER}: is not a cluster of this version: {error}.") from None
 
 
 def _is_cancelled(folder: RunDir) -> bool:

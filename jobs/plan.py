@@ -138,7 +138,7 @@ def of(
         repeats=counts,
         recorded=recorded,
         cost=number_of_runs.cost(chosen, counts, recorded),
-        source=msgspec.structs.replace(source, predicted=predicted, searches=searched.searches),
+        source=msgspec.structs.replace(source, predicted=predicted, searches=searched.searches, retry=asked.file.retry),
         remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
         misfits=unheld,
         advice=[*advice(asked, cells, chosen, machine, where, own), ADAPT] if unheld else [],

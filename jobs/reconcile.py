@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from jobs import lease_end
+from jobs import lease_end, retries
 from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
 from shardlab import gc_pause, inventory, recorder_ends, suspension
 from shardlab.batch_search import BatchSearch
@@ -17,10 +17,13 @@ from shardlab.errors import ShardlabError
 from shardlab.lease import Lease
 from shardlab.progress import Progress
 from shardlab.record import Event
+from shardlab.retry import Retry
 from shardlab.run import attempt_of
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
+
+RETRIED = ("pending", "running", "completed")  # states beside which the table says why the run was started again
 
 
 class Status(msgspec.Struct, kw_only=True):
@@ -63,6 +66,8 @@ class Status(msgspec.Struct, kw_only=True):
     leftover: bool = False  # whether the run's job is still in the scheduler's queue, although the run has ended
     trouble: list[str] = []  # clauses about a sampler or a tracker that ended while the run went on
     search: BatchSearch | None = None  # the search of which the run is a try
+    retried: list[str] = []  # for each time that the run was started again by itself: the state in which it had ended
+    retries_allowed: dict[str, int] = {}  # how often the run may be started again by itself, by the state in which it ends
 
     @property
     def set_aside(self) -> bool:
@@ -140,7 +145,7 @@ def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Statu
         id=run.run_id,
         cell=msgspec.to_builtins(run.cell),
         state=verdict.state,
-        why=verdict.why,
+        why=verdict.why or (retries.in_words(run, records.events) if verdict.state in RETRIED else ""),
         scheduler={"name": run.scheduler, "id": seen.id, "raw": seen.raw},
         step=result.steps if result else progress.step,
         steps=result.steps if result else run.cell.steps,
@@ -161,6 +166,8 @@ def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Statu
         leftover=seen.leftover,
         trouble=recorder_ends.sentences(records.events),
         search=run.search,
+        retried=retries.spent(run, records.events),
+        retries_allowed={state: times for state in Retry.__struct_fields__ if (times := run.retries_after(state))},
     )
 
 

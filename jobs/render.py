@@ -28,12 +28,13 @@ from shardlab.expansion import ExpandedCell, Expansion
 from shardlab.login_node import PYTHON
 from shardlab.matrix import Matrix
 from shardlab.prediction import Prediction
+from shardlab.retry import Retry
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.trace_part import TracePart
 from shardlab.workspace import Workspace
 
-CLUSTER = "cluster.json"  # a file in the run folder of a try of a search: the cluster, for rendering the next try
+CLUSTER = "cluster.json"  # in the folder of a run whose supervisor may render another run: the cluster of both runs
 
 
 class RenderContext(msgspec.Struct, frozen=True):
@@ -49,6 +50,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     own_code: the folder of the frozen copies of plug-ins.
     own: the plug-ins of the workspace.
     predicted: the planner's prediction for a run, by the name of its cell.
+    retry: the key `retry` of the matrix; of an earlier attempt, as in its `Run`.
     searches: the searches to which runs may belong, by the text that `batch_search.family` gives for all cells of a search.
     """
 
@@ -69,6 +71,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     track: str | None = None
     own: OwnPlugins = OwnPlugins()
     predicted: dict[str, Prediction] = {}
+    retry: Retry = Retry()
     searches: dict[str, BatchSearch] = {}
 
     def search_of(self, cell: Cell) -> BatchSearch | None:
@@ -142,11 +145,12 @@ def run_of(
     resume: Sequence[str] = (),
     avoid: Sequence[str] = (),
     traces: TracePart | None = None,
+    retried: Sequence[str] = (),
 ) -> Run:
     """The content of run.json for one attempt at one repeat of a cell.
 
     resume: the ids of the runs from whose checkpoints the run may resume, the preferred run first. avoid: the names of nodes
-    that the run must not use. traces: what the run analyses, if it does not train.
+    that the run must not use. traces: what the run analyses, if it does not train. retried: as in `Run`.
     """
     slurm = source.where.slurm
     return Run(
@@ -175,6 +179,8 @@ def run_of(
         packages=source.packages,
         limit_s=cell.time_limit_s or (slurm.time_s if slurm is not None else None),
         requeues=slurm.requeue if slurm is not None and source.scheduler == "slurm" else 0,
+        retry=source.retry,
+        retried=list(retried),
         avoid=list(avoid),
         shares_nodes=slurm is not None and source.scheduler == "slurm" and not slurm.exclusive,
         separate_folders=source.scheduler == "ssh" and source.where.has_separate_folders,
@@ -240,7 +246,7 @@ def write(run: Run, runs: Path, source: RenderContext, *, before: Callable[[RunD
         folder.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
         rendered = script(run, final.path, source.where, source.own_templates).encode()
         files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
-        if run.search is not None:
+        if run.search is not None or (run.may_be_retried and run.scheduler != "slurm"):
             files.write_new(folder.path / CLUSTER, files.as_json(source.where))
         folder.write_event("controller", "rendered", sync=False)
         if before is not None:

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import frozen_source, hold, own_copies, own_plugins, render
+from jobs import frozen_source, hold, own_copies, own_plugins, render, retries
 from jobs.reconcile import Status, latest, not_replaceable, statuses
 from jobs.repeats import rounds
 from jobs.scheduler import SubmitOptions, scheduler
-from jobs.ssh.step import LOST
 from shardlab import batch_search, search_path, workspace_trust
 from shardlab.cell import Cell
-from shardlab.checkpoint import CheckpointManifest, read, step_of, whole, why_not
+from shardlab.checkpoint import CheckpointManifest, read, whole, why_not
 from shardlab.errors import InputError, ShardlabError
 from shardlab.record import Sample, read_lines
 from shardlab.run import Run, attempt_of, run_id
 from shardlab.rundir import RunDir
 from shardlab.search_path import SearchPath
+from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 from trainers import menu
 
@@ -89,6 +89,8 @@ def decide(
             steps.append(RunDecision(run, True, why))
         elif now.state == "planned":
             steps.append(RunDecision(_anew(last[run.run_id], run, source), True, "was rendered", now))
+        elif (again := _within_budget(last[run.run_id], now, source)) is not None:
+            steps.append(again)
         else:
             answer = path.answer if path is not None else ""
             why = now.why if now.set_aside else f"its search has ended: {answer}" if answer else _why_not(now)
@@ -145,6 +147,7 @@ def retry(
 ) -> list[RunDecision]:
     """Decide on a new attempt for each run whose last attempt, among the selected runs, ended in one of the states `only`.
 
+    - The new attempt has the whole budget of `retry` again, because a person asked for it.
     - The new attempt resumes from the newest checkpoint of the earlier attempts, if there is a checkpoint. The ranks check
       whether the checkpoint is intact.
     - A run that is rendered but not submitted, because an earlier retry or a queue returned it, is submitted without changes.
@@ -169,25 +172,46 @@ def retry(
         old = folder.read_run()
         own = own_plugins.of_run(workspace, old, trust=trust)
         searches = {batch_search.family(old.cell): old.search} if old.search is not None else {}
-        same_matrix = msgspec.structs.replace(source, matrix=old.matrix, track=old.track, own=own, searches=searches)
+        same_matrix = msgspec.structs.replace(
+            source, matrix=old.matrix, track=old.track, own=own, searches=searches, retry=old.retry
+        )
         if unsent:
             attempt = attempt_of(now.id)[1]
-            again = render.run_of(old.cell, old.repeat, attempt, same_matrix, old.resume, old.avoid, old.traces)
+            again = render.run_of(old.cell, old.repeat, attempt, same_matrix, old.resume, old.avoid, old.traces, old.retried)
             kept = not_replaceable(folder)
             steps.append(
                 RunDecision(again, True, "was rendered", now) if kept is None else RunDecision(again, False, kept.why, kept)
             )
             continue
-        last = attempt_of(old.run_id)[1]
-        attempts = [workspace.runs / run_id(old.cell, old.repeat, attempt) for attempt in range(last, 0, -1)]
-        saved = [(path.name, step_of(checkpoints[0])) for path in attempts if (checkpoints := whole(path))]
-        saved.sort(key=lambda entry: entry[1], reverse=True)
-        avoid = dict.fromkeys([*old.avoid, *(lost_nodes(folder, now.hosts) if now.state == "node_fail" else [])])
-        resume = [name for name, _ in saved]
-        run = render.run_of(old.cell, old.repeat, last + 1, same_matrix, resume, list(avoid), old.traces)
-        resumes = f", resumes from its checkpoint at step {saved[0][1]}" if saved else ""
-        steps.append(RunDecision(run, True, f"attempt {run.attempt} after {now.state}{resumes}", now))
+        steps.append(_next_attempt(folder, old, now, same_matrix))
     return steps
+
+
+def _next_attempt(
+    folder: RunDir, old: Run, now: Status, source: render.RenderContext, retried: Sequence[str] = ()
+) -> RunDecision:
+    """The decision to submit the attempt after `old`, whose folder and status are given. retried: as in `Run`."""
+    saved = retries.resumable(folder.path.parent, old)
+    avoid = dict.fromkeys([*old.avoid, *(lost_nodes(folder, now.hosts) if now.state == "node_fail" else [])])
+    resume = [name for name, _ in saved]
+    run = render.run_of(old.cell, old.repeat, old.attempt + 1, source, resume, list(avoid), old.traces, retried)
+    resumes = f", resumes from its checkpoint at step {saved[0][1]}" if saved else ""
+    return RunDecision(run, True, f"attempt {run.attempt} after {now.state}{resumes}", now)
+
+
+def _within_budget(folder: RunDir, now: Status, source: render.RenderContext) -> RunDecision | None:
+    """The decision to start a run again within its budget, where its supervisor could not do it: the supervisor was killed, or
+    its machine restarted. None if the run must not be started again by itself.
+
+    folder, now: of the last attempt. After a time limit, the supervisor has decided already. On Slurm, only the supervisor and
+    Slurm start a run again.
+    """
+    if source.scheduler == "slurm" or now.set_aside or now.state not in FINAL or now.state == "timeout":
+        return None
+    old = folder.read_run()
+    if not retries.is_left(folder, old, now.state):
+        return None
+    return _next_attempt(folder, old, now, source, [*old.retried, now.state])
 
 
 def freeze_trusted(workspace: Workspace, steps: Sequence[RunDecision], *, trust: bool) -> None:
@@ -207,7 +231,7 @@ def lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
     Without Slurm, an event names the lost node. With Slurm, a node is lost if its telemetry stopped while the telemetry of the
     other nodes continued; a run on a single node has lost this node. hosts: the nodes on which the run was running.
     """
-    if named := [str(event.data["node"]) for event in folder.events() if event.event == LOST]:
+    if named := retries.named_lost_nodes(folder):
         return named
     if len(hosts) == 1:
         return list(hosts)
@@ -228,7 +252,7 @@ def _anew(folder: RunDir, run: Run, source: render.RenderContext) -> Run:
     if attempt == 1:
         return run
     old = folder.read_run()
-    return render.run_of(run.cell, run.repeat, attempt, source, old.resume, old.avoid, old.traces)
+    return render.run_of(run.cell, run.repeat, attempt, source, old.resume, old.avoid, old.traces, old.retried)
 
 
 def _can_go_on(saved: RunDir, cells: Sequence[Cell]) -> None:

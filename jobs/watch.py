@@ -36,11 +36,9 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
 
     if not wait and not out.json:
         return 0
-    last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
-    folders = [last[attempt_of(run_id)[0]] for run_id in run_ids]
 
     def look() -> list[Status]:
-        return statuses(workspace, search_runs.with_tries(workspace, folders))
+        return statuses(workspace, search_runs.with_tries(workspace, _last_attempts(workspace, run_ids)))
 
     if not wait:
         out.document({"runs": look()})
@@ -94,12 +92,19 @@ def cancel(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
     while True:
         now = statuses(workspace, folders)
         if all(run.state in FINAL for run in now):
-            tries = statuses(workspace, search_runs.with_tries(workspace, folders))
+            following = _last_attempts(workspace, [run.id for run in now])
+            tries = statuses(workspace, search_runs.with_tries(workspace, following))
             further = [run for run in tries if run.state not in FINAL and run.cell is not None]
-            return [*now, *(cancel(workspace, further) if further else [])]  # tries of searches that began in the meantime
+            return [*now, *(cancel(workspace, further) if further else [])]  # tries and attempts that began in the meantime
         if time.monotonic() > deadline:
             return now
         time.sleep(_poll_s(now))
+
+
+def _last_attempts(workspace: Workspace, run_ids: Sequence[str]) -> list[RunDir]:
+    """The folders of the last attempts at these runs, in order: a run may have been started again meanwhile (jobs.retries)."""
+    last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
+    return [last[attempt_of(run_id)[0]] for run_id in run_ids]
 
 
 def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, follow: bool) -> int:

@@ -24,6 +24,7 @@ from shardlab.errors import UnknownName
 from shardlab.expansion import Excluded
 from shardlab.expression import Expression, ExpressionError
 from shardlab.model_file import ModelByConfiguration, ModelFile
+from shardlab.retry import Retry
 from shardlab.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
 
 MAX_CELLS = 100_000
@@ -65,6 +66,8 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keys that are added to the combinations whose axes they do not change; if there is none, a combination of its own."""
     repeats: Count | Repeats = 1
     """The number of runs of each cell; of a cell whose batch size is searched: the number of searches."""
+    retry: Retry = Retry()
+    """How often a run is started again by itself, for each state in which it may end (docs/how-to/retry-by-itself.md)."""
     search: SearchRequest | None = None
     """The batch size of each cell is not given but searched, one try after another (docs/how-to/search-a-batch-size.md)."""
     settings: list[Setting] = []

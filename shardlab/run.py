@@ -18,11 +18,13 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.own_strategy import OwnStrategy
 from shardlab.own_workload import OwnWorkload
+from shardlab.retry import Retry
 from shardlab.trace_part import TracePart
 
 # An environment variable that the supervisor sets for the ranks of a run with checkpoints. It contains the time, in seconds
 # since the epoch, at which the ranks save a checkpoint and end.
 SAVE_AT = "SHARDLAB_SAVE_AT"
+SHARED_ON_SLURM = ("node_fail", "preempted")  # states after which Slurm starts a job again without a request
 RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 _PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
 
@@ -71,7 +73,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     packages: str | None = None  # digest of the installed packages at submission: shardlab.source_digest
     environment: str | None = None  # only in runs that older versions rendered: one digest of packages and source
     limit_s: int | None = None  # seconds after which the supervisor ends the run: the limit of the cell or of the scheduler
-    requeues: int = 0  # how often the scheduler may start the run again
+    requeues: int = 0  # how often the run may be started again after a state for which `retry` has no number
+    retry: Retry = Retry()  # how often the run may be started again by itself, for each state in which it may end
+    retried: list[str] = []  # for each earlier attempt after which this attempt was submitted by itself: its state
     avoid: list[str] = []  # nodes that failed during earlier attempts and are not used
     shares_nodes: bool = False  # other jobs may run on the same nodes at the same time, which may change the speed of the run
     separate_folders: bool = False  # the nodes share no folder: each node has its own part of the run's folder (docs/ssh.md)
@@ -81,6 +85,21 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     own_strategy: OwnStrategy | None = None  # if a file of the workspace defines the strategy; a copy is in the run's folder
     traces: TracePart | None = None  # if the run trains nothing but analyses profiler traces: `jobs trace`
     search: BatchSearch | None = None  # if the run is a try of a search: its supervisor starts the next try in the same job
+
+    @property
+    def may_be_retried(self) -> bool:
+        """Whether the run may be started again by itself after at least one state."""
+        return any(self.retries_after(state) for state in Retry.__struct_fields__)
+
+    def retries_after(self, state: str) -> int:
+        """How often the run may be started again by itself after it ended in this state.
+
+        On Slurm, node_fail and preempted share the larger of their numbers: Slurm starts a job again after both, and does not
+        tell the run which of the two happened.
+        """
+        if self.scheduler == "slurm" and state in SHARED_ON_SLURM:
+            return max(self.retry.after(one, self.requeues) for one in SHARED_ON_SLURM)
+        return self.retry.after(state, self.requeues)
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:

@@ -35,6 +35,9 @@ def problems(text: Document) -> list[Problem]:
         key = "claims" if data.get("claims") else "reported"
         sentence = f"{key} name cells, and which cells a search runs is not known before it has run. Allowed: leave {key} out."
         found.append(text.problem((key,), sentence, at_key=True))
+    if data.get("retry"):
+        sentence = "tries of a search are not started again by themselves. Allowed: leave retry out."
+        found.append(text.problem(("retry",), sentence, at_key=True))
     if isinstance(data.get("repeats"), dict):
         sentence = "a matrix with a search has no claims. Allowed: a number, how often each search is run from its start."
         found.append(text.problem(("repeats",), sentence, at_key=True))

@@ -93,8 +93,8 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     setup: list[str] = []
     """Lines of shell that a job executes before anything else, such as `source /etc/profile.d/modules.sh`."""
     requeue: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
-    """How often Slurm may start a job again because a node failed, the job was preempted, or the job reached its time limit
-    and has a checkpoint."""
+    """How often a run may be started again after a node failed, after a preemption, and after a time limit with a checkpoint,
+    if the key `retry` of its matrix has no number for the state."""
     extra: dict[SbatchOption, SbatchWord | None] = {}
     """Further options of sbatch by their long names; null for an option without a value."""
 

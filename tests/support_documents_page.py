@@ -22,7 +22,7 @@ EVENTS = {
     "started": "the supervisor started the ranks",
     "met": "all ranks found each other; data: the backend",
     "resumed": "the run resumed from a checkpoint; data: its step",
-    "requeued": "the scheduler will start the run again",
+    "requeued": "the supervisor asked Slurm to start the run again; data: after (the state of the run), why",
     "held": "the run waits until `jobs retry --only held`; data: why",
     "released": "a held run was released",
     "cancel_requested": "`jobs cancel` asked for the end of the run",

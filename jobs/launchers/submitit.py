@@ -61,7 +61,7 @@ def prepare(folder: RunDir, run: Run) -> dict[str, str]:
         job = str(os.getpid())
         environment = {"SUBMITIT_EXECUTOR": "local", f"{LOCAL}JOB_ID": job}
     submission = DelayedSubmission(RankTask(str(folder.path)))
-    submission.set_timeout((run.limit_s or 0) // 60, run.requeues)
+    submission.set_timeout((run.limit_s or 0) // 60, run.retries_after("timeout"))
     shutil.rmtree(folder.path / FOLDER, ignore_errors=True)  # submitit fails on an incomplete file of an earlier start
     files.make_folder(folder.path / FOLDER)
     files.write_atomic(JobPaths(folder.path / FOLDER, job).submitted_pickle, pickle.dumps(submission))

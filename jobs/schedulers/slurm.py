@@ -13,7 +13,7 @@ import msgspec
 from jobs import claim, scripts
 from jobs.scheduler import Full, ObservedRun, RunOnDisk, SubmitOptions
 from jobs.slurm import query, states, submission
-from jobs.slurm.commands import ControllerUnreachable, call, number
+from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call, number
 from jobs.slurm.query import Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
 from shardlab import files
@@ -40,7 +40,6 @@ TOLD_OF = ("oom", "node_fail", "preempted", "cancelled", "timeout")
 # may have used up the time or the memory.
 NOT_OF_A_WAITING_RUN = ("completed", "failed", "timeout", "oom")
 AT_A_TIME = 500  # the most jobs that one command names
-ENDED_S = 60.0  # seconds; longer than Slurm needs to end a job that it requeues
 _ENDED = re.compile("already finished|no longer pending|Invalid job id")  # Slurm's words for a job that is not held any more
 _OPTION = "#SBATCH "
 _TIME = re.compile(r"^--time=(\d+)$")

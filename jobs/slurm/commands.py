@@ -15,6 +15,7 @@ from shardlab.errors import ShardlabError
 
 LIMIT_S = 60.0
 LISTEN_S = 1.0
+ENDED_S = 60.0  # longer than Slurm needs to end a job that it requeues
 # Variables with these prefixes, set by a job or by the user, would act as options of Slurm's commands.
 INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
 KEPT = ("SLURM_CONF",)

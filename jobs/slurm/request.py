@@ -45,7 +45,7 @@ def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
         words.append(f"mem={asked.mem or 0}")  # 0: all memory of the node
     longest = asked.max_time_s  # Slurm rejects, or never starts, a job with a longer limit
     words.append(f"time={minutes(run) if longest is None else max(1, min(minutes(run), longest // 60))}")
-    words.append("requeue" if run.requeues else "no-requeue")
+    words.append("requeue" if run.retries_after("node_fail") else "no-requeue")  # of Slurm's own accord: jobs.retries
     excluded = dict.fromkeys([*asked.exclude, *run.avoid])  # the cluster file's, and nodes that earlier attempts lost
     words += [f"exclude={','.join(excluded)}"] if excluded else []
     # Variables of the submitting shell are not exported: they may not fit the nodes, and must not affect the measurement.

@@ -1,0 +1,47 @@
+"""Renders a run by the records of an earlier run, in a process that has neither the cluster file nor the matrix."""
+
+from __future__ import annotations
+
+from jobs import own_copies
+from jobs.render import CLUSTER, RenderContext
+from shardlab import files
+from shardlab.cluster import Cluster
+from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.run import Run
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+
+def context(folder: RunDir, run: Run) -> RenderContext:
+    """The values with which `run` is rendered, except predictions.
+
+    folder: of the earlier run, which contains the cluster. run: the run that will be rendered. Raises InputError or
+    WorkspaceError if the cluster cannot be read.
+    """
+    workspace = Workspace(folder.path.parent.parent)
+    return RenderContext(
+        matrix=run.matrix,
+        where=_cluster(folder),
+        scheduler=run.scheduler,
+        own_templates=workspace.own_templates,
+        digests=run.templates,
+        source=run.source or "",
+        packages=run.packages or "",
+        data_path=run.data_path,
+        proofs_path=run.proofs_path or "",
+        versions=run.versions,
+        git_commit=run.git_commit,
+        created=run.created,
+        own_code=own_copies.store(workspace),
+    )
+
+
+def _cluster(folder: RunDir) -> Cluster:
+    """The cluster with which the earlier run was submitted."""
+    try:
+        return decoder(Cluster).decode(files.read(folder.path / CLUSTER))
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+    except DECODE_FAULTS as error:
+        raise InputError(f"{folder.path / CLUSTER}: is not a cluster of this version: {error}.") from None

@@ -1,0 +1,299 @@
+"""Runs that are started again by themselves: the budget, the queue of this machine with its real runner, and jobs of Slurm."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from support_cells import CELL
+
+from jobs import claim, render, retries, submit, watch
+from jobs.reconcile import statuses
+from jobs.slurm import request
+from shardlab import cluster, files, matrix
+from shardlab.cluster import THIS_MACHINE
+from shardlab.errors import InputError
+from shardlab.retry import Retry
+from shardlab.run import Run, World, run_id
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+SCRIPT = """\
+cd {{ folder }} && exec {{ python }} -P -m jobs.attempt . -- sh -c 'echo x >> ../../starts; exit 9'
+"""
+LIMIT_S = 120
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    made = Workspace(tmp_path)
+    (made.own_templates / "launch").mkdir(parents=True)
+    (made.own_templates / "launch" / "local.sh.j2").write_text(SCRIPT)
+    return made
+
+
+def context(workspace, **changed) -> render.RenderContext:
+    source = render.source("m", THIS_MACHINE, workspace)
+    return msgspec.structs.replace(source, **{"retry": Retry(failed=1, node_fail=2), **changed})
+
+
+def submitted(workspace, **changed) -> RunDir:
+    """Make a submitted run, with the template of this test as its script."""
+    source = context(workspace)
+    run = msgspec.structs.replace(render.run_of(CELL, 1, 1, source), **changed)
+    folder = render.write(run, workspace.runs, source)
+    folder.write_event("controller", "submitted", scheduler=run.scheduler)
+    return folder
+
+
+def attempt(workspace, number) -> RunDir:
+    return RunDir(workspace.runs / run_id(CELL, 1, number))
+
+
+def end(state, code=9):
+    """The data of the event with which a supervisor records this end; `told`: Slurm told the run to end."""
+    return {"code": code, "reason": None if state == "failed" else state, "why": "", "steps": None}
+
+
+def test_the_runner_starts_a_failed_run_again_once_and_each_attempt_is_on_record(workspace, tmp_path):
+    first = submitted(workspace)
+    words = [sys.executable, "-P", "-m", "jobs.schedulers.local", str(workspace.path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "starts").read_text().splitlines() == ["x", "x"]
+    second = attempt(workspace, 2)
+    assert workspace.run_ids() == [first.run_id, second.run_id]
+    assert [folder.judge().state for folder in (first, second)] == ["failed", "failed"]
+    assert (second.read_run().attempt, second.read_run().retried) == (2, ["failed"])
+    assert second.read_run().resume == []
+    # The end of the first attempt is recorded after the second is in the queue, so nobody sees a gap between the two.
+    (queued,) = [event for event in second.events() if event.event == "submitted"]
+    (ended,) = [event for event in first.events() if event.event == "exited"]
+    assert queued.wall_s < ended.wall_s
+    (step,) = submit.decide(workspace, [CELL], {CELL.name(): 1}, context(workspace))
+    assert not step.send
+
+
+def test_a_run_that_is_told_to_end_while_it_fails_is_not_started_again(workspace):
+    first = submitted(workspace)
+    first.log.mkdir(exist_ok=True)
+    # The command ends with an error and tells its supervisor to end, in the same moment.
+    words = [sys.executable, "-P", "-m", "jobs.attempt", first.path, "--", "sh", "-c", "kill -TERM $PPID; exit 9"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    subprocess.run(words, env=environment, timeout=LIMIT_S, check=False)
+    assert first.judge().state in ("failed", "cancelled")
+    assert workspace.run_ids() == [first.run_id]
+
+
+@pytest.mark.parametrize(
+    ("state", "changed", "expected"),
+    [
+        ("failed", {}, "failed"),
+        ("failed", {"retried": ["failed"]}, None),
+        ("failed", {"retried": ["node_fail"]}, "failed"),
+        ("node_fail", {"retried": ["node_fail"]}, "node_fail"),
+        ("node_fail", {"retried": ["node_fail", "failed", "node_fail"]}, None),
+        ("oom", {}, None),
+        ("oom", {"retry": Retry(oom=1)}, "oom"),
+        ("oom", {"retry": Retry(oom=1), "cell": msgspec.structs.replace(CELL, expect=["oom"])}, None),
+        ("cancelled", {"retry": Retry(100, 100, 100, 100, 100, 100)}, None),
+        ("told", {"retry": Retry(100, 100, 100, 100, 100, 100)}, None),
+        ("hung", {}, None),
+        ("preempted", {}, None),
+        ("timeout", {"retry": Retry(timeout=1)}, None),  # no checkpoint: another start would repeat the same steps
+    ],
+)
+def test_a_run_is_started_again_within_the_budget_of_its_state(workspace, state, changed, expected):
+    folder = submitted(workspace)
+    folder.write_event("attempt", "started")
+    run = msgspec.structs.replace(folder.read_run(), **changed)
+    assert retries.after(folder, run, end(state), saved=0) == expected
+
+
+def test_only_one_process_can_make_the_next_attempt(workspace):
+    first = submitted(workspace)
+    assert retries.queue_next(first, first.read_run(), "failed") == ""
+    second = attempt(workspace, 2)
+    before = second.run_json.read_bytes(), second.events()
+    assert "was submitted already" in retries.queue_next(first, first.read_run(), "failed")
+    assert (second.run_json.read_bytes(), second.events()) == before
+    assert workspace.run_ids() == [first.run_id, second.run_id]
+
+
+def test_the_status_says_which_retry_it_is(workspace):
+    first = submitted(workspace)
+    retries.queue_next(first, first.read_run(), "node_fail")
+    first.write_event("attempt", "exited", **end("node_fail"))
+    (shown,) = statuses(workspace, [attempt(workspace, 2)])
+    assert (shown.state, shown.why) == ("pending", "attempt 2 after node_fail (retry 1 of 2)")
+    assert (shown.retried, shown.retries_allowed) == (["node_fail"], {"failed": 1, "node_fail": 2})
+
+
+@pytest.mark.parametrize(("state", "send"), [("node_fail", True), ("oom", False), ("cancelled", False)])
+def test_where_the_supervisor_was_lost_the_next_submission_makes_the_attempt(workspace, state, send):
+    first = submitted(workspace)
+    first.claim.mkdir()
+    first.write_event("attempt", "started")
+    first.write_event("queue", "exited", **end(state))
+    (step,) = submit.decide(workspace, [CELL], {CELL.name(): 1}, context(workspace))
+    assert step.send is send
+    assert (step.run.attempt, step.run.retried) == ((2, ["node_fail"]) if send else (1, []))
+
+
+def test_a_new_attempt_of_a_person_has_the_whole_budget_again(workspace):
+    first = submitted(workspace, retried=["failed"])
+    first.claim.mkdir()
+    first.write_event("attempt", "started")
+    first.write_event("attempt", "exited", **end("failed"))
+    now = statuses(workspace, [first])
+    (step,) = submit.retry(workspace, now, {"failed"}, context(workspace, retry=Retry()))
+    assert (step.run.retry, step.run.retried) == (Retry(failed=1, node_fail=2), [])
+
+
+def test_who_cancels_a_run_cancels_the_attempt_that_was_queued_meanwhile(workspace):
+    first = submitted(workspace)
+    first.claim.mkdir()
+    now = statuses(workspace, [first])
+    retries.queue_next(first, first.read_run(), "failed")
+    first.write_event("attempt", "exited", **end("failed"))
+    assert {run.id: run.state for run in watch.cancel(workspace, now)} == {
+        first.run_id: "failed",
+        attempt(workspace, 2).run_id: "cancelled",
+    }
+
+
+# Jobs of Slurm: the supervisor in a process of its own, and a stand-in for scontrol that writes its arguments down.
+
+
+@pytest.fixture
+def in_slurm(tmp_path):
+    """A function that runs the supervisor of a run in a job of Slurm, and returns the commands that it gave to Slurm."""
+    folder = RunDir(tmp_path / "runs" / "a-r1")
+    folder.log.mkdir(parents=True)
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\ncase $1 in update|requeue) echo "$*" >> {tmp_path}/calls;; esac\n')
+    (tmp_path / "scontrol").chmod(0o755)
+
+    def start(command, restarts, retry, requeues=0):
+        run = Run(
+            schema=1, run_id="a-r1", matrix="m", cell=CELL, cell_hash=CELL.hash(), repeat=1, attempt=1, launcher="torchrun",
+            rehearsal=False, world=World(1, 2, 2), cluster={}, data_path="", versions={}, git_commit=None, templates={},
+            created="", scheduler="slurm", requeues=requeues, retry=retry,
+        )  # fmt: skip
+        files.write_json(folder.run_json, run)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}
+        words = [sys.executable, "-P", "-m", "jobs.attempt", folder.path, "--", "sh", "-c", command]
+        start.ended = subprocess.run(words, env=environment, timeout=LIMIT_S, check=False)
+        calls = tmp_path / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    start.folder = folder
+    return start
+
+
+def test_a_supervisor_has_slurm_start_a_failed_run_again_once(in_slurm):
+    requeued = ["update JobId=7 Requeue=1", "requeue 7"]
+    assert in_slurm("exit 9", 0, Retry(failed=1)) == requeued
+    assert in_slurm("exit 9", 1, Retry(failed=1)) == requeued  # the calls of the first start
+    events = in_slurm.folder.events()
+    assert [event.event for event in events if event.event != "rendered"] == [
+        "started",
+        "exited",
+        "requeued",
+        "started",
+        "exited",
+    ]
+    assert events[2].data == {"after": "failed", "why": "retry 1 of 1 after failed"}
+    assert retries.spent(in_slurm.folder.read_run(), events) == ["failed"]
+
+
+def test_a_supervisor_does_not_have_slurm_start_an_ended_run_that_was_told_to_end(in_slurm):
+    assert in_slurm("kill -TERM $PPID; exit 9", 0, Retry(failed=9, hung=9), requeues=9) == []
+
+
+def test_a_requeued_packed_allocation_starts_no_further_run_before_slurm_ends_it(in_slurm, tmp_path):
+    in_slurm.folder.write_event("controller", "submitted", scheduler="slurm", job="7", kind="pack")
+    (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$1" = requeue ] && kill $PPID || true\n')
+    in_slurm("exit 9", 0, Retry(failed=1))
+    assert in_slurm.ended.returncode == -signal.SIGTERM
+
+
+def restarted(folder, monkeypatch, state, **sent):
+    """Whether a restart of the job may take a run that ended in this state."""
+    folder.write_event("controller", "submitted", scheduler="slurm", job="7", **sent)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert claim.take(folder) == "first"
+    folder.write_event("attempt", "started")
+    folder.write_event("attempt", "exited", **end(state))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    return claim.take(folder) == "again"
+
+
+@pytest.mark.parametrize(
+    ("state", "sent", "taken"),
+    [
+        ("oom", {}, False),
+        ("hung", {}, False),
+        ("timeout", {}, False),
+        ("failed", {}, True),  # a node that is about to fail may have ended it
+        ("failed", {"kind": "pack"}, False),  # another run of the job was started again
+        ("told", {"kind": "pack"}, True),
+    ],
+)
+def test_a_restarted_job_takes_no_run_that_ended_for_a_reason_of_its_own(workspace, monkeypatch, state, sent, taken):
+    assert restarted(submitted(workspace), monkeypatch, state, **sent) is taken
+
+
+def test_a_restarted_job_takes_the_run_whose_supervisor_asked_for_the_restart(workspace, monkeypatch):
+    folder = submitted(workspace)
+    assert not restarted(folder, monkeypatch, "oom")
+    folder.write_event("attempt", "requeued", after="oom", why="")
+    assert claim.take(folder) == "again"
+
+
+SLURM = "schema: 1\nname: c\nprovider: slurm\nslurm: {{requeue: {}}}\nstorage: {{shared: /s}}\n"
+
+
+@pytest.mark.parametrize(
+    ("requeue", "retry", "of_node", "of_timeout", "word"),
+    [
+        (2, Retry(), 2, 2, "--requeue"),
+        (0, Retry(failed=1), 0, 0, "--no-requeue"),
+        (2, Retry(node_fail=0, preempted=0), 0, 2, "--no-requeue"),
+        (0, Retry(preempted=3), 3, 0, "--requeue"),
+    ],
+)
+def test_the_cluster_says_the_numbers_that_the_matrix_leaves_out(workspace, requeue, retry, of_node, of_timeout, word):
+    path = workspace.path / "cluster.yaml"
+    path.write_text(SLURM.format(requeue))
+    where = cluster.load(path)
+    run = render.run_of(CELL, 1, 1, context(workspace, where=where, scheduler="slurm", retry=retry))
+    assert (run.retries_after("node_fail"), run.retries_after("timeout")) == (of_node, of_timeout)
+    assert run.retries_after("preempted") == of_node  # Slurm does not tell a run which of the two happened
+    assert word in request.options(run, where)
+    here = render.run_of(CELL, 1, 1, context(workspace, retry=Retry()))
+    assert not here.may_be_retried
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("retry: {oom: 0, node_fail: 2, failed: 1}", None),
+        ("retry: {completed: 1}", "m.yaml:4:9: retry.completed"),
+        ("retry: {failed: 101}", "m.yaml:4:17: retry.failed"),
+        ("retry: {failed: -1}", "m.yaml:4:17: retry.failed"),
+        ("retry: {failed: 1}\nsearch: {key: gpu_batch_size, for: fastest}", "tries of a search are not started again"),
+    ],
+)
+def test_a_matrix_names_states_and_bounded_numbers(tmp_path, text, words):
+    path = tmp_path / "m.yaml"
+    size = "" if "search" in text else "global_batch_size: 8, "
+    path.write_text(f"schema: 1\nname: m\ndefaults: {{workload: gpt2-tiny, strategy: ddp, {size}steps: 3}}\n{text}\n")
+    if words is None:
+        assert matrix.load(path).file.retry == Retry(oom=0, node_fail=2, failed=1)
+    else:
+        with pytest.raises(InputError, match=re.escape(words)):
+            matrix.load(path)
