@@ -111,7 +111,8 @@ def compute_processes(handle: Any) -> list[Any]:
 
     try:
         entries: list[Any] = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except nvml.NVMLLibraryMismatchError:  # not a subclass of NVMLError; drivers before 510 have only version 2
+    # pynvml calls version 3 of this function, and drivers before 510 have only version 2. This error is no NVMLError.
+    except nvml.NVMLLibraryMismatchError:
         entries = nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
     return entries
 

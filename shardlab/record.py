@@ -34,16 +34,14 @@ class StepRecord(Record, kw_only=True):
     """One optimizer step on one rank.
 
     step: 1, 2, ... for the timed steps. Warm-up steps come first, have `warmup` true, and have their own numbers.
-    units: units of data (images, tokens) of this rank in the step. Ranks that share one model (tensor and pipeline parallel)
-    share a slice of the batch and record the same units.
+    units: units of data (images, tokens) of this rank in the step. Ranks that share a model (tp, pp) record the same units.
     step_ms: time from the request for data to the end of the update.
     loss: mean loss over this rank's part of the batch, before the update; absent if the rank had no data in the step.
     data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms.
     allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
     rss_bytes: resident memory of the process after the step.
     cpu_s: processor time of all threads of the process since its start.
-    disk_read_bytes, disk_write_bytes: bytes that the process read from storage and wrote to storage since its start, NFS
-    included.
+    disk_read_bytes, disk_write_bytes: bytes that the process read from and wrote to storage since its start, NFS included.
     watched: the times and sizes of the step are not used, but its loss is: an instrument slowed the step down, or the step
     warmed up a run that resumes from a checkpoint.
     """

@@ -38,7 +38,8 @@ def write(folder, model_type, **changed):
 
 
 def model_of(folder, model_type, **changed):
-    """Write a configuration file of an architecture, and return the model that a matrix file in the folder gets from it."""
+    """Write a configuration file of an architecture into `folder`. Returns the model that is read from this file, as for a
+    matrix file in `folder` that names it."""
     seq_len = None if model_type in ("vit", "resnet") else SEQ_LEN
     return read_model(ModelByConfiguration(transformers=write(folder, model_type, **changed), seq_len=seq_len), folder)
 

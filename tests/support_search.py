@@ -1,4 +1,5 @@
-"""A workspace with a search, in which only the ranks are a stand-in (support_search_ranks). All other processes are real."""
+"""A workspace whose matrix searches for a batch size. Only the ranks are stand-ins (support_search_ranks); all other processes
+are real."""
 
 import subprocess
 import sys

@@ -63,7 +63,8 @@ def test_a_rehearsal_replaces_the_formula_for_memory_and_traffic():
     plain, found = predict.of(one, machine()), predict.of(one, machine(), answer=answer(one, collectives=calls))
     assert (plain.memory_from, plain.sent_from, found.memory_from, found.sent_from) == (*["formula"] * 2, *["rehearsal"] * 2)
     assert found.tensor_bytes.likely == 10 * GIB
-    # The range has the rehearsal's error of 2 % on each side, and the error for operators on a GPU (-2 %, +6 %).
+    # The bounds are 10 GiB times two factors: the error of the rehearsal (2 % on each side), and the difference between the
+    # operators of a GPU and of a CPU (-2 % to +6 %).
     assert found.tensor_bytes.low == pytest.approx(10 * GIB * 0.98 * 0.98)
     assert found.tensor_bytes.high == pytest.approx(10 * GIB * 1.06 * 1.02)
     assert {"cuda_context", "nccl_buffers", "fragmentation"} <= found.memory_by_category.keys()

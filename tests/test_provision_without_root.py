@@ -159,7 +159,7 @@ def test_the_scripts_for_an_administrator_do_what_the_changes_do(tmp_path):
     assert Path(f"{path}.2").read_bytes() == b"a\nb\n"
 
 
-LONG = f"printf '%s\\n' 'a\tb' '{'x' * 5000}'"  # a tab, and a line longer than any line that is printed for persons
+LONG = f"printf '%s\\n' 'a\tb' '{'x' * 5000}'"  # a tab and a very long line, which must be printed unchanged
 
 
 def shown(capsys, script) -> str:

@@ -30,7 +30,8 @@ SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
 def study(slurm, request):
     made: list[Study] = []
     test = request.node.name
-    # This suffix makes the names of two studies different if the names of their tests begin alike.
+    # The names of workspaces have at most 45 characters of the names of their tests. This suffix keeps two workspaces apart
+    # whose tests' names begin alike.
     its_own = hashlib.sha256(test.encode()).hexdigest()[:6]
 
     def make(more: str = "", suffix: str = "") -> Study:

@@ -24,7 +24,11 @@ _Key = tuple[tuple[str, str], ...]
 
 
 class Differs(msgspec.Struct, frozen=True):
-    """A key that has one value in all cells of A without an equal hash in B, and another value in all such cells of B."""
+    """A key in which the matched cells of unequal hash differ.
+
+    Cells with equal hashes are matched first. Of the remaining cells, all those of workspace A have one value of this key, and
+    all those of workspace B have another.
+    """
 
     key: str  # the key of a cell
     a: Any  # the value in A

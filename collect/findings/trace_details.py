@@ -123,7 +123,7 @@ def idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:
 
 
 def phase_times(loaded: Loaded) -> list[PhaseOfStep]:
-    """The phases of every cell that was profiled by steps, in the order of a step."""
+    """The times of the phases of each cell whose traces mark the steps of the profiler, in the order of a step."""
     return [found for cell in loaded.cells for phase in PHASES if (found := _phase(cell, phase)) is not None]
 
 

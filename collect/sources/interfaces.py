@@ -64,7 +64,10 @@ def with_one_name_each(nics: pl.DataFrame) -> pl.DataFrame:
 
 
 def _name(interfaces: Iterable[InterfaceSpan]) -> None:
-    """Set `known_as` of the interfaces of one host. interfaces: sorted by the time of their last sample, the latest first."""
+    """Set `known_as`, the unique name, of each span of one host in one run. Spans of the same interface get the same name.
+
+    interfaces: the spans, sorted by the time of their last sample, the latest first.
+    """
     earliest: list[InterfaceSpan] = []  # the earliest span of each interface that has a name so far
     taken: set[str] = set()
     for interface in interfaces:

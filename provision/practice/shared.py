@@ -24,9 +24,11 @@ def is_protected(folder: Path) -> bool:
 
 
 def protect(state: Path, folder: Path) -> None:
-    """Make the shared folder if it is missing, owned by the nodes' user, and mount it over itself. Raises NoBase.
+    """Make the shared folder if it is missing, owned by the nodes' user. Mount it over itself with the options `nosuid` and
+    `nodev`, unless it has them already. Raises NoBase.
 
-    state: the folder of the cluster's nodes, which gets the note. folder: the shared folder.
+    state: the folder of the cluster's nodes. The file NOTE in it names the mount, so that `release` can undo the mount.
+    folder: the shared folder.
     """
     if not folder.exists():
         folder.mkdir(parents=True)
