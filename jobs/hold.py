@@ -29,13 +29,14 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
     folder, run: the run of this process. why: the reason, for the events of the runs. In Slurm, the run's job is requeued,
     which ends this process. Returns why Slurm did not requeue the job, or ''.
     """
-    folder.write_event("attempt", "held", why=why)
+    folder.write_event("attempt", "held", why=why, requeued=claim.job())
     own_job, jobs = claim.job(), list[str]()
     for other in Workspace(folder.path.parent.parent).all_runs():
         if _is_alike(other, folder, run):
-            other.write_event(f"hold.{run.run_id}", "held", why=why)
+            job = _job(other)
             # The runs of one packed allocation share one job, so they are requeued together with this run.
-            if (job := _job(other)) and job != own_job:
+            other.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
+            if job and job != own_job:
                 jobs.append(job)
     return scheduler(run.scheduler).hold(jobs)
 
