@@ -203,10 +203,10 @@ def _within_budget(folder: RunDir, now: Status, source: render.RenderContext) ->
     """The decision to start a run again within its budget, where its supervisor could not do it: the supervisor was killed, or
     its machine restarted. None if the run must not be started again by itself.
 
-    folder, now: of the last attempt. After a time limit, the supervisor has decided already. On Slurm, only the supervisor and
-    Slurm start a run again.
+    folder, now: of the last attempt. After a time limit, the supervisor has decided already. A run that completed or was
+    cancelled is never started again, so its records are not read. On Slurm, only the supervisor and Slurm start a run again.
     """
-    if source.scheduler == "slurm" or now.set_aside or now.state not in FINAL or now.state == "timeout":
+    if source.scheduler == "slurm" or now.set_aside or now.state not in FINAL - {"timeout", "completed", "cancelled"}:
         return None
     old = folder.read_run()
     if not retries.is_left(folder, old, now.state):

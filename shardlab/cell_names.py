@@ -40,5 +40,9 @@ def is_name(name: str) -> bool:
 
 def matches(cell: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether a cell has all values in `wanted`, which are given by name. For a tiny twin, the original cell is compared."""
-    known = names(cell.get("rehearses") or cell)
+    return has(names(cell.get("rehearses") or cell), wanted)
+
+
+def has(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether the values `known` of a cell, which `names` returned, contain all values in `wanted`."""
     return all(name in known and known[name] == value for name, value in wanted.items())

@@ -152,7 +152,7 @@ def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
 
 
 def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> Cluster:
-    """The cluster with the nodes of a CloudLab experiment, as from `with_experiment`, for manifests that were already read.
+    """The cluster with the nodes of a CloudLab experiment. `with_experiment` calls it with the manifests that it has read.
 
     manifests: for each manifest, (its name for errors, its content).
     """

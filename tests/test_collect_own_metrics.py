@@ -6,6 +6,7 @@ import pytest
 import support_collect as support
 
 from collect.cli import main
+from collect.metric import set_own
 from shardlab import workspace_trust
 
 METRIC = """\
@@ -21,6 +22,13 @@ METRICS = (
            column=MetricColumn("times", 99, "Double steps")),
 )
 """
+
+
+@pytest.fixture(autouse=True)
+def _menu_without_own_metrics():
+    """Removes the metrics of a workspace from the menu of this process, which later tests read."""
+    yield
+    set_own([])
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collect import notation
 from collect.figure import Figure, Group
 from collect.figures.drawing import allocator
-from collect.sources import snapshot
 from collect.sources.snapshot import BEFORE, SIZES
 
 COLOURS = dict(zip((BEFORE, *SIZES), (f"var(--series-{number})" for number in (1, 4, 6, 3, 5)), strict=True))
@@ -13,11 +12,10 @@ COLOURS = dict(zip((BEFORE, *SIZES), (f"var(--series-{number})" for number in (1
 
 def draw(group: Group) -> Figure | None:
     """The blocks in use during the observed step, stacked by size, of the first cell that has a snapshot."""
-    if (found := allocator.first(group)) is None:
+    if (found := allocator.first(group)) is None or (history := found[0].cell.completed[0].allocator_history) is None:
         return None
     mark, seen = found
-    history = snapshot.history(seen)
-    totals = [sum(sizes) for sizes in zip(*history.active.values(), strict=True)]
+    totals = history.in_use
     places = allocator.picked(totals)
     unit, size = notation.bytes_unit(list(map(float, totals)))
     data = [

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collect import notation
 from collect.figure import MUTED, Figure, Group
 from collect.figures.drawing import allocator
-from collect.sources import snapshot
 
 
 def draw(group: Group) -> Figure | None:
     """The memory that the allocator had reserved, and the part of it that was in use, of the first cell that has a snapshot."""
-    if (found := allocator.first(group)) is None:
+    if (found := allocator.first(group)) is None or (history := found[0].cell.completed[0].allocator_history) is None:
         return None
     mark, seen = found
-    history = snapshot.history(seen)
-    totals = [sum(sizes) for sizes in zip(*history.active.values(), strict=True)]
+    totals = history.in_use
     unit, size = notation.bytes_unit(list(map(float, history.reserved)))
     data = [
         {

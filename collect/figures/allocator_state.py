@@ -16,7 +16,7 @@ USES = {"in use": allocator.IN_USE, "waiting to be freed": "var(--series-5)", "f
 
 
 def draw(group: Group) -> Figure | None:
-    """The blocks of each segment after the observed step , of the first cell that has a snapshot."""
+    """The blocks of each segment after the observed step, of the first cell that has a snapshot."""
     if (found := allocator.first(group)) is None:
         return None
     mark, seen = found

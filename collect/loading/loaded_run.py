@@ -14,7 +14,7 @@ from collect.loading.telemetry import Coverage
 from collect.sources import memory, samples, snapshot, steps
 from collect.sources.memory import MemoryCurves
 from collect.sources.samples import Interface, Samples, Seen
-from collect.sources.snapshot import AllocatorSnapshot
+from collect.sources.snapshot import AllocatorHistory, AllocatorSnapshot
 from collect.sources.steps import Frames, Recorded
 from collect.traces import run_traces
 from collect.traces.breakdown import Breakdown
@@ -217,6 +217,11 @@ class LoadedRun(RunRecords, dict=True):
     def snapshot(self) -> AllocatorSnapshot | None:
         """The snapshot of rank 0's CUDA allocator after one step, if an instrument wrote it."""
         return snapshot.read(self.folder.snapshot_file(0)) if self.cell.instruments.memory == "snapshot" else None
+
+    @cached_property
+    def allocator_history(self) -> AllocatorHistory | None:
+        """The memory after each entry of the history in `snapshot`. Two figures draw it."""
+        return snapshot.history(self.snapshot) if self.snapshot else None
 
     @cached_property
     def traces(self) -> RunTraces:

@@ -81,6 +81,11 @@ class AllocatorHistory(msgspec.Struct, frozen=True):
     active: dict[str, list[int]]
     reserved: list[int]
 
+    @property
+    def in_use(self) -> list[int]:
+        """The bytes of all blocks in use."""
+        return [sum(sizes) for sizes in zip(*self.active.values(), strict=True)]
+
 
 def read(path: Path) -> AllocatorSnapshot | None:
     """The snapshot in a file; None if there is no file, if it is damaged or too large, or if its folder is a symbolic link."""

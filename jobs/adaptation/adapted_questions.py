@@ -56,7 +56,7 @@ class Questions:
 
     def selected(self, wanted: Mapping[str, Any]) -> CellsBefore:
         """The cells that a filter selects in the original matrix. wanted: the values of the filter, by name."""
-        numbers = tuple(number for number, known in enumerate(self.before) if _matches(known, wanted))
+        numbers = tuple(number for number, known in enumerate(self.before) if cell_names.has(known, wanted))
         return CellsBefore(numbers, [self.adapted[number] for number in numbers])
 
     def rewritten(self, wanted: Mapping[str, Any]) -> Values:
@@ -125,7 +125,7 @@ class Questions:
         return test, ", ".join(dict.fromkeys(differences))
 
     def _now(self, wanted: Mapping[str, Any]) -> set[str]:
-        return {cell for cell, known in self.after.items() if _matches(known, wanted)}
+        return {cell for cell, known in self.after.items() if cell_names.has(known, wanted)}
 
 
 def values(cell: Cell) -> Values:
@@ -141,7 +141,3 @@ def changed_names(one: AdaptedCell) -> list[str]:
     old, new = values(one.before), values(one.after)
     given = "nnodes" in one.point.keys
     return [key for key in old if new.get(key) != old[key] and (key != "nnodes" or given)]
-
-
-def _matches(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(name in known and known[name] == value for name, value in wanted.items())

@@ -154,7 +154,7 @@ class _Meter:
 
 @contextlib.contextmanager
 def whole(archive: Path | str) -> Iterator[None]:
-    """An error of a damaged archive in the block becomes an InputError. The block reads the archive and its members."""
+    """Turn the errors that a damaged archive causes in the `with` block into InputError. The block reads the archive."""
     try:
         yield
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
