@@ -54,3 +54,17 @@ def test_without_predictions_there_is_no_figure(tmp_path):
     loaded = load.load(support.matrix(tmp_path), None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
     assert theory.draw(group) is None
+
+
+def test_a_panel_of_which_nothing_is_known_is_left_out(tmp_path):
+    """A browser cannot draw an x axis without a range."""
+    workspace, what = Workspace(tmp_path), support.cell("ddp", 2)
+    support.keep(workspace, [what], repeats=1)
+    support.completed(workspace, what)
+    predicted = Prediction(memory_by_category={"parameter": exactly(GIB)})
+    path_in(workspace.run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+    loaded = load.load(workspace, None)
+    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    drawn = theory.draw(group)
+    assert [entry["name"] for entry in drawn.data if entry["type"] == "bar"] == ["parameter"]
+    assert "xaxis2" not in drawn.layout

@@ -65,7 +65,11 @@ def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
 
 
 def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
-    """Draw panels of stacked bars side by side. All panels have the same rows, one per cell of the group."""
+    """Draw panels of stacked bars side by side. All panels have the same rows, one per cell of the group.
+
+    A panel without parts is left out, because nothing gives its x axis a range.
+    """
+    panels = [panel for panel in panels if panel.parts]
     line_px = LABEL_PX + BAR_PX + GAP_PX
     shape = lines(group.labels, LABEL_PX, line_px)
     shape |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
