@@ -133,12 +133,13 @@ def started(folder: RunDir) -> dict[str, Any] | None:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """The processes whose working folder is this folder, or whose command line contains its path."""
+    """The processes whose working folder is in this folder, as that of a supervisor, or whose command line contains its path."""
     found = []
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            if process.pid != os.getpid() and (any(str(folder) in word for word in words) or process.cwd() == str(folder)):
+            is_named = any(str(folder) in word for word in words)
+            if process.pid != os.getpid() and (is_named or Path(process.cwd()).is_relative_to(folder)):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
