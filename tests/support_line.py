@@ -133,7 +133,7 @@ def started(folder: RunDir) -> dict[str, Any] | None:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """The processes whose working folder is in this folder, as that of a supervisor, or whose command line contains its path."""
+    """The processes whose working folder is in this folder (as that of a supervisor), or whose command line has its path."""
     found = []
     for process in psutil.process_iter():
         try:
