@@ -137,24 +137,26 @@ class Attempt:
 
     def _take(self) -> int | None:
         """Claim the run for this start. Returns None if this start may run it, otherwise the exit code."""
-        if not self.folder.claim.exists() and (why := self._given_back()):
+        if not self.folder.claim.exists() and (why := self._why_not_to_start()):
             print(f"{self.folder.run_id}: {why}.", file=sys.stderr)
             return CHANGED
-        taken = "first" if next_try.is_claimed(self.folder) else None if self._is_answered() else claim.take(self.folder)
+        taken = (
+            "first" if next_try.is_claimed(self.folder) else None if self._has_run_out_of_memory() else claim.take(self.folder)
+        )
         if taken is None:
             print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
             return CLAIMED
         if taken == "again":
             time.sleep(OVERLAP_S)
-            claim.set_aside(self.folder)
+            claim.move_earlier_records(self.folder)
         return None
 
-    def _is_answered(self) -> bool:
+    def _has_run_out_of_memory(self) -> bool:
         """Whether the run is a try of a search that already ended out of memory: such a try is not repeated if its job is
         restarted, because the search continues with the next try."""
         return self.run.search is not None and self.folder.claim.exists() and self.folder.judge().state == "oom"
 
-    def _given_back(self) -> str:
+    def _why_not_to_start(self) -> str:
         """Why the run must not start now; '' if it may start.
 
         If the run must not start, this method first writes an event, after which the run is held or its state is `planned`.

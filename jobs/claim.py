@@ -87,7 +87,7 @@ def lost(folder: RunDir) -> bool:
     return (folder.claim / _start(restarts() + 1)).exists()
 
 
-def set_aside(folder: RunDir) -> None:
+def move_earlier_records(folder: RunDir) -> None:
     """Move the records of an earlier start of the run into the folder before-restart-N of the run's folder. If the earlier
     start left a checkpoint, nothing is moved: this start resumes from it and continues the records. Raises WorkspaceError."""
     if checkpoint.whole(folder.path):

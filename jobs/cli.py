@@ -183,9 +183,9 @@ def _render(invocation: Invocation) -> int:
     out.line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
-    set_aside = sending.name_set_aside(out, rendered.set_aside)
+    skipped = sending.name_unreadable(out, rendered.skipped)
     out.document([{"id": run.run_id, "path": str(run.path)} for run in rendered.folders])
-    return int(set_aside > 0)
+    return int(skipped > 0)
 
 
 def _submit(invocation: Invocation) -> int:
@@ -204,10 +204,10 @@ def _submit(invocation: Invocation) -> int:
         sending.slurm_must_accept(steps, planned.source, how)
         views.steps(out, steps, sent=False)
         views.lease_lines(out, lease)
-        set_aside = sending.name_set_aside(out, [step.now for step in steps if step.now is not None])
+        skipped = sending.name_unreadable(out, [step.now for step in steps if step.now is not None])
         views.scripts(out, steps, workspace, planned.source)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
-        return int(set_aside > 0)
+        return int(skipped > 0)
     plan.must_train_here(planned.source, here=invocation.arguments.here)
     scripts_must_be_trusted(workspace, trusted=arguments.trust)
     with workspace.alone():
@@ -239,7 +239,7 @@ def _cancel(invocation: Invocation) -> int:
     if not (arguments.runs or arguments.where or arguments.matrix or arguments.all):
         raise InputError("say what to cancel: run ids, --where, --matrix, or --all.")
     runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-    ended = watch.cancel(workspace, [run for run in runs if run.state not in state.FINAL and not run.set_aside])
+    ended = watch.cancel(workspace, [run for run in runs if run.state not in state.FINAL and not run.is_unreadable])
     leftover = sum(run.leftover for run in runs)
     if ended or not leftover:
         out.line(f"{len(ended)} run(s) cancelled." if ended else "nothing to cancel: all selected runs have ended.")

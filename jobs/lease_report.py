@@ -132,7 +132,7 @@ class LeaseEstimate:
         recorded: the mean seconds of a run, by the name of its cell.
         """
         self._held += [run.id for run in runs if run.held and run.state == "planned"]
-        going = [run for run in runs if run.state in ("running", "pending") and not run.held and not run.set_aside]
+        going = [run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable]
         for run in sorted(going, key=lambda run: run.state != "running"):
             elapsed_s = (run.duration_s or 0.0) if run.state == "running" else 0.0
             self.add(time_of(RunDir(workspace.runs / run.id).read_run(), recorded, elapsed_s))

@@ -36,7 +36,7 @@ class OwnWorkloads(msgspec.Struct, frozen=True):
 
     def menu(self) -> dict[str, Workload]:
         """Register the workloads, so that `menu.workload_of` finds them from now on, and return their menu entries by name."""
-        return {name: menu.add_own(known, Path(known.file)) for name, known in self.known.items()}
+        return {name: menu.add_own_workload(known, Path(known.file)) for name, known in self.known.items()}
 
     def of(self, cell: Cell) -> OwnWorkload | None:
         """The workload of a cell if the workspace defines it; None if the workload ships with shardlab."""

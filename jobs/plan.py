@@ -287,12 +287,12 @@ def must_train_here(source: render.RenderContext, *, here: bool) -> None:
 class Rendering(msgspec.Struct, frozen=True):
     """The result of `jobs render`.
 
-    folders: the run folders that were written. set_aside: the runs that were skipped, because their records do not tell whether
+    folders: the run folders that were written. skipped: the runs that were skipped, because their records do not tell whether
     the runs were submitted.
     """
 
     folders: list[RunDir]
-    set_aside: list[Status]
+    skipped: list[Status]
 
 
 def with_source_in(plan: MatrixPlan, folder: Path) -> MatrixPlan:
@@ -304,7 +304,7 @@ def with_source_in(plan: MatrixPlan, folder: Path) -> MatrixPlan:
 def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     """Write a run folder for every repeat of every selected cell into the folder `runs`. The folder of a run that was submitted
     already is not changed."""
-    folders, set_aside = [], []
+    folders, skipped = [], []
     frozen_source.freeze(Path(plan.source.source), reuse=workspace_trust.is_trusted(workspace))
     own_copies.freeze(workspace, plan.source.own.sources)
     for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
@@ -312,12 +312,12 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
         existing = RunDir(runs / run.run_id)
         if existing.path.exists():
             if (kept := not_replaceable(existing)) is not None:
-                set_aside.append(kept)
+                skipped.append(kept)
                 continue
             if existing.judge().state != "planned":
                 continue
         folders.append(render.write(run, runs, plan.source))
-    return Rendering(folders, set_aside)
+    return Rendering(folders, skipped)
 
 
 def _remarks(cells: Sequence[Cell], machine: Capacity, where: Cluster) -> list[str]:

@@ -70,7 +70,7 @@ class Status(msgspec.Struct, kw_only=True):
     retries_allowed: dict[str, int] = {}  # how often the run may be started again by itself, by the state in which it ends
 
     @property
-    def set_aside(self) -> bool:
+    def is_unreadable(self) -> bool:
         """Whether the records of the run cannot be read. No command changes such a run; `why` names the file and what to do."""
         return self.cell is None
 
@@ -100,11 +100,11 @@ def own(folder: RunDir) -> RunOnDisk:
     """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError, which name the file, if a
     record cannot be read."""
     run, events = folder.read_run(), folder.events(strict=True)
-    verdict, result = folder.told(events, run)
+    verdict, result = folder.verdict_and_result(events, run)
     return RunOnDisk(folder, run, events, verdict, result)
 
 
-def set_aside(folder: RunDir) -> Status | None:
+def unreadable_status(folder: RunDir) -> Status | None:
     """The status of a run whose records cannot be read; None if they can be read."""
     read = _read(folder)
     return None if isinstance(read, RunOnDisk) else _unreadable(folder, read)
@@ -136,7 +136,7 @@ def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Statu
     has_steps = result is None and verdict.state != "planned"
     paused = suspension.of(records.events)
     progress = Progress()
-    progress.add(suspension.set_aside(folder.steps(0).records, paused) if has_steps else ())
+    progress.add(suspension.mark_suspended(folder.steps(0).records, paused) if has_steps else ())
     rate, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
     started, ended = span(records.events, verdict.state)
     until = ended or (datetime.now(UTC) if verdict.state == "running" else None)

@@ -43,20 +43,20 @@ def tidy(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_schedu
     cancelled = stale_jobs.cancel(runs)
     for sentence in cancelled.sentences:
         out.remark(sentence)
-    names = {run.scheduler["name"] for run in runs if not run.set_aside} if of_scheduler else set()
-    set_aside = name_set_aside(out, runs)
+    names = {run.scheduler["name"] for run in runs if not run.is_unreadable} if of_scheduler else set()
+    unreadable = name_unreadable(out, runs)
     damaged = [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
     for sentence in damaged:
         out.remark(sentence, style="red")
-    return cancelled.all_gone and not set_aside and not damaged
+    return cancelled.all_gone and not unreadable and not damaged
 
 
-def name_set_aside(out: Output, runs: Sequence[Status]) -> int:
+def name_unreadable(out: Output, runs: Sequence[Status]) -> int:
     """Print every run that is skipped because its records cannot be read, with the reason; return the number of such runs."""
-    set_aside = [run for run in runs if run.set_aside]
-    for run in set_aside:
+    unreadable = [run for run in runs if run.is_unreadable]
+    for run in unreadable:
         out.remark(f"{run.id}: {run.why}", style="red")
-    return len(set_aside)
+    return len(unreadable)
 
 
 def send(

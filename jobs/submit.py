@@ -93,7 +93,7 @@ def decide(
             steps.append(again)
         else:
             answer = path.answer if path is not None else ""
-            why = now.why if now.set_aside else f"its search has ended: {answer}" if answer else _why_not(now)
+            why = now.why if now.is_unreadable else f"its search has ended: {answer}" if answer else _why_not(now)
             steps.append(RunDecision(run, False, why, now))
     return steps
 
@@ -166,7 +166,7 @@ def retry(
             steps.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", now))
             continue
         unsent = now.state == "planned" and (attempt_of(now.id)[1] > 1 or now.why != "")
-        if (now.state not in only and not unsent) or now.set_aside:
+        if (now.state not in only and not unsent) or now.is_unreadable:
             continue
         must_be_of_cluster(folder, source)
         old = folder.read_run()
@@ -206,7 +206,7 @@ def _within_budget(folder: RunDir, now: Status, source: render.RenderContext) ->
     folder, now: of the last attempt. After a time limit, the supervisor has decided already. A run that completed or was
     cancelled is never started again, so its records are not read. On Slurm, only the supervisor and Slurm start a run again.
     """
-    if source.scheduler == "slurm" or now.set_aside or now.state not in FINAL - {"timeout", "completed", "cancelled"}:
+    if source.scheduler == "slurm" or now.is_unreadable or now.state not in FINAL - {"timeout", "completed", "cancelled"}:
         return None
     old = folder.read_run()
     if not retries.is_left(folder, old, now.state):

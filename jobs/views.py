@@ -152,7 +152,7 @@ def steps(out: Output, decided: Sequence[RunDecision], *, sent: bool, waiting: C
     """
     verb = "submitted" if sent else "would be submitted"
     for step in decided:
-        if step.now is not None and step.now.set_aside:
+        if step.now is not None and step.now.is_unreadable:
             continue  # the caller prints runs whose records cannot be read, with the reason
         what = step.why if step.held_back else f"skipped: {step.why}"
         if step.send:

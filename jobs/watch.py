@@ -12,7 +12,7 @@ from rich.live import Live
 
 from jobs import lease_report, search_runs, stale_jobs, status_table, views
 from jobs.backlog import Backlog
-from jobs.reconcile import Status, latest, own, set_aside, statuses
+from jobs.reconcile import Status, latest, own, statuses, unreadable_status
 from jobs.scheduler import apart, scheduler
 from shardlab.console import Output
 from shardlab.errors import InputError
@@ -61,7 +61,7 @@ def finish(out: Output, workspace: Workspace, run_ids: Sequence[str], *, wait: b
     for run in ended:
         if (run.state == "planned" or run.held) and run.why:
             given_back.setdefault(run.why, []).append(run.id)
-        elif not run.expected and not run.set_aside:  # runs with unreadable records have been printed already
+        elif not run.expected and not run.is_unreadable:  # runs with unreadable records have been printed already
             out.line(f"{run.id}: {run.state}: {run.why}", style="red")
     for why, runs in given_back.items():
         names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
@@ -118,7 +118,7 @@ def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, f
     if len(matches) > 1:
         raise InputError(f"{pattern!r} matches {len(matches)} runs: {', '.join(matches[:5])}. Allowed: one run.")
     folder = RunDir(workspace.runs / matches[0])
-    damaged = set_aside(folder)
+    damaged = unreadable_status(folder)
     if damaged is not None:
         out.remark(f"{damaged.id}: {damaged.why}", style="red")
     elif rank is not None and not 0 <= rank < (world := folder.read_run().world.world_size):

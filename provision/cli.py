@@ -323,7 +323,7 @@ def _carried_out(
     if verb == "verify" and not site.cluster.ssh.sudo:  # only planned, to report what an administrator must do
         planned = converge(site, order, targets=targets, chosen=chosen, dry=True, parallel=parallel)
         steps = [step for step in planned if step.state == "administrator"]
-        site.left.clear()
+        site.skipped.clear()
     failed = {step.node: step.operation for step in steps if step.state == "failed"}
     missing = display.administrator_parts(steps)
     findings: list[Finding] = []

@@ -19,7 +19,7 @@ def existing(site: Site) -> SlurmHere | None:
     """
     if site.cluster.slurm is None or site.cluster.provider != "ssh":
         return None
-    told = site.told(SLURM_HERE)
+    told = site.answers(SLURM_HERE)
     if any(here.is_ours and target.node.may_sudo for target, here in told):
         return None
     for target, here in told:
@@ -59,7 +59,7 @@ def check(site: Site, there: SlurmHere) -> Nothing:
             f"{name} has no partition {partition}. It has: {', '.join(there.partitions) or 'none that this user may see'}. Set "
             f"slurm.partition to one of them, or tell its administrator: the partition {partition} is missing."
         )
-    workers = [target for target in site.with_role("worker") if target.node.name not in site.left]
+    workers = [target for target in site.with_role("worker") if target.node.name not in site.skipped]
     faults = {target.node.name: fault for target in workers if (fault := _fault(target, there, partition))}
     if faults:
         raise Unanswered("; ".join(faults.values()), faults)

@@ -40,7 +40,7 @@ class Site(msgspec.Struct, frozen=True):
     cluster: Cluster
     workspace: Workspace
     targets: list[Target]
-    left: dict[str, str] = {}  # the nodes that later operations and checks skip: name of the node -> reason
+    skipped: dict[str, str] = {}  # the nodes that later operations and checks skip: name of the node -> reason
     pretended: bool = False  # True: a file describes the nodes (option --pretend), and no node is reached
     administrator: dict[str, list[str]] = {}  # by node: the operations that an administrator has to carry out on it
 
@@ -50,16 +50,16 @@ class Site(msgspec.Struct, frozen=True):
         return self.cluster.provider == "virtual"
 
     def with_role(self, role: str) -> list[Target]:
-        """The nodes with a role, including the nodes that later operations leave out (`left`)."""
+        """The nodes with a role, including the nodes that later operations leave out (`skipped`)."""
         return [target for target in self.targets if target.has(role)]
 
     @property
     def standing(self) -> list[Target]:
-        """The nodes that later operations and checks do not skip, which are the nodes that are not in `left`."""
-        return [target for target in self.targets if target.node.name not in self.left]
+        """The nodes that later operations and checks do not skip, which are the nodes that are not in `skipped`."""
+        return [target for target in self.targets if target.node.name not in self.skipped]
 
-    def told(self, fact: Fact[T]) -> list[tuple[Target, T]]:
-        """The nodes that answer the question `fact`, each with its answer, without the nodes in `left`."""
+    def answers(self, fact: Fact[T]) -> list[tuple[Target, T]]:
+        """The nodes that answer the question `fact`, each with its answer, without the nodes in `skipped`."""
         answers = []
         for target in self.standing:
             with contextlib.suppress(Unanswered):
@@ -67,9 +67,11 @@ class Site(msgspec.Struct, frozen=True):
         return answers
 
     def absent(self, role: str | None = None) -> list[str]:
-        """The names of the nodes in `left`; with `role`, only of the nodes that have this role."""
+        """The names of the nodes in `skipped`; with `role`, only of the nodes that have this role."""
         return [
-            target.node.name for target in self.targets if target.node.name in self.left and (role is None or target.has(role))
+            target.node.name
+            for target in self.targets
+            if target.node.name in self.skipped and (role is None or target.has(role))
         ]
 
 

@@ -67,11 +67,11 @@ def converge(
     administrator are known.
     """
     steps: list[OperationStep] = []
-    left = site.left
+    skipped = site.skipped
     with ThreadPoolExecutor(parallel or max(1, len(targets))) as pool:
         for operation in order:
-            standing = [target for target in targets if target.node.name not in left]
-            rest = [] if operation.once else [target.node.name for target in targets if target.node.name in left]
+            standing = [target for target in targets if target.node.name not in skipped]
+            rest = [] if operation.once else [target.node.name for target in targets if target.node.name in skipped]
             blamed = Blamed(site, operation.name)
 
             def work(target: Target, operation: Operation = operation, blamed: Blamed = blamed) -> OperationStep:
@@ -83,17 +83,19 @@ def converge(
 
             own = list(pool.map(work, standing[:1] if operation.once else standing))
             done = blamed.judge(own)
-            missed = [OperationStep(name, operation.name, "not reached", [left[name]]) for name in rest]
+            missed = [OperationStep(name, operation.name, "not reached", [skipped[name]]) for name in rest]
             if STOPPING.is_set():
                 break
             for step in [*(step for step in done if step not in own), *missed]:
                 watch.ends(step)
             steps += [*done, *missed]
-            left.update({step.node: f"{operation.name} failed" for step in done if step.state == "failed"})
+            skipped.update({step.node: f"{operation.name} failed" for step in done if step.state == "failed"})
             if operation.name == MACHINE:
-                left.update({step.node: "known only after this machine is up" for step in done if step.state == "would change"})
+                skipped.update(
+                    {step.node: "known only after this machine is up" for step in done if step.state == "would change"}
+                )
             if site.pretended:
-                left.clear()  # in a dry run, an operation can be planned although an earlier operation failed
+                skipped.clear()  # in a dry run, an operation can be planned although an earlier operation failed
     return steps
 
 
@@ -112,7 +114,7 @@ class Blamed:
         if asked in error.blames:
             return set()
         self._why.update(error.blames)
-        self._site.left.update(dict.fromkeys(error.blames, f"{self._operation} failed"))
+        self._site.skipped.update(dict.fromkeys(error.blames, f"{self._operation} failed"))
         return set(error.blames)
 
     def judge(self, done: Sequence[OperationStep]) -> list[OperationStep]:

@@ -38,10 +38,10 @@ def verify(
     findings: list[Finding] = []
     for stage in filter(None, stages):
         away = _away(site)
-        site.left.update(away)
+        site.skipped.update(away)
         names = [target.node.name for target in targets]
         findings += [Finding(name, "answers", Outcome(False, why, ADVICE)) for name, why in away.items() if name in names]
-        asked = [target for target in targets if target.node.name not in site.left]
+        asked = [target for target in targets if target.node.name not in site.skipped]
         if not asked:
             break
         begins(f"checking {', '.join(check.name for check in stage)}")

@@ -101,12 +101,12 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         *,
         given: bytes = b"",
         limit_s: float = LIMIT_S,
-        told: Callable[[], bool] = lambda: False,
+        must_stop: Callable[[], bool] = lambda: False,
     ) -> T:
         """Run a shardlab command with --json on the cluster, and return its JSON document, decoded as the type `shape`.
 
         module, arguments: as in `command`. given: standard input of the command. limit_s: time limit of the command in seconds.
-        told: returns True if the caller no longer waits for the answer; it is called several times a second.
+        must_stop: returns True if the caller no longer waits for the answer; it is called several times a second.
         Raises ShardlabError with the error of the command, or if the document is not of the type `shape`.
         """
         self._log_in()
@@ -114,7 +114,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         mark = secrets.token_hex(8)
         line = f"{mark}\n".encode()
         script = f"echo {mark}; echo {mark} >&2; exec {shlex.join(self._words(module, [*arguments, '--json']))}"
-        code, *streams = _answered([*ssh_command(self.address), for_any_shell(script)], given, limit_s, told)
+        code, *streams = _answered([*ssh_command(self.address), for_any_shell(script)], given, limit_s, must_stop)
         is_too_large = len(streams[0]) >= MOST_BYTES
         document, errors = streams[0].partition(line)[2], streams[1].rpartition(line)[2]  # if the mark is missing, ssh failed
         if code is None and not is_too_large:
@@ -155,13 +155,15 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
             shared_connection.open_connection(ssh_command(self.address), self.host)
 
 
-def _answered(argv: Sequence[str], given: bytes, limit_s: float, told: Callable[[], bool]) -> tuple[int | None, bytes, bytes]:
+def _answered(
+    argv: Sequence[str], given: bytes, limit_s: float, must_stop: Callable[[], bool]
+) -> tuple[int | None, bytes, bytes]:
     """Run the ssh command `argv`. Returns (exit code, standard output, standard error), at most MOST_BYTES of each output.
 
-    given, limit_s, told: as in `RemoteWorkspace.ask`.
-    The exit code is None if the command was ended because its output was too large, `told` returned True, or the time limit was
-    over. The output goes to files and not to pipes, because an SSH connection that stays open for later commands would keep
-    the pipes open.
+    given, limit_s, must_stop: as in `RemoteWorkspace.ask`.
+    The exit code is None if the command was ended because its output was too large, `must_stop` returned True, or the time
+    limit was over. The output goes to files and not to pipes, because an SSH connection that stays open for later commands would
+    keep the pipes open.
     """
 
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
@@ -173,7 +175,7 @@ def _answered(argv: Sequence[str], given: bytes, limit_s: float, told: Callable[
             try:
                 while (code := _code(process)) is None:
                     is_large = any(os.fstat(stream.fileno()).st_size >= MOST_BYTES for stream in (stdout, stderr))
-                    if is_large or told() or time.monotonic() > ends:
+                    if is_large or must_stop() or time.monotonic() > ends:
                         break
             finally:
                 if process.poll() is None:

@@ -37,10 +37,11 @@ NOT_CLEAN_WHY = (
 
 
 class RsyncEnd(msgspec.Struct, frozen=True):
-    """How rsync ended. code: its exit code; None if it was ended early (`told`). said: its first error message, or empty."""
+    """How rsync ended. code: its exit code; None if it was ended early (`must_stop`). error: its first error message, or
+    empty."""
 
     code: int | None
-    said: str = ""
+    error: str = ""
 
 
 def must_be_installed(what: str) -> None:
@@ -55,14 +56,14 @@ def run(
     source: str,
     target: str,
     *,
-    told: Callable[[], bool] = lambda: False,
+    must_stop: Callable[[], bool] = lambda: False,
     holds: Sequence[int] = (),
     report: Callable[[int], None] | None = None,
 ) -> RsyncEnd:
     """Run rsync to copy the files and folders with the given names.
 
     options: further options of rsync. names: paths relative to `source`. source, target: folders as rsync expects them, such as
-    `HOST:PATH`. told: returns True if the transfer must end early; it is called several times a second.
+    `HOST:PATH`. must_stop: returns True if the transfer must end early; it is called several times a second.
     holds: descriptors of locked files, which rsync inherits, so that the locks are held until rsync ends.
     report: is called from time to time with the number of bytes that have been copied so far.
     """
@@ -77,7 +78,7 @@ def run(
         )
         try:
             while (code := _code(process)) is None:
-                if told():
+                if must_stop():
                     return RsyncEnd(None)
                 if report:
                     _report(progress.fileno(), report)

@@ -146,15 +146,17 @@ class RunDir:
 
     def judge(self) -> state.JudgedState:
         """The state of this run according to its files."""
-        return self.told(self.events())[0]
+        return self.verdict_and_result(self.events())[0]
 
     def judged_at(self, end: Mapping[str, Any], run: run_file.Run) -> state.JudgedState:
         """The state that this run will have when its supervisor records its end. end: the data of the event `exited`."""
         now, data = time.time(), dict(end)
         exited = Event(schema=SCHEMA, event="exited", writer="attempt", wall_s=now, host=gethostname(), data=data)
-        return self.told([*self.events(), exited], run)[0]
+        return self.verdict_and_result([*self.events(), exited], run)[0]
 
-    def told(self, events: Sequence[Event], run: run_file.Run | None = None) -> tuple[state.JudgedState, Result | None]:
+    def verdict_and_result(
+        self, events: Sequence[Event], run: run_file.Run | None = None
+    ) -> tuple[state.JudgedState, Result | None]:
         """Returns (the state of this run according to its files, the content of its result.json).
 
         The second value is None if the run has not ended or has no result.json.

@@ -119,7 +119,7 @@ def _read(runs: Path, cell: Cell, size: int, repeat: int) -> SearchTry | None:
     folder = RunDir(runs / run_id(cell, repeat, attempt))
     result = None
     try:
-        verdict, result = folder.told(folder.events(strict=True))
+        verdict, result = folder.verdict_and_result(folder.events(strict=True))
     except ShardlabError as error:
         verdict = JudgedState("unknown", str(error))
     throughput = result.throughput_per_s if result is not None and verdict.state == "completed" else None

@@ -37,7 +37,7 @@ def total_s(pauses: Iterable[Pause]) -> float:
     return sum(end - begin for begin, end in pauses)
 
 
-def set_aside(records: Sequence[StepRecord], pauses: Sequence[Pause]) -> Sequence[StepRecord]:
+def mark_suspended(records: Sequence[StepRecord], pauses: Sequence[Pause]) -> Sequence[StepRecord]:
     """The step records of a rank, with `watched` set to true for each step that a suspension overlaps.
 
     Readers do not use the times of a step record whose `watched` is true.

@@ -55,7 +55,7 @@ def described(folder, model):
     plugin_source.write(folder, model.source)
     found = describe_model.describe(folder / model.source.file.name, model.seq_len)
     for known in found.workloads:
-        menu.add_own(known, folder / known.file)
+        menu.add_own_workload(known, folder / known.file)
     return found
 
 

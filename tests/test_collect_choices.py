@@ -379,7 +379,7 @@ def test_what_is_missing_is_not_ranked_and_the_rest_stays(several, rows, data):
             assert asked == list(range(len(family.contests)))
 
 
-def test_equal_cells_are_rarely_told_apart(several, rows):
+def test_equal_cells_are_rarely_distinguished(several, rows):
     """The repeats of two cells are drawn from the same distribution, so neither cell is faster.
 
     A 95 % interval is wrong in 5 % of cases, so at most about 5 % of the rounds may call one of the two cells the best.
@@ -450,7 +450,7 @@ def test_of_very_many_choices_the_first_are_shown_and_the_others_counted(several
     (family,) = found.choices
     assert choice_text.hidden(found) == ""
     found.choices = [family] * (choice_text.MOST_SHOWN + 2)
-    assert len(choice_text.opened(found)) == choice_text.MOST_SHOWN
+    assert len(choice_text.families_shown(found)) == choice_text.MOST_SHOWN
     # The page hides two families with three contests each: on two ranks, on four ranks, and with a second batch size.
     assert choice_text.hidden(found) == "6 more comparisons are in summary.json"
 

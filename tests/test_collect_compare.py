@@ -355,7 +355,7 @@ def test_the_interval_is_that_of_welch_by_hand():
     assert ratio.verdict(*means, "ms") == "slower"
 
 
-def test_exact_numbers_are_equal_or_told_apart():
+def test_exact_numbers_are_equal_or_distinguished():
     seven, eight = Mean(7, 0, 1), Mean(8, 0, 1)
     assert ratio.verdict(seven, seven, "bytes") == "equal"
     assert ratio.verdict(seven, eight, "bytes") == "higher"

@@ -228,7 +228,7 @@ def test_panels_show_the_numbers_of_the_metrics(on_gpus):
     json.dumps(drawn.data, allow_nan=False)
 
 
-def test_networks_are_told_apart_by_name_and_loopback_is_called_so(on_gpus):
+def test_networks_are_distinguished_by_name_and_loopback_is_called_so(on_gpus):
     drawn = telemetry.draw(group_of(on_gpus))
     assert [title for title in titles(drawn) if title.startswith("Sent")] == [
         "Sent on the network, &lt;b&gt;ib0 (MB/s)",

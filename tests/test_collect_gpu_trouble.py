@@ -6,7 +6,7 @@ import support_collect as support
 from test_collect_choices import PROVEN
 
 from collect import summary
-from collect.comparison.compare import Half, compare
+from collect.comparison.compare import ComparedMatrix, compare
 from collect.loading import load
 from shardlab import files
 from shardlab.workspace import Workspace
@@ -62,7 +62,7 @@ def test_a_run_on_a_shared_gpu_has_no_ratio_in_a_comparison(tmp_path):
         support.keep(workspace, [DDP], repeats=0)
         support.completed(workspace, DDP, rehearsal=False, gpu=says, found={"gpus": ["GPU-0", "GPU-1"], "same_work": PROVEN})
         loaded = load.load(workspace, None)
-        sides.append(Half(name, workspace, loaded, summary.summarize(loaded, "ddp")))
+        sides.append(ComparedMatrix(name, workspace, loaded, summary.summarize(loaded, "ddp")))
     (pair,) = compare(*sides).pairs
     assert "other processes used the GPUs" in pair.different_work
     assert pair.metrics == []

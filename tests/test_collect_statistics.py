@@ -41,7 +41,7 @@ def test_outliers_are_named_and_kept():
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
+def test_two_cells_that_are_the_same_are_rarely_distinguished(n):
     """An A/A test: of 400 pairs of equal cells, at most 5 % plus three standard deviations may be found to be different.
 
     With the percentile bootstrap, far more of the pairs would be found to be different (see benchmarks/verdicts.py).
@@ -59,7 +59,7 @@ def test_two_cells_that_are_the_same_are_rarely_told_apart(n):
 
 
 @pytest.mark.parametrize(("n", "least"), [(2, 100), (3, 360), (5, 400)])
-def test_two_cells_that_differ_by_ten_standard_deviations_are_told_apart(n, least):
+def test_two_cells_that_differ_by_ten_standard_deviations_are_distinguished(n, least):
     """Of 400 pairs of cells whose means differ by ten standard deviations, at least `least` are found to be different.
 
     n: the repeats of each cell. With two repeats, Student's t has one degree of freedom, and its heavy tails leave most pairs

@@ -59,7 +59,7 @@ def test_series_colours_stand_out_from_what_they_lie_on(colours):
 
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("colours", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
-def test_series_colours_are_told_apart_also_without_red_or_green(colours, vision):
+def test_series_colours_are_distinguished_also_without_red_or_green(colours, vision):
     for one, other in itertools.combinations(SERIES, 2):
         apart = float(np.linalg.norm(seen(colours[one], vision) - seen(colours[other], vision)))
         assert apart >= APART, (one, other, apart)

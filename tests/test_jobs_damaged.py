@@ -248,7 +248,7 @@ def test_a_rendered_run_with_a_claim_is_left_as_it_is(tmp_path, queue, capsys, v
     assert "submitted" not in {event.event for event in one.events()}
 
 
-def test_a_dry_run_names_the_runs_that_are_set_aside(tmp_path, queue, capsys):
+def test_a_dry_run_names_the_runs_that_are_skipped(tmp_path, queue, capsys):
     queue.rule(ends=0)
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 0

@@ -249,7 +249,9 @@ def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_
     assert when["exited"].wall_s - when["started"].wall_s >= 0.8 * limit_s + still.data["seconds"] - 1
     for rank in (0, 1):
         counted = [
-            one for one in suspension.set_aside(folder.steps(rank).records, suspension.of(folder.events())) if not one.watched
+            one
+            for one in suspension.mark_suspended(folder.steps(rank).records, suspension.of(folder.events()))
+            if not one.watched
         ]
         assert counted
         assert not any(holds_pause(record, still) for record in counted)

@@ -94,7 +94,7 @@ def test_records_of_an_earlier_start_are_moved_aside_unless_there_is_a_checkpoin
     folder.steps_file(0).parent.mkdir()
     folder.steps_file(0).write_bytes(b"steps\n")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    claim.set_aside(folder)
+    claim.move_earlier_records(folder)
     assert not folder.steps_file(0).parent.exists()
     moved = folder.path / "before-restart-1" / "steps" / folder.steps_file(0).name
     assert moved.read_bytes() == b"steps\n"

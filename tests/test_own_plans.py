@@ -46,7 +46,7 @@ def test_a_file_says_over_how_many_ranks_it_is_split_and_how_many_stages_it_has(
     # The degrees are the common divisors of the widths 24, 24 and 48 that also divide the number of heads, which is 6.
     assert known.tensor_degrees == (2, 3, 6)
     assert known.most_stages == 4
-    workload = menu.add_own(known, tmp_path / "workloads" / "mine.py")
+    workload = menu.add_own_workload(known, tmp_path / "workloads" / "mine.py")
     assert menu.refuse(cell_of(known, "tp", tp=2)) is None
     assert "Allowed tp: 1, 2, 3, 6." in menu.refuse(cell_of(known, "tp", gpus=4, tp=4))
     assert menu.refuse(cell_of(known, "pp-gpipe", pp=4, gpus=4)) is None
@@ -59,7 +59,7 @@ def test_a_file_says_over_how_many_ranks_it_is_split_and_how_many_stages_it_has(
 
 def test_without_the_functions_the_refusal_says_how_to_add_them(tmp_path):
     (known,) = described(tmp_path, MODEL).workloads
-    menu.add_own(known, tmp_path / "workloads" / "mine.py")
+    menu.add_own_workload(known, tmp_path / "workloads" / "mine.py")
     assert "defines no function tensor_parallel(block, ranks)" in menu.refuse(cell_of(known, "tp", tp=2))
     assert "defines no function pipeline(model)" in menu.refuse(cell_of(known, "pp-gpipe", pp=2))
 

@@ -240,7 +240,7 @@ def test_all_are_let_in_and_known_by_name_and_address_and_then_nothing_is_asked(
     assert changes[0].argv[-2:] == ["alice:", "600"]
     w1.facts.answers[KEYS.name] = msgspec.structs.replace(own, authorized=("theirs", *authorized), known=(*known, "theirs"))
     assert keys_operation.plan_trust(one, w1) == Nothing("3 nodes know one another")
-    one.left["w2"] = "machine failed"  # the keys of w2 are kept while w2 is unreachable
+    one.skipped["w2"] = "machine failed"  # the keys of w2 are kept while w2 is unreachable
     assert keys_operation.plan_trust(one, w1) == Nothing("not changed: w2 cannot be asked")
 
 

@@ -88,7 +88,7 @@ def test_a_worker_whose_facts_fail_while_the_controller_is_configured_fails_itse
         ("w1", "slurm-controller"): "nothing to do",
         ("w2", "slurm-controller"): "failed",
     }
-    assert one.left == {"w2": "slurm-controller failed"}
+    assert one.skipped == {"w2": "slurm-controller failed"}
 
 
 def two(plan) -> tuple[Site, Operation]:
@@ -129,7 +129,7 @@ def test_changes_that_were_made_before_another_node_failed_are_told_and_the_rest
     def plan(site, target):
         if target.node.name == "b":
             return Nothing("b has nothing to do")
-        if "b" in site.left:
+        if "b" in site.skipped:
             return [Here("third", lambda: made.append(3))] if made == [1] else Nothing("all is done")
         return [Here("first", lambda: made.append(1)), Here("second", fails_elsewhere)]
 
@@ -171,7 +171,7 @@ def test_each_node_is_told_of_once_more_when_another_blames_it():
             told.append((step.node, step.state))
 
     def plan(site, target):
-        if target.node.name == "a" and "b" not in site.left:
+        if target.node.name == "a" and "b" not in site.skipped:
             raise Unanswered("b: broken", {"b": "b: broken"})
         return Nothing("fine")
 

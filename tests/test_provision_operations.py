@@ -241,7 +241,7 @@ def test_a_worker_that_is_away_leaves_the_configuration_as_it_is():
     head = one.targets[0]
     with_files(head, {slurm.CONF: (b"of three workers", 0o644, "root:root")})
     head.facts.answers[SERVICES.name] = RUNNING
-    one.left["w2"] = "machine failed"
+    one.skipped["w2"] = "machine failed"
     assert slurm.plan_controller(one, head) == Nothing("slurm.conf not changed: w2 cannot be asked")
 
 

@@ -101,7 +101,7 @@ def test_a_worker_that_is_to_stay_drained_fails_with_the_reason_and_the_command_
 
 def test_low_memory_is_not_compared_while_another_worker_is_away():
     one = with_worker(f"w2|drain|slurm|{LOW}")
-    one.left["w1"] = "packages failed"
+    one.skipped["w1"] = "packages failed"
     with pytest.raises(Unanswered, match="Low RealMemory"):
         slurm.plan_nodes(one, one.targets[0])
 
@@ -135,7 +135,7 @@ def waited(tmp_path, line):
     one = with_worker("w2|down*|slurm|Not responding")
     head = one.targets[0]
     (wait,) = slurm.plan_nodes(one, head)
-    one.left["w1"] = "away"  # so that sinfo needs to print only one line
+    one.skipped["w1"] = "away"  # so that sinfo needs to print only one line
     (wait,) = slurm.plan_nodes(one, head)
     msgspec.structs.force_setattr(head, "node", Controller(tmp_path, line))
     wait.make(head.node)

@@ -322,7 +322,7 @@ def test_the_others_mount_it_and_then_ask_for_nothing():
     with_place(w1, SHARED, MountPlace(fstab=wanted))
     assert commands(nfs.plan_client(one, w1))[-1] == "mount -- /mydata/bench"
     assert nfs.plan_client(one, head) == Nothing("it is the server of the folder")
-    one.left["head"] = "packages failed"
+    one.skipped["head"] = "packages failed"
     assert "cannot be asked" in nfs.plan_client(one, w1).why
 
 

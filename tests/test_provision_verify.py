@@ -79,7 +79,7 @@ def test_a_node_that_is_away_is_named_once_and_the_others_are_proven_without_it(
 def test_a_node_that_was_left_or_goes_on_the_way_is_asked_no_more():
     left, going = Node("w1"), Node("w2")
     one = site(left, going, Node("w3"))
-    one.left["w1"] = "packages failed"
+    one.skipped["w1"] = "packages failed"
 
     def end(site, target):
         going.answer = Unreachable("w2: cannot be reached.")

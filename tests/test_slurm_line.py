@@ -384,7 +384,7 @@ def test_a_suspended_run_goes_on_and_its_pause_is_on_record(study):
     one.until(lambda: len(folder.steps(3).records) > before + 1, "it makes more steps")
     (run,) = one.runs()
     assert (run["state"], run["scheduler"]["raw"]) == ("running", "RUNNING")
-    records = suspension.set_aside(folder.steps(3).records, suspension.of(folder.events()))
+    records = suspension.mark_suspended(folder.steps(3).records, suspension.of(folder.events()))
     counted = [record for record in records if not record.watched]
     assert counted
     assert not any(holds_pause(record, still) for record in counted)

@@ -28,11 +28,11 @@ def test_pauses_end_when_they_are_noted():
 )
 def test_a_step_that_overlaps_a_pause_is_set_aside(end_s, seconds, holds):
     record = step(1, end_s, seconds, loss=2.0)
-    (found,) = suspension.set_aside([record], [(60.0, 100.0)])
+    (found,) = suspension.mark_suspended([record], [(60.0, 100.0)])
     assert (found.watched, found.loss, found.step_ms) == (holds, 2.0, 1000 * seconds)
 
 
 def test_without_a_pause_records_are_what_they_were():
     records = [step(1, 10.0, 1.0), step(2, 12.0, 1.0, watched=True)]
-    assert suspension.set_aside(records, []) is records
-    assert suspension.set_aside(records, [(60.0, 100.0)]) == records
+    assert suspension.mark_suspended(records, []) is records
+    assert suspension.mark_suspended(records, [(60.0, 100.0)]) == records

@@ -124,7 +124,7 @@ def test_unknown_sizes_give_no_bytes(tmp_path, event, groups):
     assert sent_bytes.of_step([analysed(tmp_path, event, groups=groups)]) is None
 
 
-def test_groups_of_one_size_need_not_be_told_apart(tmp_path):
+def test_groups_of_one_size_need_not_be_distinguished(tmp_path):
     found = analysed(tmp_path, span("gloo:all_reduce", 1110, [[100]]), groups=(4, 4), steps=1)
     assert sent_bytes.of_step([found]) == 600
 

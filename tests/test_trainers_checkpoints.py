@@ -194,7 +194,7 @@ def test_what_a_run_stood_still_is_told_of_the_one_that_goes_on_with_its_times(b
     again = gone_on(bench, resuming(bench, first, **keys))
     (pause,) = suspension.of(again.events())
     assert pause == pytest.approx((held.wall_s - 0.25, held.wall_s), rel=0, abs=0.001)
-    aside = suspension.set_aside(again.steps(0).records, [pause])
+    aside = suspension.mark_suspended(again.steps(0).records, [pause])
     assert held.step in [record.step for record in aside if record.watched]
 
 

@@ -1,8 +1,8 @@
 """The menus of strategies and workloads. Importing this module does not import torch.
 
-The menus contain the strategies and workloads that ship with shardlab. `add_own_strategy` and `add_own` add a workspace's own
-strategies and workloads, which are identified by their name and the digest of their code, as in a cell. So one process can use
-workspaces that have different models with the same name.
+The menus contain the strategies and workloads that ship with shardlab. `add_own_strategy` and `add_own_workload` add a
+workspace's own strategies and workloads, which are identified by their name and the digest of their code, as in a cell. So one
+process can use workspaces that have different models with the same name.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def strategy_of(cell: Cell) -> Strategy:
     return found
 
 
-def add_own(known: OwnWorkload, file: Path) -> Workload:
+def add_own_workload(known: OwnWorkload, file: Path) -> Workload:
     """Add a workload of a workspace's own file, so that `workload_of` finds it, and return it.
 
     known: the description of the workload. file: the file that a rank executes, or the configuration that it reads.

@@ -90,7 +90,7 @@ def answer(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:
         asked = msgspec.json.decode(line, type=RefusalQuestion)
         try:
             if (own := asked.own_workload) is not None:
-                menu.add_own(own, Path(own.file))
+                menu.add_own_workload(own, Path(own.file))
             found = RefusalAnswer(fault=fault) if fault else RefusalAnswer(why=known[asked.strategy].refuse(asked.cell))
         except ShardlabError as error:
             found = RefusalAnswer(fault=str(error))

@@ -39,7 +39,7 @@ def run(path: Path) -> str:
     try:
         _refuse(frozen, run_dir, place)
         if (own := frozen.own_workload) is not None:
-            menu.add_own(own, run_dir.path / own_workload.FOLDER / Path(own.file).name)
+            menu.add_own_workload(own, run_dir.path / own_workload.FOLDER / Path(own.file).name)
         if (strategy := frozen.own_strategy) is not None:
             strategies.add(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, frozen.cell.strategy_code)
         from trainers import loop  # imported inside `try`, so that an error of the import is recorded too

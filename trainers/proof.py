@@ -170,26 +170,30 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         task = menu.workload_of(plain).build(plain, data_path)
     first = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: STATISTICS * cell.micro_batch_size]
     still = frozen_statistics.frozen(task, first, ranks.device)
-    steps = _to_walk(cell, strategy)
+    steps = _steps_to_make(cell, strategy)
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
         counts = _to_count(cell, strategy) > 0
-        sent = _sent(cell, ranks, _walk(plain, still, ranks, strategy, steps)) if counts else None
+        sent = _sent(cell, ranks, _make_steps(plain, still, ranks, strategy, steps)) if counts else None
         return SameWork(verdict="other work", why=other_work, communication_bytes=sent)
     single = msgspec.structs.replace(
         plain, strategy="single", strategy_code=None, gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none",
         compile=False,
     )  # fmt: skip
     reference = _reference(single, still, ranks, steps) if ranks.rank == 0 else None
-    ours = _walk(plain, still, ranks, strategy, steps)
+    ours = _make_steps(plain, still, ranks, strategy, steps)
     if ours.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
         part = f"its own {cell.micro_batch_size} of {cell.global_batch_size} items"
         remarks.append(f"BatchNorm is frozen here; in the run each rank and pass normalises by {part}")
-    differences, tells = (0.0, 0.0, 0.0), True
-    if reference is not None and (tells := _tells(reference) and (_is_finite(ours) or not cell.precision.startswith("fp16"))):
-        differences = _furthest(ours.losses, reference.losses), _furthest(ours.norms, reference.norms), _apart(ours, reference)
-    loss, norm, parameters, held, told = map(float, ranks.gather([*differences, float(reference is not None), float(tells)])[0])
+    differences, comparable = (0.0, 0.0, 0.0), True
+    if reference is not None:
+        comparable = _can_be_compared(reference) and (_is_finite(ours) or not cell.precision.startswith("fp16"))
+        if comparable:
+            distance = _parameter_distance(ours, reference)
+            differences = _furthest(ours.losses, reference.losses), _furthest(ours.norms, reference.norms), distance
+    gathered = ranks.gather([*differences, float(reference is not None), float(comparable)])[0]
+    loss, norm, parameters, held, compared = map(float, gathered)
     sent = _sent(cell, ranks, ours)
-    if not (held and told):
+    if not (held and compared):
         why = "one process does not have enough memory for the reference"
         if held:
             why = (
@@ -243,7 +247,7 @@ def _holds(parameters: int, device: torch.device) -> bool:
     return computing < free and compared < host
 
 
-def _to_walk(cell: Cell, strategy: Strategy) -> int:
+def _steps_to_make(cell: Cell, strategy: Strategy) -> int:
     """The number of steps that the proof makes: the first two steps, whose communication may differ from all later steps, and
     then one whole period of the strategy's communication, or one step if the period is not counted."""
     return STEPS - 1 + (_to_count(cell, strategy) or 1)
@@ -260,7 +264,7 @@ def _reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory
     """The results of the steps in one process, or None if this process runs out of memory. single: the cell for one process."""
     found = None
     try:
-        found = _walk(single, task, ranks.alone(), menu.strategy("single"), steps)
+        found = _make_steps(single, task, ranks.alone(), menu.strategy("single"), steps)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -284,15 +288,15 @@ def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
     return sent if ours.textbook_bytes is None else {**sent, "textbook": ours.textbook_bytes * cell.gpus}
 
 
-def _tells(reference: Trajectory) -> bool:
+def _can_be_compared(reference: Trajectory) -> bool:
     """Whether the reference can be compared with: none of its gradients overflowed, and its parameters changed."""
-    return _is_finite(reference) and _way(reference) > 0
+    return _is_finite(reference) and _squared_movement(reference) > 0
 
 
-def _is_finite(walked: Trajectory) -> bool:
+def _is_finite(result: Trajectory) -> bool:
     """Whether all gradient norms are finite. In fp16, a rank's part of the batch can overflow although the whole batch does
     not."""
-    return all(map(math.isfinite, walked.norms))
+    return all(map(math.isfinite, result.norms))
 
 
 def _furthest(ours: list[float], reference: list[float]) -> float:
@@ -307,7 +311,7 @@ def _within(allowed: Tolerance, loss: float, norm: float, parameters: float) -> 
     return loss <= allowed.loss and norm <= allowed.gradient_norm and parameters <= allowed.parameters
 
 
-def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) -> Trajectory:
+def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) -> Trajectory:
     """Make the steps of the proof with a new engine, then free the engine. On the rank of a parameter server, serve them."""
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
@@ -334,7 +338,7 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) 
         losses.append(float(company.gather([float(loss)]).mean()))
     engine.finish()
     terms = engine.theory()
-    walked = Trajectory(
+    result = Trajectory(
         losses=losses,
         norms=norms,
         before=before,
@@ -346,8 +350,8 @@ def _walk(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) 
         normalising=bool(frozen_statistics.layers(engine.model)),
     )
     engine.close()
-    _let_go(engine, ranks)
-    return walked
+    _free(engine, ranks)
+    return result
 
 
 def _serve(server: Server, steps: int, backend: str) -> Trajectory:
@@ -368,24 +372,24 @@ def _counted(on: bool) -> AbstractContextManager[list[communication.Call]]:
     return communication.counting() if on else nullcontext([])
 
 
-def _let_go(engine: Engine, ranks: Ranks) -> None:
+def _free(engine: Engine, ranks: Ranks) -> None:
     engine.__dict__.clear()  # frees parameters and buffers, even if a hook of torch still has a reference to the engine
     gc.collect()
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def _apart(ours: Trajectory, reference: Trajectory) -> float:
+def _parameter_distance(ours: Trajectory, reference: Trajectory) -> float:
     """The L2 distance between the final parameters of the strategy and of the reference, relative to the L2 distance that the
     reference's parameters moved. Infinite if the names differ, or if the parameters differed before the first step."""
     if ours.after.keys() != reference.after.keys():
         return float("inf")
     apart = sum(float((ours.after[name] - there).square().sum()) for name, there in reference.after.items())
-    way = _way(reference)
+    way = _squared_movement(reference)
     started_apart = sum(float((ours.before[name] - start).square().sum()) for name, start in reference.before.items())
     return float("inf") if started_apart > 1e-6 * way else (apart / way) ** 0.5
 
 
-def _way(walked: Trajectory) -> float:
+def _squared_movement(result: Trajectory) -> float:
     """The square of the L2 distance that the parameters moved."""
-    return sum(float((there - walked.before[name]).square().sum()) for name, there in walked.after.items())
+    return sum(float((there - result.before[name]).square().sum()) for name, there in result.after.items())

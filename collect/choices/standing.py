@@ -111,11 +111,11 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[CellRow]) ->
     numbers.sort(key=lambda number: (-number.value if higher else number.value, number.row.id))
     first, others = numbers[0], numbers[1:]
     word: Word
-    apart = [_told_apart(first, other, LEVEL) for other in others]
+    apart = [_is_ahead(first, other, LEVEL) for other in others]
     best, word = [first], "best"
     if not all(apart):
         level = LEVEL / len(others)
-        best += [other for other, told in zip(others, apart) if not (told and _told_apart(first, other, level))]
+        best += [other for other, told in zip(others, apart) if not (told and _is_ahead(first, other, level))]
         counted = all(number.known is not None and number.known[0] == 0 for number in best)
         word = "equal" if counted and (metric.exact or best[-1].value == first.value) else "not told apart"
         if name == ACCURACY and all(_proven(number) for number in best):
@@ -137,7 +137,7 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[CellRow]) ->
     )
 
 
-def _told_apart(best: _Mean, other: _Mean, level: float) -> bool | None:
+def _is_ahead(best: _Mean, other: _Mean, level: float) -> bool | None:
     """Whether `best` is ahead of `other` in all but the share `level` of draws; None if the scatter of one of the two is not
     known.
 

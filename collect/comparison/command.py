@@ -9,7 +9,7 @@ from typing import Any
 
 from collect import notation
 from collect.archiving import command as archiving
-from collect.comparison.compare import Comparison, Half, MetricComparison, Side, compare, told_apart
+from collect.comparison.compare import ComparedMatrix, Comparison, MetricComparison, Side, compare, distinguished
 from collect.loading.load import load
 from collect.report import verdict_text
 from collect.summary import summarize
@@ -32,11 +32,11 @@ def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Outpu
     """
     with contextlib.ExitStack() as opened:
         sides = [_open(workspace, name, matrix, opened) for name in (a, b)]
-        halves = []
+        compared = []
         for name, (place, wanted) in zip((a, b), sides, strict=True):
             loaded = load(place, wanted)
-            halves.append(Half(name, place, loaded, summarize(loaded, loaded.expansion.baseline)))
-        comparison = compare(*halves)
+            compared.append(ComparedMatrix(name, place, loaded, summarize(loaded, loaded.expansion.baseline)))
+        comparison = compare(*compared)
     _show(output, comparison)
     output.document(comparison)
     return 0
@@ -97,7 +97,7 @@ def _pairs(output: Output, found: Comparison) -> None:
         order = {one.metric: one for one in pair.metrics}
         shown = [order[name] for name in (*SHOWN, *(order if output.verbose else ())) if name in order]
         shown = list(dict.fromkeys(shown))
-        more += [f"{pair.label}: {one.metric} {one.verdict}" for one in told_apart(pair.metrics) if one not in shown]
+        more += [f"{pair.label}: {one.metric} {one.verdict}" for one in distinguished(pair.metrics) if one not in shown]
         rows += [[pair.label, *_row(one)] for one in shown]
         styles += [STYLES.get(one.verdict, "") for one in shown]
         if not pair.metrics:
@@ -115,7 +115,7 @@ def _pairs(output: Output, found: Comparison) -> None:
     if more:
         output.line(f"other metrics that differ (--verbose shows all metrics): {'; '.join(more)}")
     if found.by_chance:
-        told = sum(len(told_apart(pair.metrics)) for pair in found.pairs)
+        told = sum(len(distinguished(pair.metrics)) for pair in found.pairs)
         expected = notation.number(found.by_chance, 2)
         output.line(f"{told} of all metrics differ at the 95 % level; about {expected} would differ by chance alone")
 

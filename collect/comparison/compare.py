@@ -89,7 +89,7 @@ class Comparison(msgspec.Struct, frozen=True):
     by_chance: float  # expected number of metrics that would differ by chance even if A and B were equal
 
 
-class Half(msgspec.Struct, frozen=True):
+class ComparedMatrix(msgspec.Struct, frozen=True):
     """One of the two compared matrices, A or B, with all its runs."""
 
     name: str
@@ -104,11 +104,11 @@ class Half(msgspec.Struct, frozen=True):
         return Side(self.name, place, summary.matrix, summary.title, summary.rehearsal, summary.remarks)
 
 
-def compare(a: Half, b: Half) -> Comparison:
+def compare(a: ComparedMatrix, b: ComparedMatrix) -> Comparison:
     """Match the cells of matrix A with those of matrix B, and compare the metrics of each matched pair."""
     found = match(a.loaded.cells, b.loaded.cells)
-    measured = [Measurements(half.loaded, half.summary.rows) for half in (a, b)]
-    rows = [{row.id: row for row in half.summary.rows} for half in (a, b)]
+    measured = [Measurements(one.loaded, one.summary.rows) for one in (a, b)]
+    rows = [{row.id: row for row in one.summary.rows} for one in (a, b)]
     labels = a.summary.label_of
     pairs = [
         _pair(labels[one.id], (one, rows[0][one.id], measured[0]), (other, rows[1][other.id], measured[1]))
@@ -237,7 +237,7 @@ def _mean(metric: Metric, side: _Known) -> Mean:
     return Mean(value, known[0], known[1]) if known else Mean(value, None, 0)
 
 
-def told_apart(figures: Iterable[MetricComparison]) -> list[MetricComparison]:
+def distinguished(figures: Iterable[MetricComparison]) -> list[MetricComparison]:
     """The metrics whose values in A and B differ by more than the scatter of repeats explains. figures: the compared
     metrics."""
     return [figure for figure in figures if figure.verdict not in ("equal", "not to be told apart", "undecided")]

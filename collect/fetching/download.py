@@ -112,8 +112,8 @@ def download(workspace: Workspace, patterns: Sequence[str], progress: TransferPr
 
 def _ask(there: RemoteWorkspace, patterns: Sequence[str], progress: TransferProgress) -> list[RemoteRun]:
     words = [word for pattern in patterns for word in ("--run", pattern)]
-    told = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs to make their manifests.")
-    found = there.ask("collect", ["fetch", *words], list[RemoteRun], limit_s=ASK_S, told=told)
+    must_stop = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs to make their manifests.")
+    found = there.ask("collect", ["fetch", *words], list[RemoteRun], limit_s=ASK_S, must_stop=must_stop)
     for run in found:
         if not RUN_ID.fullmatch(run.run):  # msgspec also accepts a run id that is followed by a newline
             raise ShardlabError(f"{there.host}: {run.run!r} is not a run id. Allowed: {RUN_ID.pattern}.")
@@ -289,7 +289,7 @@ def _why_not(workspace: Workspace, error: Exception) -> str:
 
 
 def _unlike(name: str, transfer: Transfer) -> str:
-    said = f" (rsync: {transfer.said})" if transfer.said else ""
+    said = f" (rsync: {transfer.error})" if transfer.error else ""
     return f"{name}: the file did not match the cluster's manifest in {TRIES} tries; it may be changing on the cluster{said}"
 
 
@@ -301,4 +301,4 @@ def _pruned(names: Sequence[str]) -> str:
 def _stopped(there: RemoteWorkspace, transfer: Transfer, found: dict[str, Downloaded]) -> str:
     done = sum(not (run.changed or run.problems) for run in found.values())
     so_far = f"{done} of {len(found)} runs are on this machine and were checked; run" if found else "Run"
-    return f"{there.host}: the transfer stopped (rsync: {transfer.said}). {so_far} the same command again to continue."
+    return f"{there.host}: the transfer stopped (rsync: {transfer.error}). {so_far} the same command again to continue."

@@ -48,7 +48,7 @@ class NodeParts(msgspec.Struct):
     missing: list[str] = []  # files of the node's parts that are not on this machine
     copied: list[str] = []  # the files of `missing` that are copied from this node
     arrived: set[str] = set()  # the files of `copied` whose copy is equal to the file on the node
-    said: str = ""  # the first error message of rsync
+    error: str = ""  # the first error message of rsync
 
     def file(self, full: str) -> ManifestFile:
         """The size and the digest that a file has on the node. full: RUN_ID/NAME of the file."""
@@ -180,9 +180,9 @@ def list_parts(there: RemoteWorkspace, ids: Sequence[str], progress: TransferPro
 
     Raises ShardlabError if the node does not answer or the answer is not valid.
     """
-    told = progress.while_waiting(f"{there.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
+    must_stop = progress.while_waiting(f"{there.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
     asked = msgspec.json.encode(ids)
-    found = there.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, told=told)
+    found = there.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, must_stop=must_stop)
     listed = {part.manifest.run_id: part for part in found if part.manifest.run_id in ids}
     for run_id, part in listed.items():
         manifest.check_received(part.manifest, run_id)
@@ -190,7 +190,7 @@ def list_parts(there: RemoteWorkspace, ids: Sequence[str], progress: TransferPro
 
 
 def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: TransferProgress) -> None:
-    """Copy the files in `parts.copied` from a node into a staging folder, and set `parts.arrived` and `parts.said`."""
+    """Copy the files in `parts.copied` from a node into a staging folder, and set `parts.arrived` and `parts.error`."""
     if parts.there is None:
         return
     staging = _staging(workspace, parts.node)
@@ -204,7 +204,7 @@ def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: Transfer
         of_runs = f"{len(lacking):,} files of {len({full.partition('/')[0] for full in lacking}):,} run(s)"
         progress.say(f"{parts.node}: {of_runs}, {size / 2**20:,.1f} MiB")
         report = progress.begin(size)
-    parts.said = Rsync(parts.there, lock, progress.is_stopped).bring("runs", staging, lacking, report=report).said
+    parts.error = Rsync(parts.there, lock, progress.is_stopped).bring("runs", staging, lacking, report=report).error
     parts.arrived = there | parts.those_arrived(staging, lacking)
 
 
@@ -222,7 +222,7 @@ def _store(workspace: Workspace, parts: NodeParts) -> None:
             continue
         if full not in parts.arrived:
             has_all = False
-            why = f" (rsync: {parts.said})" if parts.said else ""
+            why = f" (rsync: {parts.error})" if parts.error else ""
             sentences[run_id].append(f"{name} of {parts.node} did not arrive as the node has it{why}")
         elif why := _place(run, staging / run_id, name, file):
             sentences[run_id].append(f"{name} of {parts.node} {why}")

@@ -178,9 +178,9 @@ def _remove(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
     if not runs:
         return refused
     asked = msgspec.json.encode(RemovalRequest(runs, place.is_part))
-    told = progress.while_waiting(f"{place.where}: files are removed.")
+    stop = progress.while_waiting(f"{place.where}: files are removed.")
     try:
-        found = place.there.ask("collect.fetching.removal", [], list[RemovedFiles], given=asked, limit_s=ASK_S, told=told)
+        found = place.there.ask("collect.fetching.removal", [], list[RemovedFiles], given=asked, limit_s=ASK_S, must_stop=stop)
     except ShardlabError as error:
         return refused + [Freed(run.run_id, place.where, why=str(error)) for run in runs]
     return refused + [Freed(run.run, place.where, run.files, run.bytes, run.why) for run in found]
@@ -189,10 +189,10 @@ def _remove(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
 def _free_parts(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
     """Make the cluster remove the parts of runs from its nodes. The runs are those in `place.with_parts`."""
     words = [word for run_id in place.with_parts for word in ("--run", run_id)]
-    told = progress.while_waiting(f"{place.where}: the cluster verifies the parts of its nodes.")
+    stop = progress.while_waiting(f"{place.where}: the cluster verifies the parts of its nodes.")
     try:
         found = place.there.ask(
-            "collect", ["fetch", "--prune", "--yes", *words], list[RemotelyFetched], limit_s=ASK_S, told=told
+            "collect", ["fetch", "--prune", "--yes", *words], list[RemotelyFetched], limit_s=ASK_S, must_stop=stop
         )
     except ShardlabError as error:
         return [Freed(run_id, place.where, why=str(error)) for run_id in place.with_parts]

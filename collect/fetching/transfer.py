@@ -37,20 +37,20 @@ class Transfer(msgspec.Struct):
     """How a transfer ended."""
 
     stopped: bool = False  # whether rsync ended before it had tried all files
-    said: str = ""  # the first error message of rsync
+    error: str = ""  # the first error message of rsync
 
 
 class Rsync:
     """Transfers files from the workspace on the cluster with rsync."""
 
-    def __init__(self, there: RemoteWorkspace, lock: int, told: Callable[[], bool]) -> None:
+    def __init__(self, there: RemoteWorkspace, lock: int, must_stop: Callable[[], bool]) -> None:
         """Prepare transfers from a workspace. Raises ShardlabError if rsync is not installed.
 
-        lock: the file descriptor of a lock, which rsync also holds until it ends. told: returns whether to stop a transfer
+        lock: the file descriptor of a lock, which rsync also holds until it ends. must_stop: returns whether to stop a transfer
         early.
         """
         rsync.must_be_installed("collect fetch")
-        self._lock, self._told = lock, told
+        self._lock, self._must_stop = lock, must_stop
         self._root, self._shell = f"{there.workspace}/", []
         if not _sees(there):
             host, shell = rsync_words(there.address)
@@ -69,9 +69,9 @@ class Rsync:
         modes = f"--chmod=D{rsync.new_mode(0o755):o},F{rsync.new_mode(0o644):o}"
         words = [*OPTIONS, modes, *self._shell, *options]
         end = rsync.run(
-            words, names, f"{self._root}{source}/", f"{target}/", told=self._told, holds=(self._lock,), report=report
+            words, names, f"{self._root}{source}/", f"{target}/", must_stop=self._must_stop, holds=(self._lock,), report=report
         )
-        return Transfer(end.code != 0 and end.code not in INCOMPLETE, end.said)
+        return Transfer(end.code != 0 and end.code not in INCOMPLETE, end.error)
 
 
 def those_arrived(folder: Path, expected: Mapping[str, ManifestFile]) -> set[str]:

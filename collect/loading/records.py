@@ -226,7 +226,7 @@ class RunRecords(msgspec.Struct):
         if not suspension.holds(min(map(suspension.began, timed)), max(record.wall_s for record in timed), pauses):
             return
         self.paused = True
-        self.step_records = {rank: list(suspension.set_aside(steps, pauses)) for rank, steps in self.step_records.items()}
+        self.step_records = {rank: list(suspension.mark_suspended(steps, pauses)) for rank, steps in self.step_records.items()}
         timeless: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
         self.result = msgspec.structs.replace(self.result, **timeless) if self.result else None
 

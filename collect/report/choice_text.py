@@ -46,7 +46,7 @@ class RunsLink(msgspec.Struct, frozen=True):
     cell: str
 
 
-class Said(msgspec.Struct, frozen=True):
+class ChoiceText(msgspec.Struct, frozen=True):
     """The text of a choice by one criterion.
 
     names: the best cells, each with a link to its runs.
@@ -78,7 +78,7 @@ class Line(msgspec.Struct, frozen=True):
 
     heading: str
     about: str
-    said: list[Said]
+    said: list[ChoiceText]
     out: list[tuple[str, list[RunsLink]]]
 
 
@@ -90,10 +90,10 @@ class TreeNode(msgspec.Struct, frozen=True):
     """
 
     asks: str
-    answers: list[tuple[str, Said, list[RunsLink]]]
+    answers: list[tuple[str, ChoiceText, list[RunsLink]]]
 
 
-def opened(summary: Summary) -> list[Family]:
+def families_shown(summary: Summary) -> list[Family]:
     """The families that a report shows: at most MOST_SHOWN families in which a reader has a choice."""
     return [family for family in summary.choices if family.open][:MOST_SHOWN]
 
@@ -125,7 +125,9 @@ def title(family: Family) -> str:
 def cautions(summary: Summary) -> list[str]:
     """The warnings that apply to all choices: that the runs were a rehearsal, and that no cell was repeated."""
     found = [CAUTION] if summary.rehearsal else []
-    words = {standing.word for family in opened(summary) for contest in family.contests for standing in contest.standings}
+    words = {
+        standing.word for family in families_shown(summary) for contest in family.contests for standing in contest.standings
+    }
     return [*found, ONCE] if "as measured" in words else found
 
 
@@ -169,9 +171,9 @@ def nodes(family: Family) -> list[TreeNode]:
         for fit in family.one_rank
     ]
     shared = [(_when(family, fit.contests), _on_more(fit), _cites(family, fit.contests, _of(fit))) for fit in family.more_ranks]
-    asked = [TreeNode("Does it fit on one rank?", alone or [("", Said([], more="not measured on one rank"), [])])]
+    asked = [TreeNode("Does it fit on one rank?", alone or [("", ChoiceText([], more="not measured on one rank"), [])])]
     asked.append(
-        TreeNode("What fits on more ranks?", shared or [("", Said([], more="not measured on more than one rank"), [])])
+        TreeNode("What fits on more ranks?", shared or [("", ChoiceText([], more="not measured on more than one rank"), [])])
     )
     for question in family.questions:
         told = [(_when(family, one.contests), *_answer(family, one, question.criterion)) for one in question.answers]
@@ -179,23 +181,23 @@ def nodes(family: Family) -> list[TreeNode]:
     return asked
 
 
-def said(contest: Contest, criterion: str) -> Said:
+def said(contest: Contest, criterion: str) -> ChoiceText:
     """The best cells of a contest by one criterion, as text."""
     standing = next((one for one in contest.standings if one.criterion == criterion), None)
     if standing is None:
         measured = contest.named("measured")
-        return Said([], more=f"only {measured[0]} was measured" if len(measured) == 1 else "")
+        return ChoiceText([], more=f"only {measured[0]} was measured" if len(measured) == 1 else "")
     names = {contender.cell: contender.name for contender in contest.contenders}
     best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural(link.text))
     few = best if len(best) <= MOST_NAMED else [RunsLink(_joined([link.text for link in best]), best[0].cell)]
     if standing.word == "same work":
-        return Said([], more="equal: the same work")
+        return ChoiceText([], more="equal: the same work")
     if standing.word == "not told apart":
         values = [placed.value for placed in standing.placed if placed.cell in standing.best]
-        return Said(few, _range(min(values), max(values), standing.unit), "cannot be distinguished")
+        return ChoiceText(few, _range(min(values), max(values), standing.unit), "cannot be distinguished")
     more = {"as measured": AS_MEASURED, "equal": "equal", "best": ""}[standing.word]
     value = _quantity(standing.placed[0].value, standing.unit)
-    return Said(few, value, more, _margin(standing, names), sure=standing.word != "as measured")
+    return ChoiceText(few, value, more, _margin(standing, names), sure=standing.word != "as measured")
 
 
 def _margin(standing: Standing, names: dict[str, str]) -> str:
@@ -253,16 +255,16 @@ def _out(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
     return list(found.items()) + [(one.partly, [RunsLink(one.name, one.cell)]) for one in contest.contenders if one.partly]
 
 
-def _on_one(fit: Fit) -> Said:
+def _on_one(fit: Fit) -> ChoiceText:
     if fit.fits and not fit.does_not_fit:
-        return Said([], value="yes", more=_rest(fit), sure=True)
+        return ChoiceText([], value="yes", more=_rest(fit), sure=True)
     if fit.fits:
-        return Said([], value=f"yes with {_joined(fit.fits)}", more=_rest(fit), sure=True)
-    return Said([], value="no", more=_rest(fit), sure=True) if fit.does_not_fit else Said([], more=_rest(fit))
+        return ChoiceText([], value=f"yes with {_joined(fit.fits)}", more=_rest(fit), sure=True)
+    return ChoiceText([], value="no", more=_rest(fit), sure=True) if fit.does_not_fit else ChoiceText([], more=_rest(fit))
 
 
-def _on_more(fit: Fit) -> Said:
-    return Said([], value=_joined(fit.fits), more=_rest(fit), sure=bool(fit.fits))
+def _on_more(fit: Fit) -> ChoiceText:
+    return ChoiceText([], value=_joined(fit.fits), more=_rest(fit), sure=bool(fit.fits))
 
 
 def _rest(fit: Fit) -> str:
@@ -278,7 +280,7 @@ def _of(fit: Fit) -> list[str]:
     return [*fit.fits, *fit.does_not_fit, *fit.over_the_limit, *fit.unknown]
 
 
-def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[RunsLink]]:
+def _answer(family: Family, answer: Answer, criterion: str) -> tuple[ChoiceText, list[RunsLink]]:
     """Returns (an answer of the decision tree as text, the cells from which it follows: the best cells of each contest)."""
     more = {
         "best": "",
@@ -292,7 +294,7 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[
         "not measured": "not measured",
     }[answer.word]
     if answer.word == "same work":
-        return Said([], more=more), []
+        return ChoiceText([], more=more), []
     cites = []
     for place in answer.contests:
         contest = family.contests[place]
@@ -303,7 +305,7 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[Said, list[
                 about = [f"{one.name} ×{_size(family, contest)}", placed.get(one.cell, "")]
                 cites.append(RunsLink(": ".join(filter(None, about)), one.cell))
     named = "" if answer.word == "only one" else _joined(answer.best)
-    return Said([], named, more, sure=answer.word in ("best", "equal", "only one fits")), cites
+    return ChoiceText([], named, more, sure=answer.word in ("best", "equal", "only one fits")), cites
 
 
 def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[RunsLink]:

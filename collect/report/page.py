@@ -211,7 +211,7 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         "instruments": summary.instruments,
         "predictions": summary.predictions,
         "searches": summary.searches,
-        "choices": choice_text.opened(summary),
+        "choices": choice_text.families_shown(summary),
         "traces": [
             *summary.rounding,
             *summary.collectives,

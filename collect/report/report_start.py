@@ -12,7 +12,7 @@ from collect.choices.contest import Contest
 from collect.choices.standing import Standing
 from collect.metric import menu
 from collect.report import choice_text
-from collect.report.choice_text import Said
+from collect.report.choice_text import ChoiceText
 from collect.summary import Summary
 from collect.verdicts.claims import ClaimPart, Verdict
 from collect.verdicts.reasons import places
@@ -58,7 +58,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     workload: str
     where: str
-    best: list[tuple[str, Said]]
+    best: list[tuple[str, ChoiceText]]
 
 
 def claim(verdict: Verdict, summary: Summary) -> ClaimLine:
@@ -104,7 +104,7 @@ def choices(summary: Summary) -> list[Choice]:
     with the most ranks is used, then with the most nodes, then with the largest batch.
     """
     found = []
-    for family in choice_text.opened(summary)[:MOST_CHOICES]:
+    for family in choice_text.families_shown(summary)[:MOST_CHOICES]:
         contest = max(
             (contest for contest in family.contests if contest.open),
             key=lambda contest: (len(contest.named("measured")), contest.ranks, contest.nodes, contest.batch),
@@ -115,12 +115,12 @@ def choices(summary: Summary) -> list[Choice]:
     return found
 
 
-def _chosen(contest: Contest, standing: Standing) -> Said:
+def _chosen(contest: Contest, standing: Standing) -> ChoiceText:
     """The best cells of a contest by one criterion, as text. If more than MOST_NAMED cells are best, the text says how many."""
     told = choice_text.said(contest, standing.criterion)
     if standing.word == "not told apart" and len(standing.best) > choice_text.MOST_NAMED:
         about = f"{len(standing.best)} of {len(standing.placed)} cannot be distinguished: {told.value}"
-        return Said([], "no clear winner", about)
+        return ChoiceText([], "no clear winner", about)
     return told
 
 

@@ -35,7 +35,7 @@ def show(output: Output, summary: Summary) -> None:
     choices(output, summary)
     claims(output, summary)
     if summary.reported:
-        output.line(f"{verdict_text.told(summary)} (see the report, or: collect verdicts)")
+        output.line(f"{verdict_text.reported_counts(summary)} (see the report, or: collect verdicts)")
     for comparison in summary.losses:
         output.line(losses(comparison, labels))
     for cost in summary.instruments:
@@ -57,7 +57,7 @@ def choices(output: Output, summary: Summary) -> None:
 
     Prints nothing if the matrix has no cells that can be compared.
     """
-    families = choice_text.opened(summary)
+    families = choice_text.families_shown(summary)
     if not families:
         return
     shown = choice_text.criteria(families)
@@ -105,7 +105,7 @@ def verdicts(output: Output, summary: Summary) -> None:
         fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
         shown = [[str(getattr(line, field)) for field in fields] for line in lines]
         heads = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
-        output.table(verdict_text.told(summary), heads, shown)
+        output.table(verdict_text.reported_counts(summary), heads, shown)
         if verdict_text.pooled(summary):
             output.line("intervals of fewer than three repeats are from the noise of all repeated cells of this matrix")
         for reason in verdict_text.grouped(verdict_text.common_reasons(summary)):

@@ -87,7 +87,7 @@ def _claims(summary: Summary) -> TextTable:
 def _reported(summary: Summary) -> TextTable:
     lines: list[ReportedLine] = verdict_text.reported(summary, summary.label_of)
     shared = verdict_text.grouped(verdict_text.common_reasons(summary))
-    told = ". ".join([verdict_text.told(summary), *(f"For all of them: {reason}" for reason in shared)])
+    told = ". ".join([verdict_text.reported_counts(summary), *(f"For all of them: {reason}" for reason in shared)])
     rows = [[str(getattr(line, field)) for field in _REPORTED] for line in lines]
     places = {field: place for place, field in enumerate(_REPORTED)}
     numbers = frozenset(places[field] for field in ("printed", "measured", "n", "ratio"))

@@ -56,8 +56,8 @@ def word(verdict: Verdict) -> str:
 def counts(summary: Summary) -> str:
     """How many claims have each verdict, as text such as `12 claims: 7 reproduced, 2 contradicted, 3 not run`."""
     found = Counter(verdict.verdict for verdict in summary.verdicts)
-    told = ", ".join(f"{found[name]} {name}" for name in STYLES if found[name])  # type: ignore[index]
-    return f"{len(summary.verdicts)} claims: {told}"
+    listed = ", ".join(f"{found[name]} {name}" for name in STYLES if found[name])  # type: ignore[index]
+    return f"{len(summary.verdicts)} claims: {listed}"
 
 
 def cautions(summary: Summary) -> list[str]:
@@ -124,7 +124,7 @@ def pooled(summary: Summary) -> bool:
     return any(entry.how == POOLED for entry in summary.reported)
 
 
-def told(summary: Summary) -> str:
+def reported_counts(summary: Summary) -> str:
     """How many numbers the study prints and how many of them agree, as text.
 
     For example: `reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`.

@@ -53,7 +53,7 @@ class LivePoints:
                 if (steps := file.new()) is None:
                     return None
                 reading |= bool(steps)
-                points += map(self._of_step, self._world.add(suspension.set_aside(steps, pauses)))
+                points += map(self._of_step, self._world.add(suspension.mark_suspended(steps, pauses)))
             for host in sampled_hosts(self._folder):
                 file_of_host = self._hosts.setdefault(host, FollowedRecords(str(self._folder.samples_file(host)), Sample))
                 if (more := file_of_host.new()) is None:

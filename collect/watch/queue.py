@@ -82,7 +82,7 @@ class QueuedRun:
         try:
             self.run = self.folder.read_run()
             self.events = self.folder.events(strict=True)
-            self.verdict, self.result = self.folder.told(self.events, self.run)
+            self.verdict, self.result = self.folder.verdict_and_result(self.events, self.run)
         except ShardlabError as error:
             self.verdict = JudgedState("unknown", str(error))
 

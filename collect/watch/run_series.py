@@ -79,7 +79,7 @@ class RunSeries:
         return changed
 
     def _add_steps(self, rank: int, records: Sequence[StepRecord]) -> None:
-        records = suspension.set_aside(records, self.pauses)
+        records = suspension.mark_suspended(records, self.pauses)
         if rank == 0:
             self.progress.add(records)
         self.last_record_s = max([self.last_record_s, *(record.wall_s for record in records)])

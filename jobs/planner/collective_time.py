@@ -6,7 +6,7 @@ Seconds for n ranks and S bytes, if a hop (a message from one rank to the next) 
     tree   all-reduce 2 ceil(log2 n) alpha + 2 S/B (reduce, then broadcast, pipelined)
     send   alpha + S/B
 
-NCCL chooses the faster algorithm for each size, and so does the function `one` of this module.
+NCCL chooses the faster algorithm for each size, and so does the function `faster_s` of this module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def tree(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> 
     return rounds * (math.ceil(math.log2(ranks)) * alpha_s + size / bandwidth)
 
 
-def one(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
+def faster_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
     """The seconds that one collective takes with the faster algorithm; 0 for a single rank, which exchanges nothing."""
     if ranks == 1:
         return 0.0
@@ -49,7 +49,7 @@ def of(exchange: Exchange, over: PlannedLink, rings: int = 1) -> PredictedRange:
     size = exchange.payload_bytes / exchange.calls
 
     def seconds(alpha_s: float, bandwidth: float) -> float:
-        return exchange.calls * one(exchange.op, size, exchange.ranks, alpha_s, bandwidth / rings)
+        return exchange.calls * faster_s(exchange.op, size, exchange.ranks, alpha_s, bandwidth / rings)
 
     # In the ranges of a link, `low` is the slowest case, which gives the longest time.
     return PredictedRange(

@@ -333,7 +333,7 @@ def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Map
 def _again(run: RunOnDisk) -> RunOnDisk:
     """Read the run again: it may have recorded its end after it was first read and before Slurm was asked."""
     events = run.folder.events()
-    return RunOnDisk(run.folder, run.run, events, *run.folder.told(events, run.run))
+    return RunOnDisk(run.folder, run.run, events, *run.folder.verdict_and_result(events, run.run))
 
 
 def _together(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:

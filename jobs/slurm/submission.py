@@ -114,7 +114,7 @@ def all_of(workspace: Workspace) -> list[Submission]:
 
 def damaged(workspace: Workspace) -> list[str]:
     """For each submission file that cannot be read, a sentence with the runs that are skipped because of it, and what to do."""
-    return [_set_aside(workspace, token, why) for token, why in unreadable(workspace).items()]
+    return [_damage_and_remedy(workspace, token, why) for token, why in unreadable(workspace).items()]
 
 
 def unreadable(workspace: Workspace) -> dict[str, str]:
@@ -139,7 +139,7 @@ def _read(path: Path) -> Submission | str | None:
         return f"{path}: is not a submission of this version: {error}"
 
 
-def _set_aside(workspace: Workspace, token: str, why: str) -> str:
+def _damage_and_remedy(workspace: Workspace, token: str, why: str) -> str:
     waiting = [run.run_id for run in workspace.all_runs() if _is_left_open(run, token)]
     if not waiting:
         return f"{why}. No run waits for this submission: remove the file."
@@ -147,14 +147,14 @@ def _set_aside(workspace: Workspace, token: str, why: str) -> str:
         parts = (waiting[start : start + NAMED] for start in range(0, len(waiting), NAMED))
         commands = "".join(f"\n  jobs cancel {' '.join(part)}" for part in parts)
         return (
-            f"{why}. It is not known whether Slurm accepted the job {token}, so its {len(waiting):,} runs are set aside: "
+            f"{why}. It is not known whether Slurm accepted the job {token}, so its {len(waiting):,} runs are skipped: "
             f"{waiting[0]} and others. Restore the file; or withdraw the runs with these commands (a job that Slurm has for "
             "them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
             f"{commands}"
         )
     names = " ".join(waiting)
     return (
-        f"{why}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: {names}. Restore the "
+        f"{why}. It is not known whether Slurm accepted the job {token}, so these runs are skipped: {names}. Restore the "
         f"file; or withdraw the runs with `jobs cancel {names}` (a job that Slurm has for them then does nothing), remove the "
         "file, and send the runs again with `jobs retry --only cancelled`."
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from jobs.ssh import node_transfer
-from jobs.ssh.node_transfer import Told
+from jobs.ssh.node_transfer import MustStop
 from jobs.ssh.step import Lost
 from shardlab import checkpoint, files, inventory, part_files, placement, rsync
 from shardlab.checkpoint import CheckpointFile, CheckpointManifest
@@ -35,10 +35,10 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
     manifest: CheckpointManifest
     needs_records: bool
 
-    def faulty(self, told: Told) -> list[CheckpointFile]:
+    def faulty(self, must_stop: MustStop) -> list[CheckpointFile]:
         """The files of the checkpoint that are missing on this machine, or whose content differs from the manifest. Reads all
-        files, unless `told` says that the run must end."""
-        return [file for file in self.manifest.files if not told() and checkpoint.damage(self.path, [file]) is not None]
+        files, unless `must_stop` says that the run must end."""
+        return [file for file in self.manifest.files if not must_stop() and checkpoint.damage(self.path, [file]) is not None]
 
     def late_ranks(self) -> list[int]:
         """The ranks whose step records on this machine end before the step of the checkpoint."""
@@ -52,13 +52,13 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
         ]
 
 
-def gather(folder: RunDir, run: Run, told: Told) -> StoredCheckpoint | None:
+def gather(folder: RunDir, run: Run, must_stop: MustStop) -> StoredCheckpoint | None:
     """Bring the newest usable checkpoint of the runs that run.json names to this machine, with all its files and with the step
     records before it.
 
-    folder: the folder of the new run. Returns None if the run resumes from no other run, or if `told` says that the run must
-    end. A damaged checkpoint is skipped, which is recorded as an event. Raises ShardlabError if no checkpoint is usable, or if
-    a node that has a part of it does not answer.
+    folder: the folder of the new run. Returns None if the run resumes from no other run, or if `must_stop` says that the run
+    must end. A damaged checkpoint is skipped, which is recorded as an event. Raises ShardlabError if no checkpoint is usable,
+    or if a node that has a part of it does not answer.
     """
     whys: list[str] = []
     for old in (RunDir(folder.path.parent / name) for name in run.resume):
@@ -68,8 +68,8 @@ def gather(folder: RunDir, run: Run, told: Told) -> StoredCheckpoint | None:
                 why = manifest
             else:
                 saved = StoredCheckpoint(old, path, manifest, manifest.cell_hash == run.cell_hash)
-                why = _complete(folder, run, saved, told)
-                if told():
+                why = _complete(folder, run, saved, must_stop)
+                if must_stop():
                     return None
                 if not why:
                     return saved
@@ -81,13 +81,13 @@ def gather(folder: RunDir, run: Run, told: Told) -> StoredCheckpoint | None:
     raise ShardlabError(f"cannot resume from {', '.join(run.resume)}: {found}. `jobs submit` starts the cell from step 0.")
 
 
-def _complete(folder: RunDir, run: Run, saved: StoredCheckpoint, told: Told) -> str:
+def _complete(folder: RunDir, run: Run, saved: StoredCheckpoint, must_stop: MustStop) -> str:
     """Bring the missing files of a checkpoint from the nodes that wrote it. Returns '' if the checkpoint is usable afterwards,
     otherwise a clause that says why it is not.
 
     Raises ShardlabError if a node that may have the missing files does not answer.
     """
-    faulty = saved.faulty(told)
+    faulty = saved.faulty(must_stop)
     if not faulty and not saved.late_ranks():
         return ""
     workspace = Workspace(folder.path.parent.parent)
@@ -95,7 +95,7 @@ def _complete(folder: RunDir, run: Run, saved: StoredCheckpoint, told: Told) -> 
     known = {node.name: node for node in inventory.read(workspace, run.cluster["name"]).nodes}
     absent = []
     for name in placed.nodes if placed is not None else ():
-        if told():
+        if must_stop():
             return ""
         staging = folder.path / STAGING / name
         files.make_folder(staging)
@@ -104,7 +104,7 @@ def _complete(folder: RunDir, run: Run, saved: StoredCheckpoint, told: Told) -> 
         try:
             if name not in known:
                 raise Lost(name, "the inventory does not list it any more")
-            node_transfer.bring(known[name], workspace, names, staging, told)
+            node_transfer.bring(known[name], workspace, names, staging, must_stop)
         except Lost as lost:
             absent.append(str(lost))
         faulty = _place_files(saved, staging / saved.path.relative_to(workspace.path), faulty)

@@ -18,7 +18,7 @@ from pathlib import Path
 from jobs.ssh import checkpoint_parts, node_transfer
 from jobs.ssh.checkpoint_parts import StoredCheckpoint
 from jobs.ssh.node_task import TOKEN
-from jobs.ssh.node_transfer import Told
+from jobs.ssh.node_transfer import MustStop
 from jobs.ssh.step import Lost, last_line, login
 from shardlab import files, plugin_source
 from shardlab.errors import ShardlabError
@@ -50,9 +50,9 @@ echo "$token shared ${made#* }"
 """
 
 
-def send(folder: RunDir, run: Run, nodes: Sequence[InventoryNode], told: Told) -> None:
-    """Send the files of a run, and the checkpoint from which it resumes, to each of its nodes. told: says whether the run must
-    end; if so, the transfers end.
+def send(folder: RunDir, run: Run, nodes: Sequence[InventoryNode], must_stop: MustStop) -> None:
+    """Send the files of a run, and the checkpoint from which it resumes, to each of its nodes. must_stop: says whether the run
+    must end; if so, the transfers end.
 
     Raises Lost if a node does not answer, ShardlabError if a node cannot store the files, if nodes share a folder, or if no
     checkpoint is usable.
@@ -60,30 +60,30 @@ def send(folder: RunDir, run: Run, nodes: Sequence[InventoryNode], told: Told) -
     workspace = Workspace(folder.path.parent.parent)
     token = secrets.token_hex(8)
     files.write_new(folder.path / TOKEN, token.encode())
-    saved = checkpoint_parts.gather(folder, run, told)
+    saved = checkpoint_parts.gather(folder, run, must_stop)
     with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
         answers = list(pool.map(lambda node: _prepare(workspace, folder, node, token), nodes))
         _must_be_separate(folder, nodes, answers)
         others = [node for node, answer in zip(nodes, answers, strict=True) if answer != "own"]
-        for sent in [pool.submit(_send, workspace, folder, run, node, saved, told) for node in others]:
+        for sent in [pool.submit(_send, workspace, folder, run, node, saved, must_stop) for node in others]:
             sent.result()
 
 
 def _send(
-    workspace: Workspace, folder: RunDir, run: Run, node: InventoryNode, saved: StoredCheckpoint | None, told: Told
+    workspace: Workspace, folder: RunDir, run: Run, node: InventoryNode, saved: StoredCheckpoint | None, must_stop: MustStop
 ) -> None:
     names = [f"runs/{folder.run_id}/{name}" for name in files.names(folder.path) if _is_rendered(folder.path / name)]
     names += [os.path.relpath(run.source, workspace.path)] if run.source is not None else []
     if saved is None:
-        node_transfer.send(node, workspace, names, told)
+        node_transfer.send(node, workspace, names, must_stop)
         return
     old = f"runs/{saved.run.run_id}"
-    node_transfer.send(node, workspace, [*names, f"{old}/{saved.path.relative_to(saved.run.path)}"], told)
+    node_transfer.send(node, workspace, [*names, f"{old}/{saved.path.relative_to(saved.run.path)}"], must_stop)
     events = [name for name in files.names(saved.run.path) if name.startswith("events.")]
     # Files that the node wrote itself are not replaced by copies, but its step records are continued if they end earlier.
-    node_transfer.send(node, workspace, [f"{old}/{name}" for name in ("run.json", *events)], told, "--ignore-existing")
+    node_transfer.send(node, workspace, [f"{old}/{name}" for name in ("run.json", *events)], must_stop, "--ignore-existing")
     if (saved.run.path / "steps").exists():
-        node_transfer.send(node, workspace, [f"{old}/steps"], told, "--append-verify")
+        node_transfer.send(node, workspace, [f"{old}/steps"], must_stop, "--append-verify")
 
 
 def _prepare(workspace: Workspace, folder: RunDir, node: InventoryNode, token: str) -> str:

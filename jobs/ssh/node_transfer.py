@@ -16,29 +16,30 @@ SILENT_S = 60  # rsync gives up a connection over which nothing came for this ma
 BROKEN = (10, 12, 30, 35, 255)  # exit codes of rsync if the connection to the node failed or broke
 INCOMPLETE = (23, 24)  # exit codes of rsync if some files could not be copied
 
-Told = Callable[[], bool]
+MustStop = Callable[[], bool]
 
 
-def send(node: InventoryNode, workspace: Workspace, names: Sequence[str], told: Told, *options: str) -> None:
-    """Copy files and folders of the workspace to the same paths on a node. Ends early if `told` says that the run must end.
+def send(node: InventoryNode, workspace: Workspace, names: Sequence[str], must_stop: MustStop, *options: str) -> None:
+    """Copy files and folders of the workspace to the same paths on a node. Ends early if `must_stop` says that the run must
+    end.
 
     Raises Lost if the connection broke, ShardlabError if a file could not be copied.
     """
     host, shell = _way(node)
     words = ["--archive", "--recursive", f"--timeout={SILENT_S}", shell, *options]
-    end = rsync.run(words, names, f"{workspace.path}/", f"{host}:{workspace.path}/", told=told)
+    end = rsync.run(words, names, f"{workspace.path}/", f"{host}:{workspace.path}/", must_stop=must_stop)
     _check(node, end, allowed=())
 
 
-def bring(node: InventoryNode, workspace: Workspace, names: Sequence[str], target: Path, told: Told) -> None:
-    """Copy files and folders of the workspace from a node into the folder `target`, with the same names. Ends early if `told`
-    says that the run must end.
+def bring(node: InventoryNode, workspace: Workspace, names: Sequence[str], target: Path, must_stop: MustStop) -> None:
+    """Copy files and folders of the workspace from a node into the folder `target`, with the same names. Ends early if
+    `must_stop` says that the run must end.
 
     Files that the node does not have are left out, without an error. Raises Lost and ShardlabError.
     """
     host, shell = _way(node)
     words = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", shell]
-    end = rsync.run(words, names, f"{host}:{workspace.path}/", f"{target}/", told=told)
+    end = rsync.run(words, names, f"{host}:{workspace.path}/", f"{target}/", must_stop=must_stop)
     _check(node, end, allowed=INCOMPLETE)
 
 
@@ -49,6 +50,6 @@ def _way(node: InventoryNode) -> tuple[str, str]:
 
 def _check(node: InventoryNode, end: rsync.RsyncEnd, *, allowed: Sequence[int]) -> None:
     if end.code in BROKEN:
-        raise Lost(node.name, end.said)
+        raise Lost(node.name, end.error)
     if end.code and end.code not in allowed:
-        raise ShardlabError(f"{node.name}: {end.said}.")
+        raise ShardlabError(f"{node.name}: {end.error}.")

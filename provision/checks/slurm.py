@@ -28,9 +28,9 @@ def run(site: Site, target: Target) -> Outcome:
     if site.cluster.slurm is None:
         return Outcome(None, "cluster.yaml has no key slurm")
     (controller,) = site.with_role("controller")
-    workers = sorted(one.node.name for one in site.with_role("worker") if one.node.name not in site.left)
+    workers = sorted(one.node.name for one in site.with_role("worker") if one.node.name not in site.skipped)
     node = controller.node
-    if node.name in site.left or not workers:
+    if node.name in site.skipped or not workers:
         return Outcome(None, f"the controller or all workers do not answer{without(site)}")
     options = _options(site)
     command = ["srun", *options, "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]

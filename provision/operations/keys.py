@@ -61,7 +61,7 @@ def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
         return Nothing(OFF)
     own = target.facts[KEYS]
     begin, end = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
-    told = site.told(KEYS)
+    told = site.answers(KEYS)
     absent = [one.node.name for one in site.targets if one not in [each for each, _ in told]]
     if absent and begin in own.authorized:  # the keys of nodes that do not answer must stay in the files
         return Nothing(f"not changed: {', '.join(absent)} cannot be asked")

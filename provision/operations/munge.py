@@ -41,7 +41,7 @@ def plan_shared(site: Site, target: Target) -> list[Change] | Nothing:
     if (there := existing(site)) is not None:
         return used(there)
     (controller,) = site.with_role("controller")
-    if controller.node.name in site.left:
+    if controller.node.name in site.skipped:
         return Nothing(f"{controller.node.name}, which has the munge key, cannot be asked")
     source = controller.facts[FILES].get(PATH)
     key = target.facts[FILES].get(PATH)

@@ -72,7 +72,7 @@ def _withdraw(site: Site, target: Target) -> list[Change]:
     sources = {f"{name}:{folder}" for name in (target.node.name, target.node.address) for folder in folders}
     held = [
         f"{other.node.name} at {place}"
-        for other, mounts in site.told(NFS_MOUNTS)
+        for other, mounts in site.answers(NFS_MOUNTS)
         for place, source in mounts.items()
         if source in sources
     ]
@@ -93,7 +93,7 @@ def plan_client(site: Site, target: Target) -> list[Change] | Nothing:
     if server is target:
         return Nothing("it is the server of the folder")
     name = server.node.name
-    if name in site.left:
+    if name in site.skipped:
         return Nothing(f"{name}, which exports the folder, cannot be asked")
     there, source = fstab.look(target, folder), f"{name}:{folder}"
     where = target.node.name

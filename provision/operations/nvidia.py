@@ -151,7 +151,7 @@ def _reboot(site: Site, name: str, nvidia: Nvidia) -> str:
     """Why a node has to reboot. Raises Unanswered if the reboot would end jobs of Slurm. name: the node."""
     if site.cluster.slurm is not None:
         (controller,) = site.with_role("controller")
-        states = {} if controller.node.name in site.left else controller.facts[NODES]
+        states = {} if controller.node.name in site.skipped else controller.facts[NODES]
         if name in states and states[name].state in BUSY:
             # The operation `slurm-nodes` resumes a node with this reason.
             drain = f"sudo scontrol update NodeName={name} State=DRAIN Reason=shardlab:driver"

@@ -82,7 +82,7 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     if (there := existing(site)) is not None:
         return used(there)
     (controller,) = site.with_role("controller")
-    if controller.node.name in site.left:
+    if controller.node.name in site.skipped:
         return Nothing(f"{controller.node.name}, which has the configuration, cannot be asked")
     changes: list[Change] = []
     options = f'SLURMD_OPTIONS="--conf-server {controller.node.address}:6817 -N {target.node.name}"\n'.encode()
@@ -115,9 +115,9 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     if (there := existing(site)) is not None:
         return check(site, there)
     (controller,) = site.with_role("controller")
-    if controller.node.name in site.left:
+    if controller.node.name in site.skipped:
         return Nothing("the controller cannot be asked")
-    workers = {worker.node.name: worker for worker in site.with_role("worker") if worker.node.name not in site.left}
+    workers = {worker.node.name: worker for worker in site.with_role("worker") if worker.node.name not in site.skipped}
     states = controller.facts[NODES]
     known = {name: states.get(name, SlurmNode("not registered")) for name in workers}
     bad = {name: node for name, node in known.items() if node.state not in HEALTHY}

@@ -34,7 +34,7 @@ class Worker(msgspec.Struct, frozen=True):
 def files(site: Site) -> dict[str, bytes]:
     """The content of the controller's configuration files, by path. Raises Unanswered if facts of a worker are not known."""
     (controller,) = site.with_role("controller")
-    workers = [one for one in site.with_role("worker") if one.node.name not in site.left]
+    workers = [one for one in site.with_role("worker") if one.node.name not in site.skipped]
     if not workers:
         raise Unanswered("all workers have failed, so slurm.conf cannot be written")
     told = [_worker(site.cluster, target) for target in workers]

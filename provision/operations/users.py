@@ -21,7 +21,7 @@ def plan_made(site: Site, target: Target) -> list[Change] | Nothing:
         return used(there)
     if "munge" in target.facts[USERS].known:
         return Nothing("the user munge exists")
-    others = [users.known["munge"] for _, users in site.told(USERS) if "munge" in users.known]
+    others = [users.known["munge"] for _, users in site.answers(USERS) if "munge" in users.known]
     user = others[0] if others else User(MUNGE_ID, MUNGE_ID)
     make = (
         f"getent group munge >/dev/null || groupadd --system --gid {user.gid} munge\n"
@@ -37,7 +37,7 @@ def plan_agree(site: Site, target: Target) -> list[Change] | Nothing:
     Raises Unanswered if they differ and Slurm or shared storage needs equal numbers.
     """
     users = target.facts[USERS]
-    first, wanted = site.told(USERS)[0]
+    first, wanted = site.answers(USERS)[0]
     if first is target:
         return Nothing("the other nodes are compared with this node")
     where = target.node.name

@@ -71,7 +71,7 @@ def _rehearse(request: RehearsalRequest, *, full_depth: bool) -> Answer:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the answer must not depend on the GPUs of this machine
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     if (workload := request.own_workload) is not None:
-        menu.add_own(workload, Path(workload.file))
+        menu.add_own_workload(workload, Path(workload.file))
     if (strategy := request.own_strategy) is not None:
         own_strategy.add(Path(strategy.file), request.cell.strategy_code)
     from trainers.tasks import vision_library
