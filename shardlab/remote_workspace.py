@@ -162,8 +162,8 @@ def _answered(
 
     given, limit_s, must_stop: as in `RemoteWorkspace.ask`.
     The exit code is None if the command was ended because its output was too large, `must_stop` returned True, or the time
-    limit was over. The output goes to files and not to pipes, because an SSH connection that stays open for later commands would
-    keep the pipes open.
+    limit was over. The output goes to files and not to pipes: an SSH connection that stays open for later commands would keep
+    the pipes open.
     """
 
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:

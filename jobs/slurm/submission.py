@@ -147,14 +147,14 @@ def _damage_and_remedy(workspace: Workspace, token: str, why: str) -> str:
         parts = (waiting[start : start + NAMED] for start in range(0, len(waiting), NAMED))
         commands = "".join(f"\n  jobs cancel {' '.join(part)}" for part in parts)
         return (
-            f"{why}. It is not known whether Slurm accepted the job {token}, so its {len(waiting):,} runs are skipped: "
+            f"{why}. It is not known whether Slurm accepted the job {token}, so its {len(waiting):,} runs are set aside: "
             f"{waiting[0]} and others. Restore the file; or withdraw the runs with these commands (a job that Slurm has for "
             "them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
             f"{commands}"
         )
     names = " ".join(waiting)
     return (
-        f"{why}. It is not known whether Slurm accepted the job {token}, so these runs are skipped: {names}. Restore the "
+        f"{why}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: {names}. Restore the "
         f"file; or withdraw the runs with `jobs cancel {names}` (a job that Slurm has for them then does nothing), remove the "
         "file, and send the runs again with `jobs retry --only cancelled`."
     )
