@@ -40,7 +40,7 @@ class Spent(NamedTuple):
 
 
 def spent(work: Callable[[], object]) -> Spent:
-    """Measure a function."""
+    """Measure the time that a function takes."""
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     work()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed shardlab is not compiled at each start
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # so that each start finds compiled modules, as with an installed shardlab
     with tempfile.TemporaryDirectory() as name:
         os.environ["PYTHONPYCACHEPREFIX"] = f"{name}/compiled"
         subprocess.run([sys.executable, "-P", "-m", "collect", "fetch", "--help"], stdout=subprocess.DEVNULL, check=True)

@@ -83,8 +83,9 @@ def main() -> None:
 def measure(one: Cell, run_dir: RunDir, ranks: Ranks, data: Path) -> tuple[float, float | None, float]:
     """Train one run and measure the cost of its instruments.
 
-    Returns (the median duration in ms of the steps that no instrument slows down; the median of the other steps divided by this
-    median, or None if there are no other steps; the seconds that the instruments take between steps).
+    Returns (the median duration in ms of the steps that no instrument observes; the median of the observed steps divided by the
+    median of the steps that are not observed, or None if no step is observed; the seconds that the instruments take between
+    steps).
     """
     task = menu.workload(one.workload).build(one, data)
     order = Order(task.source.items, one.global_batch_size, one.seed)

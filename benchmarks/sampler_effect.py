@@ -54,7 +54,7 @@ def sampling(out: Path, hz: float, variables: dict[str, str]) -> Iterator[None]:
 
 
 def main() -> None:
-    """Print the step time of both kinds of steps, and their ratio."""
+    """Print the step time with and without the sampler, and the ratio of both times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hz", type=float, default=2, help="samples per second (default: 2)")
     for name, default in (("--rounds", 20), ("--steps", 100), ("--gpus", 8), ("--n-embd", 192), ("--seq-len", 128)):

@@ -123,7 +123,7 @@ def _steps(folder: RunDir, what: Cell, repeat: int) -> float:
 
 
 def _lines(path: Path, records: list[Record]) -> None:
-    with LineWriter(path):  # only used because LineWriter creates the folder of the file
+    with LineWriter(path):  # LineWriter is used only because it creates the folder of the file
         path.write_bytes(msgspec.json.Encoder().encode_lines(records))
 
 
@@ -176,7 +176,8 @@ def cost(command: list[str], stdout: IO[str] | int = subprocess.DEVNULL) -> Proc
                 most = max(most, sum(one.memory_info().rss for one in tree))
             except psutil.NoSuchProcess:
                 continue
-            time.sleep(0.25)  # not more often, because each look at the memory takes processor time from the command
+            # not more often, because reading the memory of the processes takes processor time from the command
+            time.sleep(0.25)
     if child.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {child.returncode}")
     return ProcessCost(time.perf_counter() - began, _cpu_s() - used, most / 1e6)

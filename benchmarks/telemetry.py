@@ -50,7 +50,8 @@ print(time.perf_counter() - began, run.samples.hosts.height, run.samples.gpus.he
 
 
 def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float) -> RunDir:
-    """Write a completed run with the samples of all nodes, at `hz` samples per second. gpus: of each node."""
+    """Write a completed run with the samples of all nodes, at `hz` samples per second. gpus: the number of GPUs of each
+    node."""
     world = nodes * gpus
     what: Cell = cell("gpt2-tiny", world, strategy="ddp", gpus=world, dp=world, nnodes=nodes, steps=STEPS)
     machine = host.observe()

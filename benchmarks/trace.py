@@ -145,7 +145,8 @@ def cost(python: str, code: str, folder: Path) -> tuple[float, float]:
 
 
 def rivals(peer: str | None) -> dict[str, tuple[str, str]]:
-    """(interpreter, program) of each trace reader that can run here, by name. peer: the interpreter for the other readers."""
+    """(interpreter, program) of each trace reader that can run here, by name. peer: the Python interpreter that has the trace
+    readers of other projects; None: they are left out."""
     found = {
         OURS: (sys.executable, LIKE_HTA),
         "collect trace, both modes": (sys.executable, BOTH),
@@ -174,7 +175,8 @@ def main() -> None:
     programs = rivals(arguments.peer)
     costs: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for package in ("collect", "shardlab"):
-        compileall.compile_dir(ROOT / package, quiet=1)  # as pip does when it installs a package, so no round compiles it
+        # as pip does when it installs a package, so that no round compiles the modules
+        compileall.compile_dir(ROOT / package, quiet=1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         for rank in range(0 if arguments.folder else arguments.ranks):

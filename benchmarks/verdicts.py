@@ -3,8 +3,8 @@
     python benchmarks/verdicts.py
 
 The methods are draws of Student's t, which `collect verdicts` uses, and the percentile bootstrap. The repeats of both cells are
-drawn from the same normal distribution. A method judges two cells to be different if one mean is smaller in more than 97.5 % of
-the draws.
+drawn from the same normal distribution. A method judges two cells to be different if the mean of one cell is smaller than the
+mean of the other cell in more than 97.5 % of the draws.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ def _resumed(done: RunDir, how: How) -> Record:
 
 
 def _kept(run_dir: RunDir, out: Path) -> list[str]:
-    """Copy rank 0's trace and snapshot to the folder of results if they exist and are small. Returns the names of copies."""
+    """Copy rank 0's trace and snapshot to the folder of results if they exist and are small. Returns the names of the
+    copies."""
     found = []
     for file in (run_dir.trace_file(0), run_dir.snapshot_file(0)):
         if file.exists() and file.stat().st_size <= MOST_BYTES:

@@ -40,7 +40,7 @@ os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which N
 
 import wheels
 
-wheels.use()  # before the first import of a package that may be missing
+wheels.use()  # must come before the first import of a package that may be missing
 if absent := wheels.REQUIRED.intersection(wheels.missing()):
     sys.exit(
         f"missing packages: {', '.join(sorted(absent))}. Install them, or bring them along as wheels: see {wheels.__file__}"
@@ -128,7 +128,7 @@ def _import() -> None:
     from trainers.tasks import vision_library
 
     os.environ["DS_ACCELERATOR"] = "cuda"
-    loads = {"torchvision": vision_library.load}  # first, because transformers uses its operators
+    loads = {"torchvision": vision_library.load}  # first, because transformers uses operators of torchvision
     loads |= {name: partial(importlib.import_module, name) for name in LIBRARIES}
     for name, load in loads.items():
         try:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import distributed_c10d
 
-# Operators of which this rank does not wait for the end. A send ends only when the other rank receives, and the other rank may
-# receive only after this rank has done later work.
+# The operators whose end this rank does not wait for. A send ends only when the receiving rank receives, and the receiving rank
+# may wait for later work of this rank first.
 SENDS = ("send",)
 _library = torch.library.Library("c10d", "IMPL")
 
@@ -65,13 +65,15 @@ def _through_host(operator: Callable[..., Any], *, waits: bool) -> Callable[...,
         work = found[1] if isinstance(found, tuple) else found
         if waits and hasattr(work, "wait"):
             work.wait()
-            # In reverse order, so that results are copied last: they come first in args, and may share memory with inputs.
+            # Results are the first arguments, so they are copied last: a result may share memory with an input, and the copy of
+            # the input must not overwrite the result.
             for there, here in reversed(copies):
                 there.detach().copy_(here)
             # A new Work instead of gloo's Work, because a second wait() on gloo's Work of a receive would wait for another
             # message.
             work = _done([there for there, _ in copies])
-        if isinstance(found, tuple):  # (tensors, work): return the CUDA tensors that were passed in
+        # `found` is (tensors, work): return the CUDA tensors that the caller passed in instead of the copies on the host
+        if isinstance(found, tuple):
             return next(value for value in args if isinstance(value, list | tuple | torch.Tensor)), work
         return work
 

@@ -16,7 +16,8 @@ from trainers.ranks import Ranks
 
 STRATEGIES = ("single", "ddp", "fsdp1-full-shard", "fsdp2", "tp")
 FLASH = ("flash", "cudnn", "fmha", "sdpa")
-TF32 = ("tf32", "s1688", "tensorop_s")  # in names of kernels of cuBLAS and CUTLASS that multiply fp32 numbers on tensor cores
+# parts of the names of kernels (cuBLAS, CUTLASS) that multiply fp32 numbers on tensor cores
+TF32 = ("tf32", "s1688", "tensorop_s")
 
 
 def steps(strategy: str = "single", **keys: Any) -> tuple[float, list[float]]:

@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as source:
             of_python = ["--only-binary=:all:", "--python-version", arguments.python, "--implementation", "cp"]
             got = subprocess.run([*pip, "download", "-q", "--no-deps", *of_python, "-d", FOLDER, package], check=False)
-            if got.returncode:  # no wheel is published, as for DeepSpeed: build one, without compiling its operators
+            # nobody publishes a wheel (for example of DeepSpeed): build the wheel here, without compiling DeepSpeed's operators
+            if got.returncode:
                 environment = {**os.environ, "DS_BUILD_OPS": "0"}
                 build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", source, package]
                 subprocess.run(build, check=True, env=environment)
