@@ -42,7 +42,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     """
 
     def is_safe_callable(self, obj: Any) -> bool:
-        owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", obj)  # jinja2 wraps str.format
+        # jinja2 wraps str.format; `__wrapped__` is the real method
+        owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", obj)
         of_jinja = type(owner).__module__.startswith("jinja2.") or any(obj is known for known in self.globals.values())
         return super().is_safe_callable(obj) and (of_jinja or isinstance(owner, _PLAIN))
 
@@ -74,8 +75,8 @@ def render_page(name: str, clean: Callable[[str], str], **values: Any) -> str:
 def parts(name: str, own: Path | None = None) -> list[str]:
     """The names of the template `name` and of all templates that it includes, imports or extends, directly or indirectly.
 
-    A template is found only if another template names it as a text in quotes. Missing templates are left out, and so are the
-    templates that a template with a syntax error names; `render` reports these errors. own: as in `render`.
+    A template is found only if another template names it as a text in quotes. Missing templates are left out. A template with a
+    syntax error is listed, but the templates that it names are not; `render` reports both errors. own: as in `render`.
     """
     environment, found, left = _scripts(own), list[str](), [name]
     while left:
@@ -113,11 +114,12 @@ def _scripts(own: Path | None) -> jinja2.Environment:
 @functools.cache
 def _pages(clean: Callable[[str], str]) -> jinja2.Environment:
     def finalize(value: Any) -> Any:
-        return clean(value) if type(value) is str else value  # Markup, a subclass, is already escaped
+        return clean(value) if type(value) is str else value  # Markup, a subclass of str, is already escaped
 
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
-        autoescape=lambda name: name is not None and name.endswith(".html.j2"),  # CSS and JavaScript contain no text
+        # the pages' CSS and JavaScript insert no text of records, so they are not escaped
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         finalize=finalize,
         **_COMMON,
     )
