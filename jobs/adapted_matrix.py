@@ -23,9 +23,10 @@ from shardlab.study import Deviation
 from shardlab.workspace import Workspace
 
 OPTION = "--adapt"
-FOLDER = "adapted"  # in a workspace: a folder for each adapted matrix
+FOLDER = "adapted"  # the folder of a workspace that contains one folder for each adapted matrix
 WIDTH = 130  # columns of the file
-PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*( [A-Za-z0-9_./()-]+)*")  # text that needs no quotes, if YAML agrees
+# text that is written without quotes, unless PyYAML itself adds them
+PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*( [A-Za-z0-9_./()-]+)*")
 
 
 def add_adapt(verb: console.Parser) -> None:
@@ -83,8 +84,8 @@ def in_words(change: Deviation) -> str:
 def written(asked: Matrix, found: Adaptation, machine: Capacity, own: OwnPlugins, workspace: Workspace) -> Path:
     """Write an adapted matrix, and the models that it names, into the workspace. Returns the path of the matrix file.
 
-    The path is adapted/NAME-DIGEST/NAME.yaml, so that equal matrices have one file. The text is read again before it is
-    written. Raises InputError if it does not give the expected cells, and if a file with this path has another content.
+    The path is adapted/NAME-DIGEST/NAME.yaml, so that equal matrices have one file. The text is parsed again before it is
+    written. Raises InputError if the text does not give the expected cells, or if a file with this path has another content.
     """
     name = str(found.content["name"])
     content = text(asked, found.content)
@@ -126,7 +127,8 @@ _Dumper.add_representer(str, _quoted)
 
 
 def _check(asked: Matrix, content: bytes, found: Adaptation, machine: Capacity, own: OwnPlugins, file: Path) -> None:
-    """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, all of which fit."""
+    """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, or if one of its cells does
+    not fit."""
     again = matrix.of(parse(content, str(file)), Path(asked.path).parent)
     cells = resolve(again, cluster=None if machine.here else machine, own=own)
     if {cell.hash() for cell in cells} != found.expected or misfits(again, cells, machine, cells):

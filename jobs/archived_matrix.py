@@ -14,7 +14,8 @@ from shardlab.workspace import Workspace
 
 OPTION = "--from"
 FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive
-CODE = tuple(f"{name}/" for name in workspace_trust.CODE if name != "metrics")  # `collect` computes metrics, and runs do not
+# runs do not need the folder `metrics`: only `collect` executes its files
+CODE = tuple(f"{name}/" for name in workspace_trust.CODE if name != "metrics")
 MATRIX = "matrix/"  # the folder of an archive that contains the matrix file and the model files that the matrix names
 
 

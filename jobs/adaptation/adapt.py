@@ -17,16 +17,17 @@ from shardlab.errors import InputError
 from shardlab.matrix import Matrix
 from shardlab.study import Deviation
 
-SUFFIX = "-adapted"  # of the name of an adapted matrix
-LONGEST_NAME = 41  # characters of the name of a matrix
-NAMED = ("workload", "strategy", "gpus", "nnodes")  # values that name a cell which is left out
+SUFFIX = "-adapted"  # the end of the name of an adapted matrix
+LONGEST_NAME = 41  # the most characters of the name of an adapted matrix
+NAMED = ("workload", "strategy", "gpus", "nnodes")  # the keys by which a change names a cell that is left out
 
 
 class Adaptation(msgspec.Struct, frozen=True):
     """An adapted matrix.
 
-    content: the content of its file, as dicts and lists; it contains also the deviations that the given matrix had. changes:
-    what this adaptation changed. expected: the hashes of its cells.
+    content: the content of the adapted matrix file, as dicts and lists. Its key `deviations` lists the deviations of the
+    original matrix, then the changes of this adaptation. changes: the changes of this adaptation. expected: the hashes of the
+    cells that the adapted matrix must have.
     """
 
     content: dict[str, Any]
@@ -63,16 +64,18 @@ def adapt(asked: Matrix, machine: Capacity, own: OwnPlugins, cluster: str) -> Ad
 
 
 def _as_entry(change: Deviation) -> dict[str, Any]:
-    """A change as an entry of the matrix file, without the number of cells if it is not about cells."""
+    """A change as an entry of `deviations` in the matrix file. If the change is not about cells, the key `cells` is left
+    out."""
     entry: dict[str, Any] = msgspec.to_builtins(change)
     return {key: value for key, value in entry.items() if key != "cells" or value is not None}
 
 
 def _staying(asked: Matrix, adapted: Sequence[AdaptedCell]) -> set[int]:
-    """The indexes of the combinations of axes and zips that stay as they are.
+    """The indexes of the combinations that the adapted file still makes from its axes and zips, because their cells do not
+    change.
 
-    A combination that does not change must be listed in `include` all the same, if a new cell has the same values on the axes:
-    the entry of the new cell would change the combination instead of being a cell of its own.
+    An unchanged combination does not stay if a new cell has the same values on the axes: the entry of the new cell in `include`
+    would change this combination instead of adding a cell. So the unchanged cell gets an entry in `include` too.
     """
     there = {one.after.hash() for one in adapted if one.after is not None and one.is_unchanged}
     new = [one.keys for one in adapted if one.keys and one.after is not None and one.after.hash() not in there]
@@ -87,8 +90,8 @@ def _staying(asked: Matrix, adapted: Sequence[AdaptedCell]) -> set[int]:
 
 
 def _exclusions(adapted: Sequence[AdaptedCell], staying: set[int], cluster: str) -> list[dict[str, Any]]:
-    """Entries of `exclude` for the combinations of axes and zips that do not stay: an entry for all combinations with one
-    number of GPUs and nodes if none of them stays, else an entry for each combination."""
+    """Entries of `exclude` for the combinations of axes and zips that do not stay. If no combination with the same number of
+    GPUs and nodes stays, one entry excludes all combinations of this size; otherwise each combination has its own entry."""
     crossed = {number: one for number, one in enumerate(adapted) if is_crossed(one.point)}
     found: list[dict[str, Any]] = []
     for one in (one for number, one in crossed.items() if number not in staying):
@@ -110,16 +113,19 @@ def _exclusions(adapted: Sequence[AdaptedCell], staying: set[int], cluster: str)
 def _inclusions(
     asked: Matrix, adapted: Sequence[AdaptedCell], staying: set[int], entries: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The entries of `include`: those of the file that still have a use, then an entry for each new cell.
+    """The entries of `include`: first the entries of the original file that define an unchanged cell or add keys to a
+    combination that stays, then an entry for each new cell.
 
-    staying: the indexes of the combinations that stay. entries: the entries of the file, with models as the file gives them.
+    staying: the indexes of the combinations that stay. entries: the entries of `include` in the original file, with models as
+    the file gives them.
     """
-    own_cells = {_entry(one): one for one in adapted if not is_crossed(one.point)}  # entry of a cell of its own -> this cell
+    # index of an entry of `include` that defines a cell -> this cell
+    own_cells = {_entry(one): one for one in adapted if not is_crossed(one.point)}
     staying_points = [adapted[number].point for number in staying]
     kept = []
     for number, entry in enumerate(entries):
         own = own_cells.get(number)
-        # An entry that adds keys to no combination any more would become a cell of its own.
+        # If an entry only added keys to combinations that do not stay, it is left out: it would become a cell of its own.
         if own.is_unchanged if own is not None else any(asked.adds_to(number, point) for point in staying_points):
             kept.append(entry)
     there = {
@@ -149,7 +155,7 @@ def _inclusions(
 
 
 def _entry(one: AdaptedCell) -> int | None:
-    """The index of the entry of `include` that is a cell of its own."""
+    """The index of the entry of `include` that defines this cell; None if no entry does."""
     return next((int(path[1]) for path in one.point.origin.values() if path[0] == "include"), None)
 
 
@@ -198,7 +204,7 @@ def _questions(questions: Questions, asked: Matrix, content: dict[str, Any]) -> 
             clauses += questions.differences(number.against) if number.against else []
         except Cannot as reason:
             if questions.is_free(number.cell):
-                reported.append(entry)  # its cell is left out; the report says that there is no such cell
+                reported.append(entry)  # the cell of this number is left out, and the report says that there is no such cell
             else:
                 changes.append(_reported(number.where, number.metric, number.cell, None, f"left out: {reason}"))
             continue

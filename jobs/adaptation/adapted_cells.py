@@ -3,10 +3,10 @@
 Changes are tried in this order, and the first that fits is used:
 
 1. No change.
-2. Fewer GPUs. All cells with one number of GPUs and nodes get the same new number, so that strategies stay comparable: the
-   largest divisor of the number of GPUs on which one of these cells can run. For each number of GPUs, the number of nodes is
-   kept if possible; else its largest divisor that fits is used. A cell of several GPUs never becomes a cell of one GPU, because
-   such a cell distributes nothing.
+2. Fewer GPUs. All cells with the same number of GPUs and nodes get the same new number, so that strategies stay comparable: the
+   largest divisor of the number of GPUs on which at least one of these cells can run. For each divisor that is tried, the
+   number of nodes is kept if a cell fits; otherwise the largest divisor of the number of nodes that fits is used. A cell of
+   several GPUs never becomes a cell of one GPU, because a cell of one GPU distributes nothing.
 3. Smaller degrees of the parallelism that a strategy combines (dp, tp, pp), if the file gives degrees whose product has to
    match the new number of GPUs. Each new degree divides the old one, and a degree above 1 stays above 1.
 4. The cell is left out.
@@ -44,9 +44,9 @@ class CellSize(msgspec.Struct, frozen=True):
 class AdaptedCell(msgspec.Struct, frozen=True):
     """What becomes of a cell of a matrix.
 
-    point: the combination of the matrix file. before: its cell. keys: the keys of the new cell; None if the cell is left out.
-    after: the new cell; None if the cell is left out. why: the reason for the change, in a sentence without a full stop; empty
-    if the cell does not change.
+    point: the combination of the matrix file. before: the cell of this combination in the original matrix. keys: the keys of
+    the new cell; None if the cell is left out. after: the new cell; None if the cell is left out. why: the reason for the
+    change, in a sentence without a full stop; empty if the cell does not change.
     """
 
     point: Point
@@ -57,7 +57,7 @@ class AdaptedCell(msgspec.Struct, frozen=True):
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the cell stays what it is."""
+        """Whether the adaptation does not change the cell."""
         return self.keys == self.point.keys
 
 
@@ -69,7 +69,8 @@ class Fitting(msgspec.Struct, frozen=True):
     own: OwnPlugins
 
     def try_keys(self, point: Point, keys: dict[str, Any]) -> Cell | str:
-        """The cell with these keys; the reason as text if the cell is not possible or does not fit. point: its combination."""
+        """The cell with these keys. If the cell is not possible or does not fit, the reason as text. point: the combination of
+        the matrix file that the cell comes from."""
         alone = without_questions(self.asked, [Point(keys, point.origin)])
         try:
             cells = resolve(alone, cluster=None if self.machine.here else self.machine, own=self.own)
@@ -117,7 +118,8 @@ def _adapted(fitting: Fitting, point: Point, before: Cell, size: tuple[int, int 
     if isinstance(as_is, Cell):
         return AdaptedCell(point, before, point.keys, as_is, "")
     if size is None or size == (before.gpus, point.keys.get("nnodes")):
-        return AdaptedCell(point, before, None, None, as_is)  # no size fits, or the size is not why the cell does not fit
+        # no size fits, or the size fits other cells, so this cell does not fit for another reason
+        return AdaptedCell(point, before, None, None, as_is)
     found = fitting.resized(point, before, *size)
     has = f"a run can have {_room(fitting.machine, before)}"
     if isinstance(found, str):
@@ -149,7 +151,8 @@ def _size(point: Point, cell: Cell) -> CellSize:
 
 
 def _nearest(fitting: Fitting, size: CellSize, group: list[tuple[Point, Cell]]) -> tuple[int, int | None] | None:
-    """The number of GPUs and nodes for all cells of one size: the first candidate on which one of them fits; None if none."""
+    """The new number of GPUs and nodes for all cells of one size: the first candidate on which at least one of these cells
+    fits; None if no cell fits on any candidate."""
     for gpus in _divisors(size.gpus):
         for nnodes in [None] if size.nnodes is None else _divisors(size.nnodes):
             if any(not isinstance(fitting.resized(point, cell, gpus, nnodes), str) for point, cell in group):
@@ -163,8 +166,9 @@ def _divisors(number: int) -> list[int]:
 
 
 def _degrees(point: Point, before: Cell, gpus: int) -> Iterator[dict[str, int]]:
-    """The degrees that the file has to give on another number of GPUs, the best first: as few as possible change, and tp
-    changes only if dp and pp cannot. Empty mapping: the file gives no degree that has to change."""
+    """Yields the degrees (dp, tp, pp) that must change in the file if the cell has `gpus` GPUs, the best choice first: as few
+    degrees as possible change, and tp stays as large as possible. A mapping is empty if the file gives no degree that must
+    change."""
     if gpus == before.gpus:
         yield {}
         return

@@ -17,10 +17,11 @@ from shardlab import cell_names
 from shardlab.cell import Cell
 from shardlab.expression import MAX_LENGTH, Expression
 
-# Values that may be added to a filter which would otherwise select further cells, in this order.
+# The values that are added to a filter if it would otherwise select too many cells. They are tried in this order.
 FURTHER = tuple(dict.fromkeys(("nnodes", "gradient_accumulation_steps", "micro_batch_size", *cell_names.PLAIN)))
-SHOWN = ("gpus", "nnodes", "tp", "pp", "global_batch_size")  # values of a cell that a reader sees as changed
-BETWEEN_NODES = ("network_", "rdma_", "pause_frames", "wire_")  # metrics whose names begin so are about links between nodes
+SHOWN = ("gpus", "nnodes", "tp", "pp", "global_batch_size")  # the values of a cell whose changes `differences` names
+# metrics whose names begin with these words measure links between nodes
+BETWEEN_NODES = ("network_", "rdma_", "pause_frames", "wire_")
 Values = dict[str, Any]  # the values of a resolved cell, by name (shardlab.cell_names)
 
 
@@ -60,7 +61,8 @@ class Questions:
         return CellsBefore(numbers, [self.adapted[number] for number in numbers])
 
     def rewritten(self, wanted: Mapping[str, Any]) -> Values:
-        """The filter that selects the cells which took the place of those that `wanted` selects. Raises Cannot."""
+        """The filter that selects the new cells in place of the cells that `wanted` selects in the original matrix. Raises
+        Cannot."""
         chosen = self.selected(wanted)
         if chosen.left_out:
             raise Cannot(f"a cell is left out: {chosen.left_out}")
@@ -87,7 +89,8 @@ class Questions:
         return not self._now(wanted)
 
     def differences(self, wanted: Mapping[str, Any]) -> list[str]:
-        """How the cells of a filter of the original matrix differ here, as clauses such as `gpus 4 instead of 8`."""
+        """How the new cells differ from the cells that a filter selects in the original matrix, as clauses such as `gpus 4
+        instead of 8`."""
         found = []
         for one in self.selected(wanted).adapted:
             if one.after is not None and not one.is_unchanged:
@@ -96,10 +99,11 @@ class Questions:
         return list(dict.fromkeys(found))
 
     def test(self, text: str) -> tuple[str, str]:
-        """The test of a claim for the new cells. Returns (the test, how its cells differ from those of the study as text).
+        """The test of a claim for the new cells. Returns (the test, a text that says how the new cells differ from the cells of
+        the study).
 
         Raises Cannot if a filter cannot be rewritten, if cells that the claim compares became the same cell, or if the claim is
-        about the network between nodes and its cells are on one node here.
+        about the network between nodes and all ranks of its new cells are on one node.
         """
         tree = ast.parse(text.strip(), mode="eval")
         differences: list[str] = []
@@ -135,7 +139,7 @@ def values(cell: Cell) -> Values:
 
 def changed_names(one: AdaptedCell) -> list[str]:
     """The names of the values in which the new cell differs from the cell of the study. The number of nodes counts only if the
-    matrix file gives it: else the cluster decides it."""
+    matrix file gives it; otherwise the cluster decides this number."""
     if one.after is None:
         return []
     old, new = values(one.before), values(one.after)
