@@ -196,7 +196,8 @@ def _cell(
 ) -> Cell:
     options = {option.name: option.default for option in (*strategy.options, *workload.options)}
     if "replicas" in options:
-        options["replicas"] = max(2, nodes)  # shards within a node, replicas between nodes
+        # if there are several nodes, each node holds one replica, which is sharded over the GPUs of the node
+        options["replicas"] = max(2, nodes)
     dp = gpus // (tp * pp)
     return Cell(
         workload=workload.name, strategy=strategy.name, gpus=gpus, nnodes=nodes, dp=dp, tp=tp, pp=pp, servers=0,

@@ -2,8 +2,9 @@
 power of GPUs.
 
 The prediction for a cell is corrected by runs with the same GPU model, workload, precision and strategy or, if there are none,
-by runs with the same GPU model, workload and precision. It is multiplied by the median of their ratios. Its range is the range
-of the ratios, but at least 5 % to each side, because a single run does not show how much runs differ.
+by runs with the same GPU model, workload and precision. The predicted value is multiplied by the median of the ratios of these
+runs. The range of the corrected value is the range of the ratios, but at least 5 % to each side, because a single run does not
+show how much runs differ.
 """
 
 from __future__ import annotations

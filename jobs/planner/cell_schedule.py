@@ -11,7 +11,8 @@ from jobs.planner.pipeline_schedule import SimulatedPipeline
 from shardlab.cell import Cell
 from shardlab.prediction import Prediction
 
-FORWARD, BACKWARD = 1.0, 2.0  # times of a pass of one micro-batch through all stages of a rank; `step_time` has the same ratio
+# the time of a pass of one micro-batch through all stages of a rank; `step_time` uses the same ratio of backward to forward
+FORWARD, BACKWARD = 1.0, 2.0
 
 
 class CellSchedule(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ def of(cell: Cell) -> CellSchedule:
 
 
 def simulated(cell: Cell) -> SimulatedPipeline:
-    """Simulate one step of the pipeline of a cell, with messages between stages that take no time."""
+    """Simulate one step of the pipeline of a cell. In this simulation, messages between stages take no time."""
     return pipeline_schedule.simulate(
         pipeline_share.schedule_of(cell),
         cell.pp,

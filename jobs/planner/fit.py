@@ -12,7 +12,7 @@ LARGEST = 1 << 20  # the largest micro-batch that is considered
 
 
 def verdict(needed: PredictedRange, capacity: PredictedRange, *, complete: bool) -> Fits | None:
-    """Whether the memory that a cell needs fits the memory of a GPU; None if this cannot be said.
+    """Whether the memory that a cell needs fits the memory of a GPU; None if it is not known.
 
     complete: false if the memory of activations is not known. `needed` is then a lower bound, so the only possible answers are
     `no` and None.
@@ -31,9 +31,9 @@ def largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, r
 
     Returns 0 if not even one item fits, and None if the memory of activations is not known.
 
-    The memory grows linearly with the micro-batch once activations decide the peak; below that size it is constant. So two
-    points give the line, and the answer is checked against the whole formula. ratio: the real memory divided by the memory that
-    the formula gives.
+    For small micro-batches, the memory is constant; for larger micro-batches, activations decide the peak, and the memory grows
+    linearly. So a line through the memory of two large micro-batches gives a first result, which is then corrected by the whole
+    formula. ratio: the real memory divided by the memory that the formula gives.
     """
 
     def needed(micro: int) -> float:

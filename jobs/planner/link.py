@@ -54,7 +54,8 @@ def entries() -> dict[str, LinkEntry]:
 def named(name: str, gpu: GpuModel | None) -> PlannedLink | None:
     """The link with this name in links.yaml; None if its bandwidth is not known.
 
-    gpu: the GPU model, whose data sheet has the bandwidth of NVLink. Without it, the link `nvlink` is not known.
+    gpu: the GPU model, whose data sheet has the bandwidth of NVLink. Without a GPU model, the bandwidth of `nvlink` is not
+    known.
     """
     entry = entries()[name]
     line = entry.gb_per_s if entry.gb_per_s is not None else gpu.link_gb_per_s / 2 if gpu is not None else None

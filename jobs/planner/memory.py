@@ -24,7 +24,8 @@ from shardlab.prediction import ZERO, PredictedRange, exactly, total
 
 MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
-CROSS_ENTROPY_CHUNK = 3 * 2**24 * 4  # the loss casts this many logits to fp32 at a time, three tensors (trainers/tasks)
+# bytes; the loss casts 2**24 logits to fp32 at a time, and needs three such tensors (trainers/tasks)
+CROSS_ENTROPY_CHUNK = 3 * 2**24 * 4
 BESIDE = ("cuda_context", "nccl_buffers", "fragmentation")  # the categories of memory that are not tensors
 COMPILED = 0.6  # torch.compile may recompute pointwise operators instead of saving their inputs; assumed
 
@@ -196,17 +197,17 @@ def _itemsize(cell: Cell) -> int:
 
 def _checkpointed(which: str, blocks: int, one: float, kept_input: float) -> tuple[float, float]:
     """The memory of activations with activation checkpointing: (bytes that all blocks keep from forward to backward, bytes that
-    are recomputed at a time).
+    exist while one block is recomputed).
 
-    which: the key activation_checkpointing. one: the bytes of a block without checkpointing. kept_input: the bytes of its
-    input.
+    which: the value of the key activation_checkpointing. one: the bytes that a block saves without checkpointing. kept_input:
+    the bytes of the input of a block.
     """
     if which == "none" or not blocks:
         return blocks * one, 0.0
     kind, _, number = which.partition("-")
     if kind == "segments":
         size = -(-blocks // int(number))
-        return (int(number) - 1) * kept_input + size * one, 0.0  # the last segment is kept instead of recomputed
+        return (int(number) - 1) * kept_input + size * one, 0.0  # the activations of the last segment are kept, not recomputed
     every = 1 if kind == "full" else int(number)
     chosen = -(-blocks // every)
     return chosen * kept_input + (blocks - chosen) * one, one

@@ -157,14 +157,16 @@ def _vit(cell: Cell, workload: Workload) -> ModelFacts:
 
 
 def _saved(cell: Cell, shape: Shape, tokens: int, *, more: int, logits: int, heads: int) -> SavedBytes:
-    """What a model of GPT-2 or ViT saves for backward. more: additional elements per token of a block that tensor-parallel
-    ranks split."""
+    """What a model of GPT-2 or ViT saves for backward. more: the number of further elements per token that a block saves and
+    that tensor-parallel ranks split."""
     computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width = shape.width
     autocast = cell.precision in precision.AUTOCAST
     return SavedBytes(
-        block_whole=tokens * (2 * width * stream + 2 * width * computed + 4 * stream),  # 4 * stream: two numbers per norm
-        block_split=tokens * ((12 * width + more) * computed + 4 * heads),  # 4 * heads: attention's fp32 sums
+        # 4 * stream: each of the two norms saves two numbers per token
+        block_whole=tokens * (2 * width * stream + 2 * width * computed + 4 * stream),
+        # 4 * heads: attention saves a sum in fp32 for each head
+        block_split=tokens * ((12 * width + more) * computed + 4 * heads),
         block_input=tokens * width * stream,
         head=tokens * width * (stream + computed) + logits * computed,
         logits=logits * computed,
@@ -202,7 +204,8 @@ def _llama(cell: Cell, workload: Workload) -> ModelFacts:
     )
 
 
-AUTOCAST_COPIES = 1.1  # autocast keeps some tensors of convolutional networks in fp32; counted for convnext-large-tiny: 1.055
+# a factor: autocast keeps some tensors of convolutional networks in fp32; counted for convnext-large-tiny: 1.055
+AUTOCAST_COPIES = 1.1
 
 
 def _convolutional(cell: Cell, workload: Workload) -> ModelFacts:

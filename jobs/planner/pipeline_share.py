@@ -1,9 +1,10 @@
 """What a rank of a pipeline holds: how many blocks, and the activations of how many micro-batches at the same time.
 
-With GPipe, a rank keeps the activations of all m micro-batches (Huang et al., 2019, section 2.3). With 1F1B, rank r of p keeps
-those of at most p - r (Narayanan et al., Memory-efficient pipeline-parallel DNN training, 2021). In the interleaved schedule
-with v stages per rank, rank r computes 2(p - r - 1) + (v - 1)p forward passes of a stage and then alternates forward and
-backward (Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section 2.2).
+With GPipe, a rank keeps the activations of all m micro-batches (Huang et al., 2019, section 2.3). With 1F1B, rank r of p ranks
+keeps the activations of at most p - r micro-batches (Narayanan et al., Memory-efficient pipeline-parallel DNN training, 2021).
+In the interleaved schedule with v stages per rank, rank r computes 2(p - r - 1) + (v - 1)p forward passes of a stage and then
+alternates forward and backward (Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section
+2.2).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def of(
     """The prediction of one run.
 
     calibration: the measurements of earlier runs. occupied: the number of GPUs that nobody else can use during the run; None:
-    only the GPUs on which it trains. recorded_s: the mean time of earlier runs of the same cell. answer: the result of a
+    only the GPUs on which the run trains. recorded_s: the mean time of earlier runs of the same cell. answer: the result of a
     rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal. Ranks of the launcher
     fork always compute on the CPU.
     """
@@ -198,8 +198,9 @@ def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
 
 
 def capacity_of(cell: Cell, machine: PlannedMachine) -> PredictedRange | None:
-    """The memory of its GPU that a rank may use; None if ranks have no GPUs, or if it is not known. The key memory_limit_gib of
-    the cell lowers it. Without GPUs, that key limits the whole process, whose memory is not predicted."""
+    """The memory of a GPU that a rank may use; None if ranks have no GPUs, or if the memory is not known. The key
+    memory_limit_gib of the cell lowers this memory. Without GPUs, the key limits the whole process, whose memory is not
+    predicted."""
     if not machine.on_gpu:
         return None
     limit = None if cell.memory_limit_gib is None else exactly(cell.memory_limit_gib * GIB)

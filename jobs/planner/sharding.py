@@ -96,8 +96,8 @@ def divide(cell: Cell, parameters: int) -> Division:
 
 
 def _by_cuts(cell: Cell, weight: int, copy: int, *, keeps: bool) -> Division:
-    """The division for an engine that this module does not describe: from the menu entry (`cuts`), which says what it
-    shards."""
+    """The division for an engine that this module does not describe, from the entry `cuts` of the strategy in the menu, which
+    lists what the strategy shards."""
     cuts, ranks = strategy(cell.strategy).cuts or (), shards(cell)
     over = {part: ranks if part in cuts else 1 for part in ("parameter", "gradient", "optimizer_state")}
     return Division(

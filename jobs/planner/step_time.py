@@ -15,14 +15,15 @@ from shardlab.cell import Cell
 from shardlab.gpu_models import GpuModel
 from shardlab.prediction import ZERO, PredictedRange, total
 
-BACKWARD = 2 / 3  # the share of backward in the time of a pass: it has two products of matrices for each product in forward
+# the share of backward in the time of a pass: backward computes two products of matrices for each product in forward
+BACKWARD = 2 / 3
 # WINDOW: the share of the computing time in which communication can be hidden. EXPOSED: the smallest share of communication
-# that is not hidden. Each for the fastest, the likely and the slowest step. Study 2, section 4.5.4: 92.5 % of DDP's all-reduces
-# and 95.1 % and 98.1 % of FSDP's all-gathers overlap with computing.
+# that is not hidden. Both have three values: for the fastest, the likely and the slowest step. Study 2, section 4.5.4: 92.5 %
+# of DDP's all-reduces and 95.1 % and 98.1 % of FSDP's all-gathers overlap with computing.
 WINDOW = PredictedRange(0.95, 0.85, 0.6)
 EXPOSED = PredictedRange(0.02, 0.06, 0.25)
 SLOWEST = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step time, divided by the mean; assumed
-UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 reads and writes, if it is fused and if not
+UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 reads and writes; True: the fused optimizer
 
 
 class PredictedStepTime(msgspec.Struct, frozen=True):
