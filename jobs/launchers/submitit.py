@@ -30,7 +30,8 @@ from shardlab.rundir import RunDir
 
 FOLDER = "log/submitit"
 LOCAL = "SUBMITIT_LOCAL_"  # prefix of the variables in which submitit's local executor gives a process its rank
-PLACEHOLDERS = ("%j", "%t", "%a", "%A")  # submitit replaces these in every path, also in one that contains them by chance
+# submitit replaces these words in every path, also if a folder has such a name by chance
+PLACEHOLDERS = ("%j", "%t", "%a", "%A")
 SIGNAL_S = 60  # seconds before a preemption at which Slurm sends submitit's signal, if Slurm is configured to send it
 TELL_S = 0.5  # seconds between two signals that ask a rank to save a checkpoint
 
@@ -87,8 +88,10 @@ class RankTask:
             "WORLD_SIZE": str(place.num_tasks),
             "LOCAL_WORLD_SIZE": str(place.num_tasks // place.num_nodes),
         }
-        before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends SIGUSR2 to every process of the step
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the rank inherits this, and ignores SIGUSR1 until it can save
+        # the rank inherits that SIGUSR2 is ignored, because Slurm sends SIGUSR2 to every process of the job step
+        before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        # the rank inherits this too, and ignores SIGUSR1 until it can save a checkpoint
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         rank = node_processes.start([sys.executable, "-m", "trainers", "run", self.folder], None, environment)
         self.pid = rank.pid
         for number in (signal.SIGTERM, signal.SIGUSR1):

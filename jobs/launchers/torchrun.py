@@ -6,7 +6,7 @@ from jobs.launcher import Launcher
 from shardlab.run import Run
 
 _RANK = ("-m", "trainers", "run", ".")
-JOIN_S = 600  # torchrun's own limit for all nodes to come to the rendezvous
+JOIN_S = 600  # seconds that torchrun itself allows until all nodes have joined the rendezvous
 
 
 def command(run: Run, python: str) -> list[str]:
@@ -27,8 +27,10 @@ def task(run: Run, python: str) -> list[str]:
         "--rdzv-endpoint=$SHARDLAB_RENDEZVOUS",  # address of the job's first node, with a port that was free on that node
         # Without is_host, torchrun compares host names to find the first node, which can go wrong.
         f"--rdzv-conf=is_host=$SHARDLAB_IS_FIRST{_patience(run)}",
-        "--local-addr=$SHARDLAB_ADDRESS",  # in the network between the nodes; the node's name may resolve to another network
-        "--rdzv-id=$SHARDLAB_MEETING",  # differs for each start of each job, so late ranks of an earlier start cannot join
+        # this node's address in the network between the nodes; its name may resolve to another network
+        "--local-addr=$SHARDLAB_ADDRESS",
+        # the id differs for each start of each job, so late ranks of an earlier start cannot join
+        "--rdzv-id=$SHARDLAB_MEETING",
         *_RANK,
     ]
 
@@ -48,8 +50,8 @@ def _torchrun(run: Run, python: str) -> list[str]:
         f"--nnodes={run.world.nnodes}",
         f"--nproc-per-node={run.world.nproc_per_node}",
         "--rdzv-backend=c10d",
-        "--log-dir=log",  # without this, each run would leave a folder in /tmp; the logs of the ranks are in log/ too
-        "--max-restarts=0",  # the time of a step with a restarted rank would be recorded as if nothing had happened
+        "--log-dir=log",  # without this option, each run would leave a folder in /tmp; the logs of the ranks are in log/ too
+        "--max-restarts=0",  # no restarts, because a step during which a rank is restarted would be recorded as a normal step
     ]  # fmt: skip
 
 

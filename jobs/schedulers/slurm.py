@@ -176,16 +176,17 @@ def cancel_jobs(jobs: Sequence[str]) -> str:
 
 def hold(jobs: Sequence[str]) -> str:
     """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words if
-    it did not requeue the job."""
+    Slurm did not requeue the job."""
     for begin in range(0, len(jobs), AT_A_TIME):
-        call(["scontrol", "hold", ",".join(jobs[begin : begin + AT_A_TIME])])  # a run that starts at this moment holds itself
+        # a run that starts now checks its packages and holds itself
+        call(["scontrol", "hold", ",".join(jobs[begin : begin + AT_A_TIME])])
     own = claim.job()
     # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
     call(["scontrol", "update", f"JobId={own}", "Requeue=1"])
     answer = call(["scontrol", "requeuehold", own])
     if answer.code != 0:
         return answer.says
-    time.sleep(ENDED_S)  # wait for the end of this process: if it returned, a packed allocation would start its next run
+    time.sleep(ENDED_S)  # wait until Slurm ends this process; otherwise a packed allocation starts its next run
     return ""
 
 
@@ -301,8 +302,8 @@ def _note(events: Sequence[Event]) -> Event | None:
 def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Mapping[str, str]) -> ObservedRun:
     """The state of one run from its records and Slurm's answer.
 
-    note: from `_note`. answer: Slurm's answer. unreadable: for each submission file that cannot be read, the reason, by the
-    token of the submission; it is not known whether the jobs of these submissions exist.
+    note: the event that `_note` returned. answer: Slurm's answer. unreadable: for each submission file that cannot be read, the
+    reason, by the token of the submission; it is not known whether the jobs of these submissions exist.
     """
     if note is None or note.event == "refused":
         return ObservedRun(run.verdict, "-", "-")
@@ -315,7 +316,7 @@ def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Map
         return ObservedRun(run.verdict, "-", "not known whether Slurm accepted it: `jobs submit` finds out")
     job = answer.jobs.get(job_id)
     if job is not None and job.name != note.data.get("token"):
-        job = None  # Slurm has given this number to another job
+        job = None  # Slurm has given the number of the run's job to another job
     if job is None:
         raw = f"Slurm does not answer: {answer.why_not}" if answer.why_not else "-"
         return ObservedRun(_missing(run, note, answer), job_id, raw, unanswered=bool(answer.why_not))
@@ -323,7 +324,7 @@ def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Map
     if answer.why_not:
         raw = f"{raw} in Slurm's accounting; the controller does not answer: {answer.why_not}"
     if run.verdict.state in FINAL and answer.why_not and states.ours(job.state) == "running":
-        return ObservedRun(run.verdict, job_id, raw)  # the accounting may lag behind the recorded end
+        return ObservedRun(run.verdict, job_id, raw)  # the accounting may know the end later than the run's records
     if run.verdict.state not in FINAL and states.ours(job.state) not in ("pending", "running"):
         run = _again(run)
     shared = note.data.get("kind") == "pack" or run.run.search is not None
@@ -381,8 +382,8 @@ def _after_an_end(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
         return JudgedState("running", f"its job is ending, after {own.state}: {own.why}")
     if theirs == "cancelled" and any(event.event == "requeued" and event.wall_s >= ended.wall_s for event in run.events):
         return JudgedState("cancelled", f"cancelled while it waited to be started again, after {own.state}")
-    # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. This does not hold
-    # for a job with several runs, which ended later than this run, unless Slurm told this run to end.
+    # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. If the job has
+    # several runs, the job ended later than this run, so its reason counts only if Slurm told this run to end.
     if own.state != "failed" or reason not in (None, "told") or (shared and reason is None):
         return own
     return JudgedState(theirs, states.WHY[states.word(job.state)]) if theirs in TOLD_OF else own

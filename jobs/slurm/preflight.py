@@ -77,7 +77,8 @@ def _test(script: Path, options: Sequence[str]) -> SlurmOutput:
 
 
 def _is_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
-    """Whether Slurm rejected the test only because of its state at this moment, so that it may still accept the job later."""
+    """Whether Slurm rejected the test only because of the state of the cluster at this moment, so that Slurm may still accept
+    the job later."""
     if answer.said(_FOR_NOW) is not None:
         return True
     if answer.said(_NODES) is None:

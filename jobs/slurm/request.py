@@ -10,8 +10,8 @@ from shardlab.run import Run
 from shardlab.slurm_keys import Slurm
 
 CPUS_PER_GPU = 8  # default of `cpus_per_rank` for ranks with a GPU
-# Seconds by which Slurm's time limit exceeds the run's own time limit. In this time, the run starts before its limit begins,
-# and then saves a checkpoint, closes its records and ends its processes.
+# Seconds by which Slurm's time limit exceeds the run's own time limit. The run needs this time to start, before its own limit
+# begins to count, and then to save a checkpoint, close its records and end its processes.
 MARGIN_S = 180
 
 
@@ -45,8 +45,10 @@ def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
         words.append(f"mem={asked.mem or 0}")  # 0: all memory of the node
     longest = asked.max_time_s  # Slurm rejects, or never starts, a job with a longer limit
     words.append(f"time={minutes(run) if longest is None else max(1, min(minutes(run), longest // 60))}")
-    words.append("requeue" if run.retries_after("node_fail") else "no-requeue")  # of Slurm's own accord: jobs.retries
-    excluded = dict.fromkeys([*asked.exclude, *run.avoid])  # the cluster file's, and nodes that earlier attempts lost
+    # whether Slurm may restart the job of its own accord (jobs.retries)
+    words.append("requeue" if run.retries_after("node_fail") else "no-requeue")
+    # nodes that the cluster file excludes, and nodes that earlier attempts lost
+    excluded = dict.fromkeys([*asked.exclude, *run.avoid])
     words += [f"exclude={','.join(excluded)}"] if excluded else []
     # Variables of the submitting shell are not exported: they may not fit the nodes, and must not affect the measurement.
     words += ["open-mode=append", "export=NONE", *started.sbatch]

@@ -15,7 +15,8 @@ from shardlab.remote import Address, ssh_command
 
 ANSWER_S = 10.0
 COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # the limit (GrpTRESMins) and the use (GrpTRESRaw) are in minutes
-ACCOUNT = re.compile(r"[A-Za-z0-9_.@+-]{1,128}")  # the text comes from the site and is printed
+# names with other characters are not printed, because the text comes from another machine
+ACCOUNT = re.compile(r"[A-Za-z0-9_.@+-]{1,128}")
 # The names of resources in sshare's output, and what an hour of each is called. `billing` is Slurm's unit for charges.
 HOURS = {"gres/gpu": "GPU hours", "billing": "billing hours", "node": "node hours", "cpu": "processor hours"}
 GPU_OF_A_TYPE = re.compile(r"gres/gpu:([A-Za-z0-9_.-]{1,64})")
@@ -39,7 +40,7 @@ class Share(msgspec.Struct, frozen=True):
 def of(account: str | None) -> list[Share]:
     """For each resource that is limited, the share with the fewest hours left; empty if sshare does not answer.
 
-    account: None: all accounts of the user.
+    account: the name of a Slurm account; None: all accounts of the user.
     """
     if shutil.which("sshare") is None:
         return []

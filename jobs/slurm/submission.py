@@ -31,7 +31,8 @@ MESSAGES = 3  # number of Slurm's message timeouts during which a late answer ma
 NAMED = 20  # the most runs that a line names, because a terminal may cut longer lines
 Kind = Literal["one", "array", "pack"]
 _ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?$")
-# After these words, sbatch itself retries for two minutes. It is ended instead, because Slurm may accept a smaller array now.
+# After sbatch has printed these words, it retries for two minutes. shardlab ends sbatch instead, because Slurm may accept a
+# smaller array now.
 _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
 # The words of sbatch if Slurm rejects a job because of a limit, so that it may accept the job later, or a smaller job: limits
 # on submitted jobs (Assoc... and QOS..., Max and Grp), MaxJobCount, MaxArraySize, max_array_tasks, and the limit on requests.

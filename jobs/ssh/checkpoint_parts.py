@@ -83,7 +83,7 @@ def gather(folder: RunDir, run: Run, must_stop: MustStop) -> StoredCheckpoint | 
 
 def _complete(folder: RunDir, run: Run, saved: StoredCheckpoint, must_stop: MustStop) -> str:
     """Bring the missing files of a checkpoint from the nodes that wrote it. Returns '' if the checkpoint is usable afterwards,
-    otherwise a clause that says why it is not.
+    otherwise a clause that says why the checkpoint is not usable.
 
     Raises ShardlabError if a node that may have the missing files does not answer.
     """
@@ -139,8 +139,8 @@ def _place_files(saved: StoredCheckpoint, arrived: Path, faulty: Sequence[Checkp
 
 
 def _place_records(old: RunDir, arrived: Path) -> None:
-    """Replace each file of step records on this machine by the file that arrived (in the folder `arrived`), if the arrived file
-    continues it."""
+    """Replace each file of step records on this machine by the file of the same name in the folder `arrived`, if the arrived
+    file begins with the same records."""
     for name in files.names(arrived):
         here = old.path / "steps" / name
         if not re.fullmatch(part_files.STEPS, name) or not _is_regular(arrived / name):

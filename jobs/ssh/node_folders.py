@@ -80,7 +80,8 @@ def _send(
     old = f"runs/{saved.run.run_id}"
     node_transfer.send(node, workspace, [*names, f"{old}/{saved.path.relative_to(saved.run.path)}"], must_stop)
     events = [name for name in files.names(saved.run.path) if name.startswith("events.")]
-    # Files that the node wrote itself are not replaced by copies, but its step records are continued if they end earlier.
+    # Files that the node has already are kept, because the node wrote them itself. Only its files of step records are
+    # continued, if they end earlier than the files on this machine.
     node_transfer.send(node, workspace, [f"{old}/{name}" for name in ("run.json", *events)], must_stop, "--ignore-existing")
     if (saved.run.path / "steps").exists():
         node_transfer.send(node, workspace, [f"{old}/steps"], must_stop, "--append-verify")

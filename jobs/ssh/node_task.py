@@ -72,13 +72,15 @@ def main() -> int:
         signal.alarm(START_S)  # SIGALRM ends this process if no rendezvous arrives in time
         rendezvous = sys.stdin.buffer.readline().decode().strip()
         signal.alarm(0)
-        if not rendezvous:  # another node is not ready
+        if not rendezvous:  # the supervisor sends no rendezvous, because another node is not ready
             return 1
         os.chdir(request.folder)
         task = _start(request, rendezvous)
-        records = RecordSender(Path(request.folder)) if _is_apart(request) else None  # a thread, so only after the fork
+        # starts a thread, so it must come after the fork of the task
+        records = RecordSender(Path(request.folder)) if _is_apart(request) else None
         code = _supervised(task)
-        # Ends the processes that jobs.step_task marked with this text, if it was itself ended before it could end its ranks.
+        # Ends the processes that jobs.step_task marked with this text, in case jobs.step_task was killed before it could end
+        # its ranks.
         node_processes.end_strays(f"{request.folder}#{request.number}.0")
         if records is not None:
             records.finish()
@@ -185,7 +187,7 @@ def _say(words: str) -> None:
     """Write a line to standard output. Python's buffer is not used: a thread that cannot write would hold the lock of the
     buffer when this process ends."""
     line = memoryview(f"{SAYS} {words}\n".encode())
-    with _SAYING, contextlib.suppress(OSError):  # the connection is lost: nobody reads it
+    with _SAYING, contextlib.suppress(OSError):  # the connection is lost, so nobody reads the line
         while line:
             line = line[os.write(sys.stdout.fileno(), line) :]
 

@@ -93,7 +93,8 @@ class RecordCopies:
     """Writes the records that the nodes of one run send into the run's folder on the first node."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: the run's folder. It must have no records yet, except those that this machine writes as a node of the run."""
+        """folder: the run's folder. It must have no records yet, except the records that this machine writes as a node of the
+        run."""
         self._folder = folder
         self._owners: dict[str, str] = {}  # for each file by its name: the node that writes the file
 
@@ -137,7 +138,7 @@ def _append(node: str, path: Path, content: bytes, begin: int) -> None:
                 raise ShardlabError(f"{node}: sent byte {begin} of {path.name}, of which this node has {size} bytes.")
             handle.seek(begin)
             handle.write(content)
-            handle.truncate()  # a file that was replaced on the node may be shorter
+            handle.truncate()  # if the node replaced its file, the new file may be shorter than the copy here
 
 
 def _remove(path: Path) -> None:

@@ -41,8 +41,8 @@ LOST = "node_lost"  # the event that names the node that the run lost
 END_S = 2 * node_processes.GRACE_S  # seconds that the supervisor gives this process to end; the nodes get a little less
 SILENT_S = 60.0  # seconds in which a node must report its end after another node failed; ssh notices lost nodes earlier
 EXIT_CODE = re.compile(r"[0-9]{1,3}")
-NO_LOGIN = "Permission denied"  # OpenSSH's words
-# Variables that describe the login on this node, so they are not sent to other nodes. All other variables are sent, as in
+NO_LOGIN = "Permission denied"  # OpenSSH's words if a node does not accept the login
+# Variables that are not sent to other nodes, because they describe the login on this node. All other variables are sent, as in
 # Slurm.
 OWN = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "CUDA_VISIBLE_DEVICES", NODES, RENDEZVOUS)
 OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "SUDO_")
@@ -189,7 +189,7 @@ class Step:
             for session in self._sessions:
                 session.send(self._sessions[0].ready.encode())
             self._until_ended()
-            if failed := self._failed():  # the cause may be that another node was lost, which ssh notices later
+            if failed := self._failed():  # a task may have failed because another node was lost, which ssh notices later
                 self._end(SILENT_S, may_be_lost=True)
                 return failed
             return 128 + signal.SIGTERM if self._told else 0
