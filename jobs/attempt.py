@@ -70,8 +70,8 @@ class Attempt:
         self.sampler: node_processes.Sampler | None = None  # set while ranks run on this machine
         self.tracker: node_processes.Tracker | None = None
         self.told = False  # whether SIGTERM told this process to end
-        # This start ignores requests to cancel that are older than `begun`. A new try of a search ignores none: nothing else
-        # started it before.
+        # This start ignores requests to cancel that are older than `begun`. A new try of a search ignores no request, because
+        # nothing started the try before.
         self.begun = 0.0 if next_try.is_claimed(folder) else time.time()
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
         self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
@@ -123,7 +123,7 @@ class Attempt:
         return after
 
     def _requeue(self, after: str | None) -> None:
-        """Ask Slurm to start the run again, unless somebody told it to end meanwhile. after: what `_end` returned."""
+        """Ask Slurm to start the run again, unless somebody told it to end meanwhile. after: the state that `_end` returned."""
         if after is None or self.run.scheduler != "slurm":
             return
         self._wait_for_slurm()
@@ -308,7 +308,7 @@ class Attempt:
                 if (reason := self._reason_to_end(deadline, progress)) is not None:
                     self.why = self._why(
                         reason, progress
-                    )  # set before the ranks are ended: while they end, they may write more
+                    )  # computed before the ranks are ended, because ending ranks may still write records
                     grace_s = step.END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
                     code = node_processes.end(ranks, signal.SIGTERM, grace_s)
                     break

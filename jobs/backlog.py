@@ -58,7 +58,8 @@ class Backlog:
 
         runs: the status of all runs of this command.
         """
-        planned = {run.id for run in runs if run.state == "planned"}  # another command may have sent or cancelled the rest
+        # another command may have submitted or cancelled the other runs
+        planned = {run.id for run in runs if run.state == "planned"}
         self.folders = [folder for folder in self.folders if folder.run_id in planned]
         ended = sum(run.state in FINAL for run in runs)
         self._room += ended - (ended if self._ended is None else self._ended)

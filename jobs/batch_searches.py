@@ -35,8 +35,8 @@ def plan(
     """Plan a search for each cell of a matrix. If the matrix asks for no search, returns the cells unchanged and no searches.
 
     cells: all cells of the matrix, or their tiny twins. where: the cluster. runs_as: the name under which the workspace keeps
-    the matrix. A search that was submitted before keeps its start, so that its path stays the same. Raises InputError if a
-    search has no upper bound.
+    the matrix. A search that was submitted before keeps the size of its first try, so that its tries stay the same. Raises
+    InputError if a search has no upper bound.
     """
     if asked.file.search is None:
         return PlannedSearches(list(cells), {})
@@ -81,7 +81,7 @@ def _before(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
 
 
 def _search(asked: Matrix, cell: Cell, predicted: Prediction, own: OwnPlugins) -> BatchSearch:
-    """Plan the search for one cell, without regard to searches that were submitted before. Raises InputError."""
+    """Plan the search for one cell, as if no search had been submitted before. Raises InputError."""
     request = asked.file.search
     assert request is not None
     unit = cell.gradient_accumulation_steps

@@ -89,7 +89,8 @@ def lost(folder: RunDir) -> bool:
 
 def move_earlier_records(folder: RunDir) -> None:
     """Move the records of an earlier start of the run into the folder before-restart-N of the run's folder. If the earlier
-    start left a checkpoint, nothing is moved: this start resumes from it and continues the records. Raises WorkspaceError."""
+    start left a checkpoint, nothing is moved: this start resumes from the checkpoint and continues the records. Raises
+    WorkspaceError."""
     if checkpoint.whole(folder.path):
         return
     aside = folder.path / f"before-{_start(restarts())}"
@@ -134,8 +135,8 @@ def _note_start(folder: RunDir) -> bool:
 def _own_ends(events: Sequence[Event], ended: Event) -> set[str]:
     """The states in which a run ended for a reason of its own. ended: the event of its end.
 
-    The state `failed` is among them only in a packed allocation, where another run of the job may have caused the restart.
-    Otherwise a node that is about to fail may have ended the run, and Slurm restarts the job for this reason.
+    The state `failed` is included only for a run of a packed allocation, because another run of the job may have caused the
+    restart. If the job has only this run, a failing node may have ended the run, and Slurm restarts the job for this reason.
     """
     of_its_own = is_packed(events) and ended.data.get("reason") != "told"
     return {"oom", "timeout", "hung", *(["failed"] if of_its_own else [])}

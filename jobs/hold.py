@@ -42,10 +42,10 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
 
 
 def accepting(run: Run, packages: str, versions: dict[str, str]) -> Run:
-    """The changed run.json of a held run for its release: with the packages that are installed now, and still with the copy of
+    """The run.json with which a held run is released. It names the packages that are installed now, but still the copy of
     shardlab's source with which the run was submitted.
 
-    packages: the digest of the installed packages. versions: their versions by name.
+    packages: the digest of the installed packages. versions: the versions of the packages, by name.
     """
     own = {name: version for name, version in run.versions.items() if name == "shardlab"}
     return msgspec.structs.replace(run, packages=packages, versions=versions | own)

@@ -23,13 +23,14 @@ class Launcher(msgspec.Struct, frozen=True):
 
     name, summary: the name, and a description of one line; `jobs launchers` prints both.
     rehearsal: whether runs with this launcher only test that everything works, so that their times are not results.
-    several_nodes: whether it can start ranks on more than one node.
+    several_nodes: whether the launcher can start ranks on more than one node.
     command: builds the argv that starts all ranks of a run on this node, from the run and the path of the Python interpreter.
         The command is executed in the run's folder.
-    task: builds the argv of one task of a job step, from the same arguments. Its words may contain variables such as
+    task: builds the argv of one task of a job step, from the same arguments. The words of the argv may contain variables such
+    as
         $SHARDLAB_ADDRESS, which jobs.step_task replaces on the node.
-    per_rank: whether a job step has one task for each rank; otherwise it has one task for each node.
-    on_gpus: whether its ranks may compute on GPUs; if not, a run with this launcher needs no GPUs.
+    per_rank: whether a job step has one task for each rank; otherwise a job step has one task for each node.
+    on_gpus: whether the ranks may compute on GPUs; if not, a run with this launcher needs no GPUs.
     prepare: writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables
         for the environment of all ranks.
     sbatch: additional options for the run's sbatch script, in long form without the dashes.

@@ -1,4 +1,4 @@
-"""Reports which runs will end before the lease of their nodes, and holds back the runs that will not.
+"""Reports which runs will end before the lease of their nodes, and holds back the runs that would end later.
 
 `jobs plan`, `jobs submit` and `jobs status` print the report.
 """

@@ -1,6 +1,6 @@
 """Estimates when runs that wait for the same nodes will end, to find out which of them end before the lease of the nodes.
 
-The estimate is simple, and is too late rather than too early:
+The estimate uses simple rules. If it is wrong, the run usually ends earlier than estimated:
 
 - A run takes whole nodes.
 - A run starts when enough nodes are free and all runs before it have started.

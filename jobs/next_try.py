@@ -126,7 +126,7 @@ def _become(folder: RunDir, claimed: str | None) -> None:
 
     os.environ[TRY] = claimed or folder.run_id
     before, _, paths = os.environ.get("PYTHONPATH", "").partition(":")
-    if before and before == os.environ.get("SHARDLAB_SOURCE"):  # the script adds this folder again
+    if before and before == os.environ.get("SHARDLAB_SOURCE"):  # the script adds this folder to PYTHONPATH again
         os.environ["PYTHONPATH"] = paths
     folder.log.mkdir(exist_ok=True)
     with (folder.log / "script.log").open("ab") as log:

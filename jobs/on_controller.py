@@ -19,7 +19,7 @@ from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.workspace import Workspace
 
 SENDS = ("submit", "render", "trace")  # verbs that make runs: the cluster file is uploaded before they run on the controller
-WITHOUT_MATRIX = ("trace",)  # the verbs of SENDS that have no matrix; for the others, the matrix file is uploaded too
+WITHOUT_MATRIX = ("trace",)  # the verbs of SENDS that have no matrix; for the other verbs, the matrix file is uploaded too
 CHANGES = ("cancel", "retry")
 READS = ("status", "logs")
 # Verbs that report which runs end before the lease. The inventory is uploaded for them: the lease may have been extended since

@@ -26,7 +26,7 @@ from shardlab.own_workload import Description
 from shardlab.plugin_source import PluginSource
 from shardlab.workspace import Workspace
 
-ANSWER_S = 600  # importing torch from a cold network disk takes minutes
+ANSWER_S = 600  # the most seconds for an answer; importing torch from a cold network disk takes minutes
 MOST_SAID = 1 << 16  # the most bytes that are read from the end of a process's output
 
 D = TypeVar("D", Description, StrategyDescription)
@@ -116,7 +116,7 @@ def _run(argv: Sequence[str], folder: str, said: Path) -> int | None:
 
 
 def last_line(path: Path) -> str:
-    """The last line of what a process wrote to a file; empty if it wrote nothing."""
+    """The last line that a process wrote to a file; empty if the process wrote nothing."""
     with path.open("rb") as handle:
         handle.seek(max(0, path.stat().st_size - MOST_SAID))
         lines = handle.read().decode("utf-8", "replace").strip().splitlines()

@@ -98,11 +98,11 @@ def write(store: Path, run: Run, folder: Path) -> None:
 def _carried(
     workspace: Workspace, run: Run, known: OwnWorkload | OwnStrategy, code: str, *, trust: bool
 ) -> dict[str, PluginSource]:
-    """The code of a plug-in from the folder of a run, by its digest; empty if the frozen copy in this workspace is used
-    instead.
+    """The code of a plug-in from the folder of a run, by the digest of the code. Empty if this workspace has a frozen copy,
+    which is then used instead.
 
-    known: the plug-in. code: the digest of its code. trust: whether the user allows code from the run's folder. Raises
-    InputError.
+    known: the plug-in. code: the digest of the plug-in's code. trust: whether the user allows code from the run's folder.
+    Raises InputError.
     """
     kind, folder = ("workload", own_workload.FOLDER) if isinstance(known, OwnWorkload) else ("strategy", own_strategy.FOLDER)
     frozen = own_copies.copy(own_copies.store(workspace) / code, known.file, code)

@@ -34,11 +34,12 @@ from shardlab.rundir import RunDir
 from shardlab.trace_part import TracePart
 from shardlab.workspace import Workspace
 
-CLUSTER = "cluster.json"  # in the folder of a run whose supervisor may render another run: the cluster of both runs
+# the file with the cluster, in the folder of each run whose supervisor may render another run for the same cluster
+CLUSTER = "cluster.json"
 
 
 class RenderContext(msgspec.Struct, frozen=True):
-    """The values that all runs have in common that are rendered together.
+    """The values that are the same for all runs that are rendered together.
 
     matrix: the name of the matrix.
     where: the cluster.
@@ -50,7 +51,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     own_code: the folder of the frozen copies of plug-ins.
     own: the plug-ins of the workspace.
     predicted: the planner's prediction for a run, by the name of its cell.
-    retry: the key `retry` of the matrix; of an earlier attempt, as in its `Run`.
+    retry: the key `retry` of the matrix; for a new attempt, `retry` of the earlier attempt.
     searches: the searches to which runs may belong, by the text that `batch_search.family` gives for all cells of a search.
     """
 

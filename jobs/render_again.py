@@ -16,8 +16,8 @@ from shardlab.workspace import Workspace
 def context(folder: RunDir, run: Run) -> RenderContext:
     """The values with which `run` is rendered, except predictions.
 
-    folder: of the earlier run, which contains the cluster. run: the run that will be rendered. Raises InputError or
-    WorkspaceError if the cluster cannot be read.
+    folder: the folder of the earlier run, which contains the file of the cluster. run: the run that will be rendered. Raises
+    InputError or WorkspaceError if the cluster cannot be read.
     """
     workspace = Workspace(folder.path.parent.parent)
     return RenderContext(

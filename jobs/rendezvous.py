@@ -1,4 +1,5 @@
-"""The rendezvous of the ranks of a run: chooses its address, and finds the network interface through which a node reaches it.
+"""The rendezvous of the ranks of a run: chooses its address, and finds the network interface through which a node reaches the
+address.
 
 If a run has several nodes, neither the address nor the interface is a loopback.
 """
@@ -43,7 +44,8 @@ def call_together(nnodes: int) -> dict[str, str]:
     the nodes, because ranks in a container cannot ask Slurm. The port is free at this moment; if another program takes the port
     before the ranks start, the run fails with this reason. Raises NoMeeting.
     """
-    names = _nodes_of_job()  # with `salloc`, this process may run on the login node, so only this list tells the first node
+    # with `salloc`, this process may run on the login node, so only this list tells which node is the first node of the job
+    names = _nodes_of_job()
     node = os.environ.get("SLURMD_NODENAME") or next(iter(names), socket.gethostname())
     address = "127.0.0.1" if nnodes == 1 else _address(node)
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
@@ -53,7 +55,8 @@ def call_together(nnodes: int) -> dict[str, str]:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-            port = secrets.choice(PORTS)  # the address belongs to another node: this process runs where `salloc` was called
+            # the address belongs to another node, because this process runs on the machine where `salloc` was called
+            port = secrets.choice(PORTS)
     host = f"[{address}]" if ":" in address else address
     name = f"{os.environ.get('SLURM_JOB_ID', 'local')}-{os.environ.get('SLURM_RESTART_COUNT', '0')}-{port}"
     return {RENDEZVOUS: f"{host}:{port}", MEETING: name, NODES: ",".join(names)}

@@ -33,8 +33,9 @@ class RestartedTooOften(ShardlabError):
 
 
 def spent(run: Run, events: Sequence[Event]) -> list[str]:
-    """The states after which the run was started again by itself, in order: those of earlier attempts, then those of earlier
-    starts in the same job. Restarts of Slurm's own accord are left out, because Slurm does not tell their reason."""
+    """The states after which the run was started again by itself, in order: first the states of earlier attempts, then the
+    states of earlier starts in the same job. Restarts of Slurm's own accord are left out, because Slurm does not tell their
+    reason."""
     return [*run.retried, *(str(event.data["after"]) for event in events if event.event == REQUEUED and "after" in event.data)]
 
 
@@ -67,7 +68,7 @@ def is_left(folder: RunDir, run: Run, state: str) -> bool:
 
 
 def after(folder: RunDir, run: Run, end: Mapping[str, Any], saved: int) -> str | None:
-    """The state in which a run ends if the run must be started again after it; otherwise None.
+    """The state in which this start of the run ends, if the run must be started again after this state; otherwise None.
 
     end: the data of the event `exited`, which is not recorded yet. saved: the step of the newest checkpoint when this start of
     the run began. After a time limit without a newer checkpoint, another start would only repeat the same steps.
@@ -101,7 +102,7 @@ def named_lost_nodes(folder: RunDir) -> list[str]:
 
 
 def in_words(run: Run, events: Sequence[Event]) -> str:
-    """Which retry the present start of the run is, such as `attempt 2 after failed (retry 1 of 1)`; '' if it is none."""
+    """Which retry the present start of the run is, such as `attempt 2 after failed (retry 1 of 1)`; '' if it is no retry."""
     states = spent(run, events)
     if not states:
         return ""
@@ -113,9 +114,9 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
     """Put the next attempt at a run into the queue of its scheduler. Only one process can make this attempt.
 
     folder, run: of the attempt that ends in `state`. Returns '', or why the attempt was not made; the next `jobs submit` then
-    makes it.
+    makes the attempt.
     """
-    # Not at the top of the file: the supervisor imports this module, and rarely needs what these import.
+    # These imports are not at the top of the file, because the supervisor imports this module and rarely needs them.
     from jobs import render, render_again
 
     following = msgspec.structs.replace(
@@ -144,15 +145,16 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
 def requeue(folder: RunDir, run: Run, state: str) -> str:
     """Ask Slurm to start the job of this process again. state: the state in which the run ended.
 
-    Returns '', or Slurm's words if it does not start the job again. In a packed allocation, this process waits until Slurm
-    ends it: if it returned, the allocation would start its next run.
+    Returns '', or Slurm's words if Slurm does not start the job again. In a packed allocation, this process waits until Slurm
+    ends it: if this process returned, the allocation would start its next run.
     """
     job, events = claim.job(), folder.events()
     used = spent(run, events).count(state) + 1
     why = f"retry {used} of {run.retries_after(state)} after {state}"
     folder.write_event("attempt", REQUEUED, after=state, why=why)
-    # Slurm requeues only jobs with Requeue=1. A job without it belongs to a run that Slurm must not restart of its own accord;
-    # if Slurm does so now, the next start finds that this was not allowed.
+    # Slurm requeues only jobs with Requeue=1. A job with Requeue=0 belongs to a run that Slurm must not restart of its own
+    # accord. If Slurm restarts the run of its own accord after this command, the next start of the run finds that the restart
+    # was not allowed.
     call(["scontrol", "update", f"JobId={job}", "Requeue=1"])
     if is_packed := claim.is_packed(events):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm may end this process before the next command returns

@@ -165,7 +165,8 @@ class RunQueue:
                     record = Runner(schema=1, pid=me.pid, created=me.create_time(), boot_id=host.boot_id())
                     files.write_json(self._own / "runner.json", record)
                     start_runs()
-            except AnotherRunner:  # the other runner checks for waiting runs once more after it has released the lock
+            # another process is the runner; it checks for waiting runs once more after it has released the lock
+            except AnotherRunner:
                 break
         return 0
 
@@ -304,8 +305,8 @@ def is_running(folder: RunDir) -> bool:
 
 
 def run_as_runner(work: Callable[[Workspace], int]) -> None:
-    """The main program of a runner, whose only argument is the workspace. Ends this process. work: the work of the
-    scheduler."""
+    """The main program of a runner, whose only argument is the workspace. Ends this process. work: the function `work` of the
+    scheduler, which starts the waiting runs and returns the exit code."""
     try:
         sys.exit(work(Workspace(Path(sys.argv[1]))))
     except (WorkspaceError, FileNotFoundError) as error:
@@ -325,7 +326,8 @@ def _cancel(folder: RunDir, verdict: JudgedState) -> None:
     started = _started(folder)
     if verdict.state in FINAL:
         if started is not None and started.data.get("search") is True:
-            folder.write_event("controller", "cancel_requested")  # the process of the search reads this before the next try
+            # the process of the search reads this event before the next try
+            folder.write_event("controller", "cancel_requested")
         return
     # A supervisor that has claimed the run but not yet written an event sees this request when it begins to watch the run.
     folder.write_event("controller", "cancel_requested")
@@ -345,8 +347,8 @@ def _started(folder: RunDir) -> Event | None:
 
 
 def _claimed(folder: RunDir) -> Event | None:
-    """The event `submitted` of a try that was created by the process of its search; the event names this process. None for any
-    other run."""
+    """The event `submitted` of a try that the process of its search created, with the data that identify this process. None for
+    any other run."""
     return next((event for event in folder.events() if event.event == "submitted" and event.data.keys() >= PROCESS), None)
 
 

@@ -17,7 +17,8 @@ RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY = (
     "run", "state", "scheduler", "step", "units/s", "to go", "started", "ended", "took", "why",
 )  # fmt: skip
 COLUMNS = (RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY)
-# The columns that a narrow terminal does not show, in the order in which they are dropped: while runs continue, and at the end.
+# The columns that a narrow terminal does not show, in the order in which they are dropped: first the order if a run is running,
+# then the order if no run is running.
 WHILE_RUNNING = (SCHEDULER, ENDED, RATE, STARTED, TO_GO, STEP, TOOK)
 WHEN_ENDED = (SCHEDULER, RATE, TO_GO, STEP, ENDED, STARTED, TOOK)
 GAP = 2  # spaces between two columns
@@ -92,7 +93,7 @@ def _moment(moment: datetime, beside: datetime) -> str:
 
 def _fitting(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int) -> list[str]:
     """The names of the columns that are shown: columns with text, as many as fit into one line. Only the column `why` may be
-    folded into several lines; if even then it has no room, it is left out."""
+    folded into several lines; if there is no room for the folded column, the column is left out."""
     wide = {name: max([cell_len(name), *(cell_len(row[name]) for row in rows)]) for name in COLUMNS}
     shown = [name for name in COLUMNS if name in (RUN, STATE) or any(row[name] for row in rows)]
     for dropped in ("", *(WHILE_RUNNING if any(run.state == "running" for run in runs) else WHEN_ENDED)):

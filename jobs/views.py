@@ -174,7 +174,8 @@ def scripts(out: Output, decided: Sequence[RunDecision], workspace: Workspace, s
 
 
 def lease_lines(out: Output, lease: LeaseReport | None) -> None:
-    """Print when the lease of the nodes ends, and which runs would not end before. Without a lease, nothing is printed."""
+    """Print when the lease of the nodes ends, and which runs would not end before this time. Without a lease, nothing is
+    printed."""
     if lease is not None:
         for sentence in lease.sentences(datetime.now(UTC)):
             out.line(sentence)
