@@ -33,7 +33,8 @@ SMALL = 20_000  # bytes
 
 
 class Spent(NamedTuple):
-    """What a function took. seconds: wall-clock time. cpu_s: processor time of the processes that it started, in seconds."""
+    """The time that a function took. seconds: wall-clock time. cpu_s: processor time of the processes that it started, in
+    seconds."""
 
     seconds: float
     cpu_s: float

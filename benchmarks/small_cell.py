@@ -11,7 +11,8 @@ from trainers import menu
 
 
 def cell(workload: str, n_embd: int, **keys: Any) -> Cell:
-    """A cell with the strategy `single`. n_embd: the width of gpt2-tiny, ignored for other workloads. keys: other keys."""
+    """A cell with the strategy `single`. n_embd: the width of gpt2-tiny, ignored for other workloads. keys: the values of
+    further keys of the cell."""
     options = {option.name: option.default for option in menu.workload(workload).options}
     if workload == "gpt2-tiny":
         options["n_embd"] = n_embd

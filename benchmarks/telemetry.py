@@ -91,7 +91,8 @@ def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float
     first = msgspec.json.Encoder().encode_lines(
         [_sample(names[0], uuids[names[0]], tick / hz, chance) for tick in range(int(seconds * hz) + 3)]
     )
-    for name in names:  # to make different numbers for each node would take minutes
+    # all nodes get the samples of the first node, because making other numbers for each node would take minutes
+    for name in names:
         files.write_json(folder.environment(name), msgspec.structs.replace(machine, host=name), sync=False)
         folder.samples_file(name).write_bytes(first.replace(names[0].encode(), name.encode()))
     return folder

@@ -111,7 +111,8 @@ class Attempt:
         return {"timeout": OUT_OF_TIME, "hung": OUT_OF_TIME, "cancelled": TOLD}.get(reason or "", code)
 
     def _end(self, **end: Any) -> str | None:
-        """Record the end of the run. Returns the state after which the run is started again; None if it is not.
+        """Record the end of the run. Returns the state after which the run is started again; None if the run is not started
+        again.
 
         end: the data of the event. Without Slurm, the next attempt is in the queue before the end is recorded (jobs.retries).
         """
@@ -123,7 +124,7 @@ class Attempt:
         return after
 
     def _requeue(self, after: str | None) -> None:
-        """Ask Slurm to start the run again, unless somebody told it to end meanwhile. after: the state that `_end` returned."""
+        """Ask Slurm to start the run again, unless somebody has told the run to end. after: the state that `_end` returned."""
         if after is None or self.run.scheduler != "slurm":
             return
         self._wait_for_slurm()

@@ -15,7 +15,8 @@ COLUMNS = {  # keys that are not compared: they have their own column in a plan,
     "workload", "strategy", "launcher", "gpus", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps",
     "gpu_batch_size", "steps", "epochs", "warmup_steps", "dp", "workload_code", "strategy_code",
 }  # fmt: skip
-CLOCKS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}  # keys in seconds -> their names in matrix files
+# keys whose values are seconds -> the names of these keys in matrix files
+CLOCKS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}
 
 
 def of(cells: Sequence[Cell]) -> list[str]:

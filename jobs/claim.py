@@ -77,7 +77,7 @@ def is_of_job(folder: RunDir) -> bool:
 
 
 def times_again(folder: RunDir) -> int:
-    """How often a restarted job took the run again."""
+    """How often Slurm restarted the job of the run, and the job claimed the run again."""
     return sum(name.startswith(_start("")) for name in files.names(f"{folder.claim}"))
 
 
@@ -111,8 +111,8 @@ def _is_ours(folder: RunDir) -> bool:
 def _may_start_again(folder: RunDir) -> bool:
     """Whether this start of a requeued job may execute the run; if so, this start is recorded in the claim.
 
-    A job may contain several runs (--pack). Runs of the job that completed, or that a person cancelled, must not run again, and
-    neither must runs that ended for a reason of their own, unless their supervisor asked for this restart.
+    A job may contain several runs (--pack). Runs of the job that completed, or that a person cancelled, must not run again.
+    Runs that ended for a reason of their own must not run again either, unless their supervisor asked for this restart.
     """
     state, events = folder.judge().state, folder.events()
     if state in ("completed", "cancelled"):

@@ -20,7 +20,7 @@ from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import SAMPLER_ENDED, TRACKER_ENDED
 from shardlab.rundir import RunDir
 
-# The most starts of the sampler on a node. If the sampler has ended this often, the cause (such as a full disk) will not pass.
+# The most starts of the sampler on a node. If the sampler has ended this often, the cause (such as a full disk) is permanent.
 SAMPLER_STARTS = 4
 PLAYED = "SHARDLAB_PLAYED_NVML"  # environment variable: names a stand-in for NVML, which plays GPUs in rehearsals
 TRACKER_END_S = 30.0  # seconds that the tracker has after the end of a run, to compute and log the metrics of the run

@@ -52,7 +52,7 @@ def is_here(where: Cluster) -> bool:
     """Whether this machine starts the runs of the cluster.
 
     With Slurm, this machine starts the runs if Slurm's commands on this machine reach the cluster. Without Slurm, it starts
-    them if it is the first node of the cluster. If the cluster file lists this machine as a node, no machine is asked.
+    them if it is the first node of the cluster. If the cluster file lists this machine as a node, Slurm is not asked.
     """
     if where.slurm is None:
         return first_node.is_here(where)

@@ -48,7 +48,7 @@ def described(workspace: Workspace, source: PluginSource, kind: type[D], seq_len
     if found.fault:
         raise InputError(found.fault)
     files.make_folder(kept.parent)
-    for earlier in kept.parent.glob(f"{head}-{'?' * 16}.json"):  # answers for earlier versions of the file
+    for earlier in kept.parent.glob(f"{head}-{'?' * 16}.json"):  # remove answers for earlier versions of the file
         earlier.unlink(missing_ok=True)
     files.write_json(kept, found, sync=False)
     return found

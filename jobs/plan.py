@@ -156,7 +156,7 @@ def own_of(workspace: Workspace, asked: Matrix, *, trust: bool) -> OwnPlugins:
 
 def capacity(where: Cluster, *, in_allocation: bool = False) -> Capacity:
     """The machines that the cluster can give to a run. in_allocation: whether runs start in the Slurm allocation of this
-    process. Raises InputError if they should, and the cluster has no Slurm."""
+    process. Raises InputError if `in_allocation` is set for a cluster without Slurm."""
     if in_allocation:
         if where.slurm is None:
             raise InputError(f"--in-allocation: the cluster {where.name} has no `slurm`. Allowed: a cluster file with `slurm`.")

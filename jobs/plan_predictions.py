@@ -66,8 +66,8 @@ def measured(workspace: Workspace) -> Iterator[MeasuredRatio]:
 
 
 def _ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
-    """The ratios of measured to predicted values of one run; None if the run did not complete, is a rehearsal, or has no
-    prediction for a GPU that was made before its submission."""
+    """The ratios of measured to predicted values of one run; None if the run did not complete, if it is a rehearsal, or if no
+    prediction for its GPU was made before the run was submitted."""
     predicted = prediction.read(folder.path)
     if predicted is None or predicted.gpu is None or (result := folder.read_result()) is None:
         return None

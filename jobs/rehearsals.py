@@ -39,7 +39,8 @@ class Rehearsals:
     ) -> None:
         self._workspace, self._own, self._out, self._make, self._full_depth = workspace, own, out, make, full_depth
         self.folder = workspace.own / "rehearsals"
-        self._failed: dict[str, NotRehearsed] = {}  # failures by key; not stored, because a later command may succeed
+        # failures, by the key of the answer; not stored, because a later command may succeed
+        self._failed: dict[str, NotRehearsed] = {}
 
     def of(self, cells: Sequence[Cell]) -> dict[str, Answer]:
         """The answer for each cell that has an answer, by the name of the cell. Missing answers are made if `make` is set."""

@@ -1,8 +1,8 @@
 """Decides whether a run is started again by itself after it has ended, within its budget (the key `retry` of a matrix).
 
 Slurm starts the job of the run again, when the supervisor of the run asks for it. For the other schedulers, the supervisor puts
-a new attempt into the queue before it records the end of the run. So if the supervisor is killed at any moment, there is one
-next attempt or none, and nobody sees an ended run whose next attempt is still to come.
+a new attempt into the queue before it records the end of the run. So if the supervisor is killed at any moment, there is at
+most one next attempt, and no run is seen as ended before its next attempt is in the queue.
 """
 
 from __future__ import annotations

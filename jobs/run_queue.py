@@ -286,7 +286,8 @@ def record_failure(folder: RunDir, why: str, code: int | None = None) -> None:
 
 def is_running(folder: RunDir) -> bool:
     """Whether the run has a supervisor on this machine that is still alive. If its supervisor on this machine is gone, the end
-    of the run is recorded. A run that is a try of a search counts as running as long as its process starts further tries."""
+    of the run is recorded. A run that is a try of a search counts as running as long as the process of the search starts
+    further tries."""
     if not folder.claim.exists():
         return False
     state, started = folder.judge().state, _started(folder) or _claimed(folder)

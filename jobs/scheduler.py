@@ -104,12 +104,14 @@ class Scheduler(Protocol):
         """Cancel runs that wait or run. Runs that have ended are not changed."""
 
     def cancel_jobs(self, jobs: Sequence[str]) -> str:
-        """Cancel jobs by the scheduler's numbers. Returns '', or the scheduler's words if it did not cancel them."""
+        """Cancel jobs by the scheduler's numbers. Returns '', or the scheduler's words if the scheduler did not cancel the
+        jobs."""
 
     def hold(self, jobs: Sequence[str]) -> str:
         """Hold pending jobs, so that they do not start, and requeue the job of this process as a held job.
 
-        In Slurm, the requeue ends this process. Returns '', or the scheduler's words if it did not requeue the job."""
+        In Slurm, the requeue ends this process. Returns '', or the scheduler's words if the scheduler did not requeue the
+        job."""
 
     def release(self, jobs: Sequence[str]) -> None:
         """Let held jobs start. Raises ShardlabError."""

@@ -21,7 +21,7 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 def cancel(runs: Sequence[Status]) -> Cancelled:
-    """Cancel the job of each of these runs that has ended while its job is still queued (`Status.leftover`)."""
+    """For each of these runs that has ended: cancel the job of the run if the job is still queued (`Status.leftover`)."""
     sentences, all_gone = [], True
     for run in runs:
         if not run.leftover:

@@ -72,8 +72,8 @@ def _trace(invocation: Invocation) -> int:
 def of_folder(invocation: Invocation) -> TraceRuns:
     """The runs that analyse the folder of the command line. Raises InputError if there is nothing to analyse.
 
-    The name and the cells depend on the files, their sizes and their times, so the same command later submits only runs for new
-    or changed files.
+    The name and the cells depend on the files, their sizes and their times, so the same command, if it is given again later,
+    submits only runs for new or changed files.
     """
     folder, per_run = Path(invocation.arguments.folder).absolute(), invocation.arguments.per_run
     if not 1 <= per_run <= MOST_PER_RUN:

@@ -108,7 +108,8 @@ def _record(run_dir: RunDir, how: How) -> Record:
 
 
 def _resumed(done: RunDir, how: How) -> Record:
-    """Resume a run from its first checkpoint. The verdict is `holds` if the losses of the remaining steps are the same."""
+    """Resume a run from its first checkpoint. The verdict is `holds` if the losses of the remaining steps are those of the
+    original run."""
     frozen = done.read_run()
     run = msgspec.structs.replace(frozen, run_id=f"{frozen.run_id}-resumed", resume=[frozen.run_id])
     again = RunDir(done.path.with_name(run.run_id))

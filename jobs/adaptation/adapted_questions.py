@@ -1,7 +1,7 @@
 """Rewrites the questions of a matrix (claims and reported numbers) for its adapted cells.
 
-A question selects cells by their values, as in `throughput_per_s(strategy='ddp', gpus=8)`. After the adaptation, it has to
-select the cells that took their place. A question that cannot be asked any more is left out, with the reason.
+A question selects cells by their values, as in `throughput_per_s(strategy='ddp', gpus=8)`. After the adaptation, the question
+has to select the new cells in place of these cells. A question that cannot be asked any more is left out, with the reason.
 """
 
 from __future__ import annotations

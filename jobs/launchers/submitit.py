@@ -2,9 +2,10 @@
 
     python -m jobs.launchers.submitit RUN_DIR       start all ranks on this machine
 
-On Slurm, submitit's processes are the tasks of the run's job step. Without Slurm, this program starts them. They read a pickle
-file with the path of the run's folder. They also write pickle files with results, which shardlab does not use: the run's own
-records say how the run ended. Jobs are submitted in the same way as for every other launcher, not by submitit.
+On Slurm, submitit's processes are the tasks of the run's job step. Without Slurm, this program starts submitit's processes. The
+processes read a pickle file with the path of the run's folder. They also write pickle files with results, which shardlab does
+not use: the run's own records say how the run ended. Jobs are submitted in the same way as for every other launcher, not by
+submitit.
 """
 
 from __future__ import annotations

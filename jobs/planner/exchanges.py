@@ -1,8 +1,8 @@
 """Computes without torch what a rank exchanges in a step, by strategy. `Engine.theory` of the trainers uses the same theory.
 
-tests/test_planner_exchanges.py compares the results with numbers that were worked out by hand for each strategy. Sent bytes are
-those of the ring algorithm (Patarasuk and Yuan, 2009): over n ranks, each rank sends 2 (n-1)/n S bytes for an all-reduce of S
-bytes, (n-1)/n S for an all-gather with a result of S bytes or a reduce-scatter of S bytes, and S for a send.
+tests/test_planner_exchanges.py compares the results with numbers that were worked out by hand for each strategy. The sent bytes
+are the bytes that the ring algorithm sends (Patarasuk and Yuan, 2009): over n ranks, each rank sends 2 (n-1)/n S bytes for an
+all-reduce of S bytes, (n-1)/n S for an all-gather with a result of S bytes or a reduce-scatter of S bytes, and S for a send.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _zero(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
 
 
 def _mesh(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
-    """The exchanges of a strategy with tensor parallelism, a pipeline, or both, also combined with sharding; in a pipeline, the
-    exchanges of a rank in its middle. None if they are not known."""
+    """The exchanges of a strategy with tensor parallelism, with a pipeline, or with both, also combined with sharding. With a
+    pipeline, these are the exchanges of a rank in the middle of the pipeline. None if the exchanges are not known."""
     saved = facts.saved
     if saved is None:
         return None

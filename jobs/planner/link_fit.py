@@ -1,9 +1,10 @@
-"""Fits the alpha-beta model of a link to the all-reduces that `provision` measured over it.
+"""Fits the alpha-beta model of a link to the all-reduces that `provision` measured over this link.
 
 An all-reduce over n ranks in a ring or a tree takes a x alpha + b / B seconds, with the factors a and b of `collective_time`.
-The measurements of the smallest and the largest tensor give the latency alpha and the bandwidth B. The sizes between them only
-widen the range, because buffers of a network or a library make them faster or slower than the model. For the smallest tensor,
-only the fastest iteration is used: if a processor is busy for a moment, the delay is longer than the latency of any network.
+The measurements of the smallest and the largest tensor give the latency alpha and the bandwidth B. The measurements of the
+sizes in between only widen the range, because buffers of a network or a library make them faster or slower than the model. For
+the smallest tensor, only the fastest iteration is used: if a processor is busy for a moment, the delay is longer than the
+latency of any network.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jobs.planner.link import PlannedLink
 from shardlab.all_reduce import AllReduceTime, MeasuredAllReduce
 from shardlab.prediction import PredictedRange
 
-LEAST_SPREAD = 0.10  # the smallest relative distance of a range's ends from its middle, because a measurement is short
+LEAST_SPREAD = 0.10  # the smallest spread of a link, because a short measurement does not show how much the times vary
 ROUNDS = 8  # after this many changes between ring and tree, the last choice is used
 
 

@@ -37,7 +37,7 @@ NO_GPU = PlannedMachine(on_gpu=False)
 def of_cluster(cluster: Cluster, gpu_type: str | None, measured: Sequence[MeasuredAllReduce] = ()) -> PlannedMachine:
     """The machine for cells with this GPU type. measured: the all-reduces that `provision` measured on this cluster."""
     if cluster.provider == "virtual":
-        return NO_GPU  # GPUs of practice nodes exist only in Slurm
+        return NO_GPU  # practice nodes have GPUs only in the configuration of Slurm
     if cluster.provider == "local":
         return _here(cluster, measured)
     gpus = cluster.for_gpu_type(gpu_type).gpus

@@ -1,11 +1,12 @@
-"""Computes the peak memory of a step with a formula, by category, for the rank that needs most.
+"""Computes the peak memory of a step with a formula, by category, for the rank that needs most memory.
 
 Three moments can be the peak: the begin of backward, when all activations are saved; the end of backward, when all gradients
 exist; and the optimizer's step with its temporary copies. The sizes of tensors follow from the sizes of the model; they are
 ranges only where they depend on the order of operations. CUDA context, NCCL's buffers and fragmentation come from terms.yaml.
 
 With AdamW, the model states of plain data parallelism are 16 bytes per parameter (Rajbhandari et al., ZeRO, 2020, section 3.1):
-4 for fp32 weights, 4 for gradients and 8 for Adam's two states; bf16 and fp16 add 2 for the 16-bit copies that compute.
+4 for fp32 weights, 4 for gradients and 8 for Adam's two states; bf16 and fp16 add 2 for 16-bit copies of the weights, which are
+used for computing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optim
 # bytes; the loss casts 2**24 logits to fp32 at a time, and needs three such tensors (trainers/tasks)
 CROSS_ENTROPY_CHUNK = 3 * 2**24 * 4
 BESIDE = ("cuda_context", "nccl_buffers", "fragmentation")  # the categories of memory that are not tensors
-COMPILED = 0.6  # torch.compile may recompute pointwise operators instead of saving their inputs; assumed
+COMPILED = 0.6  # the smallest share of the activations that is saved with torch.compile, which may recompute operators; assumed
 
 
 class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,7 +83,7 @@ def of(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> St
 
 
 def beside_tensors(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRange]:
-    """The memory of a GPU that holds no tensors, in bytes, by category. tensors: the bytes of all tensors."""
+    """The bytes of GPU memory that are used for other things than tensors, by category. tensors: the bytes of all tensors."""
     communicators = sum(size > 1 for size in (cell.dp, cell.tp, cell.pp)) if cell.gpus > 1 and not cell.servers else 0
     share = terms()["fragmentation"]
     return {
@@ -128,8 +129,8 @@ def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShar
 
 
 def _outside(facts: ModelFacts, share: StageShare) -> int:
-    """The number of parameters outside of blocks on a rank. If the first and the last layer share a table, the first and the
-    last rank of a pipeline hold one copy each."""
+    """The number of parameters outside of blocks on a rank. If the first and the last layer share the table of embeddings, the
+    first and the last rank of a pipeline hold one copy each."""
     tied = facts.tied if share.first and share.last else 0
     return (facts.front if share.first else 0) + (facts.back if share.last else 0) - tied
 

@@ -46,8 +46,8 @@ class SavedBytes(msgspec.Struct, frozen=True):
 
 class ModelFacts(msgspec.Struct, frozen=True):
     """A model with the options of a cell. front, back: numbers of parameters before and behind the blocks. tied: number of
-    parameters that are in both and count once. items: what a batch size counts. flops_per_item: of forward and backward; None:
-    not known."""
+    parameters that are in both and count once. items: the name of the unit in which a batch size counts. flops_per_item: the
+    FLOPs of forward and backward for one item; None: not known."""
 
     parameters: int
     blocks: int

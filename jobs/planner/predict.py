@@ -143,7 +143,7 @@ def _traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, Source | 
 
 
 def _exchanges(cell: Cell) -> tuple[PredictedExchange, ...] | None:
-    """The theory of the cell's strategy for the prediction; None if it is not known."""
+    """The exchanges of the cell's strategy by formula, in the form of a prediction; None if they are not known."""
     found = exchanges.of(cell)
     return None if found is None else tuple(PredictedExchange(one.op, one.sent_bytes, one.calls, one.ranks) for one in found)
 
@@ -162,7 +162,8 @@ def _largest_micro_batch(
 def _of_own_strategy(
     cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, recorded_s: float | None, answer: Answer | None
 ) -> Prediction:
-    """The prediction for a strategy of the workspace. No formula describes it, so only a rehearsal knows its memory."""
+    """The prediction for a strategy of the workspace. No formula describes this strategy, so its memory is known only from a
+    rehearsal."""
     time_s = None if recorded_s is None else around(recorded_s)
     if not isinstance(answer, Rehearsed):
         refused = f"; not rehearsed: {answer.why}" if isinstance(answer, NotRehearsed) else ""

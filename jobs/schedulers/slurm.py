@@ -169,7 +169,7 @@ def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
 
 
 def cancel_jobs(jobs: Sequence[str]) -> str:
-    """Cancel jobs by their numbers. Returns '', or Slurm's words if it did not cancel them."""
+    """Cancel jobs by their numbers. Returns '', or Slurm's words if Slurm did not cancel the jobs."""
     answer = call(["scancel", *jobs])
     return "" if answer.code == 0 else answer.says
 
@@ -199,8 +199,8 @@ def release(jobs: Sequence[str]) -> None:
 
 
 def _unfinished(workspace: Workspace, sent: Submission) -> set[str]:
-    """The ids of the runs of a submission that have not ended, by their own records. A run whose records cannot be read counts
-    as not ended."""
+    """The ids of those runs of a submission that have not ended, according to their records. A run whose records cannot be read
+    counts as not ended."""
     return {run_id for run_id in sent.runs if not _has_ended(RunDir(workspace.runs / run_id))}
 
 

@@ -85,7 +85,7 @@ def _start_runs(workspace: Workspace, queue: RunQueue) -> None:
 def _start(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] | None:
     """Start the script of a run if enough nodes are free and answer.
 
-    Returns None if the run has to wait, or if it can never start, which is recorded as its failure.
+    Returns None if the run has to wait, or if it can never start; in the second case, a failure of the run is recorded.
     """
     run = folder.read_run()
     try:

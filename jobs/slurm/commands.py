@@ -46,7 +46,7 @@ class ControllerUnreachable(ShardlabError):
     """Raised if Slurm's controller does not answer.
 
     why: what Slurm's command printed. known: sentences that say what is certain at this moment, and which command finds out
-    the rest.
+    what is not certain yet.
     """
 
     def __init__(self, why: str, known: str) -> None:

@@ -20,7 +20,8 @@ from shardlab.run import Run
 
 TEST_S = 20.0  # sbatch itself waits about this long for a controller that does not answer
 NAMED = 5  # the most cells that a sentence names
-# Slurm's words for a request that it cannot start at this moment. Slurm may accept the same job later, or now as a pending job.
+# Slurm's words for a request that Slurm cannot start at this moment. Slurm may accept the same job later, or now as a pending
+# job.
 _FOR_NOW = re.compile(rf"{NO_ROOM.pattern}|nodes are busy|node not available|configuration not available now")
 # Slurm's words if no node has the requested resources, but also if such nodes exist and are down or drained. In the second
 # case, a job would wait for the nodes.

@@ -56,8 +56,8 @@ def of(masters: Sequence[str], since_s: float, at_work: Set[str] = frozenset()) 
     """The latest state of each of these jobs, and of each task of a job array.
 
     masters: numbers of jobs; an array has one number. since_s: no job was submitted before this time. at_work: ids of jobs that
-    may wait or run. The accounting lags behind for such jobs, so the controller (squeue) is asked first; if it knows all of
-    them, sacct is not called.
+    may wait or run. The accounting lags behind for such jobs, so the controller (squeue) is asked first; if the controller
+    knows all these jobs, sacct is not called.
     """
     if not masters:
         return JobsFound({}, "", complete=True)

@@ -34,8 +34,9 @@ _ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?$")
 # After sbatch has printed these words, it retries for two minutes. shardlab ends sbatch instead, because Slurm may accept a
 # smaller array now.
 _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
-# The words of sbatch if Slurm rejects a job because of a limit, so that it may accept the job later, or a smaller job: limits
-# on submitted jobs (Assoc... and QOS..., Max and Grp), MaxJobCount, MaxArraySize, max_array_tasks, and the limit on requests.
+# The words of sbatch if Slurm rejects a job because of a limit. Slurm may accept the job later, or accept a smaller job now.
+# The limits are limits on submitted jobs (Assoc... and QOS..., Max and Grp), MaxJobCount, MaxArraySize, max_array_tasks, and
+# the limit on requests.
 NO_ROOM = re.compile(
     rf"{_BUSY.pattern}|(?i:submit_?jobs?)|MaxJobCount|[Tt]emporarily unavailable|Unable to create job record|"
     r"Rate limit exceeded|Invalid job array specification"
@@ -67,8 +68,8 @@ class Refused(ShardlabError):
 
 
 class NoRoom(Refused):
-    """Raised if Slurm rejected the job because of a limit, so that it may accept the job later, or a smaller job. why: Slurm's
-    words."""
+    """Raised if Slurm rejected the job because of a limit. Slurm may accept the job later, or accept a smaller job now. why:
+    Slurm's words."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -182,7 +183,8 @@ def settle(workspace: Workspace, submission: Submission) -> str:
     there = [folder for folder in folders if folder.path.exists()]
     waiting = [folder for folder in there if _is_left_open(folder, submission.token, unreadable=True)]
     if any(claim.is_of_job(folder) for folder in there):
-        # The job has run and Slurm has forgotten the job. The records of the runs that it started say how these runs ended.
+        # The job has run and Slurm has forgotten the job. The records of the runs that the job started say how these runs
+        # ended.
         unstarted = [folder.run_id for folder in waiting if not folder.claim.exists()]
         for run in unstarted:
             why = f"Slurm no longer knows the job {submission.token}, which had not started this run"

@@ -26,8 +26,8 @@ STAGING = ".resume"  # a hidden folder in the folder of the new run, for files t
 class StoredCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint from which a run may resume.
 
-    run: the old run that wrote it. needs_records: whether the new run continues the step records of the old run, as a new
-    attempt at the same cell does.
+    run: the old run that wrote the checkpoint. needs_records: whether the new run continues the step records of the old run, as
+    a new attempt at the same cell does.
     """
 
     run: RunDir
