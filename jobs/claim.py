@@ -143,7 +143,7 @@ def _own_ends(events: Sequence[Event], ended: Event) -> set[str]:
 
 
 def is_packed(events: Sequence[Event]) -> bool:
-    """Whether the run shares its job with other runs, one after another (--pack). events: of the run."""
+    """Whether the run shares its job with other runs, one after another (--pack). events: the events of the run."""
     sent = last_sending(events)
     return sent is not None and sent.data.get("kind") == "pack"
 

@@ -49,8 +49,8 @@ class DataSetQuestion(msgspec.Struct, frozen=True):
 def look(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> MissingData:
     """Find out which data sets of these cells are missing.
 
-    If the runs start on this machine, its disk is checked directly. If they start on a cluster, the controller of the cluster
-    is asked, because the files of this machine say nothing about the nodes of the cluster.
+    If the runs start on this machine, its disk is checked directly. If the runs start on a cluster, the controller of the
+    cluster is asked, because the files of this machine say nothing about the nodes of the cluster.
     """
     where, options = source.where, [cell.options for cell in cells]
     if where.data.stage == "node" and (refused := [why for one in options if (why := data_sets.not_copied(one))]):

@@ -31,8 +31,8 @@ def folder(workspace: Workspace) -> Path:
 def freeze(copy: Path, *, reuse: bool = True) -> None:
     """Copy the source that this process uses to the folder `copy`, unless the folder already contains an undamaged copy.
 
-    copy: the folder, whose name is the digest of the source. reuse: whether an existing copy may be used. It must be false if
-    another person may have made that copy: Python executes the bytecode beside the source, and the digest does not cover the
+    copy: the folder, whose name is the digest of the source. reuse: whether an existing copy may be used. `reuse` must be false
+    if another person may have made that copy: Python executes the bytecode beside the source, and the digest does not cover the
     bytecode. Raises ShardlabError, also if a source file changes while it is copied.
     """
     if reuse and copy.is_dir() and source_digest.source(copy) == copy.name:

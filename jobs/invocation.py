@@ -13,7 +13,7 @@ from shardlab.workspace import Workspace
 
 
 class Invocation:
-    """One call of the command `jobs`. arguments: from the command line. out: prints results and remarks."""
+    """One call of the command `jobs`. arguments: the arguments of the command line. out: prints results and remarks."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Find the workspace that the arguments name. Raises InputError if the workspace is not a folder."""

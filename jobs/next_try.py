@@ -45,7 +45,8 @@ def replace_process(folder: RunDir, code: int) -> None:
     """Replace this process (exec) by the process that starts the next try. Returns only if a later start of the job has taken
     over the try.
 
-    folder: of the try that has ended, or that this process could not claim. code: the exit code of the try's supervisor.
+    folder: the folder of the try that has ended, or that this process could not claim. code: the exit code of the try's
+    supervisor.
     """
     if claim.lost(folder):
         return

@@ -52,10 +52,10 @@ def find(
 ) -> OwnWorkloads:
     """Find the workspace's own workloads, and the models that a matrix describes by a configuration.
 
-    names: the names to look for; None: all workloads. Files that cannot define one of these names are not executed. trust: mark
-    the workspace as trusted, if it has files that must be executed. If the workspace is not trusted, no file is executed, and
-    each file is reported as a fault. models: the models that a matrix describes by a configuration, by name. Raises
-    WorkspaceError.
+    names: the names to look for; None: all workloads. Files that cannot define one of these names are not executed. trust:
+    whether to mark the workspace as trusted, if it has files that must be executed. If the workspace is not trusted, no file is
+    executed, and each file is reported as a fault. models: the models that a matrix describes by a configuration, by name.
+    Raises WorkspaceError.
     """
     known: dict[str, OwnWorkload] = {}
     sources: dict[str, PluginSource] = {}

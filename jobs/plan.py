@@ -198,8 +198,8 @@ def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
 
 
 def account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
-    """How much the user's Slurm account may still use under its limits; empty if Slurm does not tell, or if asking Slurm would
-    need a login."""
+    """How much the user's Slurm account may still use under its limits; empty if Slurm does not report this, or if asking Slurm
+    would need a login."""
     where = plan.source.where
     if where.slurm is None:
         return []

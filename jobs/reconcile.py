@@ -207,7 +207,8 @@ def latest(folders: Iterable[RunDir]) -> list[RunDir]:
 
 
 def _job_of(folder: RunDir) -> str | None:
-    """The scheduler's number for the job of a run whose records are damaged; None if its events do not tell."""
+    """The scheduler's number for the job of a run whose records are damaged; None if the events of the run do not name the
+    job."""
     try:
         jobs = [event.data.get("job") for event in folder.events() if event.event == "submitted"]
     except ShardlabError:

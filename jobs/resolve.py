@@ -55,7 +55,7 @@ class Menus(msgspec.Struct, frozen=True):
     strategies: dict[str, Strategy]
     workloads: dict[str, Workload]
     launchers: dict[str, Launcher]
-    # Why a file of the workspace does not define the name: by key (workload or strategy), then by name.
+    # Why a file of the workspace does not define a workload or strategy: by key (workload, strategy), then by name.
     faults: dict[str, dict[str, str]] = {}
 
 
@@ -150,7 +150,7 @@ def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], c
 
 
 def _draft(point: Point, menus: Menus, problem: AddProblem) -> Draft | None:
-    """Check the types of a point's values. Returns None, after adding the problem, if a key is missing or a name unknown."""
+    """Check the types of a point's values. If a key is missing or a name is unknown, adds a problem and returns None."""
     try:
         draft = point.draft()
     except msgspec.ValidationError as error:
@@ -310,8 +310,8 @@ def _sizes(
 ) -> tuple[int, int, int] | None:
     """Check the lengths, the instruments and the precision of a draft, then compute its batch sizes.
 
-    Returns (global_batch_size, micro_batch_size, gradient_accumulation_steps); None, after the problem was added, if the sizes
-    are not possible.
+    Returns (global_batch_size, micro_batch_size, gradient_accumulation_steps); if the sizes are not possible, adds a problem
+    and returns None.
     """
     if (draft.steps is None) == (draft.epochs is None):
         given = "neither" if draft.steps is None else "both"

@@ -113,8 +113,8 @@ def in_words(run: Run, events: Sequence[Event]) -> str:
 def queue_next(folder: RunDir, run: Run, state: str) -> str:
     """Put the next attempt at a run into the queue of its scheduler. Only one process can make this attempt.
 
-    folder, run: of the attempt that ends in `state`. Returns '', or why the attempt was not made; the next `jobs submit` then
-    makes the attempt.
+    folder, run: the folder and the run.json of the attempt that ends in `state`. Returns '', or why the attempt was not made;
+    the next `jobs submit` then makes the attempt.
     """
     # These imports are not at the top of the file, because the supervisor imports this module and rarely needs them.
     from jobs import render, render_again

@@ -1,4 +1,5 @@
-"""The steps that all verbs share which submit runs: finish interrupted submissions, submit, and print what was submitted."""
+"""The steps that are the same for all verbs that submit runs: finish interrupted submissions, submit, and print what was
+submitted."""
 
 from __future__ import annotations
 

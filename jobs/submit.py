@@ -203,9 +203,9 @@ def _within_budget(folder: RunDir, now: Status, source: render.RenderContext) ->
     """The decision to start a run again within its budget, where its supervisor could not do it: the supervisor was killed, or
     its machine restarted. None if the run must not be started again by itself.
 
-    folder, now: of the last attempt. A run that reached its time limit is not started again here, because its supervisor has
-    already decided whether to start it. A run that completed or was cancelled is never started again, so its records are not
-    read. On Slurm, only the supervisor and Slurm start a run again.
+    folder, now: the folder and the status of the last attempt. A run that reached its time limit is not started again here,
+    because its supervisor has already decided whether to start it. A run that completed or was cancelled is never started
+    again, so its records are not read. On Slurm, only the supervisor and Slurm start a run again.
     """
     if source.scheduler == "slurm" or now.is_unreadable or now.state not in FINAL - {"timeout", "completed", "cancelled"}:
         return None

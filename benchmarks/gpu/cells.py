@@ -21,7 +21,7 @@ from shardlab.workspace import Workspace
 
 CELL_S, COMPILED_S = 90.0, 180.0  # time limit of one cell, without and with torch.compile; includes the start of CUDA
 MOST_BYTES = 4 * 2**20  # larger traces and snapshots are not copied to the results
-GRACE_S = 30.0  # a cell that is running when the time of the proof is over may run for this time longer
+GRACE_S = 30.0  # a cell that is running when the time of the proof is over may run for this many seconds longer
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,8 @@ def _with_batch(cell: Cell, largest: int) -> Cell:
 
 
 def _sizes(predicted: Prediction) -> Iterator[str]:
-    """A text with the memory that a rank needs and the memory that a GPU has; nothing if one of the two is not known."""
+    """A text with the memory that a rank needs and the memory that a GPU has; empty if the memory of the rank or of the GPU is
+    not known."""
     needed, capacity = predicted.memory_bytes, predicted.capacity_bytes
     if needed is not None and capacity is not None:
         yield f"{needed.likely / gpu.GIB:.1f} of {capacity.likely / gpu.GIB:.1f} GiB"

@@ -19,7 +19,7 @@ from shardlab.all_reduce import AllReduceTime, MeasuredAllReduce
 from shardlab.prediction import PredictedRange
 
 LEAST_SPREAD = 0.10  # the smallest spread of a link, because a short measurement does not show how much the times vary
-ROUNDS = 8  # after this many changes between ring and tree, the last choice is used
+ROUNDS = 8  # after this many changes between ring and tree, the choice is not changed again
 
 
 class FittedLink(msgspec.Struct, frozen=True):

@@ -128,9 +128,9 @@ def _update(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
 
 
 def _not_hidden(cell: Cell, hidden: PredictedRange, busy: PredictedRange) -> PredictedRange:
-    """The seconds of communication that could overlap with computing but takes longer than the computing beside it.
+    """The seconds by which communication makes a step longer, although it may overlap with computing.
 
-    hidden: the communication that may overlap. busy: the computing.
+    hidden: the seconds of communication that may overlap with computing. busy: the seconds of computing.
     """
     # Gradients are exchanged only during the last backward pass; parameters are gathered during all passes.
     engine = sharding.strategy(cell.strategy).engine.rpartition(".")[2]

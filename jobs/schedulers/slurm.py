@@ -131,8 +131,8 @@ def _packs_at_work(workspace: Workspace) -> set[str]:
 
 
 def _at_work(runs: Sequence[RunOnDisk], notes: Sequence[Event | None]) -> set[str]:
-    """The ids of the jobs that may wait or run: the jobs of all runs that are not completed or cancelled. Empty if all runs
-    have ended."""
+    """The ids of the jobs that may wait or run: the jobs of all runs that are not completed or cancelled, because Slurm may
+    restart the job of a failed run. Empty if all runs have ended."""
     if all(run.verdict.state in FINAL for run in runs):
         return set()
     return {

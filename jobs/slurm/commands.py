@@ -63,8 +63,8 @@ def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[st
     """Run a command of Slurm. limit_s: seconds after which the command is ended. enough: if this pattern is found in the error
     output, the command is ended at once. Raises ShardlabError if this machine does not have the command."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED) or name in KEPT}
-    # Slurm prints times as seconds since the epoch, so the time zones of the two machines do not matter, and prints the list of
-    # an array's tasks in full length.
+    # Slurm prints times as seconds since the epoch, so the time zones of this machine and of the controller do not matter, and
+    # prints the list of an array's tasks in full length.
     environment = own | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
     ends = time.monotonic() + limit_s
     try:

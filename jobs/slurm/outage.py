@@ -8,7 +8,8 @@ import time
 from jobs.slurm.commands import is_down
 
 ASK_S = 5.0  # seconds between two questions to the controller
-RETURN_S = 60.0  # in Slurm 26.05, a job step ends up to half a minute after the controller is back
+# seconds for which an outage still counts after its end: in Slurm 26.05, a job step ends up to half a minute later
+RETURN_S = 60.0
 
 
 class OutageWatch:

@@ -58,7 +58,7 @@ def gather(folder: RunDir, run: Run, must_stop: MustStop) -> StoredCheckpoint | 
 
     folder: the folder of the new run. Returns None if the run resumes from no other run, or if `must_stop` says that the run
     must end. A damaged checkpoint is skipped, which is recorded as an event. Raises ShardlabError if no checkpoint is usable,
-    or if a node that has a part of it does not answer.
+    or if a node that has a part of the checkpoint does not answer.
     """
     whys: list[str] = []
     for old in (RunDir(folder.path.parent / name) for name in run.resume):

@@ -100,7 +100,7 @@ class RecordCopies:
 
     def apply(self, node: str, change: RecordChange) -> None:
         """Repeat on the first node a change that happened on the node `node`. Raises ShardlabError if this node may not write
-        the file, or may not write at this byte."""
+        the file, or if the file on the first node ends before the byte at which the content begins."""
         if change.name == "":
             with files.as_workspace_error("write"):
                 (self._folder / f"{PROGRESS}{node}").touch()

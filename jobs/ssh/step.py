@@ -38,7 +38,8 @@ from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 LOST = "node_lost"  # the event that names the node that the run lost
-END_S = 2 * node_processes.GRACE_S  # seconds that the supervisor gives this process to end; the nodes get a little less
+# seconds that the supervisor gives this process to end; the tasks on the nodes get a little less time
+END_S = 2 * node_processes.GRACE_S
 SILENT_S = 60.0  # seconds in which a node must report its end after another node failed; ssh notices lost nodes earlier
 EXIT_CODE = re.compile(r"[0-9]{1,3}")
 NO_LOGIN = "Permission denied"  # OpenSSH's words if a node does not accept the login
