@@ -1,4 +1,4 @@
-"""Tables of a study that are mostly text: each row beside what was measured in its cell, and beside the computed choice."""
+"""Fills tables of a study that are mostly text: each row is shown beside our measurements and our choice of a strategy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from collect.findings.statistics import Estimate
 from shardlab import cell_names
 from shardlab.study import PrintedTable
 
-CRITERIA = ("throughput_per_s", "peak_memory_bytes")  # a table has no room for the choice by every criterion
+# The criteria by which a table shows the best cells. It has no room for more criteria.
+CRITERIA = ("throughput_per_s", "peak_memory_bytes")
 NO_ORDER: tuple[Word, ...] = ("same work", "equal")  # standings in which no cell is ahead
 
 
@@ -41,22 +42,22 @@ class BestOfRanks(msgspec.Struct, frozen=True):
 class RowBeside(msgspec.Struct):
     """A row of a table of the study, beside our own results."""
 
-    texts: list[str]  # as in the matrix file, one for each column
+    texts: list[str]  # the texts of the row as the matrix file states them, one for each column
     row: str | None  # the id of the cell, if the row selects one cell
-    values: list[Estimate | None]  # for each metric of the table its value in this cell; null: not measured
-    wins: list[ComparisonsWon] = []  # filled if the table asks for wins
-    best: list[BestOfRanks] = []  # filled if the table asks for the best cells
+    values: list[Estimate | None]  # the value of each metric in `measured` of the table, in this cell; null: not measured
+    wins: list[ComparisonsWon] = []  # empty unless `choice` of the table is `wins`
+    best: list[BestOfRanks] = []  # empty unless `choice` of the table is `best`
 
 
 class TableBeside(msgspec.Struct):
     """A table of the study that is mostly text, beside our own results."""
 
-    where: str  # its place in the study
-    title: str  # what it is about
-    columns: list[str]  # the headings of its columns
+    where: str  # where the table is in the study, such as `Table 3`
+    title: str  # what the table is about
+    columns: list[str]  # the headings of the table's columns
     measured: list[str]  # names of the metrics that are shown beside each row
-    choice: str | None  # which choice is shown beside each row: wins, best, or null
-    rows: list[RowBeside]  # one per row of the study
+    choice: str | None  # shown beside each row: `wins` (how often it is best), `best` (the best cells); null: neither
+    rows: list[RowBeside]  # one for each row of the table in the study
 
 
 def beside(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[Family]) -> list[TableBeside]:
@@ -109,8 +110,10 @@ def _best(criterion: str, ids: set[str], contests: Sequence[Contest]) -> BestOfR
 
 
 def _bests(contest: Contest, criterion: str, ids: set[str]) -> list[list[str]]:
-    """The ids of the best cells of a contest by a criterion: a list with one element, or empty if no cell of `ids` is placed or
-    if no cell is ahead."""
+    """The ids of the best cells of a contest by a criterion, as a list with one element.
+
+    The list is empty if no cell of `ids` is ranked by this criterion, or if no cell of the contest is ahead of the others.
+    """
     return [
         standing.best
         for standing in contest.standings

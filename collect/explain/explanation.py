@@ -1,4 +1,4 @@
-"""The chain of a number of the summary: its metric, the formula with its values, the repeats, their runs and records."""
+"""Explains a number of the summary: its metric, the formula with its values, the repeats, their runs and records."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ FEWEST = "the run has no two timed steps, so it has no timed window"
 
 
 class ExplainedRun(msgspec.Struct, frozen=True):
-    """A repeat of the row, or of the row with which it is compared, and where its value was read."""
+    """A repeat of the explained row, or of the baseline row of a comparison, with its value and the files that were read."""
 
     run: str
     cell: str  # id of the row
     repeat: int  # number of the repeat, from 1
     attempt: int  # number of the attempt, from 1
     state: str  # state of the run
-    value: float | None  # of the run, in the unit of `metric`; null: not known, and `why` has the reason
-    unit: str  # of the value
+    value: float | None  # value of the metric in this run; null: not known, and `why` has the reason
+    unit: str  # unit of `value`
     kind: str  # what was measured, if the metric can be measured in several ways; else ''
     why: str  # why the value is not known, or what the reader must know about it; else ''
     inputs: dict[str, float]  # sums over the steps from which the value was computed: steps, step_ms (ms), units (of data)
@@ -41,10 +41,10 @@ class ExplainedTerm(msgspec.Struct, frozen=True):
     """A value in the formula of a metric that compares two rows."""
 
     cell: str  # id of the row
-    label: str  # its name in the tables
+    label: str  # name of the row in the tables
     metric: str  # name of the metric that is compared
-    value: float | None  # the mean over its repeats; null: not known
-    unit: str  # of the value
+    value: float | None  # the mean over the repeats of the row; null: not known
+    unit: str  # unit of `value`
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -53,21 +53,21 @@ class Explanation(msgspec.Struct, frozen=True):
     schema: int
     matrix: str
     cell: str  # id of the row
-    label: str  # its name in the tables
+    label: str  # name of the row in the tables
     metric: str  # name of the metric
     direction: str  # which values are better
     definition: str  # what the metric is, and how it is computed
-    source: str  # `ships`, or the file of the workspace that defines the metric
+    source: str  # `ships` if shardlab defines the metric; else the file of the workspace that defines it
     rehearsal: bool  # whether the matrix has rehearsals, whose times say nothing about speed
-    value: float | None  # as in the summary; null: not known, and `why` has the reason
-    unit: str  # of the value
+    value: float | None  # the value in the summary; null: not known, and `why` has the reason
+    unit: str  # unit of `value`
     low: float | None  # lower end of the 95 % interval of the mean; null: not known
     high: float | None  # upper end of the 95 % interval of the mean; null: not known
     n: int  # number of completed repeats
     why: str  # why the value is not known; else ''
-    formula: str  # how the value follows from the values of the runs or of the two rows, with these values; '' if not known
-    terms: list[ExplainedTerm]  # the two rows of a metric that compares rows; else empty
-    runs: list[ExplainedRun]  # the latest attempt of each repeat
+    formula: str  # the computation of `value` with its numbers, such as the mean of the repeats; '' if not known
+    terms: list[ExplainedTerm]  # the two compared values if the metric compares two rows; else empty
+    runs: list[ExplainedRun]  # the latest attempt of each repeat of the row, and of the row that it is compared with
 
 
 def find_row(summary: Summary, asked: str) -> CellRow:
@@ -93,7 +93,7 @@ def _plain(label: str) -> str:
 
 
 def find_metric(name: str) -> Metric:
-    """A metric that rows have. Raises UnknownName, which lists the allowed names."""
+    """The metric of this name. Raises UnknownName, which lists the allowed names, if rows have no such metric."""
     allowed = {
         metric.name: metric for metric in menu() if metric.of_run_at is None and not (metric.of_cells and metric.argument)
     }
@@ -103,7 +103,7 @@ def find_metric(name: str) -> Metric:
 
 
 def explain(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric, own: Mapping[str, str]) -> Explanation:
-    """The chain of the value of a metric in a row. own: file of the workspace that defines a metric, by the metric's name."""
+    """Explain the value of a metric in a row. own: file of the workspace that defines a metric, by the metric's name."""
     rows, terms, why = [row], [], ""
     of_runs = metric
     if metric.of_cells is not None:
@@ -142,7 +142,7 @@ def explain(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric, own:
 
 
 def _against(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric) -> tuple[CellRow | None, str]:
-    """(the row with which a row is compared, why there is no comparison or ''), by the rules of the summary."""
+    """Find the baseline with which the summary compares a row. Returns (row of the baseline, why the two have no ratio)."""
     for family in families(loaded.cells):
         for cell in family:
             if cell.id == row.id and (baseline := baseline_of(cell, family, summary.baseline)) is not None:
@@ -153,7 +153,7 @@ def _against(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric) -> 
 
 
 def _why_unknown(row: CellRow, runs: Sequence[ExplainedRun]) -> str:
-    """Why a metric of runs has no value in a row."""
+    """The reason why a row has no value of a metric that is computed for each run."""
     if not row.n:
         return f"no repeat completed ({row.state})"
     known = [run for run in runs if run.value is not None]
@@ -196,7 +196,7 @@ def _run(cell_id: str, shown: RunRow, run: LoadedRun, metric: Metric) -> Explain
 
 
 def _why_none(run: NotedRun, notes: Notes, found: Sequence[ReadFile]) -> str:
-    """Why a metric has no value for a completed run, from what the metric read of it."""
+    """The reason why a completed run has no value of a metric. notes: which attributes of the run the metric read."""
     if run.resumed and "whole_samples" in notes.every:
         return "the run resumed from a checkpoint, so telemetry does not cover the whole run"
     if absent := noted_run.missing(notes, found):
@@ -231,7 +231,7 @@ def _formula(metric: Metric, estimate: Estimate, terms: Sequence[ExplainedTerm],
     known = [run for run in runs if run.value is not None]
     if len(known) == 1:
         return f"{metric.name} = {value}, the value of the only completed repeat"
-    each = estimate.unit if estimate.unit == "bytes" else ""  # else the unit after the mean is the unit of all values
+    each = estimate.unit if estimate.unit == "bytes" else ""  # other units are only written after the mean
     values = " + ".join(verdict_text.quantity(run.value, each) for run in known if run.value is not None)
     mean = f"{metric.name} = ({values}) / {len(known)} = {value}"
     if estimate.low is None or estimate.high is None:

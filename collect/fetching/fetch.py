@@ -72,7 +72,7 @@ def fetch(workspace: Workspace, patterns: Sequence[str], progress: TransferProgr
     def fetched(run_id: str) -> Fetched:
         return fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # hashing and reading release the GIL
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # threads: hashing and reading files release the GIL
         return list(pool.map(fetched, ids))
 
 

@@ -1,7 +1,7 @@
 """`collect fetch --prune`: removes files on the cluster, or on nodes without a shared folder, that this machine also has.
 
-The other machine computes the checksum of each file again, and this machine compares the checksum with its own copy of the
-file. Only if both are equal is the file removed on the other machine. If a run is still going on, or is not complete on this
+The cluster or node computes the checksum of each file again, and this machine compares the checksum with its own copy of the
+file. The file is removed there only if its checksum equals the copy's. If a run is still going on, or is not complete on this
 machine, none of its files is removed.
 """
 
