@@ -151,7 +151,7 @@ def _verify(workspace: Workspace, place: PrunePlace, progress: TransferProgress)
         verified.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.ids]
         return verified
     for run_id, part in listed.items():
-        if part.has_claim and place.is_part:  # the listed folder is not a part, but the run folder of the first node itself
+        if part.has_claim and place.is_part:  # the run folder of the first node, not a part: nothing is removed from it
             continue
         theirs = part.manifest
         names = [name for name in theirs.files if place.is_part or not is_kept(name)]

@@ -51,10 +51,10 @@ class Bar(NamedTuple):
 
 
 def draw(group: Group) -> Figure | None:
-    """Draw the first completed repeat that did not resume from a checkpoint, of the cell with the most ranks that has such a
-    repeat.
+    """Draw one run: a completed repeat that did not resume from a checkpoint.
 
-    None if no cell has such a repeat, or if the run has only one rank and no telemetry.
+    Of the cells with such a repeat, the cell with the most ranks is chosen, and its first such repeat is drawn. None if no cell
+    has such a repeat, or if the run has only one rank and no telemetry.
     """
     found = [(mark, run) for mark in group.marks if (run := _run(mark)) is not None]
     if not found:

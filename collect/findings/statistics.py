@@ -67,7 +67,7 @@ def deviation(values: Sequence[float], mean: float) -> float:
 def estimate(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
     """The mean of independent repeats with the 95 % interval of the mean, by Student's t: mean ± t s / sqrt(n).
 
-    values: one per repeat; unit, kind: of all values.
+    values: one per repeat. unit: the unit of all values. kind: what all values measure, as in `Estimate`.
     """
     n, mean = len(values), statistics.fmean(values)
     if n == 1:

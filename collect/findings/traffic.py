@@ -29,13 +29,13 @@ class RunTraffic(msgspec.Struct):
     hosts: list[HostTraffic]  # one per host of the run
     rdma: bool | None  # whether RDMA was used; None: not known
     why: str  # the source of the value of `rdma`, or why it is not known
-    nccl: NcclTransports | None = None  # only for the backend nccl
+    nccl: NcclTransports | None = None  # the transports that NCCL logged; None for other backends
 
 
 def traffic(run: LoadedRun) -> RunTraffic | None:
     """The traffic of a completed run.
 
-    None if the run did not complete or has no process group. Also None if it has one rank, because one rank sends nothing.
+    None if the run did not complete or has no process group. Also None if the run has only one rank, which sends nothing.
     """
     if not run.completed or not run.backend or run.cell.gpus == 1:
         return None

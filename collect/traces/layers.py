@@ -30,11 +30,11 @@ from collect.traces.trace import Trace
 class LayerTime(msgspec.Struct, frozen=True, kw_only=True):
     """The time of a module on one rank, all profiled steps together, in ns.
 
-    name: as Kineto writes it, such as Linear_0. parent: the module that calls it first; "" if no module calls it.
-    depth: the number of modules around it. calls: the number of calls in forward.
+    name: the module's name in the trace, such as Linear_0. parent: the module that calls it first; "" if no module calls it.
+    depth: the number of modules that contain the module. calls: the number of calls in forward.
     forward_host_ns, backward_host_ns: the time of the host. On a CPU, this time contains all work.
     forward_ns, backward_ns: the time in which kernels that compute and memory operations run that the module launched.
-    communication_ns: the same for collectives, forward and backward together. None on a CPU.
+    communication_ns: the time in which collectives run that the module launched, forward and backward together. None on a CPU.
     backward_host_ns and backward_ns are None if the trace has no numbers of autograd.
     """
 
@@ -73,8 +73,8 @@ def layers(trace: Trace, active: Activities) -> list[LayerTime]:
     again = _in_autograd(trace, calls)
     nodes, call_of_node = _nodes(trace, calls, nested)
     known = len(trace.details.sequence) > 0
-    # Each of the three has one row for each span and each module around the span: for calls in the forward pass, for calls that
-    # compute activations again, and for nodes of autograd in the backward pass.
+    # (modules, spans): one entry for each span and each module that contains the span. The spans of `forward` are calls in the
+    # forward pass, those of `backward` calls that compute activations again, those of `node_rows` nodes of autograd.
     forward = _around(chains, np.flatnonzero(~again), np.flatnonzero(~again))
     backward = _around(chains, np.flatnonzero(again), np.flatnonzero(again))
     node_rows = _around(chains, call_of_node, np.arange(len(call_of_node)))

@@ -4,8 +4,8 @@ A product of an M x K matrix and a K x N matrix needs 2 M N K FLOPs (a multiplic
 a batch of B such products needs B times as many. torch.profiler records the shapes with `record_shapes=True`.
 
 On a GPU, the time is the sum of the durations of all kernels and memory operations that the operator launched, such as a
-reduction after a product that was split along K. On a CPU, it is the duration of the operator. If an operator calls another
-product, only the inner one counts: aten::linear calls aten::addmm.
+reduction after a product that was split along K. On a CPU, the time is the duration of the operator. If a product
+calls another product, only the called product counts: aten::linear calls aten::addmm.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _PLACES = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten
 class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of an operator with the same shapes on one rank, in all profiled steps together.
 
-    operator: such as aten::mm. batch, m, n, k: the sizes; batch is 1 if the operator has no batch.
-    calls: the number of calls whose time is known. total_ns: their time. untimed: the number of calls whose kernels are not
-    recorded, such as calls that were captured into a CUDA graph.
+    operator: its name, such as aten::mm. batch, m, n, k: the sizes; batch is 1 if the operator has no batch.
+    calls: the number of calls whose time is known. total_ns: the time of these calls together. untimed: the number of
+    calls whose kernels are not recorded, such as calls that were captured into a CUDA graph.
     """
 
     operator: str

@@ -1,8 +1,8 @@
 """Computes the memory of each device over the profiled steps, from the allocations that the profiler recorded.
 
-torch.profiler records them with `profile_memory=True`. The numbers are those of PyTorch's allocators: memory that libraries
-such as NCCL allocate themselves is not in them. On a GPU, the numbers are of all tensors. On a CPU, the allocator counts from
-the start of the recording, so the numbers are what was allocated since then.
+torch.profiler records allocations if `profile_memory=True`. The numbers come from PyTorch's allocators, so they do not include
+memory that libraries such as NCCL allocate themselves. On a GPU, the numbers include all tensors. On a CPU, they include only
+memory that was allocated since the start of the recording.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CPU = 0
 class MemoryPoint(msgspec.Struct, frozen=True, array_like=True):
     """The memory of a device at one moment.
 
-    at_ns: since the start of the first profiled step. allocated, reserved: in bytes; None if unknown.
+    at_ns: ns since the start of the first profiled step. allocated, reserved: bytes that the allocator had allocated and
+    reserved at this moment; None if unknown.
     """
 
     at_ns: int
@@ -37,9 +38,9 @@ class MemoryPoint(msgspec.Struct, frozen=True, array_like=True):
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of one device over the profiled steps, in bytes.
 
-    device: such as cpu or cuda:0. start_bytes, end_bytes: allocated at the start of the first step and at the end of the last
-    step. peak_bytes: the most that was allocated. peak_reserved_bytes: the most that the allocator had reserved from the
-    device; None on a CPU, whose allocator reserves nothing.
+    device: its name, such as cpu or cuda:0. start_bytes, end_bytes: allocated at the start of the first step and at the end of
+    the last step. peak_bytes: the most that was allocated. peak_reserved_bytes: the most that the allocator had reserved from
+    the device; None on a CPU, whose allocator reserves nothing.
     points: the curve, at most MOST_POINTS points; each is the point with the most memory of its part of the curve.
     """
 
@@ -105,8 +106,8 @@ def _use(events: MemoryEvents, rows: NDArray[np.intp], begin: int, end: int, dev
 
 
 def _chosen(allocated: NDArray[np.int64]) -> list[int]:
-    """The indexes of the points that the curve keeps, at most MOST_POINTS - 1: of each section of the curve the greatest
-    point."""
+    """The indexes of the points that the curve keeps, at most MOST_POINTS - 1: the greatest point of each section of the
+    curve."""
     count = min(len(allocated), MOST_POINTS - 1)
     bounds = [len(allocated) * section // count for section in range(count + 1)]
     return [first + int(allocated[first:last].argmax()) for first, last in pairwise(bounds)]

@@ -135,7 +135,7 @@ def _estimates(group: Group, panel: BarPanel) -> dict[str, Any]:
         "type": "scatter",
         "mode": "markers",
         "name": "estimate",
-        "legendrank": 2000,  # last in the legend
+        "legendrank": 2000,  # the estimate is the last entry of the legend
         "x": [value for _, value in known],
         "y": [_middle(line) for line, _ in known],
         "customdata": [group.labels[line] for line, _ in known],
