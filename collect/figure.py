@@ -49,7 +49,7 @@ class CellMark(msgspec.Struct, frozen=True):
     """A cell, and how figures draw it."""
 
     label: str  # name of the cell in the figure, HTML-escaped because plotly interprets some HTML tags in every text
-    strategy: int  # the place of the cell's strategy among the strategies of the report, from 0
+    strategy: int  # number of the cell's strategy in the list of all strategies of the report, from 0
     look: Look  # colour, shape and dash
     row: CellRow
     cell: LoadedCell

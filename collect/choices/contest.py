@@ -62,7 +62,7 @@ class Contest(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether a reader has a choice: whether two or more contenders have an outcome in RESULTS."""
+        """Whether a reader can choose between cells: whether two or more contenders have an outcome in RESULTS."""
         return sum(contender.outcome in RESULTS for contender in self.contenders) > 1
 
     def named(self, outcome: Outcome) -> list[str]:

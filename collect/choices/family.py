@@ -53,7 +53,7 @@ class Family(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether a reader has a choice in any contest of the family."""
+        """Whether a reader can choose between cells in any contest of the family (`Contest.open`)."""
         return any(contest.open for contest in self.contests)
 
 

@@ -58,8 +58,8 @@ class Downloaded(msgspec.Struct):
     state: str
     hashed: int = 0  # number of files that were hashed to check them
     problems: list[str] = []  # how the run on this machine differs from the run on the cluster
-    not_regular: dict[str, str] = {}  # as in RemoteRun
-    parts: list[str] = []  # as in RemoteRun
+    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
+    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
     changed: list[str] = []  # names of files that did not match the manifest after their transfer
 
 

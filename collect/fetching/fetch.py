@@ -81,7 +81,8 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence
 
     If the run no longer matches an earlier manifest, the manifest is not changed, because it shows what the run was before.
 
-    downloaded: the result of downloading the run if the cluster is remote. parts: as in Fetched.
+    downloaded: the result of downloading the run if the cluster is remote. parts: sentences about nodes' parts of the run
+    that are missing or differ (`Fetched.parts`).
     """
     records = RunRecords.read(run)
     state, damage = records.verdict.state, records.damage

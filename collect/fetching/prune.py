@@ -43,7 +43,7 @@ class VerifiedFiles(msgspec.Struct):
 
     where: str  # the host of the cluster, or the node
     there: RemoteWorkspace
-    is_part: bool  # as in RemovalRequest
+    is_part: bool  # whether the files are a node's parts of runs, and not whole runs on the cluster
     with_parts: list[str] = []  # ids of the runs whose parts are also on nodes, and were gathered on the cluster
     runs: list[RunManifest] = []  # the files that may be removed, by run
     refused: list[Freed] = []  # one entry for each run whose files are not removed, with the reason
@@ -65,7 +65,7 @@ class PrunePlace(msgspec.Struct):
     where: str  # the host of the cluster, or the node
     there: RemoteWorkspace
     ids: list[str]  # ids of the runs that have files in this place
-    is_part: bool  # as in RemovalRequest
+    is_part: bool  # whether the files are a node's parts of runs, and not whole runs on the cluster
 
 
 def must_be_elsewhere(workspace: Workspace) -> None:

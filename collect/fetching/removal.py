@@ -58,7 +58,7 @@ def is_kept(name: str) -> bool:
 
 
 def is_pruned(run: RunDir) -> bool:
-    """Whether files of this run were removed on this machine, after another machine had verified its copies."""
+    """Whether files of this run were removed on this machine, after another machine had verified its own copies of them."""
     return (run.path / MARK).is_file()
 
 

@@ -106,7 +106,7 @@ def _bars(names: list[str], place: int, line_px: int, pair: BaselinePair) -> dic
     """The bars of one cell. In each row, the name of the kernel or operator is at the top, and the bars of the cells are below
     it.
 
-    place: the place of the cell among the drawn cells, from 0.
+    place: the number of the cell in the list of drawn cells, from 0.
     """
     more = [_more(name, pair) for name in names]
     seen = SMALLEST * max(map(abs, more))

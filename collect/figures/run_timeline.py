@@ -38,7 +38,7 @@ PANELS = (  # (title of a panel, how the names of the counters that the panel sh
 
 
 class Bar(NamedTuple):
-    """A bar in the row of a rank: one step, several consecutive steps, or the act of an instrument.
+    """A bar in the row of a rank: one step, several consecutive steps, or what an instrument did, such as saving a checkpoint.
 
     kind: a key of KINDS. start_s: seconds since the first step began. took_s: the length in seconds. text: says what the bar
     is.

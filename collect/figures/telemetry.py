@@ -72,7 +72,7 @@ def draw(group: Group) -> Figure | None:
         "run, or over the time between two samples if that is longer. A line has a gap where a host has no samples. GPUs and "
         "processors: all of the hosts. Dotted: the end of the first timed step."
     )
-    if len(networks) > 4:  # 2 panels are the sum and loopback, so more than 2 show more than one interface
+    if len(networks) > 4:  # one panel for the sum, one for loopback, two per interface: several interfaces
         caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out:
         caption += f" {left_out} more interfaces, which sent less, are not drawn."

@@ -24,7 +24,8 @@ def difference(run: LoadedRun) -> Quantity | None:
     outside, inside = network(run), loopback(run)
     if not per_step or inside is None or (outside is None and run.run.world.nnodes > 1):
         return None
-    expected = per_step * (run.world.height - 1)  # the window is from the end of the first timed step to the end of the last
+    # - 1: the bytes are counted from the end of the first timed step, so the bytes of this step are not included.
+    expected = per_step * (run.world.height - 1)
     bounds = sent_bounds(run)
     if bounds is None or bounds[1] - bounds[0] > MOST_OPEN * expected:
         return None

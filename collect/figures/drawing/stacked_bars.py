@@ -67,7 +67,7 @@ def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
 def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
     """Draw panels of stacked bars side by side. All panels have the same rows, one per cell of the group.
 
-    A panel without parts is left out, because nothing gives its x axis a range.
+    A panel without parts is left out, because it has no values from which the range of its x axis could follow.
     """
     panels = [panel for panel in panels if panel.parts]
     line_px = LABEL_PX + BAR_PX + GAP_PX
