@@ -133,7 +133,7 @@ def _pressure(title: str, counter: str) -> TelemetryPanel:
 def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named: bool) -> dict[str, Any]:
     """The line of a cell in one panel. number: the number of the panel, from 1.
 
-    named: whether the legend has an entry for this line, which then stands for all lines of the cell.
+    named: whether this line gets an entry in the legend. The entry then stands for the lines of the cell in all panels.
     """
     return {
         "type": "scatter",

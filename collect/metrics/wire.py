@@ -7,7 +7,7 @@ from collect.metric import Metric, MetricColumn
 from collect.metrics.network import loopback, network, sent_bounds
 
 SENDING = {"checkpoints", "validation"}  # instruments whose collectives do not belong to any step
-TOLERANCE_PCT = 6.0  # difference up to which counters and collectives are said to agree: 3 % for payload, 3 % for headers
+TOLERANCE_PCT = 6.0  # up to this difference, counters and collectives agree: 3 % error of the payload, 3 % packet headers
 MOST_OPEN = 0.03  # largest uncertainty of the counted bytes, as a share of the expected bytes; beyond it there is no result
 
 

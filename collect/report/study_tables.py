@@ -83,7 +83,8 @@ class Remarks(msgspec.Struct, frozen=True):
     doubts: list[str]
 
 
-# A column of a table: (metric, qualifier). If the table shows one metric for two keys: (value of the last key, "").
+# A column of a table: (metric, qualifier). In a table of one metric whose columns are the values of a key (`_crossed`), a
+# column is (value of the key, "").
 _Column = tuple[str, str]
 
 
