@@ -272,7 +272,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
         summary.remarks.extend(own.remarks())
         folder = Path(arguments.out).absolute() if arguments.out else workspace.report
         write_report.write(folder, workspace, loaded, summary, images)
-        with contextlib.suppress(WorkspaceError):  # a workspace of another user cannot be written to; the report is elsewhere
+        with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
             measured_power.write(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
     terminal.show(output, summary)
     output.line(f"report: {folder / write_report.PAGE}")

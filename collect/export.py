@@ -37,8 +37,8 @@ class OpenRun(Protocol):
 class Export(msgspec.Struct, frozen=True, kw_only=True):
     """An export format that `collect export --to NAME` offers.
 
-    write: the function that writes the export into a new, empty folder. Its first path is this folder. Its second path is the
-    place to which the folder is moved afterwards, for formats that write paths into files.
+    write: the function that writes the export into a new, empty folder. Its third argument is this folder. Its fourth argument
+    is the path to which the folder is moved afterwards; formats that write paths into files need it.
 
     follow: only for experiment trackers: the function that opens a run in the tracker while the run is still going on. Its
     arguments are the name of the experiment, the run, and a folder that several runs share. If the folder already contains
@@ -104,7 +104,8 @@ def environment(**values: str) -> Iterator[None]:
 def write(format_: Export, loaded: Loaded, summary: Summary, folder: Path) -> list[Path]:
     """Write an export into `folder`, in place of an earlier export there. Returns the paths of its files and folders.
 
-    Raises InputError if `folder` contains anything that this format does not write, and WorkspaceError if it cannot be written.
+    Raises InputError if `folder` contains anything that this format does not write, and WorkspaceError if the
+    export cannot be written.
     """
     with atomic_folder.replacing(folder, format_.holds, f"a {format_.name} export") as fresh:
         format_.write(loaded, summary, fresh, folder)

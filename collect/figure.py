@@ -27,10 +27,10 @@ MOST_SHOWN = 12  # the most lines that are visible when the page opens; the read
 MOST_CELLS = 100  # the most cells of a workload that are drawn: the largest study has 59 cells; a longer legend is not readable
 LEGEND_HEIGHT_PX = 132  # a higher legend scrolls; otherwise, on a phone, the legend would leave no room for the figure
 LABELS_PX = 64  # space to the left of a plot, for the tick labels and the title of a numeric y axis
-ROW_PX, DENSE_ROW_PX, MARGIN_PX = 34, 24, 76  # height of a row, of a row in a figure with many rows, and of the margins
+ROW_PX, DENSE_ROW_PX, MARGIN_PX = 34, 24, 76  # heights: of a row, of a row in a figure with many rows, of margins
 PLAYED = ", played"  # suffix of the title of a panel or the name of a line whose values a stub of NVML made up
 FEW_ROWS = 16  # a figure with more rows than this uses DENSE_ROW_PX
-PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44  # width of an image file (key: is it wide?), height of its title
+PICTURE_PX, TITLE_PX = {False: 640, True: 1000}, 44  # width of a narrow and of a wide image file; height of its title
 LEGEND_PX, LINE_PX = 200, 20  # for the legend of an image file: approximate width of a name, and height of a line of names
 
 
@@ -49,7 +49,7 @@ class CellMark(msgspec.Struct, frozen=True):
     """A cell, and how figures draw it."""
 
     label: str  # name of the cell in the figure, HTML-escaped because plotly interprets some HTML tags in every text
-    strategy: int  # the place of the cell's strategy among the strategies of the report, from 0
+    strategy: int  # number of the cell's strategy in the list of all strategies of the report, from 0
     look: Look  # colour, shape and dash
     row: CellRow
     cell: LoadedCell
@@ -244,8 +244,8 @@ def interval(estimate: Estimate, colour: str) -> dict[str, Any]:
 def points_a_line(lines: int) -> int:
     """The largest number of points that each line may have in a figure with `lines` lines.
 
-    The number is chosen so that the whole figure has at most as many points as MOST_SHOWN lines of MOST_POINTS points, but a
-    line has at least 100 points.
+    The number is chosen so that the whole figure has at most MOST_SHOWN * MOST_POINTS points. But a line may always have 100
+    points.
     """
     return max(MOST_POINTS * MOST_SHOWN // max(lines, MOST_SHOWN), 100)
 

@@ -88,7 +88,8 @@ def summary(summarized: Summary) -> pl.DataFrame:
             flat |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
             flat |= {f"{name}_unit": found.unit, f"{name}_kind": found.kind}
         rows.append(flat | {"rehearsal": summarized.rehearsal})
-    known = {key for row in rows for key in row}  # columns with a value: only a few of the hundreds of columns
+    # Most of the hundreds of columns have no value. For speed, such a column is not looked up row by row.
+    known = {key for row in rows for key in row}
     return pl.DataFrame({key: [row.get(key) for row in rows] if key in known else [None] * len(rows) for key in schema}, schema)
 
 

@@ -21,7 +21,7 @@ SHAPES = (
 FILLS = ("", "-open", "-dot", "-open-dot")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKS_A_LINE = 6  # the most marks that a line of many points gets
-MOST_STRATEGIES, MOST_VARIANTS = 24, 24  # with more strategies, or more variants of a strategy, some looks are equal
+MOST_STRATEGIES, MOST_VARIANTS = 24, 24  # with more than these, some looks are equal
 
 
 class Look(msgspec.Struct, frozen=True):

@@ -38,7 +38,8 @@ def write(
     """
     with atomic_folder.replacing(folder, OURS) as fresh, ThreadPoolExecutor(1) as other:
         (fresh / "tables").mkdir()
-        data = other.submit(_write_data, fresh, loaded, summary)  # parallel with the page: polars and disk release the GIL
+        # In a thread while this function draws the page, because polars releases the GIL.
+        data = other.submit(_write_data, fresh, loaded, summary)
         for text in (markdown, latex):
             text.EXPORT.write(loaded, summary, fresh / "tables", folder / "tables")
         if images:

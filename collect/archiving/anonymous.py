@@ -120,7 +120,7 @@ class Pseudonyms:
         return self._of[text.lower()]
 
     def left(self, content: bytes) -> set[str]:
-        """Names that should be replaced, but still stand in a text as part of a longer word, in lower case."""
+        """Names that should be replaced, but still stand in `content` inside longer words. Returned in lower case."""
         matches = self._inside.finditer(content) if self._inside is not None else ()
         return {match[0].decode("utf-8", "replace").lower() for match in matches}
 

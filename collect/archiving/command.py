@@ -145,7 +145,7 @@ def as_workspace(file: Path) -> Iterator[Workspace]:
 def _unpack(file: Path, folder: Path, wanted: Callable[[str], bool]) -> ArchiveIndex:
     """Unpack an archive into an empty folder. The folder becomes a workspace whose last matrix is the matrix of the archive.
 
-    wanted: whether to unpack the file of this name.
+    wanted: a function that says, for the name of each file in the archive, whether the file is unpacked.
     """
     index = archive.unpack(file, folder, wanted)
     files.write_json(folder / ".shardlab" / LAST_MATRIX, LastMatrix(schema=1, name=index.matrix))

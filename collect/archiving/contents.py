@@ -22,8 +22,8 @@ MATRIX = "matrix"
 # Files of a run that never go into an archive: checkpoints are large, and no comparison of runs needs them.
 NEVER = ("checkpoints/*",)
 # (name of a group, patterns of its files). If the archive would be larger than its limit, the files of the first group are left
-# out; if it is still too large, also those of the second group, and so on. The first groups have the largest files, which only
-# special questions need. Telemetry is the last group, because metrics of memory, energy and network need telemetry.
+# out; if it is still too large, also those of the second group, and so on. The first groups have the largest files, and no
+# metric needs them. Telemetry is the last group, because metrics of memory, energy and network need telemetry.
 GROUPS = (
     ("memory snapshots", ("memory/*.snapshot.json.gz",)),
     ("profiler traces", ("trace/*",)),

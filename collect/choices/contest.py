@@ -38,7 +38,7 @@ _USUAL = (
     "epochs",
     "launcher",
     "optimizer.name",
-)  # cell keys that are tried first to name the difference between two families, groups of comparable cells of a workload
+)  # families of a workload are named by the cell keys in which they differ; these keys are tried first
 
 
 class Contender(msgspec.Struct, omit_defaults=True):
@@ -62,7 +62,7 @@ class Contest(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether a reader has a choice: whether two or more contenders have an outcome in RESULTS."""
+        """Whether a reader can choose between cells: whether two or more contenders have an outcome in RESULTS."""
         return sum(contender.outcome in RESULTS for contender in self.contenders) > 1
 
     def named(self, outcome: Outcome) -> list[str]:

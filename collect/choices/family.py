@@ -53,7 +53,7 @@ class Family(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether a reader has a choice in any contest of the family."""
+        """Whether a reader can choose between cells in any contest of the family (`Contest.open`)."""
         return any(contest.open for contest in self.contests)
 
 
@@ -114,7 +114,7 @@ def _question(contests: Sequence[Contest], criterion: str) -> CriterionChoice:
     found: dict[Hashable, Answer] = {}
     for place, contest in enumerate(contests):
         if criterion == SENT and contest.ranks == 1:
-            continue  # a contest on one rank has no answer for the sent bytes: one rank sends nothing
+            continue  # one rank sends nothing, so no strategy can be chosen by the sent bytes
         answer = _answer(contest, criterion)
         alike = found.setdefault((answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer)
         alike.contests.append(place)

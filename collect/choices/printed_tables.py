@@ -1,4 +1,4 @@
-"""Tables of a study that are mostly text: each row beside what was measured in its cell, and beside the computed choice."""
+"""Fills tables of a study that are mostly text: each row is shown beside our measurements and our choice of a strategy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from collect.findings.statistics import Estimate
 from shardlab import cell_names
 from shardlab.study import PrintedTable
 
-CRITERIA = ("throughput_per_s", "peak_memory_bytes")  # a table has no room for the choice by every criterion
+# The criteria by which a table shows the best cells. It has no room for more criteria.
+CRITERIA = ("throughput_per_s", "peak_memory_bytes")
 NO_ORDER: tuple[Word, ...] = ("same work", "equal")  # standings in which no cell is ahead
 
 
@@ -109,8 +110,10 @@ def _best(criterion: str, ids: set[str], contests: Sequence[Contest]) -> BestOfR
 
 
 def _bests(contest: Contest, criterion: str, ids: set[str]) -> list[list[str]]:
-    """The ids of the best cells of a contest by a criterion: a list with one element, or empty if no cell of `ids` is placed or
-    if no cell is ahead."""
+    """The ids of the best cells of a contest by a criterion, as a list with one element.
+
+    The list is empty if no cell of `ids` is ranked by this criterion, or if no cell of the contest is ahead of the others.
+    """
     return [
         standing.best
         for standing in contest.standings

@@ -20,7 +20,9 @@ from collect.verdicts.selection import Measurements
 ACCURACY = "final_accuracy_pct"
 SENT = "sent_counted_bytes"
 CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT, ACCURACY, "energy_per_unit_j")
-ALIKE = 1e-3  # two counts (e.g. of bytes) are called equal up to this relative difference: a strategy may also sum a scalar
+# Two counts (e.g. of sent bytes) are called equal up to this relative difference, because a strategy may send a few more bytes
+# than another, e.g. to sum one number over all ranks.
+ALIKE = 1e-3
 Word = Literal["best", "not told apart", "equal", "same work", "as measured"]
 
 
@@ -107,7 +109,7 @@ def _standing(measurements: Measurements, name: str, rows: Sequence[CellRow]) ->
     higher = metric.direction == "higher is better"
     numbers = [_Mean(measurements, metric, row) for row in rows]
     if metric.exact and not any(number.value for number in numbers):
-        return None  # all values are 0, for example the bytes sent on one rank
+        return None  # nothing to rank: all values are 0, for example the bytes sent on one rank
     numbers.sort(key=lambda number: (-number.value if higher else number.value, number.row.id))
     first, others = numbers[0], numbers[1:]
     word: Word

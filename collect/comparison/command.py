@@ -27,8 +27,8 @@ def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Outpu
     """Compare two sets of results, called A and B, and print tables or the JSON document. Returns the exit code.
 
     a, b: where A and B are, each as the name of a matrix of `workspace`, the folder of another workspace, or an archive.
-    matrix: which matrix of the other workspaces is compared; None: their last matrix. Raises InputError if `a` or `b` is none
-    of the three.
+    matrix: which matrix of the other workspaces is compared; None: their last matrix. Raises InputError if `a` or `b` is
+    neither a matrix nor a folder nor an archive.
     """
     with contextlib.ExitStack() as opened:
         sides = [_open(workspace, name, matrix, opened) for name in (a, b)]

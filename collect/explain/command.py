@@ -24,10 +24,10 @@ def show(
     *,
     trusted: bool,
 ) -> int:
-    """Print the chain of a number. Returns the exit code: 1 if a file of the workspace defines no metric.
+    """Print how a number of the summary was computed. Returns the exit code: 1 if a file of the workspace defines no metric.
 
-    matrix, baseline: as for `collect summarize`; None: its defaults. row_name, metric_name: the number, by its row and metric.
-    trusted: whether the user allows the code of the workspace (--trust). Raises InputError.
+    matrix, baseline: as for `collect summarize`; None: its defaults. row_name, metric_name: row and metric of the number.
+    trusted: whether the user allows code of the workspace to be executed (--trust). Raises InputError if there is no such row.
     """
     loaded = load(workspace, matrix)
     shipped = {metric.name for metric in menu()}
@@ -63,7 +63,7 @@ def _show(output: Output, document: Explanation) -> None:
         first = [run.cell, run.run, str(run.repeat), run.state, _value(run), _inputs(run)]
         read = [[file.file.removeprefix(f"runs/{run.run}/"), file.lines or ""] for file in run.files] or [["", ""]]
         rows += [[*(first if not number else [""] * len(first)), *file] for number, file in enumerate(read)]
-    one_cell = len({run.cell for run in document.runs}) == 1  # then its name is above the table
+    one_cell = len({run.cell for run in document.runs}) == 1  # then the table has no column Cell: the line above names the cell
     shown = [place for place in range(one_cell, len(heads)) if any(row[place] for row in rows)]
     output.table("", [heads[place] for place in shown], [[row[place] for place in shown] for row in rows])
     for run in document.runs:

@@ -1,4 +1,4 @@
-"""The chain of a number of the summary: its metric, the formula with its values, the repeats, their runs and records."""
+"""Explains a number of the summary: its metric, the formula with its values, the repeats, their runs and records."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _plain(label: str) -> str:
 
 
 def find_metric(name: str) -> Metric:
-    """A metric that rows have. Raises UnknownName, which lists the allowed names."""
+    """The metric of this name. Raises UnknownName, which lists the allowed names, if rows have no such metric."""
     allowed = {
         metric.name: metric for metric in menu() if metric.of_run_at is None and not (metric.of_cells and metric.argument)
     }
@@ -103,7 +103,7 @@ def find_metric(name: str) -> Metric:
 
 
 def explain(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric, own: Mapping[str, str]) -> Explanation:
-    """The chain of the value of a metric in a row. own: file of the workspace that defines a metric, by the metric's name."""
+    """Explain the value of a metric in a row. own: file of the workspace that defines a metric, by the metric's name."""
     rows, terms, why = [row], [], ""
     of_runs = metric
     if metric.of_cells is not None:
@@ -142,7 +142,7 @@ def explain(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric, own:
 
 
 def _against(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric) -> tuple[CellRow | None, str]:
-    """(the row with which a row is compared, why there is no comparison or ''), by the rules of the summary."""
+    """Find the baseline with which the summary compares a row. Returns (row of the baseline, why the two have no ratio)."""
     for family in families(loaded.cells):
         for cell in family:
             if cell.id == row.id and (baseline := baseline_of(cell, family, summary.baseline)) is not None:
@@ -153,7 +153,7 @@ def _against(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric) -> 
 
 
 def _why_unknown(row: CellRow, runs: Sequence[ExplainedRun]) -> str:
-    """Why a metric of runs has no value in a row."""
+    """The reason why a row has no value of a metric that is computed for each run."""
     if not row.n:
         return f"no repeat completed ({row.state})"
     known = [run for run in runs if run.value is not None]
@@ -196,7 +196,7 @@ def _run(cell_id: str, shown: RunRow, run: LoadedRun, metric: Metric) -> Explain
 
 
 def _why_none(run: NotedRun, notes: Notes, found: Sequence[ReadFile]) -> str:
-    """Why a metric has no value for a completed run, from what the metric read of it."""
+    """The reason why a completed run has no value of a metric. notes: which attributes of the run the metric read."""
     if run.resumed and "whole_samples" in notes.every:
         return "the run resumed from a checkpoint, so telemetry does not cover the whole run"
     if absent := noted_run.missing(notes, found):
@@ -231,7 +231,7 @@ def _formula(metric: Metric, estimate: Estimate, terms: Sequence[ExplainedTerm],
     known = [run for run in runs if run.value is not None]
     if len(known) == 1:
         return f"{metric.name} = {value}, the value of the only completed repeat"
-    each = estimate.unit if estimate.unit == "bytes" else ""  # else the unit after the mean is the unit of all values
+    each = estimate.unit if estimate.unit == "bytes" else ""  # other units are only written after the mean
     values = " + ".join(verdict_text.quantity(run.value, each) for run in known if run.value is not None)
     mean = f"{metric.name} = ({values}) / {len(known)} = {value}"
     if estimate.low is None or estimate.high is None:

@@ -1,4 +1,4 @@
-"""A run that notes what a metric reads of it, so that the files and lines behind a value are known without a second formula."""
+"""A run that notes which of its attributes a metric reads. They show from which files and lines a value was computed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.record import Record, Sample, StepRecord
 from shardlab.rundir import VALIDATION
 
-# Attribute of a run -> pattern of the files from which its value comes, in the folder of the run. A metric that reads none of
-# these attributes, such as a metric of the code of the cell only, has no files.
+# Attribute of a run -> pattern of the files from which the attribute is read, in the run folder. A metric that reads none of
+# these attributes, for example because it needs only the source code of the strategy, has no files.
 FILES = {
     "run": "run.json",
     "result": "result.json",
@@ -43,15 +43,15 @@ class ReadFile(msgspec.Struct, frozen=True):
 
 
 class Notes(msgspec.Struct):
-    """What was read of a run."""
+    """The attributes of a run that a metric read."""
 
     direct: set[str] = msgspec.field(default_factory=set)  # attributes that the metric itself read
-    every: set[str] = msgspec.field(default_factory=set)  # these attributes, and the attributes from which they are computed
-    depth: int = 0  # how many attributes are being computed
+    every: set[str] = msgspec.field(default_factory=set)  # `direct`, and the attributes from which those are computed
+    depth: int = 0  # nesting: how many attributes are being computed now, each for the one before
 
 
 class NotedRun(LoadedRun, dict=True):
-    """A run that notes the names of the attributes that are read, after its records have been read (`of_run`)."""
+    """A run that notes the names of the attributes that are read while `of_run` computes a metric."""
 
     def __getattribute__(self, name: str) -> Any:
         notes = None if name.startswith("_") else super().__getattribute__("__dict__").get(_NOTES)
@@ -68,7 +68,7 @@ class NotedRun(LoadedRun, dict=True):
 
 
 def of_run(function: Callable[[LoadedRun], Quantity | None], run: LoadedRun) -> tuple[Quantity | None, NotedRun, Notes]:
-    """Compute a metric of a run from its files again. Returns (value, the run as it was read, what the metric read of it)."""
+    """Read the files of a run again and compute a metric. Returns (value, the newly read run, attributes that were read)."""
     noted = NotedRun.read(run.folder)
     noted.verdict, noted.reads_traces = run.verdict, run.reads_traces
     notes = Notes()
@@ -79,7 +79,7 @@ def of_run(function: Callable[[LoadedRun], Quantity | None], run: LoadedRun) -> 
 
 
 def read_files(run: NotedRun, notes: Notes) -> list[ReadFile]:
-    """The files behind what was read of a run, with the lines of their records that count."""
+    """The files from which the noted attributes of a run were read, with the lines that were used."""
     found = []
     for pattern in dict.fromkeys(pattern for name, pattern in FILES.items() if name in notes.every):
         for path in sorted(run.folder.path.glob(pattern)):
@@ -96,13 +96,13 @@ def missing(notes: Notes, found: Iterable[ReadFile]) -> list[str]:
 
 
 def _lines(path: Path, pattern: str, run: NotedRun, notes: Notes) -> str | None:
-    """The lines of a record file that count: timed steps, samples around the timed window, or all lines that can be read."""
+    """The lines of a file that were used: those of timed steps, of samples around the timed window, or else all lines."""
     wanted: Callable[[Any], bool] = lambda _: True  # noqa: E731 - the usual case of three
     kind: type[Record] | None = None
     if pattern == FILES["step_records"]:
         kind = StepRecord
         if not notes.direct & {"steps", "recorded", "step_records", "step_frames"}:
-            # Other attributes than these are computed from the timed steps; `undisturbed` leaves out what an instrument slowed.
+            # Other attributes are computed from timed steps only. `undisturbed` has the timed steps that no instrument slowed.
             frame = run.undisturbed if not notes.direct & {"timed", "world", "window"} else run.timed
             steps = set(frame["step"].to_list())
             wanted = lambda record: not record.warmup and record.step in steps  # noqa: E731
@@ -130,7 +130,7 @@ def _records(path: Path, kind: type[Any]) -> list[tuple[int, Any]]:
 
 
 def spans(numbers: Iterable[int]) -> str | None:
-    """Numbers in increasing order as text, such as `3-12, 14`; None if there are none."""
+    """Numbers in increasing order as text, such as `3-12, 14`; None if `numbers` is empty."""
     ordered: Sequence[int] = list(numbers)
     if not ordered:
         return None

@@ -36,7 +36,7 @@ _LINES = {"footnotesize": 78, "scriptsize": 88, "tiny": 104}
 _SENTENCE, _GAP = 60, 2
 
 
-@lru_cache(maxsize=4096)  # many cells of a table have the same text
+@lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
 def escape(text: str) -> str:
     """The text in one line, with special characters escaped so that LaTeX prints them."""
     return _LIGATURE.sub(r"\1{}", _SPACE.sub(" ", printable.one_line(text)).strip().translate(_BY_CODE))

@@ -20,7 +20,7 @@ _MARKS = re.compile(r"([\\`*_\[\]#<>|~$&]|^[-+]|(?<=^\d)[.)])")
 _SPACE = re.compile(r" +")
 
 
-@lru_cache(maxsize=4096)  # many cells of a table have the same text
+@lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
 def escape(text: str) -> str:
     """The text in one line, with special characters of Markdown escaped."""
     return _MARKS.sub(r"\\\1", _SPACE.sub(" ", printable.one_line(text)).strip())

@@ -46,7 +46,7 @@ def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
                 opened.log(run.points)
                 opened.end(run)
             except package("mlflow.exceptions").MlflowException as error:
-                # The client hides the error of the system, e.g. that the disk is full.
+                # If the client could not write, e.g. because the disk is full, its error does not say so; the OSError does.
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from error
                 raise

@@ -14,7 +14,7 @@ from collect.loading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import Tracked, TrackedStep
 
-VERSION = "brain.Event:2"  # the first event of every file: tensorflow/core/util/event.proto
+VERSION = "brain.Event:2"  # file format; the first event of a file states it (tensorflow/core/util/event.proto)
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:

@@ -1,4 +1,4 @@
-"""Exports runs to Weights & Biases as offline runs in its own format, which a user can upload later with `wandb sync`."""
+"""Exports runs to Weights & Biases as offline runs in the format of wandb, which a user can upload later with `wandb sync`."""
 
 from __future__ import annotations
 
@@ -50,8 +50,10 @@ def _without_complaints_of_logging() -> Iterator[None]:
 
 
 class WandbRun:
-    """A run of Weights & Biases that is open. It contains no data about the machine that writes it. folder: where it is
-    written."""
+    """An open run of Weights & Biases. It contains no data about the machine that writes it.
+
+    folder: the folder in which the library writes the run.
+    """
 
     def __init__(self, wandb: ModuleType, project: str, run: Tracked, folder: Path, mode: str = "offline") -> None:
         settings = wandb.Settings(

@@ -58,8 +58,8 @@ class Downloaded(msgspec.Struct):
     state: str
     hashed: int = 0  # number of files that were hashed to check them
     problems: list[str] = []  # how the run on this machine differs from the run on the cluster
-    not_regular: dict[str, str] = {}  # as in RemoteRun
-    parts: list[str] = []  # as in RemoteRun
+    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
+    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
     changed: list[str] = []  # names of files that did not match the manifest after their transfer
 
 
@@ -115,7 +115,7 @@ def _ask(there: RemoteWorkspace, patterns: Sequence[str], progress: TransferProg
     must_stop = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs to make their manifests.")
     found = there.ask("collect", ["fetch", *words], list[RemoteRun], limit_s=ASK_S, must_stop=must_stop)
     for run in found:
-        if not RUN_ID.fullmatch(run.run):  # msgspec also accepts a run id that is followed by a newline
+        if not RUN_ID.fullmatch(run.run):  # msgspec's own check of the run id also accepts a newline at its end
             raise ShardlabError(f"{there.host}: {run.run!r} is not a run id. Allowed: {RUN_ID.pattern}.")
     return list({run.run: run for run in found}.values())
 
@@ -225,7 +225,7 @@ def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
     except FileNotFoundError:
         raise InputError("the cluster has no manifest of this run") from None
     mine = None
-    with contextlib.suppress(InputError, FileNotFoundError):  # a damaged manifest on this machine is ignored
+    with contextlib.suppress(InputError, FileNotFoundError):  # if the manifest here is damaged, all files are compared
         mine = manifest.read(run) if manifest.regular(run.path, manifest.NAME) else None
     found = Missing(theirs, [], 0)
     for name, file in theirs.files.items():
@@ -250,7 +250,7 @@ def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
 def _changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> bool:
     """Whether a file was changed on this machine after it was fetched.
 
-    A file that differs but is not newer than its record was left by an interrupted transfer.
+    A file that differs from `recorded` (its entry in the manifest) but is not newer was left by an interrupted transfer.
     """
     return content.sha256 != recorded.sha256 and content.mtime_ns > recorded.mtime_ns and not manifest.only_grew(path, recorded)
 

@@ -72,7 +72,7 @@ def fetch(workspace: Workspace, patterns: Sequence[str], progress: TransferProgr
     def fetched(run_id: str) -> Fetched:
         return fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # hashing and reading release the GIL
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # threads: hashing and reading files release the GIL
         return list(pool.map(fetched, ids))
 
 
@@ -81,7 +81,8 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence
 
     If the run no longer matches an earlier manifest, the manifest is not changed, because it shows what the run was before.
 
-    downloaded: the result of downloading the run if the cluster is remote. parts: as in Fetched.
+    downloaded: the result of downloading the run if the cluster is remote. parts: sentences about nodes' parts of the run
+    that are missing or differ (`Fetched.parts`).
     """
     records = RunRecords.read(run)
     state, damage = records.verdict.state, records.damage

@@ -122,7 +122,7 @@ def _from_nodes(
                 claimed |= {content[full] for full in parts.copied}
             list(pool.map(lambda parts: _bring(workspace, parts, lock, progress), of_nodes))
         except BaseException:
-            progress.stop()  # so that the threads stop their transfers
+            progress.stop()  # else the pool would wait until the threads have ended their transfers
             raise
     for parts in of_nodes:
         _store(workspace, parts)
@@ -137,7 +137,7 @@ def _not_gathered(run: RunDir) -> tuple[str, Placement] | None:
         if placed is None or any(event.event == GATHERED for event in events):
             return None
         return (run.read_run().cluster["name"], placed) if run.judge().state in FINAL else None
-    except ShardlabError:  # `fetch_run` reports a run that cannot be read
+    except ShardlabError:  # the run cannot be read: `fetch_run` reports it later
         return None
 
 

@@ -94,8 +94,8 @@ def received(content: bytes, run_id: str) -> RunManifest:
 
 
 def check_received(found: RunManifest, run_id: str) -> None:
-    """Check a manifest that another machine made. Raises InputError if it is not of this run, or if a name in it is no
-    allowed path."""
+    """Check a manifest that another machine made. Raises InputError if it is the manifest of another run, or if a name in it
+    is not an allowed path."""
     if found.schema != SCHEMA or found.run_id != run_id:
         raise InputError(
             f"the cluster's manifest has schema {found.schema} and run id {found.run_id!r}. Expected: {SCHEMA} and {run_id!r}"

@@ -69,7 +69,7 @@ class TransferProgress:
             number = len(self._expected)
             self._expected.append(size)
             self._arrived.append(0)
-        # The live display starts only with the first transfer, because a login before it may ask for a code on this terminal.
+        # The live display starts only with the first transfer, because a login before that may ask for a code here.
         if is_first and self._live is not None:
             self._live.update(self)
             self._live.start()

@@ -1,7 +1,7 @@
 """`collect fetch --prune`: removes files on the cluster, or on nodes without a shared folder, that this machine also has.
 
-The other machine computes the checksum of each file again, and this machine compares the checksum with its own copy of the
-file. Only if both are equal is the file removed on the other machine. If a run is still going on, or is not complete on this
+The cluster or node computes the checksum of each file again, and this machine compares the checksum with its own copy of the
+file. The file is removed there only if its checksum equals the copy's. If a run is still going on, or is not complete on this
 machine, none of its files is removed.
 """
 
@@ -43,7 +43,7 @@ class VerifiedFiles(msgspec.Struct):
 
     where: str  # the host of the cluster, or the node
     there: RemoteWorkspace
-    is_part: bool  # as in RemovalRequest
+    is_part: bool  # whether the files are a node's parts of runs, and not whole runs on the cluster
     with_parts: list[str] = []  # ids of the runs whose parts are also on nodes, and were gathered on the cluster
     runs: list[RunManifest] = []  # the files that may be removed, by run
     refused: list[Freed] = []  # one entry for each run whose files are not removed, with the reason
@@ -65,7 +65,7 @@ class PrunePlace(msgspec.Struct):
     where: str  # the host of the cluster, or the node
     there: RemoteWorkspace
     ids: list[str]  # ids of the runs that have files in this place
-    is_part: bool  # as in RemovalRequest
+    is_part: bool  # whether the files are a node's parts of runs, and not whole runs on the cluster
 
 
 def must_be_elsewhere(workspace: Workspace) -> None:
@@ -151,7 +151,7 @@ def _verify(workspace: Workspace, place: PrunePlace, progress: TransferProgress)
         verified.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.ids]
         return verified
     for run_id, part in listed.items():
-        if part.has_claim and place.is_part:  # the listed folder is not a part, but the run folder of the first node itself
+        if part.has_claim and place.is_part:  # the run folder of the first node, not a part: nothing is removed from it
             continue
         theirs = part.manifest
         names = [name for name in theirs.files if place.is_part or not is_kept(name)]

@@ -48,17 +48,17 @@ class RemovedFiles(msgspec.Struct):
 
     run: str  # the run id
     files: int = 0  # number of files that were removed
-    bytes: int = 0  # their size
+    bytes: int = 0  # size of these files in bytes
     why: str = ""  # the reason, as a clause, if files of the run were not removed; '' if all were removed
 
 
 def is_kept(name: str) -> bool:
-    """Whether the cluster keeps the file of this name in a run folder."""
+    """Whether the cluster keeps the file of this name when the other files of a run are removed."""
     return _KEPT.fullmatch(name) is not None
 
 
 def is_pruned(run: RunDir) -> bool:
-    """Whether files of this run were removed on this machine, after another machine had verified its copies."""
+    """Whether files of this run were removed on this machine, after another machine had verified its own copies of them."""
     return (run.path / MARK).is_file()
 
 
@@ -69,7 +69,7 @@ def _remove(workspace: Workspace, asked: RunManifest, resumed: dict[str, str], *
         return removed
     with files.as_workspace_error("write"):
         if not is_part:
-            # The mark is written first: if the removal is interrupted, the removed files must not look like lost files.
+            # The file MARK is written first. Otherwise, after an interruption, the removed files would look like lost files.
             files.write_atomic(run.path / MARK, b"")
         for name, file in asked.files.items():
             try:
@@ -113,7 +113,7 @@ def _resumed(workspace: Workspace) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for run in workspace.all_runs():
-        with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read
+        with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read is skipped
             if names := run.read_run().resume:
                 found |= dict.fromkeys(names, run.run_id) if run.judge().state not in FINAL else {}
     return found
@@ -122,7 +122,7 @@ def _resumed(workspace: Workspace) -> dict[str, str]:
 def _remove_empty(folder: Path, *, itself: bool) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(OSError):  # the folder is not empty
+            with contextlib.suppress(OSError):  # a folder that still has files stays
                 path.rmdir()
     if itself:
         with contextlib.suppress(OSError):

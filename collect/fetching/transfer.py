@@ -91,7 +91,7 @@ def those_arrived(folder: Path, expected: Mapping[str, ManifestFile]) -> set[str
 
         here = [name for name in expected if name in listed]
         large = [name for name in here if expected[name].bytes > LARGE]
-        are_same = pool.map(has_arrived, large)  # hashing a large file releases the GIL
+        are_same = pool.map(has_arrived, large)  # in threads: hashing a large file releases the GIL
         arrived = {name for name in here if expected[name].bytes <= LARGE and has_arrived(name)}
         return arrived.union(name for name, is_same in zip(large, are_same, strict=True) if is_same)
 
@@ -120,9 +120,10 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], also: Iter
 
     Every file gets the time that the manifest gives for it, and every entry the mode that a new entry of this user has.
 
-    expected: all files that the folder must have. also: names of other files that it may have.
+    expected: all files that the folder must have. also: names of other files that the folder may have.
 
-    Returns False, and leaves the folder unchanged, if a file is missing or a file is there that is in neither of the two.
+    Returns False, and leaves the folder unchanged, if an expected file is missing, or if the folder has a file that is
+    neither in `expected` nor in `also`.
     """
     if not _is_folder(folder):
         return False

@@ -1,4 +1,4 @@
-"""Draws the validation accuracy over the training time, which shows whether faster steps also reach an accuracy earlier."""
+"""Draws the validation accuracy over the training time, which shows whether a cell with faster steps is accurate earlier."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ COLOURS = dict(zip((BEFORE, *SIZES), (f"var(--series-{number})" for number in (1
 
 
 def draw(group: Group) -> Figure | None:
-    """The blocks in use during the observed step, stacked by size, of the first cell that has a snapshot."""
+    """Draw the first cell that has a snapshot: its blocks in use during the observed step, stacked by size."""
     if (found := allocator.first(group)) is None or (history := found[0].cell.completed[0].allocator_history) is None:
         return None
     mark, seen = found

@@ -8,7 +8,7 @@ from collect.figures.drawing import allocator
 
 
 def draw(group: Group) -> Figure | None:
-    """The memory that the allocator had reserved, and the part of it that was in use, of the first cell that has a snapshot."""
+    """Draw the first cell that has a snapshot: the memory that the allocator had reserved, and how much of it was in use."""
     if (found := allocator.first(group)) is None or (history := found[0].cell.completed[0].allocator_history) is None:
         return None
     mark, seen = found

@@ -11,12 +11,12 @@ from collect.figures.drawing import allocator
 from collect.sources import snapshot
 from collect.sources.snapshot import AllocatorSegment
 
-MOST_SEGMENTS = 60  # segments that are drawn, the largest ones
+MOST_SEGMENTS = 60  # the most segments that are drawn; the largest segments are drawn
 USES = {"in use": allocator.IN_USE, "waiting to be freed": "var(--series-5)", "free": LINE}
 
 
 def draw(group: Group) -> Figure | None:
-    """The blocks of each segment after the observed step, of the first cell that has a snapshot."""
+    """Draw the first cell that has a snapshot: the blocks of each segment after the observed step."""
     if (found := allocator.first(group)) is None:
         return None
     mark, seen = found
@@ -38,7 +38,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def _blocks(name: str, shown: Sequence[AllocatorSegment], unit: str, size: float) -> dict[str, Any]:
-    """The blocks of one use as bars, each from its place in the segment to its end."""
+    """The blocks with the use `name` (a key of USES) as bars. A bar reaches from the start to the end of its block."""
     bars = [
         (row, start / size, block.size / size)
         for row, segment in enumerate(shown)

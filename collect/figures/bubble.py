@@ -61,7 +61,7 @@ def _curve(pp: int, passes: list[int], dash: str) -> dict[str, Any]:
 def _measured(name: str, marks: list[CellMark], variant: int) -> dict[str, Any]:
     """The marks of the measured cells of one strategy with one number of ranks.
 
-    variant: the place of this number of ranks among all numbers of ranks, from 0; it determines the fill of the marks.
+    variant: the index of this number of ranks in the sorted list of all numbers of ranks. It determines the fill of the marks.
     """
     own = look(marks[0].strategy, variant)
     found = [mark.row.metrics[NAME] for mark in marks]

@@ -37,8 +37,8 @@ class GpuLine(NamedTuple):
     """A GPU on which the run of a cell trained. The figure has one line for this GPU in each panel."""
 
     label: str
-    place: int  # the place of the GPU in its cell, from 0
-    cell: int  # the place of its cell among the cells of the figure, from 0
+    place: int  # number of the GPU in the list of GPUs of its cell, from 0
+    cell: int  # number of the GPU's cell in the list of cells of the figure, from 0
 
 
 PANELS = (

@@ -17,7 +17,8 @@ NAME = "operator_differences"
 MOST_NAMES = 10
 MOST_CELLS = 6  # the most cells that are drawn, because each name has one bar per cell
 NAME_PX, BAR_PX, GAP_PX, MARGIN_PX, LEGEND_PX = 20, 13, 8, 70, 16
-NAME_LENGTH, HEAD_LENGTH = 44, 20  # most characters of a shown name; of the part before its arguments, if they are shown too
+# The most characters of a shown name. If its arguments are shown, the part before them has at most HEAD_LENGTH characters.
+NAME_LENGTH, HEAD_LENGTH = 44, 20
 _NAMESPACES = re.compile(r"^void |\(anonymous namespace\)::|at::native::")
 _ARGUMENTS = re.compile(r"(?<=\w)[<(]")
 SMALLEST = 0.01  # share of the longest bar: a name whose bars are all shorter is left out, and a shorter bar gets no number
@@ -84,7 +85,7 @@ def _unwrapped(one: Breakdown) -> list[EventTally]:
 
 
 def _kind(mark: CellMark) -> str | None:
-    """Whether the profiles of a cell name `kernels` or `operators`, because the two cannot be compared.
+    """`kernels` or `operators`: which of the two the profiles of a cell name. Kernels cannot be compared with operators.
 
     None if the cell was not profiled, or if some of its runs name kernels and others name operators.
     """
@@ -94,8 +95,10 @@ def _kind(mark: CellMark) -> str | None:
 
 
 def _more(name: str, pair: BaselinePair) -> float:
-    """How many ms per step the kernel or operator `name` takes more in the cell than in the baseline. Not called counts as 0
-    ms."""
+    """The time of the kernel or operator `name` in the cell minus its time in the baseline, in ms per step.
+
+    If a cell does not call it, its time is 0.
+    """
     return (pair.here[name].ms if name in pair.here else 0) - (pair.there[name].ms if name in pair.there else 0)
 
 
@@ -103,7 +106,7 @@ def _bars(names: list[str], place: int, line_px: int, pair: BaselinePair) -> dic
     """The bars of one cell. In each row, the name of the kernel or operator is at the top, and the bars of the cells are below
     it.
 
-    place: the place of the cell among the drawn cells, from 0.
+    place: the number of the cell in the list of drawn cells, from 0.
     """
     more = [_more(name, pair) for name in names]
     seen = SMALLEST * max(map(abs, more))

@@ -38,7 +38,7 @@ PANELS = (  # (title of a panel, how the names of the counters that the panel sh
 
 
 class Bar(NamedTuple):
-    """A bar in the row of a rank: one step, several consecutive steps, or the act of an instrument.
+    """A bar in the row of a rank: one step, several consecutive steps, or what an instrument did, such as saving a checkpoint.
 
     kind: a key of KINDS. start_s: seconds since the first step began. took_s: the length in seconds. text: says what the bar
     is.
@@ -51,10 +51,10 @@ class Bar(NamedTuple):
 
 
 def draw(group: Group) -> Figure | None:
-    """Draw the first completed repeat that did not resume from a checkpoint, of the cell with the most ranks that has such a
-    repeat.
+    """Draw one run: a completed repeat that did not resume from a checkpoint.
 
-    None if no cell has such a repeat, or if the run has only one rank and no telemetry.
+    Of the cells with such a repeat, the cell with the most ranks is chosen, and its first such repeat is drawn. None if no cell
+    has such a repeat, or if the run has only one rank and no telemetry.
     """
     found = [(mark, run) for mark in group.marks if (run := _run(mark)) is not None]
     if not found:

@@ -49,7 +49,10 @@ def draw(group: Group) -> Figure | None:
 
 
 def _lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, str], list[CellMark]]:
-    """The lines of the figure: {(number of a set of cells, the batch size that is constant, in words): cells of the line}.
+    """The lines of the figure: {key of a line: cells of the line}.
+
+    A key is (number of the set of cells that differ only in their ranks, text about the batch size that all cells of the line
+    share, such as `batch 32 per rank`).
 
     A cell with as many ranks as its baseline is on lines of both kinds of scaling, strong and weak. A cell that is on no line
     is added at the end as a single point, unless it is a cell of the baseline strategy.
@@ -78,8 +81,8 @@ def _ranks(line: Sequence[CellMark]) -> int:
 
 
 def _names(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[str]:
-    """The name of each line: the values in which the lines differ, without the number of ranks, and the batch size that is
-    constant."""
+    """The name of each line: its values of the keys in which the lines differ (except the number of ranks), and the batch size
+    that all its cells share."""
     said = [(marks[0], {"gpus": 0, "batch": batch}) for (_, batch), marks in lines.items()]
     return [name.replace(" ×0", "", 1) for name in names(said, SHARES)]
 

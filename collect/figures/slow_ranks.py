@@ -54,5 +54,5 @@ def _end(mark: CellMark) -> str:
     lost = sum(one.lost_ns for run in runs for one in run.waits.ranks)
     span = sum(one.span_ns for run in runs for one in run.waits.ranks)
     ranks = {run.waits.straggler.rank for run in runs if run.waits.straggler}
-    slowest = f", rank {ranks.pop()}" if len(ranks) == 1 else ""  # not written if the repeats have different slowest ranks
+    slowest = f", rank {ranks.pop()}" if len(ranks) == 1 else ""  # none if repeats have different slowest ranks
     return f"{notation.number(100 * lost / span, 2)} % lost{slowest}" if span else ""

@@ -25,7 +25,7 @@ ROW_PX, HEAD_PX = 22, 44  # height of a rank's row; height of a panel's title wi
 MOST_PANELS = 6
 MOST_RANKS = 16  # the most ranks of a panel, starting with rank 0
 MOST_STEPS = 10  # the most steps that are drawn, from the middle of the timed steps
-INSTRUMENT = "instrument"  # name of the bars between steps that show the act of an instrument, such as saving a checkpoint
+INSTRUMENT = "instrument"  # name of the bars that show what an instrument did between steps, such as saving a checkpoint
 COLOURS = {
     "data": "var(--series-5)",
     "forward": "var(--series-1)",
@@ -37,7 +37,7 @@ COLOURS = {
 
 
 class StepPhase(NamedTuple):
-    """A phase of a step of one rank, or the act of an instrument between two steps."""
+    """A phase of a step of one rank, or what an instrument did between two steps, such as saving a checkpoint."""
 
     rank: int
     phase: str
@@ -95,7 +95,7 @@ def _panel(mark: CellMark) -> Panel | None:
 
 
 def _phases(run: LoadedRun) -> list[StepPhase]:
-    """The phases of the steps that are drawn, and the acts of instruments between these steps.
+    """The phases of the steps that are drawn, and what instruments did between these steps, such as saving a checkpoint.
 
     Steps that an instrument slowed down are not drawn. Times are in ms since the first drawn step began.
     """
@@ -132,7 +132,7 @@ def _wanted(run: LoadedRun) -> list[int]:
 
 
 def _is_between(act: InstrumentAct, steps: Sequence[int]) -> bool:
-    """Whether the act of an instrument was between two of these steps. steps: numbers of consecutive steps."""
+    """Whether an instrument did its work (`act`) between two of the steps. steps: numbers of consecutive steps."""
     return act.step in (steps[:-1] if act.when == "after" else steps[1:])
 
 

@@ -72,7 +72,7 @@ def draw(group: Group) -> Figure | None:
         "run, or over the time between two samples if that is longer. A line has a gap where a host has no samples. GPUs and "
         "processors: all of the hosts. Dotted: the end of the first timed step."
     )
-    if len(networks) > 4:  # the sum, loopback, and more than one interface, each with two panels
+    if len(networks) > 4:  # one panel for the sum, one for loopback, two per interface: several interfaces
         caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out:
         caption += f" {left_out} more interfaces, which sent less, are not drawn."
@@ -133,7 +133,7 @@ def _pressure(title: str, counter: str) -> TelemetryPanel:
 def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named: bool) -> dict[str, Any]:
     """The line of a cell in one panel. number: the number of the panel, from 1.
 
-    named: whether the legend has an entry for this line, which then stands for all lines of the cell.
+    named: whether this line gets an entry in the legend. The entry then stands for the lines of the cell in all panels.
     """
     return {
         "type": "scatter",

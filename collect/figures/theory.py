@@ -49,7 +49,7 @@ def draw(group: Group) -> Figure | None:
 
 
 def _predicted(mark: CellMark) -> Prediction | None:
-    """The first prediction of the runs of a cell that has a memory."""
+    """The first prediction, over the runs of a cell, that contains the memory of a rank."""
     found = (run.predicted for run in mark.cell.runs)
     return next((one for one in found if one and any(name in one.memory_by_category for name in STATES)), None)
 
@@ -71,7 +71,7 @@ def _panel(
     named: Callable[[str], str],
     nothing: str,
 ) -> BarPanel:
-    """A panel of bars. bars: bytes by part; None: not known. nothing: the text of a bar that is known and has no part."""
+    """A panel of bars. bars: for each bar, bytes by part; None: not known. nothing: the text of a bar of 0 bytes."""
     unit, size = notation.bytes_unit([sum(bar.values()) for bar in bars if bar])
     parts = [
         BarPart(named(name), colour, [bar[name] / size if bar and name in bar else None for bar in bars])

@@ -87,7 +87,8 @@ def table(every: Sequence[CellRow], shown: Sequence[CellRow] | None = None) -> T
     rows = every if shown is None else shown
     cells = [row.flat for row in every]
     keys = distinguishing(cells)
-    keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # column after the ranks
+    # The batch size has its column right after the column of the ranks.
+    keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]
     common = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
     cells = [row.flat for row in rows]
     identity = [

@@ -1,4 +1,4 @@
-"""Computes the cost of each instrument: its time between steps, and how much longer the steps take that it observes."""
+"""Computes the cost of each instrument: its time between steps, and how much longer steps take while it observes them."""
 
 from __future__ import annotations
 

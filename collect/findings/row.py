@@ -55,7 +55,7 @@ class CellRow(msgspec.Struct, dict=True):
         """Whether the cell may be ranked among other cells.
 
         Its GPUs must have been neither shared nor throttled. The same-work proof must have shown that the cell does the same
-        work as one process; if such a proof is not possible for the cell, the intention to do this work is enough.
+        work as one process; if such a proof is not possible for the cell, the cell is ranked without it.
         """
         return not self.gpu_trouble and self.same_work is not None and self.same_work.verdict in ("proven", "not provable")
 

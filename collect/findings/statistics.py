@@ -59,7 +59,7 @@ def deviation(values: Sequence[float], mean: float) -> float:
 
     It is computed in two passes, because statistics.stdev computes with fractions and takes 25 times as long.
     """
-    if min(values) == max(values):  # the mean of equal values may differ from them in its last digit
+    if min(values) == max(values):  # by rounding, the mean of equal values may differ from these values
         return 0.0
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
@@ -67,7 +67,7 @@ def deviation(values: Sequence[float], mean: float) -> float:
 def estimate(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
     """The mean of independent repeats with the 95 % interval of the mean, by Student's t: mean ± t s / sqrt(n).
 
-    values: one per repeat; unit, kind: of all values.
+    values: one per repeat. unit: the unit of all values. kind: what all values measure, as in `Estimate`.
     """
     n, mean = len(values), statistics.fmean(values)
     if n == 1:

@@ -161,7 +161,6 @@ def of_cells(cell: LoadedCell, baseline: LoadedCell) -> StepDifference | None:
 
 
 def profiled(cell: LoadedCell) -> list[RunAnswers]:
-    """The answers from the traces of each completed run of a cell. Runs are left out if a profiled rank was not profiled by
-    steps."""
+    """What the traces of each completed run of a cell show. Runs are left out if a profiled rank was not profiled by steps."""
     answers = [run.traces.answers for run in cell.completed if run.traces.analyses]
     return [one for one in answers if all(rank.steps for rank in one.ranks)]

@@ -35,7 +35,7 @@ class RunTraffic(msgspec.Struct):
 def traffic(run: LoadedRun) -> RunTraffic | None:
     """The traffic of a completed run.
 
-    None if the run did not complete or has no process group. Also None if it has one rank, because one rank sends nothing.
+    None if the run did not complete or has no process group. Also None if the run has only one rank, which sends nothing.
     """
     if not run.completed or not run.backend or run.cell.gpus == 1:
         return None

@@ -76,8 +76,8 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def cell(self) -> Cell:
-        """The cell that run.json contains. It may only be asked of runs that have a run.json; completed runs always have a
-        run.json."""
+        """The cell in run.json. Only for runs that have a run.json, as all completed runs do; other runs raise
+        AssertionError."""
         assert self.run is not None
         return self.run.cell
 
@@ -163,7 +163,7 @@ class LoadedRun(RunRecords, dict=True):
         gpus = samples.measured(self.whole_samples.gpus)
         used = self.result.gpus if self.result else None
         if used is None or set(gpus["uuid"].unique()) <= set(used):
-            return gpus  # all rows are kept, and a filter would copy them
+            return gpus  # no row has to be removed, so the frame is not copied by a filter
         return gpus.filter(pl.col("uuid").is_in(used))
 
     @property

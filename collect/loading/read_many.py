@@ -31,7 +31,7 @@ from collect.sources.steps import Frames
 from shardlab.rundir import RunDir
 
 AT_ONCE = 50_000  # step records and samples are moved into frames, which need less memory, when there are this many
-MANY = 2_000  # with this many runs or more, several processes read; while a process starts, half as many runs can be read
+MANY = 2_000  # with this many runs or more, several processes read; to start a process takes as long as to read half as many
 PART = 100  # runs that a process reads per task: few, so that Ctrl-C does not wait long and the ids fit into a pipe's buffer
 MOST = 4  # largest number of reading processes: more would not help, because one process must receive the runs from all
 # Errors of the pool of processes. After such an error, this process reads the remaining runs itself. Causes of the errors:
@@ -70,7 +70,7 @@ def _batches(runs: Path, run_ids: Sequence[str]) -> Iterator[list[LoadedRun]]:
 
 
 def _frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
-    """The frames of all runs of a batch. The column `run` is the place of the run in the batch."""
+    """The frames of all runs of a batch. The column `run` contains the index of the run in the batch."""
     frames = (
         steps.of_runs([run.recorded for run in batch]),
         samples.of_runs([run.sample_records for run in batch], [run.sample_parts for run in batch]),

@@ -209,7 +209,7 @@ class RunRecords(msgspec.Struct):
         try:
             return [f"{part}/{name}" for name in sorted(os.listdir(descriptor))]  # noqa: PTH208 - pathlib cannot list a descriptor
         except OSError as error:
-            error.filename = path  # otherwise the error message would name the number of the descriptor and not the path
+            error.filename = path  # so that the error message names the path and not the number of the descriptor
             raise
         finally:
             os.close(descriptor)

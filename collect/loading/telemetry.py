@@ -120,8 +120,10 @@ def clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
 
 
 def _incomplete(times: np.ndarray, span: tuple[float, float]) -> str:
-    """The reason why the samples do not cover the whole span; '' if they do. times: the times of the samples, in ascending
-    order."""
+    """The reason why the samples of a host do not reach from the start to the end of the timed window; '' if they do.
+
+    times: the times of the samples, in ascending order. span: start and end of the timed window.
+    """
     if len(times) < 2:
         return "one sample" if len(times) else "no samples"
     most = GAP_PERIODS * _usual(np.diff(times))

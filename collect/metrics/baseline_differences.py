@@ -33,9 +33,9 @@ def more_pct(compared: Compared) -> Quantity | None:
 
 
 def ratio_pct(compared: Compared, value: float, of: float) -> Quantity | None:
-    """`value` in percent of `of`, which are the values of the two cells.
+    """The value of one cell (`value`) in percent of the value of the other cell (`of`).
 
-    None as for `more`, and if `of` is not greater than 0.
+    None if the cells have neither the same global batch size nor the same batch size per rank, or if `of` is 0 or less.
     """
     scaling = compared.scaling
     return Quantity(100 * (value / of), "%", scaling) if scaling and of > 0 else None

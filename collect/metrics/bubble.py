@@ -8,7 +8,7 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.sources.steps import unwatched
 
-FORWARD, BACKWARD = 1.0, 2.0  # time of a pass in the theory of pipelines, as study 4 simulates it
+FORWARD, BACKWARD = 1.0, 2.0  # durations of passes in study 4's simulation of pipelines, in forward passes
 
 
 def theory(run: LoadedRun) -> Quantity | None:
@@ -49,14 +49,14 @@ def simulated_time(run: LoadedRun) -> Quantity | None:
 
 
 def ideal_time(run: LoadedRun) -> Quantity | None:
-    """The time of a step of the pipeline without a bubble, 3 M, in the unit of `simulated_time`; None as there."""
+    """The time of a step of the pipeline without a bubble: 3 M, in forward passes. None whenever `simulated_time` is None."""
     if run.cell.pp < 2 or run.timed.is_empty():
         return None
     return Quantity((FORWARD + BACKWARD) * run.cell.gradient_accumulation_steps, "")
 
 
 def simulated_throughput(run: LoadedRun) -> Quantity | None:
-    """Micro-batches per unit of time by theory: M over `simulated_time`. None as there."""
+    """Micro-batches per duration of a forward pass, by theory: M / `simulated_time`. None whenever `simulated_time` is None."""
     time = simulated_time(run)
     return Quantity(run.cell.gradient_accumulation_steps / time.value, "") if time else None
 

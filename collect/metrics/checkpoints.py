@@ -9,7 +9,7 @@ from collect.metric import Metric, MetricColumn
 
 
 def reported(name: str, unit: str) -> Callable[[LoadedRun], Quantity | None]:
-    """Make the function of a metric. name: the entry in the results of the instrument; the metric has its value."""
+    """Make a metric's function, which returns the number `name` of the results that the instrument `checkpoints` recorded."""
 
     def of_run(run: LoadedRun) -> Quantity | None:
         value = run.result.instruments.get("checkpoints", {}).get(name) if run.result else None

@@ -12,8 +12,8 @@ from collect.loading.telemetry import covered
 from collect.metric import Metric, MetricColumn
 from collect.metrics.network import LEAST_COVERAGE
 
-# The fewest samples of a GPU, from before any process used the GPU, from which its idle power is computed. The sampler starts
-# seconds before the ranks do.
+# The idle power of a GPU is computed only if it has at least this many samples from before any process used it. There are
+# such samples because the sampler starts seconds before the ranks.
 IDLE_SAMPLES = 2
 
 

@@ -24,7 +24,7 @@ def peak_memory(run: LoadedRun) -> Quantity | None:
 
 
 def column_of(steps: pl.DataFrame) -> str | None:
-    """The name of the column that contains the memory of the ranks, a key of KINDS.
+    """The name of the column of `steps` that contains the memory of the ranks. The name is a key of KINDS.
 
     None if some step records have the memory of a GPU and others do not, or if no step record has a memory.
     """

@@ -61,7 +61,8 @@ METRICS = (
             "(`memory: categories`, docs/instruments.md). Categories reach their largest size at different moments, so these "
             "sizes do not add up to the peak.",
             of_run=largest(category),
-            exact=category in ("parameter", "optimizer_state", "master_parameter"),  # the other categories depend on timing
+            # The sizes of these categories are the same in every repeat. Those of other categories depend on timing.
+            exact=category in ("parameter", "optimizer_state", "master_parameter"),
         )
         for place, ((category, what), heading) in enumerate(zip(CATEGORIES.items(), _HEADINGS, strict=True), 1)
     ),

@@ -20,8 +20,8 @@ LEAST_COVERAGE = 0.8  # share of the timed window that the samples of an interfa
 
 
 def network(run: LoadedRun) -> Quantity | None:
-    """Bytes sent by all hosts on their physical interfaces. For a host without physical interfaces (a container): on virtual
-    ones."""
+    """Bytes sent by all hosts on their physical interfaces. For a host without physical interfaces, such as a container, the
+    bytes sent on its virtual interfaces count."""
     return _counted(run, run.interfaces, network_kind, "bytes")
 
 

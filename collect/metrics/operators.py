@@ -32,9 +32,10 @@ def time(run: LoadedRun, of: str) -> Quantity | None:
 def _a_step(run: LoadedRun, of: str, unit: str, size: Callable[[EventTally], float]) -> Quantity | None:
     """The sum of `size` over all calls that match `of`, per step, as the mean over the ranks that were profiled by steps.
 
-    size: the function that returns the size of an entry, such as its number of calls. None if no rank was profiled by steps. If
-    nothing matches `of`: 0 if the traces contain GPU kernels; None if they contain operators, because `of` may be the name of a
-    kernel.
+    size: a function that returns the number of calls, or the time, of one kernel or operator.
+
+    None if no rank was profiled by steps. If no kernel or operator matches `of`: 0 if the traces contain GPU kernels; None if
+    they contain operators, because `of` may be the name of a kernel.
     """
     ranks = [one for one in run.breakdowns if one.steps]
     wanted = [operator_classes.pattern(of, one.source) for one in ranks]

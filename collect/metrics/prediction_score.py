@@ -94,7 +94,7 @@ def _energy(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, floa
     The predicted energy of a step is the predicted power of the run times the predicted time of a step.
     """
     measured = energy(run)
-    steps = run.world.height - 1  # the measurement is from the end of the first timed step to the end of the last timed step
+    steps = run.world.height - 1  # the measurement starts at the end of the first timed step
     if measured is None or steps < 1 or predicted.energy_kwh is None or predicted.time_s is None or predicted.step_s is None:
         return None
     run_s, run_kwh, step_s = predicted.time_s, predicted.energy_kwh, predicted.step_s

@@ -17,7 +17,7 @@ def _of(counter: str) -> Callable[[LoadedRun], Quantity | None]:
         if run.timed.is_empty() or run.timed[counter].null_count():
             return None
         ends = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
-        if (ends[counter] < 0).any():  # a rank was restarted between its first and its last timed step
+        if (ends[counter] < 0).any():  # a rank was restarted, so its counter began at 0 again
             return None
         return Quantity(int(ends[counter].sum()), "bytes")
 

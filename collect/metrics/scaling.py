@@ -17,7 +17,7 @@ def speed_up(compared: Compared) -> Quantity | None:
 
 
 def efficiency(compared: Compared) -> Quantity | None:
-    """The speed-up of a cell divided by the ratio of its number of ranks to that of its baseline, in percent."""
+    """The speed-up of a cell divided by (ranks of the cell / ranks of its baseline), in percent."""
     ratio = speed_up(compared)
     if ratio is None:
         return None

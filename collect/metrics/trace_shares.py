@@ -1,5 +1,7 @@
-"""Metrics of the parts of the profiled time in percent, so that ranks of different speed can be compared, and of
-collectives."""
+"""Metrics of collectives, and of the parts of the profiled time in percent.
+
+Percentages of ranks can be compared even if the ranks have different speed.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collect.metric import Metric, MetricColumn
 from collect.metrics.network import loopback, network, sent_bounds
 
 SENDING = {"checkpoints", "validation"}  # instruments whose collectives do not belong to any step
-TOLERANCE_PCT = 6.0  # difference up to which counters and collectives are said to agree: 3 % for payload, 3 % for headers
+TOLERANCE_PCT = 6.0  # up to this difference, counters and collectives agree: 3 % error of the payload, 3 % packet headers
 MOST_OPEN = 0.03  # largest uncertainty of the counted bytes, as a share of the expected bytes; beyond it there is no result
 
 
@@ -24,7 +24,8 @@ def difference(run: LoadedRun) -> Quantity | None:
     outside, inside = network(run), loopback(run)
     if not per_step or inside is None or (outside is None and run.run.world.nnodes > 1):
         return None
-    expected = per_step * (run.world.height - 1)  # the window is from the end of the first timed step to the end of the last
+    # - 1: the bytes are counted from the end of the first timed step, so the bytes of this step are not included.
+    expected = per_step * (run.world.height - 1)
     bounds = sent_bounds(run)
     if bounds is None or bounds[1] - bounds[0] > MOST_OPEN * expected:
         return None

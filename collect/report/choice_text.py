@@ -210,9 +210,9 @@ def _margin(standing: Standing, names: dict[str, str]) -> str:
 
 
 def _percent(value: float) -> str:
-    """A margin in percent as text, with at most two digits below 10, and no digits after the decimal point from 10 on.
+    """A margin in percent as text: one or two digits if it is below 10, else a whole number.
 
-    The means from which the margin is computed are not more precise.
+    More digits would be wrong, because the means from which the margin is computed are not more precise.
     """
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.1g}"
 

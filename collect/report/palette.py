@@ -1,4 +1,4 @@
-"""The colours of a report. The page uses them as CSS variables; a figure in a file of its own contains the colours
+"""The colours of a report. The page uses them as CSS variables; an image file of a figure contains the colours
 themselves."""
 
 from __future__ import annotations

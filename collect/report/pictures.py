@@ -1,5 +1,5 @@
-"""Writes each figure of the report as an SVG or PNG file. The library kaleido runs plotly in a browser without a window for
-this."""
+"""Writes each figure of the report as an SVG or PNG file. The library kaleido draws it with plotly in a browser without
+a window."""
 
 from __future__ import annotations
 

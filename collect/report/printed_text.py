@@ -1,4 +1,4 @@
-"""Writes the fields that stand beside a table of the study as text: measured values, and the computed choice."""
+"""Makes the text of the columns that are added to a table of the study: measured values, and the computed choice."""
 
 from __future__ import annotations
 

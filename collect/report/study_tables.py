@@ -11,7 +11,8 @@ from collect.findings import columns
 from collect.findings.row import flat
 from collect.verdicts.reported import ReportedResult
 
-LENGTHS = ("steps", "epochs")  # keys that do not name rows if possible: studies put numbers of short and long runs in one row
+# Keys that name rows only if no other key distinguishes them: studies often put numbers of short and long runs in one row.
+LENGTHS = ("steps", "epochs")
 FEWEST = 3  # the fewest printed numbers that make a table; fewer numbers are listed one by one
 OF = "of"
 
@@ -82,7 +83,8 @@ class Remarks(msgspec.Struct, frozen=True):
     doubts: list[str]
 
 
-# A column of a table: (metric, qualifier). If the table shows one metric for two keys: (value of the last key, "").
+# A column of a table: (metric, qualifier). In a table of one metric whose columns are the values of a key (`_crossed`), a
+# column is (value of the key, "").
 _Column = tuple[str, str]
 
 

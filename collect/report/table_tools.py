@@ -1,4 +1,4 @@
-"""Chooses what a reader can filter and group the tables of cells by: their strategy, ranks, batch, other keys and state."""
+"""Chooses the properties (strategy, ranks, batch, state ...) by which a reader can filter and group the tables of cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_ROWS = 4  # a table with fewer rows gets no tools: the reader sees all of 
 class Facet(msgspec.Struct, frozen=True):
     """A property of cells by which a table is filtered and grouped, such as the strategy.
 
-    heading: its name in the page. values: its value for each row of the summary, as text; "" if the row has none.
+    heading: the name of the property in the page. values: the value of each row of the summary, as text; "" if it has none.
     choices: the different values, each with a check box, in the order of the rows (numbers: ascending).
     """
 
@@ -28,7 +28,7 @@ class Facet(msgspec.Struct, frozen=True):
 def facets(columns: Sequence[Column], rows: Sequence[CellRow]) -> list[Facet]:
     """The facets of the rows: each key that identifies the cells and has few values, and the states of the runs.
 
-    columns: of the summary table; the columns before `state` are the keys that identify the cells. rows: of the same table.
+    columns, rows: those of the summary table. The columns before `state` are the keys that identify the cells.
     """
     found = []
     for column in columns:

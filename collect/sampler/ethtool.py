@@ -61,8 +61,10 @@ class DriverCounters:
     """The counters that the driver of a network interface has. One system call reads all of them."""
 
     def __init__(self, interface: str) -> None:
-        """Find the counters of an interface. Raises OSError if its driver has none, ValueError if it reports more than MOST
-        counters."""
+        """Find the counters of an interface.
+
+        Raises OSError if the driver has no counters, ValueError if the driver reports more than MOST counters.
+        """
         self._interface = interface.encode()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:

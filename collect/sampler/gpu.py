@@ -22,7 +22,8 @@ KIB = 1024
 MOST_EVENTS = 64  # the most events that one sample reads: a faulty GPU may report errors faster than they can be read
 ALL_LINKS = 0xFFFFFFFF  # the scope with which NVML returns the sum over all NVLinks of a GPU
 UNSIGNED_INT = 1
-_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # fields of a value of NVML, by its valueType
+# The members of NVML's union for values (nvmlValue_t). The number `valueType` of a value is the index of its member here.
+_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 class GpuQuestion(NamedTuple):
@@ -155,7 +156,7 @@ class GpuSource(Source):
         energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption
         return [
             GpuQuestion("utilization", "utilization_pct", lambda gpu: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)),
-            GpuQuestion("power", "power_w", lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),  # from milliwatts
+            GpuQuestion("power", "power_w", lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),  # mW to W
             GpuQuestion("energy", "energy_j", lambda gpu: energy_mj(gpu) / 1000),
             GpuQuestion("temperature", "temperature_c", lambda gpu: float(nvml.nvmlDeviceGetTemperature(gpu, core))),
             GpuQuestion("SM clock", "sm_clock_mhz", lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, sm))),

@@ -52,7 +52,7 @@ class KernelFile:
     def read(self) -> bytes:
         """The present content of the file. Raises OSError, such as ENODEV if the network interface was removed."""
         content = b""
-        while more := os.pread(self._descriptor, CHUNK_BYTES, len(content)):  # /proc returns about one page per read
+        while more := os.pread(self._descriptor, CHUNK_BYTES, len(content)):  # /proc returns one page a call
             content += more
         return content
 

@@ -14,7 +14,7 @@ import msgspec
 
 from shardlab.decoders import DECODE_FAULTS, decoder
 
-MOST_BYTES = 1 << 29  # of the JSON text: a larger file is not read, because it would need too much memory
+MOST_BYTES = 1 << 29  # a file whose JSON text is larger is not read, because it would need too much memory
 SIZES = {"256 MiB or more": 1 << 28, "32 to 256 MiB": 1 << 25, "1 to 32 MiB": 1 << 20, "below 1 MiB": 0}
 """Name of a class of allocations -> the least size in bytes. The largest class comes first."""
 BEFORE = "from before the step"
@@ -102,8 +102,9 @@ def read(path: Path) -> AllocatorSnapshot | None:
 def history(snapshot: AllocatorSnapshot) -> AllocatorHistory:
     """Follow the history from its first to its last entry.
 
-    The state before the step follows from the state after it, which the segments have, and from the entries. A block is in use
-    from `alloc` to `free_completed`; a block that was in use before the first entry belongs to BEFORE.
+    The segments of the snapshot show the state after the step. The state before the step is computed from it by undoing the
+    entries. A block is in use from `alloc` to `free_completed`. Blocks that were in use before the first entry are counted in
+    BEFORE.
     """
     entries = snapshot.entries
     signs = [{"alloc": 1, "free_completed": -1}.get(entry.action, 0) for entry in entries]

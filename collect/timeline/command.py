@@ -96,7 +96,7 @@ def _clock(clock: ComparedClock) -> list[str]:
 
 
 def _acts(acts: Sequence[InstrumentSpan]) -> list[list[str]]:
-    """The rows of the table of instruments: how often each instrument acted, for how long, and where its longest act was."""
+    """The rows of the table of instruments: how often each instrument worked between steps, how long, and where longest."""
     of_name: dict[str, list[InstrumentSpan]] = {}
     for one in acts:
         of_name.setdefault(one.act.name, []).append(one)

@@ -61,7 +61,7 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
     uncorrected: the hosts whose clocks were never compared; the times of these hosts are the times of their own clocks.
 
-    instruments: the acts of instruments between steps, such as saving checkpoints, in one row per rank.
+    instruments: what instruments did between steps, such as saving checkpoints, in one row per rank.
     """
 
     run_id: str
@@ -144,7 +144,7 @@ def steps(recorded: pl.DataFrame, compared: Clocks) -> Iterator[Spans]:
 
 
 def instruments(events: Iterable[Event], compared: Clocks) -> Iterator[Spans]:
-    """The acts of the instruments of each rank between steps, one `Spans` per rank and host, sorted by rank and time."""
+    """What instruments did between steps, such as saving a checkpoint. One `Spans` per rank and host, sorted by rank."""
     of_rank: dict[tuple[int, str], list[InstrumentSpan]] = {}
     for span in instrument_span.of(events):
         of_rank.setdefault((span.rank, span.host), []).append(span)
@@ -155,7 +155,7 @@ def instruments(events: Iterable[Event], compared: Clocks) -> Iterator[Spans]:
 
 
 def act_label(act: InstrumentAct) -> str:
-    """The name that the timeline shows for an act of an instrument, such as `checkpoint after step 4`."""
+    """The name that the timeline shows for what an instrument did between steps, such as `checkpoint after step 4`."""
     return f"{'checkpoint' if act.name == 'checkpoints' else act.name} {act.when} step {act.step}"
 
 

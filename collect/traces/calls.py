@@ -161,7 +161,8 @@ def exposed(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], active: Acti
     some = end > owned_start
     owners = np.flatnonzero(some)
     bare = intervals.without(active.communication, active.compute)
-    # Both lists of intervals (owned and bare) are disjoint and sorted, and the owned intervals cover all communication.
+    # `bare`: the times of communication without compute. `owned`: the part of each call that belongs to this call and to no
+    # earlier call. The intervals of each list are disjoint and sorted, and the owned intervals cover all communication.
     edges = np.unique(np.concatenate([owned_start[some], end[some], bare.start, bare.end]))
     inside = np.searchsorted(bare.start, edges[:-1], side="right") > np.searchsorted(bare.end, edges[:-1], side="right")
     pieces = np.flatnonzero(inside)

@@ -54,10 +54,11 @@ _MEANINGS = (  # (start of the name of a collective, without underscores; name o
     ("scatter", "scatter"),
     ("barrier", "barrier"),
 )
-_NCCL_NAME = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")  # such as ncclDevKernel_AllReduce_Sum_f32_RING_LL
+_NCCL_NAME = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")  # a kernel, such as ncclDevKernel_AllReduce_Sum_f32_RING_LL
 _OLD_NCCL_NAME = re.compile(r"nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AllToAll)\w*Kernel")
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_FUNCTION = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")  # return type, namespaces and name in C++
+# The name of a C++ function in a trace: its return type, its namespaces, and the name itself.
+_FUNCTION = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")
 # Kernels of collectives without NCCL: symmetric memory of PyTorch, own all-reduces of vLLM, SGLang, TensorRT-LLM and AITER.
 _CUSTOM = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.IGNORECASE)
 _DISPATCH = re.compile(r"\A(?:dispatch|combine)\b")  # the kernels of DeepEP that communicate

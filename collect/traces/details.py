@@ -107,7 +107,7 @@ class DetailColumns:
         self._products: list[_Part] = []
         self._shapes: list[NDArray[np.int32]] = []
         self._texts: defaultdict[bytes, int] = defaultdict()
-        self._texts.default_factory = self._texts.__len__  # a text gets the next number when it is first seen
+        self._texts.default_factory = self._texts.__len__  # a new text gets the next free number
         self._texts[b""] = 0  # the number for an operator without recorded shapes
         self._operators: list[_Part] = []
         self._sequences: list[NDArray[np.int64]] = []

@@ -31,7 +31,8 @@ class Args(Struct, gc=False):
     collective to sequence: the arguments of a collective as JSON text (collect/traces/collective.py parses them).
     shapes, input_types: the shapes of the inputs of an operator as JSON text, such as [[8, 64], [64, 32]], and their types;
     recorded if the profiler records shapes.
-    autograd, forward_thread: the number that autograd gives an operator and its node, and for a node the thread of its forward.
+    autograd: the number that autograd gives both an operator of the forward pass and its node in the backward pass.
+    forward_thread: for a node of the backward pass, the number of the thread on which its operator ran.
     bytes to device_type: the arguments of an allocation (collect/traces/details.py).
     Values of any type are accepted, so that a value of an unexpected type does not make the whole event unreadable.
     """
@@ -40,7 +41,7 @@ class Args(Struct, gc=False):
     stream: Any = -1
     collective: Raw = field(name="Collective name", default=_ABSENT)
     group: Raw = field(name="Process Group Name", default=_ABSENT)
-    group_id: Raw = field(name="Process Group ID", default=_ABSENT)  # until PyTorch 2.3, in place of the name
+    group_id: Raw = field(name="Process Group ID", default=_ABSENT)  # PyTorch up to 2.3 wrote it in place of the name
     description: Raw = field(name="Process Group Description", default=_ABSENT)
     group_size: Raw = field(name="Group size", default=_ABSENT)
     ranks: Raw = field(name="Process Group Ranks", default=_ABSENT)

@@ -73,7 +73,7 @@ class EventDecoder:
 def timed(events: Sequence[ExactEvent]) -> DecodedEvents:
     """Select the events that are used, and convert their times to nanoseconds."""
     found = _timed(events)
-    assert found is not None  # texts always determine the times
+    assert found is not None  # None means that times as numbers are not exact; here they are texts
     return found
 
 

@@ -23,7 +23,7 @@ from shardlab.errors import WorkspaceError
 class TraceFigures(msgspec.Struct, frozen=True):
     """The figures (numbers) of one undamaged trace.
 
-    breakdown: how the rank spent its time. analysis: the data of the rank from which answers about the whole run are computed.
+    breakdown: how the rank spent its time. analysis: further results of the rank (`RankAnalysis`).
     """
 
     breakdown: Breakdown

@@ -20,8 +20,8 @@ class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     path: the path of the file. rank: the rank, from the content or the name of the file; None if neither says it.
 
-    breakdown: how the rank spent its time. analysis: the data of the rank from which answers about the whole run are computed.
-    Both are None if the trace has no figures.
+    breakdown: how the rank spent its time. analysis: further results of the rank (`RankAnalysis`). Both are
+    None if the trace has no figures.
 
     why: a clause that says why the trace has no figures; "" if it has figures, or if the file is cut short, which `damage`
     says.

@@ -73,8 +73,8 @@ def layers(trace: Trace, active: Activities) -> list[LayerTime]:
     again = _in_autograd(trace, calls)
     nodes, call_of_node = _nodes(trace, calls, nested)
     known = len(trace.details.sequence) > 0
-    # Each of the three has one row for each span and each module around the span: for calls in the forward pass, for calls that
-    # compute activations again, and for nodes of autograd in the backward pass.
+    # (modules, spans): one entry for each span and each module that contains the span. The spans of `forward` are calls in the
+    # forward pass, those of `backward` calls that compute activations again, those of `node_rows` nodes of autograd.
     forward = _around(chains, np.flatnonzero(~again), np.flatnonzero(~again))
     backward = _around(chains, np.flatnonzero(again), np.flatnonzero(again))
     node_rows = _around(chains, call_of_node, np.arange(len(call_of_node)))

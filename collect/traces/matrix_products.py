@@ -4,8 +4,8 @@ A product of an M x K matrix and a K x N matrix needs 2 M N K FLOPs (a multiplic
 a batch of B such products needs B times as many. torch.profiler records the shapes with `record_shapes=True`.
 
 On a GPU, the time is the sum of the durations of all kernels and memory operations that the operator launched, such as a
-reduction after a product that was split along K. On a CPU, it is the duration of the operator. If an operator calls another
-product, only the inner one counts: aten::linear calls aten::addmm.
+reduction after a product that was split along K. On a CPU, the time is the duration of the operator. If a product
+calls another product, only the called product counts: aten::linear calls aten::addmm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Computes the memory of each device over the profiled steps, from the allocations that the profiler recorded.
 
-torch.profiler records them with `profile_memory=True`. The numbers are those of PyTorch's allocators: memory that libraries
-such as NCCL allocate themselves is not in them. On a GPU, the numbers are of all tensors. On a CPU, the allocator counts from
-the start of the recording, so the numbers are what was allocated since then.
+torch.profiler records allocations if `profile_memory=True`. The numbers come from PyTorch's allocators, so they do not include
+memory that libraries such as NCCL allocate themselves. On a GPU, the numbers include all tensors. On a CPU, they include only
+memory that was allocated since the start of the recording.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def _use(events: MemoryEvents, rows: NDArray[np.intp], begin: int, end: int, dev
 
 
 def _chosen(allocated: NDArray[np.int64]) -> list[int]:
-    """The indexes of the points that the curve keeps, at most MOST_POINTS - 1: of each section of the curve the greatest
-    point."""
+    """The indexes of the points that the curve keeps, at most MOST_POINTS - 1: the greatest point of each section of the
+    curve."""
     count = min(len(allocated), MOST_POINTS - 1)
     bounds = [len(allocated) * section // count for section in range(count + 1)]
     return [first + int(allocated[first:last].argmax()) for first, last in pairwise(bounds)]

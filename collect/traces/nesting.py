@@ -117,7 +117,8 @@ def lengths(group: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.i
     order = np.lexsort((start, group))
     group, start, end = group[order], start[order], end[order]
     ends, rank = np.unique(end, return_inverse=True)
-    # For each interval, the greatest end so far in its group. Groups are in ascending order, so a later group has greater keys.
+    # For each interval, the greatest end so far in its group. The number that is accumulated is (group, rank of the end) as one
+    # number. Groups are in ascending order, so the ends of an earlier group never exceed those of a later group.
     reached = ends[np.maximum.accumulate(group * len(ends) + rank) % len(ends)]
     earlier = np.concatenate([start[:1], reached[:-1]])
     earlier[1:][group[1:] != group[:-1]] = np.iinfo(np.int64).min

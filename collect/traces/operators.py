@@ -34,7 +34,7 @@ class OperatorDifference(msgspec.Struct, frozen=True):
 
     @property
     def more_time_ns(self) -> float:
-        """How much more time per step and rank than in the other run, in ns; negative if less time."""
+        """The time in the run minus the time in the other run, per step and rank, in ns."""
         return self.time_ns - self.against_time_ns
 
 

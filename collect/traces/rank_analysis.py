@@ -1,6 +1,7 @@
-"""Extracts from the trace of one rank the data from which the answers about the whole run are computed.
+"""Extracts from the trace of one rank all data that is needed to explain the step time of the whole run.
 
-The data is extracted once per trace, and it is small enough to be cached in a file beside the trace.
+`run_answers` then combines the data of all ranks, for example to find slow ranks. The data is extracted once per trace. It is
+small enough to be cached in a file beside the trace.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collect.traces.trace import Trace
 
 
 class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """The data of one rank, all profiled steps together. Times are in ns.
+    """The data from the trace of one rank, all profiled steps together. Times are in ns.
 
     span_ns = compute_ns + the exposed time of all calls + memory_ns + idle_ns.
     memory_ns: the time of memory operations while nothing computes and no collective runs.

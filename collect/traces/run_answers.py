@@ -1,4 +1,4 @@
-"""Computes the answers that need the traces of all ranks of a run, such as waiting for slow ranks, and their JSON document."""
+"""Computes results that need the traces of all ranks of a run, such as the waiting for slow ranks, and makes JSON of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_A_USE = ("sent_bytes", "transfer_ns", "hidden_pct", "algorithm_gb_per_s", "b
 
 
 class RunAnswers:
-    """The answers about a run from the analyses of its ranks. The order of the ranks does not change the answers."""
+    """Results about a whole run, computed from the data of each rank. The order of the ranks does not change the results."""
 
     def __init__(self, ranks: Sequence[RankAnalysis]) -> None:
         self.ranks = list(ranks)
@@ -34,7 +34,7 @@ class RunAnswers:
         return collectives.uses(self.ranks, self.waits)
 
     def document(self) -> dict[str, Any]:
-        """The answers about the run as JSON values. An answer that is not known is null."""
+        """The results about the run as JSON values. A result that is not known is null."""
         rows = [
             msgspec.to_builtins(use) | {"group": _group(use), **{name: getattr(use, name) for name in _OF_A_USE}}
             for use in self.collectives
@@ -58,7 +58,7 @@ class RunAnswers:
 
 
 def of_rank(analysis: RankAnalysis) -> dict[str, Any]:
-    """The answers about one rank (idle time by cause, launch delays, phases, modules, memory, products) as JSON values."""
+    """The results about one rank (idle time by cause, launch delays, phases, modules, memory, products) as JSON values."""
     return {
         "idle": None if analysis.idle is None else msgspec.to_builtins(analysis.idle),
         "launch_delay": None if analysis.launches is None else msgspec.to_builtins(analysis.launches),

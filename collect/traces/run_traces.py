@@ -22,7 +22,7 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
 
     exact: the exact breakdown of each rank.
 
-    analyses: for the same ranks, the data from which the answers about the run are computed; always exact.
+    analyses: for the same ranks, the data from which `answers` is computed; always exact.
 
     like_hta: the breakdown of each rank as HolisticTraceAnalysis computes it; empty if the matrix does not ask for it, or if
     HolisticTraceAnalysis has no result.
@@ -34,7 +34,7 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def answers(self) -> RunAnswers:
-        """The answers about the run, from all of its analysed ranks."""
+        """Results about the run as a whole, computed from `analyses`."""
         return RunAnswers(self.analyses)
 
     @property

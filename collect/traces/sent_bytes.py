@@ -1,9 +1,9 @@
 """Computes the bytes that ranks send in a step, from the sizes of the collectives in their traces.
 
-The sizes are those of the tensors that the communication backend received, as the profiler recorded them. The records of the
-run (the theory of the strategy, the collectives that the same-work proof counts) are not used. The factors of the ring
-algorithm are written down here again for the same reason: `trainers.communication` has these factors for the theory, so that a
-wrong factor in one of the two tables makes the results disagree.
+The sizes are those of the tensors that the communication backend received, as the profiler recorded them. So the bytes are an
+independent check of the theory of the strategy and of the bytes that the same-work proof counts. This is also why the factors
+of the ring algorithm are defined here again, although `trainers.communication` has them for the theory: if a factor in one of
+the two tables is wrong, the results disagree.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ If every rank of a collective needs data from every other rank, the collective c
 So on each rank the call first waits until the last rank starts, and then transfers. The rank that starts last does not wait,
 and its call is the shortest. So the time of the transfer is the shortest duration of the call over the ranks, and the rest of
 the duration on each rank is waiting. TraceLens (NcclAnalyser: comm_latency) computes the transfer in the same way, but computes
-the waiting as the latest start minus the start on the rank. This needs clocks whose differences are smaller than the waiting.
+the waiting as the latest start minus the start on the rank. So TraceLens needs clocks that differ by less than the waiting.
 Both methods give the same result if all ranks finish together.
 
 Calls are matched by process group, profiler step and order. If the ranks of a group called different collectives in a step, or

@@ -89,8 +89,8 @@ class Trace(NamedTuple):
         return self.start_ns + self.duration_ns
 
     def among(self, column: NDArray[np.int32], wanted: Sequence[bool]) -> NDArray[np.bool_]:
-        """Which entries of `column` have one of the wanted labels. column: indexes in `labels`. wanted: for each label, if
-        it is wanted."""
+        """Which entries of `column` have one of the wanted labels. column: indexes in `labels`. wanted: for each label,
+        whether it is wanted."""
         return np.asarray(wanted, bool)[column] if len(self.labels) else np.zeros(len(column), bool)
 
     def of_category(self, *categories: str) -> NDArray[np.bool_]:

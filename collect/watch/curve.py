@@ -19,7 +19,7 @@ class LiveCurve:
         self._x: list[float] = []  # the last x of each group
         self._means: list[float] = []
         self._size = 1  # the number of values in a group
-        self._sum, self._count, self._last_x = 0.0, 0, 0.0  # of the values in the last group, which is not complete yet
+        self._sum, self._count, self._last_x = 0.0, 0, 0.0  # sum, number and last x of the values in the incomplete last group
 
     def add(self, x: float, value: float) -> None:
         """Add the next value. x: its x coordinate, not less than the x of the previous value."""

@@ -91,7 +91,8 @@ class QueuedRun:
         if self.run is None or self.began_s is None:
             return
         pauses = suspension.of(self.events)
-        if self.series is None or self.series.pauses != pauses:  # steps that were already read may overlap a new pause
+        # A new pause may overlap steps that were already read, so all records are read again.
+        if self.series is None or self.series.pauses != pauses:
             self.series = RunSeries(self.folder, self.run, self.began_s, pauses)
         self.series.read_new()
 

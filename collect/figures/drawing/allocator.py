@@ -8,7 +8,7 @@ from typing import Any
 from collect.figure import CellMark, Figure, Group, axis, layout
 from collect.sources.snapshot import AllocatorSnapshot
 
-MOST_POINTS = 400  # of a curve
+MOST_POINTS = 400  # about the most points of a curve
 HEIGHT_PX = 320
 IN_USE = "var(--series-1)"  # the colour of memory in use
 
@@ -27,7 +27,7 @@ def about(mark: CellMark, seen: AllocatorSnapshot) -> str:
 
 
 def picked(values: Sequence[int]) -> list[int]:
-    """The places of at most about MOST_POINTS values: of each stretch of equal length the largest and the smallest."""
+    """The indexes of at most about MOST_POINTS values: the largest and the smallest of each of many equal sections."""
     length = -(-2 * len(values) // MOST_POINTS)
     kept = {0, len(values) - 1}
     for start in range(0, len(values), length):
@@ -37,6 +37,6 @@ def picked(values: Sequence[int]) -> list[int]:
 
 
 def over_history(name: str, title: str, caption: str, unit: str, data: list[dict[str, Any]]) -> Figure:
-    """A figure over the entries of the history. unit: the unit of the y axis."""
+    """Make a figure whose x axis counts the entries of the allocator's history. unit: the unit of the y axis."""
     shape = layout(axis("entries of the allocator's history", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True)
     return Figure(name, title, caption, HEIGHT_PX, data, shape)

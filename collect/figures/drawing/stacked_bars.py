@@ -67,7 +67,7 @@ def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
 def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
     """Draw panels of stacked bars side by side. All panels have the same rows, one per cell of the group.
 
-    A panel without parts is left out, because nothing gives its x axis a range.
+    A panel without parts is left out, because it has no values from which the range of its x axis could follow.
     """
     panels = [panel for panel in panels if panel.parts]
     line_px = LABEL_PX + BAR_PX + GAP_PX
@@ -135,7 +135,7 @@ def _estimates(group: Group, panel: BarPanel) -> dict[str, Any]:
         "type": "scatter",
         "mode": "markers",
         "name": "estimate",
-        "legendrank": 2000,  # last in the legend
+        "legendrank": 2000,  # the estimate is the last entry of the legend
         "x": [value for _, value in known],
         "y": [_middle(line) for line, _ in known],
         "customdata": [group.labels[line] for line, _ in known],
