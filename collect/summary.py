@@ -104,29 +104,29 @@ class Summary(msgspec.Struct, dict=True):
     verdicts: list[Verdict]  # one per claim of the study
     choices: list[Family]  # which strategy to choose, by workload
     illustrative: bool  # whether the study measured none of the numbers that it prints
-    assumed: list[Assumed]  # assumptions of the study
-    notes: list[Note]  # notes of the matrix on places in the study
-    deviations: list[Deviation]  # differences to the matrix of the study, so that it fits the cluster
-    outliers: list[Outlier]  # repeats far from the others
+    assumed: list[Assumed]  # values of cell keys that the study does not state, so the matrix assumes them
+    notes: list[Note]  # notes in the matrix file about tables, sections or figures of the study
+    deviations: list[Deviation]  # how the matrix was changed to fit the cluster, compared with the study
+    outliers: list[Outlier]  # repeats whose value of a metric is far from that of other repeats
     failures: list[Failure]  # runs that did not complete
     telemetry: list[Coverage]  # how complete the telemetry of each run is
     traffic: list[RunTraffic]  # bytes that each run sent, by host
     losses: list[LossComparison]  # comparisons of losses between cells
-    instruments: list[InstrumentCost]  # what the instruments cost
+    instruments: list[InstrumentCost]  # the time that each instrument cost in each cell
     predictions: list[PredictionScore]  # the score of the planner; empty if no run has a prediction to compare
-    rounding: list[Rounding]  # empty if the study does not say how it read its traces
-    collectives: list[Collective]  # collectives of profiled runs, compared with the baseline
-    operators: list[OperatorDifferences]  # operators that differ from the baseline
+    rounding: list[Rounding]  # trace metrics with and without HTA's rounding; empty unless the matrix asks for HTA's
+    collectives: list[Collective]  # calls and time of the collectives of profiled cells
+    operators: list[OperatorDifferences]  # operators of profiled cells, compared with the baseline
     groups: list[GroupTraffic]  # collectives by process group
     waiting: list[RankWaiting]  # how long ranks wait for slow ranks
-    steps: list[CellDifference]  # differences of step times to the baseline, by part
-    idle: list[IdleTime]  # idle time by cause
-    phases: list[PhaseOfStep]  # phases of a step
+    steps: list[CellDifference]  # why a step takes longer or shorter than in the baseline, by part
+    idle: list[IdleTime]  # idle time of a profiled step, by cause
+    phases: list[PhaseOfStep]  # times of the phases of a profiled step
     layers: list[LayerOfStep]  # time of each module of the model
-    device_memory: list[DeviceMemory]  # memory over the profiled steps
+    device_memory: list[DeviceMemory]  # memory of each kind of device over the profiled steps
     matrix_products: list[ProductOfStep]  # achieved FLOP/s of matrix products
-    attention: list[AttentionOfStep]  # which attention ran
-    searches: list[SearchResult]  # searches for a value, with their tries
+    attention: list[AttentionOfStep]  # calls and time of each implementation of attention
+    searches: list[SearchResult]  # searches for a batch size, with the sizes that were tried
     damage: list[DamagedRun]  # runs with damaged records
 
     @cached_property

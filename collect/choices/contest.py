@@ -45,9 +45,9 @@ class Contender(msgspec.Struct, omit_defaults=True):
     """A cell of a contest."""
 
     cell: str  # the id of the cell
-    name: str  # its strategy, and the values that distinguish the cell from other cells of this strategy
-    outcome: Outcome  # how the cell ended for this contest
-    partly: str = ""  # the states of its repeats, if the repeats did not all end in the same state
+    name: str  # the strategy of the cell, and the values that distinguish the cell from other cells of this strategy
+    outcome: Outcome  # whether the cell was measured, and if not (or if it is not ranked), why
+    partly: str = ""  # the states of the cell's repeats, if the repeats did not all end in the same state
     why: str = ""  # the reason in a sentence, if the cell was measured but is not ranked
 
 
@@ -55,10 +55,10 @@ class Contest(msgspec.Struct):
     """Cells that do the same work on the same number of ranks and nodes, with the same global batch size."""
 
     ranks: int  # number of ranks
-    nodes: int  # for a tiny twin of a cell: the number of nodes of the cell that it stands for
+    nodes: int  # number of nodes; for a tiny twin: the number of nodes of the cell that the tiny twin represents
     batch: int  # the global batch size
     contenders: list[Contender]  # ordered by name
-    standings: list[Standing]  # one for each criterion that two or more of the cells have
+    standings: list[Standing]  # one for each criterion (a metric) for which two or more cells have a value
 
     @property
     def open(self) -> bool:

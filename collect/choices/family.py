@@ -19,7 +19,7 @@ Chosen = Word | Literal["only one fits", "only one", "none fits", "not measured"
 class Fit(msgspec.Struct):
     """Which cells fit into memory, in some contests of a family. Cells are given by name."""
 
-    contests: list[int]  # places of the contests in the family's list
+    contests: list[int]  # indexes in `Family.contests`
     fits: list[str]  # these cells completed
     does_not_fit: list[str]  # these cells ran out of memory
     over_the_limit: list[str]  # these cells ran into the time limit
@@ -27,18 +27,18 @@ class Fit(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """The choice by one criterion, which is the same in all these contests."""
+    """The best cells by one criterion. They are the same in all contests that `contests` lists."""
 
-    contests: list[int]  # places of the contests in the family's list
-    word: Chosen  # the word of the standing; without a standing, the reason (`only one`: only one cell was measured)
+    contests: list[int]  # indexes in `Family.contests`
+    word: Chosen  # how certain the choice is (`Standing.word`); if no cells were ranked: the reason, such as `only one`
     best: list[str]  # names of the best cells
 
 
 class CriterionChoice(msgspec.Struct):
-    """A criterion and its different answers. Each answer names the contests in which it holds."""
+    """A criterion, and its best cells in the contests of a family. Contests with the same best cells share one answer."""
 
     criterion: str  # name of a metric
-    answers: list[Answer]  # the different answers
+    answers: list[Answer]  # each answer is valid for the contests that it names
 
 
 class Family(msgspec.Struct):
@@ -49,7 +49,7 @@ class Family(msgspec.Struct):
     contests: list[Contest]  # ordered by number of ranks
     one_rank: list[Fit]  # which cells fit into memory on one rank
     more_ranks: list[Fit]  # which cells fit into memory on several ranks
-    questions: list[CriterionChoice]  # one for each criterion by which cells of any contest are ranked
+    questions: list[CriterionChoice]  # one for each criterion by which the cells of at least one contest are ranked
 
     @property
     def open(self) -> bool:

@@ -42,22 +42,22 @@ class BestOfRanks(msgspec.Struct, frozen=True):
 class RowBeside(msgspec.Struct):
     """A row of a table of the study, beside our own results."""
 
-    texts: list[str]  # as in the matrix file, one for each column
+    texts: list[str]  # the texts of the row as the matrix file states them, one for each column
     row: str | None  # the id of the cell, if the row selects one cell
-    values: list[Estimate | None]  # for each metric of the table its value in this cell; null: not measured
-    wins: list[ComparisonsWon] = []  # filled if the table asks for wins
-    best: list[BestOfRanks] = []  # filled if the table asks for the best cells
+    values: list[Estimate | None]  # the value of each metric in `measured` of the table, in this cell; null: not measured
+    wins: list[ComparisonsWon] = []  # empty unless `choice` of the table is `wins`
+    best: list[BestOfRanks] = []  # empty unless `choice` of the table is `best`
 
 
 class TableBeside(msgspec.Struct):
     """A table of the study that is mostly text, beside our own results."""
 
-    where: str  # its place in the study
-    title: str  # what it is about
-    columns: list[str]  # the headings of its columns
+    where: str  # where the table is in the study, such as `Table 3`
+    title: str  # what the table is about
+    columns: list[str]  # the headings of the table's columns
     measured: list[str]  # names of the metrics that are shown beside each row
-    choice: str | None  # which choice is shown beside each row: wins, best, or null
-    rows: list[RowBeside]  # one per row of the study
+    choice: str | None  # shown beside each row: `wins` (how often it is best), `best` (the best cells); null: neither
+    rows: list[RowBeside]  # one for each row of the table in the study
 
 
 def beside(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[Family]) -> list[TableBeside]:

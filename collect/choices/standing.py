@@ -53,7 +53,7 @@ class Standing(msgspec.Struct, omit_defaults=True):
     best: list[str]  # ids of the first cell and of the cells that are not significantly worse
     placed: list[Placed]  # all cells, best first
     kind: str = ""  # how the metric was measured, if there are several ways
-    margin_pct: float | None = None  # distance of the first cell from the first cell not in `best`, in percent of that cell
+    margin_pct: float | None = None  # by how many percent the first cell differs from the best cell that is not in `best`
 
 
 class _Mean:

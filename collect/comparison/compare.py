@@ -41,8 +41,8 @@ class EnvironmentDifference(msgspec.Struct, frozen=True):
     """A property of the machines or the software that differs between A and B."""
 
     what: str  # the property
-    a: list[str]  # its values in the runs of A
-    b: list[str]  # its values in the runs of B
+    a: list[str]  # the values of the property in the runs of A
+    b: list[str]  # the values of the property in the runs of B
 
 
 class MetricComparison(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -54,7 +54,7 @@ class MetricComparison(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=
     b: float  # mean over the repeats in B
     n_a: int  # number of repeats in A
     n_b: int  # number of repeats in B
-    verdict: Word  # what B is, compared with A
+    verdict: Word  # how B differs from A, such as `faster` or `equal`
     ratio: float | None = None  # b / a
     low: float | None = None  # lower end of the 95 % interval of the ratio
     high: float | None = None  # upper end of the 95 % interval of the ratio
@@ -70,7 +70,7 @@ class ComparedCell(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     state_a: str  # states of the repeats of the cell in A
     state_b: str  # states of the repeats of the cell in B
     different_work: str = ""  # the reason if the two cells are not compared; then `metrics` is empty
-    remarks: list[str] = []  # what a reader must know, as sentences
+    remarks: list[str] = []  # sentences about the comparison of this cell, such as a missing same-work proof
     metrics: list[MetricComparison] = []  # one entry per metric that is known in A and in B
 
 
@@ -78,8 +78,8 @@ class Comparison(msgspec.Struct, frozen=True):
     """The document that `collect compare --json` prints."""
 
     schema: int
-    a: Side  # what A is
-    b: Side  # what B is
+    a: Side  # description of A
+    b: Side  # description of B
     pairs: list[ComparedCell]  # the cells that are in both
     only_a: list[str]  # labels of the cells of A without a match
     only_b: list[str]  # labels of the cells of B without a match

@@ -24,10 +24,10 @@ _Key = tuple[tuple[str, str], ...]
 
 
 class Differs(msgspec.Struct, frozen=True):
-    """A key in which the matched cells of unequal hash differ.
+    """A key whose values differ between A and B, although cells of A are matched with cells of B.
 
-    Cells with equal hashes are matched first. Of the remaining cells, all those of workspace A have one value of this key, and
-    all those of workspace B have another.
+    Cells with equal hashes are matched first. All remaining cells of A have the value `a` of this key, and all remaining cells
+    of B have the value `b`.
     """
 
     key: str  # the key of a cell

@@ -22,15 +22,15 @@ FEWEST = "the run has no two timed steps, so it has no timed window"
 
 
 class ExplainedRun(msgspec.Struct, frozen=True):
-    """A repeat of the row, or of the row with which it is compared, and where its value was read."""
+    """A repeat of the explained row, or of the baseline row of a comparison, with its value and the files that were read."""
 
     run: str
     cell: str  # id of the row
     repeat: int  # number of the repeat, from 1
     attempt: int  # number of the attempt, from 1
     state: str  # state of the run
-    value: float | None  # of the run, in the unit of `metric`; null: not known, and `why` has the reason
-    unit: str  # of the value
+    value: float | None  # value of the metric in this run; null: not known, and `why` has the reason
+    unit: str  # unit of `value`
     kind: str  # what was measured, if the metric can be measured in several ways; else ''
     why: str  # why the value is not known, or what the reader must know about it; else ''
     inputs: dict[str, float]  # sums over the steps from which the value was computed: steps, step_ms (ms), units (of data)
@@ -41,10 +41,10 @@ class ExplainedTerm(msgspec.Struct, frozen=True):
     """A value in the formula of a metric that compares two rows."""
 
     cell: str  # id of the row
-    label: str  # its name in the tables
+    label: str  # name of the row in the tables
     metric: str  # name of the metric that is compared
-    value: float | None  # the mean over its repeats; null: not known
-    unit: str  # of the value
+    value: float | None  # the mean over the repeats of the row; null: not known
+    unit: str  # unit of `value`
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -53,21 +53,21 @@ class Explanation(msgspec.Struct, frozen=True):
     schema: int
     matrix: str
     cell: str  # id of the row
-    label: str  # its name in the tables
+    label: str  # name of the row in the tables
     metric: str  # name of the metric
     direction: str  # which values are better
     definition: str  # what the metric is, and how it is computed
-    source: str  # `ships`, or the file of the workspace that defines the metric
+    source: str  # `ships` if shardlab defines the metric; else the file of the workspace that defines it
     rehearsal: bool  # whether the matrix has rehearsals, whose times say nothing about speed
-    value: float | None  # as in the summary; null: not known, and `why` has the reason
-    unit: str  # of the value
+    value: float | None  # the value in the summary; null: not known, and `why` has the reason
+    unit: str  # unit of `value`
     low: float | None  # lower end of the 95 % interval of the mean; null: not known
     high: float | None  # upper end of the 95 % interval of the mean; null: not known
     n: int  # number of completed repeats
     why: str  # why the value is not known; else ''
-    formula: str  # how the value follows from the values of the runs or of the two rows, with these values; '' if not known
-    terms: list[ExplainedTerm]  # the two rows of a metric that compares rows; else empty
-    runs: list[ExplainedRun]  # the latest attempt of each repeat
+    formula: str  # the computation of `value` with its numbers, such as the mean of the repeats; '' if not known
+    terms: list[ExplainedTerm]  # the two compared values if the metric compares two rows; else empty
+    runs: list[ExplainedRun]  # the latest attempt of each repeat of the row, and of the row that it is compared with
 
 
 def find_row(summary: Summary, asked: str) -> CellRow:

@@ -38,8 +38,8 @@ _NOTES = "_notes"
 class ReadFile(msgspec.Struct, frozen=True):
     """A file from which the value of a metric was computed."""
 
-    file: str  # its path, relative to the workspace
-    lines: str | None = None  # the lines of the records that count, from 1, such as `3-12, 14`; null: the file has no records
+    file: str  # path of the file, relative to the workspace
+    lines: str | None = None  # numbers of the lines that were used, from 1, such as `3-12, 14`; null: the file has no records
 
 
 class Notes(msgspec.Struct):

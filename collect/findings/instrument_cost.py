@@ -21,8 +21,8 @@ class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
     n: int  # number of completed runs
     cost_s: float  # the time that the instrument took between steps, in seconds by the clock of rank 0
     watched_steps: int  # number of steps that the instrument observed; they are not used for metrics of time or memory
-    # Median time of the observed steps divided by the median time of the steps that no instrument observed; absent if there are
-    # no such steps.
+    # Median time of the observed steps divided by the median time of the steps that no instrument observed; absent if either of
+    # the two is not known.
     step_ratio: float | None = None
 
 

@@ -19,9 +19,9 @@ _BATCH = ("global_batch_size", "micro_batch_size")  # cell keys that differ betw
 class SearchResult(msgspec.Struct):
     """A search of a cell, by the records of its tries.
 
-    name: the cell without its batch size, in words. searched: what is searched, in words. tries: in the order of the search.
-    cells: the id of the cell of each try. best: the batch size that the search found, in items per data-parallel rank and step;
-    None if it has not ended, or if no size fits. says: the answer in words, or that the search has not ended.
+    name: the cell without its batch size, in words. searched: which batch size is searched, in words. tries: in the order of
+    the search. cells: the id of the cell of each try. best: the batch size that the search found, in items per data-parallel
+    rank and step; None if the search has not ended, or if no size fits. says: the result of the search in words.
     """
 
     name: str

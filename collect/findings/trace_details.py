@@ -52,19 +52,19 @@ class LayerOfStep(msgspec.Struct, frozen=True, kw_only=True):
     cell: str
     layer: str  # the name of the module in the trace
     parent: str  # the module that calls it; "" if no module calls it
-    depth: int  # the number of modules around it
+    depth: int  # how deep the module is nested: the number of modules that contain it
     n: int  # number of repeats
     calls: float  # calls per step in forward
     forward_ms: float  # time of the forward pass
     backward_ms: float | None  # time of the backward pass; None: the trace has no sequence numbers of autograd
-    communication_ms: float | None  # collectives that the module launched; None on a CPU
+    communication_ms: float | None  # time of the collectives that the module launched; None on a CPU
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of the allocator of a kind of device in the profiled steps of a cell, in bytes, over ranks and n repeats."""
+    """What the allocator of one kind of device allocated in the profiled steps of a cell, in bytes, over ranks and repeats."""
 
     cell: str
-    device: str  # the kind, such as cuda; on a CPU the memory is what was allocated since the recording began
+    device: str  # the kind of device, such as cuda; for a CPU, only memory allocated since the start of the profiler counts
     n: int  # number of repeats
     start_bytes: float  # allocated at the start of the first profiled step; mean over ranks and repeats
     peak_bytes: float  # the most that was allocated on a rank; mean over repeats
@@ -72,16 +72,16 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProductOfStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A matrix product in a profiled step of a cell, over profiled ranks and n repeats: 2 batch m n k FLOPs a call."""
+    """A matrix product in a profiled step of a cell, over ranks and repeats. A call computes 2 * batch * m * n * k FLOPs."""
 
     cell: str
-    operator: str  # such as aten::mm
+    operator: str  # name of the operator, such as aten::mm
     batch: int  # number of products in a call
     m: int  # rows of the first matrix
     n: int  # columns of the second matrix
     k: int  # columns of the first matrix, which are the rows of the second
     repeats: int  # number of repeats
-    calls: float  # calls per step and rank whose time is known
+    calls: float  # number of calls with a known time, per step and rank
     ms: float  # time per step and rank
     flops_per_s: float | None  # achieved FLOP/s; None if no time is known
 
@@ -90,8 +90,8 @@ class AttentionOfStep(msgspec.Struct, frozen=True, kw_only=True):
     """The attention in a profiled step of a cell by implementation, over profiled ranks and n repeats."""
 
     cell: str
-    backend: str  # flash, efficient, cudnn, flex, fused or math
-    backward: bool  # whether it belongs to the backward pass
+    backend: str  # the implementation: flash, efficient, cudnn, flex, fused or math
+    backward: bool  # whether the times are those of the backward pass
     name: str  # name of the operator, or of the kernel if no operator launched it
     n: int  # number of repeats
     calls: float  # calls per step and rank

@@ -29,7 +29,7 @@ class RunTraffic(msgspec.Struct):
     hosts: list[HostTraffic]  # one per host of the run
     rdma: bool | None  # whether RDMA was used; None: not known
     why: str  # the source of the value of `rdma`, or why it is not known
-    nccl: NcclTransports | None = None  # only for the backend nccl
+    nccl: NcclTransports | None = None  # the transports that NCCL logged; None for other backends
 
 
 def traffic(run: LoadedRun) -> RunTraffic | None:

@@ -46,8 +46,8 @@ class HistoryChange(msgspec.Struct, frozen=True):
     """A property of machines or software that changed from one period to the next."""
 
     what: str  # the property
-    before: list[str]  # its values in the period before
-    after: list[str]  # its values in this period
+    before: list[str]  # values of the property in the period before
+    after: list[str]  # values of the property in this period
 
 
 class HistoryPeriod(msgspec.Struct, frozen=True):

@@ -81,7 +81,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None
     source: Source
     steps: int
-    span_ns: int  # first start to last end: of kernels (gpu), else of the profiler steps, or of operators without steps
+    span_ns: int  # from the first start to the last end: of kernels (gpu), else of profiler steps if any, else of operators
     compute_ns: int  # time in which something computes
     communication_ns: int  # time in which a collective runs
     memory_ns: int | None

@@ -30,11 +30,11 @@ from collect.traces.trace import Trace
 class LayerTime(msgspec.Struct, frozen=True, kw_only=True):
     """The time of a module on one rank, all profiled steps together, in ns.
 
-    name: as Kineto writes it, such as Linear_0. parent: the module that calls it first; "" if no module calls it.
-    depth: the number of modules around it. calls: the number of calls in forward.
+    name: the module's name in the trace, such as Linear_0. parent: the module that calls it first; "" if no module calls it.
+    depth: the number of modules that contain the module. calls: the number of calls in forward.
     forward_host_ns, backward_host_ns: the time of the host. On a CPU, this time contains all work.
     forward_ns, backward_ns: the time in which kernels that compute and memory operations run that the module launched.
-    communication_ns: the same for collectives, forward and backward together. None on a CPU.
+    communication_ns: the time in which collectives run that the module launched, forward and backward together. None on a CPU.
     backward_host_ns and backward_ns are None if the trace has no numbers of autograd.
     """
 

@@ -31,9 +31,9 @@ _PLACES = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten
 class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of an operator with the same shapes on one rank, in all profiled steps together.
 
-    operator: such as aten::mm. batch, m, n, k: the sizes; batch is 1 if the operator has no batch.
-    calls: the number of calls whose time is known. total_ns: their time. untimed: the number of calls whose kernels are not
-    recorded, such as calls that were captured into a CUDA graph.
+    operator: its name, such as aten::mm. batch, m, n, k: the sizes; batch is 1 if the operator has no batch.
+    calls: the number of calls whose time is known. total_ns: the time of these calls together. untimed: the number of
+    calls whose kernels are not recorded, such as calls that were captured into a CUDA graph.
     """
 
     operator: str

@@ -26,7 +26,8 @@ _CPU = 0
 class MemoryPoint(msgspec.Struct, frozen=True, array_like=True):
     """The memory of a device at one moment.
 
-    at_ns: since the start of the first profiled step. allocated, reserved: in bytes; None if unknown.
+    at_ns: ns since the start of the first profiled step. allocated, reserved: bytes that the allocator had allocated and
+    reserved at this moment; None if unknown.
     """
 
     at_ns: int
@@ -37,9 +38,9 @@ class MemoryPoint(msgspec.Struct, frozen=True, array_like=True):
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of one device over the profiled steps, in bytes.
 
-    device: such as cpu or cuda:0. start_bytes, end_bytes: allocated at the start of the first step and at the end of the last
-    step. peak_bytes: the most that was allocated. peak_reserved_bytes: the most that the allocator had reserved from the
-    device; None on a CPU, whose allocator reserves nothing.
+    device: its name, such as cpu or cuda:0. start_bytes, end_bytes: allocated at the start of the first step and at the end of
+    the last step. peak_bytes: the most that was allocated. peak_reserved_bytes: the most that the allocator had reserved from
+    the device; None on a CPU, whose allocator reserves nothing.
     points: the curve, at most MOST_POINTS points; each is the point with the most memory of its part of the curve.
     """
 

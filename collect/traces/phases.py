@@ -43,7 +43,7 @@ class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
 
     host_ns: the time that the main thread spends in the phase; the sum over all phases is the time of the profiler steps.
     device_ns: the time in which kernels or memory operations run that the phase launched.
-    compute_ns: the time in which kernels compute that the phase launched. communication_ns: the same for its collectives.
+    compute_ns, communication_ns: the time in which compute kernels, or collectives, run that the phase launched.
     device_ns, compute_ns and communication_ns are None on a CPU, where host_ns contains all work.
     """
 
