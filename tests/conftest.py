@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc):
     support_releases.parametrize(metafunc)
 
 
-@pytest.hookimpl(trylast=True)  # our order is applied after pytest has sorted the tests by the parameters of fixtures
+@pytest.hookimpl(trylast=True)  # sort last: pytest itself sorts the tests by the parameters of fixtures
 def pytest_collection_modifyitems(config, items):
     items.sort(key=support_releases.place)
     if support_lanes.on_worker(config):
@@ -87,5 +87,5 @@ def slurm(request, release):
     if given := os.environ.get("SHARDLAB_SLURM"):
         return SlurmCluster(Path(given))
     found = request.getfixturevalue("practice")
-    assert found.provision()["verified"] is True  # repairs what other tests have changed on the cluster
+    assert found.provision()["verified"] is True  # `provision` repairs what other tests changed
     return SlurmCluster(found.folder)

@@ -56,7 +56,7 @@ kill $other
 
 
 def why_not() -> str | None:
-    """Why this machine cannot make such a link, in one line; None if it can."""
+    """Why this machine cannot make a link with a given rate, in one line; None if it can."""
     tried = ["unshare", "--net", "sh", "-euc", f"ip link set lo up; tc qdisc add dev lo {SHAPE.format(mbps=100)}"]
     done = subprocess.run(tried, capture_output=True, check=False)
     return None if done.returncode == 0 else "a link of a given rate needs root and tc"

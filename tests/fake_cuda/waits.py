@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ASKS = ("_local_scalar_dense", "nonzero", "equal")  # operators that return a number or a size that depends on numbers
+ASKS = ("_local_scalar_dense", "nonzero", "equal")  # their result, or its size, depends on values in GPU memory
 COPIES = ("_to_copy", "copy_")
 
 
@@ -66,7 +66,7 @@ def _copies(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return False
     source = args[1] if name == "copy_" else args[0]
     if name == "copy_" and source.data_ptr() == args[0].data_ptr():
-        return False  # a result of gloo is a tensor of the host with the memory of the fake GPU, so nothing is copied
+        return False  # both tensors have the same memory, as a result of gloo has, so nothing is copied
     target = args[0].device if name == "copy_" else torch.device(kwargs.get("device") or source.device)
     if {source.device.type, target.type} != {"cuda", "cpu"}:
         return False
