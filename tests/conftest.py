@@ -4,8 +4,8 @@ Hypothesis has no deadline for an example, so no test fails because the machine 
 examples in each run, so a failure there is caused by the change under test. Elsewhere its examples are random.
 Processes that tests start keep the bytecode of our packages, even if the machine's environment forbids that: a command takes
 twice the processor time if it has to compile them each time.
-A shell that starts pytest in the background makes it ignore Ctrl-C (SIGINT). This file undoes this, for the tests and for the
-processes that they start.
+If a shell starts pytest in the background, pytest and its child processes ignore Ctrl-C (SIGINT). This file makes them react to
+SIGINT again.
 All tests that need a cluster share one practice cluster.
 """
 

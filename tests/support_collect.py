@@ -111,7 +111,7 @@ def prepare(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1,
 
 
 def loaded(what: Cell, **records: Any) -> LoadedRun:
-    """A run of this cell with these records, in memory, as metrics receive a run. The run has no folder on the disk."""
+    """A LoadedRun of a cell with the given records, as metrics get it. It is made in memory and has no folder on the disk."""
     run = run_file(what)
     return LoadedRun(RunDir(Path(run.run_id)), JudgedState("completed", ""), run, **records)
 

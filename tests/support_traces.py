@@ -117,7 +117,7 @@ def truth(events: list[dict]) -> dict[str, int]:
 def sweep(spans: list[tuple[str, int | Fraction, int | Fraction]], window: tuple | None = None) -> dict:
     """How long events of each kind, events of any kind, and compute together with communication were running, in ns.
 
-    spans: tuples (kind, begin, end). window: (begin, end) of the time that counts; if None, all spans.
+    spans: tuples (kind, begin, end). window: (begin, end) of the time that counts; None: all spans.
     """
     edges = [(at, kind, change) for kind, begin, end in spans for at, change in ((begin, 1), (end, -1))]
     edges.sort(key=lambda edge: edge[0])

@@ -40,7 +40,7 @@ def test_from_a_cluster_file_without_nodes_to_the_nodes(place):
     assert "creating the experiment bench in the project myproj" in place.out
     assert "experiment provisioning, 1 of 2 nodes ready; node1: status booting, rawstate BOOTING" in place.out
     assert place.out.count("the clock of this machine is ") == 1  # the clock of the stand-in portal is in 2031
-    assert "node0" in place.out  # the nodes cannot be reached
+    assert "node0" in place.out  # `provision` names the nodes that it cannot reach
     described = cluster.find(None, place.folder)
     assert [one.name for one in described.nodes] == ["node0", "node1"]
     assert (place.own / "cloudlab/wisc.cloudlab.us.xml").read_text() == two_nodes()

@@ -1,4 +1,4 @@
-"""`provision init --cloudlab` writes a cluster file from the manifests of an experiment, and asks for what is missing there."""
+"""`provision init --cloudlab` writes a cluster file from the manifests of an experiment, and asks for keys that they lack."""
 
 import pytest
 from support_cloudlab import lan, manifest, node
@@ -25,7 +25,7 @@ TWO = experiment(node("gpu0", 1, more=STORE), node("gpu1", 2, more=STORE))
 
 
 def proposed(tmp_path, capsys, *manifests: str) -> tuple[str, cluster.Cluster]:
-    """The text that the command prints, and the cluster that this text describes."""
+    """Run `provision init --cloudlab` on manifests. Returns the cluster file that it prints, as text and as a Cluster."""
     names = []
     for place, text in enumerate(manifests):
         names.append(str(tmp_path / f"manifest{place}.xml"))

@@ -118,7 +118,7 @@ def test_without_the_program_or_with_files_in_the_way_nothing_is_made(tmp_path):
 @pytest.mark.parametrize(
     ("more", "needs"),
     [
-        (STORAGE, [True, False]),  # the other nodes mount the server's folder
+        (STORAGE, [True, False]),  # needs no disk on gpu1, which mounts the folder of gpu0
         (STORAGE + "data: {path: /mydata/sets}\n", [True, True]),
         (STORAGE + "data: {path: /mydata/shardlab/sets}\n", [True, False]),
         ("storage: {shared: /srv/shardlab, server: gpu0}\n", [False, False]),
@@ -144,7 +144,7 @@ def test_nothing_is_written_below_mydata_before_it_is_mounted(tmp_path):
         SYSTEM.name: A_MACHINE, SLURM_HERE.name: SlurmHere(), ENVIRONMENT.name: InstalledEnvironment(),
         PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
     }  # fmt: skip
-    assert isinstance(space.plan(one, server), Nothing)  # the root partition is small, but the environment will not be there
+    assert isinstance(space.plan(one, server), Nothing)  # `/` is small, but the environment will be in /mydata
 
 
 def test_a_single_node_exports_its_folder_to_nobody(tmp_path):

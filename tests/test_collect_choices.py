@@ -196,7 +196,7 @@ def test_other_work_by_design_is_not_ranked_and_its_reason_stands_wherever_it_is
     assert standings[SPEED] == ("best", ["zero1"])
     assert all("fsdp2" not in best for _, best in standings.values())
     (family,) = found.choices
-    assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # a strategy that does other work is not ranked, but it fits
+    assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # fsdp2 is listed: its memory fits, although it is not ranked
     (line,) = choice_text.lines(family, [SPEED])
     assert [(said, [link.text for link in who]) for said, who in line.out] == [(f"other work by design ({why})", ["fsdp2"])]
     rows = {row.cell["strategy"]: row for row in found.rows}
@@ -441,7 +441,7 @@ def test_the_page_and_the_terminal_say_what_to_choose_and_lead_to_its_runs(tmp_p
     section = text.partition('<section id="choices">')[2].partition("</section>")[0]
     for said in ("Fastest", "% faster than fsdp2", "out of memory", "Decision tree", "Which is the fastest?"):
         assert said in section
-    assert "Head to head" in text.partition('<section id="choices">')[0]  # this figure comes before the section on choices
+    assert "Head to head" in text.partition('<section id="choices">')[0]  # a figure before the section
     assert '<a class="quiet sure" href="#runs-0">ddp</a>' in section
 
 

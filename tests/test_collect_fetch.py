@@ -106,7 +106,7 @@ def test_a_list_of_names_of_more_than_a_page_arrives(fetch, there, here):
 
 @pytest.mark.parametrize("left", ["log/old.log", ".old", "log/.rsync-partial/old"])
 def test_what_an_earlier_transfer_left_beside_a_new_run_does_not_get_into_it(cluster, fetch, there, here, left):
-    """Files arrive in a folder in `.incoming`, which becomes the run folder only if its files equal those of the manifest."""
+    """Files are copied to a folder in `.incoming`. It becomes the run folder if it has exactly the manifest's files."""
     path = cluster.here.runs / ".incoming/files" / there.name / left
     path.parent.mkdir(parents=True)
     path.write_text("old")

@@ -73,7 +73,7 @@ def test_hosts_that_sample_at_other_moments_are_added_up():
     points = curve_of(curves.rates(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum")
     both = [value for moment, value in points if 1 < moment < 58]
     assert both == pytest.approx([300] * len(both))
-    # After 60 s only host a has samples. One of two hosts does not give the sum of both, so the curve has no value.
+    # After 60 s only host a has samples. The sum over both hosts is then unknown, so the curve has no value.
     assert [value for moment, value in points if moment > 61] == []
 
 

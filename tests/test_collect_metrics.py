@@ -280,7 +280,7 @@ def test_times_by_theory_are_those_that_study_4_simulates(stages, passes, time, 
     assert bubble.ideal_time(found) == Quantity(ideal, "")
     assert bubble.simulated_throughput(found).value == pytest.approx(rate, abs=0.0005)
     interleaved = measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes, options={"stages_per_rank": 2})
-    assert bubble.simulated_time(interleaved).value == pytest.approx((time + ideal) / 2)  # half of the bubble
+    assert bubble.simulated_time(interleaved).value == pytest.approx((time + ideal) / 2)  # two stages per rank halve the bubble
     alone = measured(TWO_RANKS)
     assert bubble.simulated_time(alone) is bubble.ideal_time(alone) is bubble.simulated_throughput(alone) is None
 
@@ -380,7 +380,7 @@ def test_counters_are_compared_with_what_the_collectives_send_over_gloo():
     both = [sample(t, nics=[nic(round(100 * t)), nic(round(7 * t), "lo", "loopback")]) for t in moments]
     alone = [sample(t, nics=[nic(round(107 * t), "lo", "loopback")]) for t in moments]
     for seen in (both, alone):
-        assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 7 % above 2 x 500
+        assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 1070 and not 1000 bytes
         assert wire.difference(gloo(10, 15, 20, sent=535, seen=seen)).value == pytest.approx(0)
     assert wire.difference(gloo(10, 15, 20, sent=500, seen=both, backend="nccl")) is None
     assert wire.difference(gloo(10, 15, 20, sent=0, seen=both)) is None
@@ -501,7 +501,7 @@ def test_a_host_whose_sampler_ended_early_is_said_to_lack_samples(times, incompl
     found = {entry.host: entry for entry in telemetry.coverage("r", seen.timed, seen.samples, ["a"], {}, {}, {})}
     entry = found["a"]
     assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
-    assert found["b"].incomplete == "no samples in the last 10.0 s"  # host b is not listed
+    assert found["b"].incomplete == "no samples in the last 10.0 s"  # b has samples, but ["a"] does not list it
     nothing_timed = telemetry.coverage("r", seen.timed.clear(), seen.samples, ["a"], {}, {}, {})
     assert [entry.incomplete for entry in nothing_timed] == ["", ""]
 

@@ -283,7 +283,7 @@ def test_beside_a_throughput_stands_half_of_its_interval(tmp_path):
     estimate = row.metrics["throughput_per_s"]
     (column,) = [one for one in columns.table([row]).columns if one.name == "throughput_per_s"]
     half = float(column.cells[0].spread.replace(",", ""))
-    assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # the printed number has two digits
+    assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # the table rounds to two digits
 
 
 def test_units_that_differ_stand_beside_each_number(tmp_path):

@@ -85,7 +85,7 @@ def test_a_pause_between_two_steps_leaves_the_steps(workspace):
 
 def test_a_pause_before_the_first_step_takes_nothing_away(workspace):
     folder = load(workspace, None).cells[0].runs[1].folder
-    support.event(folder, "stood_still", -1.0, seconds=0.25)  # the pause was before the first step
+    support.event(folder, "stood_still", -1.0, seconds=0.25)  # the run was suspended before the first step
     summary = summarize(load(workspace, None), "single")
     assert "train_time_s" in summary.rows[0].runs[1].metrics
     assert not any("suspended or stopped" in remark for remark in summary.remarks)

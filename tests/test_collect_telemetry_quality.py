@@ -85,7 +85,7 @@ def test_received_bytes_and_faults_are_shown():
 
 
 def test_pause_frames_and_faults_of_rdma_are_counted():
-    """A driver may have only some of the counters. What no driver counts is not known."""
+    """A driver may have only some of the counters. A metric has no value if no sample has one of its counters."""
     some = [sample(at, nics=[both(at, rx_pauses=3 * at, tx_priority_pauses=2 * at)]) for at in TIMES]
     found = network.pauses(measured(WINDOW, some))
     assert (found.value, found.unit) == (50, "frames")

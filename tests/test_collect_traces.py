@@ -277,7 +277,7 @@ def test_the_order_of_ranks_and_kernels_changes_nothing_and_time_scales(ranks, s
 
 # The tests below compare the traces of two cells.
 
-RATIOS = ("scaling_efficiency_pct", "memory_share_pct", "memory_efficiency_pct")  # in percent of the other cell's value
+RATIOS = ("scaling_efficiency_pct", "memory_share_pct", "memory_efficiency_pct")  # 100 if both cells are the same
 OF_CELLS = [metric for metric in menu() if metric.of_cells]
 POSITIVE = st.floats(1e-3, 1e6)
 

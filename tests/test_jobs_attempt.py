@@ -228,7 +228,7 @@ def test_a_run_whose_packages_changed_holds_those_of_the_same_packages_and_is_re
     assert [run.judge().held for run in (folder, packed, other, later)] == [True, True, True, False]
     assert folder.judge().state == "pending"
     assert "`jobs retry --only held` goes on with the packages that are installed then" in folder.judge().why
-    write_run(folder, packages=source_digest.packages(), scheduler="slurm", requeues=0)  # as `jobs retry --only held` does
+    write_run(folder, packages=source_digest.packages(), scheduler="slurm", requeues=0)  # `jobs retry` does this
     assert supervised(folder, PATH=scontrol("true"), SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1").returncode == 0
     assert folder.claim.exists()
 

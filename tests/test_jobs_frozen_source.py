@@ -112,5 +112,5 @@ def test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with(benc
     (bench.path / "go").touch()
     until(lambda: run.judge().state not in ("pending", "running"), "it ends")
     assert run.judge().state == "completed", bench.logs()
-    shutil.rmtree(installed)  # `bench` ends with commands, which need intact source
+    shutil.rmtree(installed)  # the fixture `bench` runs commands at its end, which need intact source
     monkeypatch.delenv("PYTHONPATH")

@@ -40,7 +40,7 @@ def step(folder, rank, number, *, warmup=False):
 
 
 def looks(clock, watched, seconds):
-    """Let time pass while the watch checks every second. Returns whether it reports a hang after these seconds."""
+    """Let `seconds` pass while the watch checks every second. Returns whether its last check reports a hang."""
     for _ in range(seconds - 1):
         clock.now += 1.0
         assert not watched.is_over()

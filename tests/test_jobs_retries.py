@@ -170,7 +170,7 @@ def test_who_cancels_a_run_cancels_the_attempt_that_was_queued_meanwhile(workspa
 
 @pytest.fixture
 def in_slurm(tmp_path):
-    """A function that runs the supervisor of a run in a job of Slurm, and returns the commands that it gave to Slurm."""
+    """A function that runs the supervisor of a run in a job of Slurm, and returns the supervisor's calls of `scontrol`."""
     folder = RunDir(tmp_path / "runs" / "a-r1")
     folder.log.mkdir(parents=True)
     (tmp_path / "scontrol").write_text(f'#!/bin/sh\ncase $1 in update|requeue) echo "$*" >> {tmp_path}/calls;; esac\n')
@@ -222,7 +222,7 @@ def test_a_requeued_packed_allocation_starts_no_further_run_before_slurm_ends_it
 
 
 def restarted(folder, monkeypatch, state, **sent):
-    """Whether a restart of the job may take a run that ended in this state."""
+    """Whether a restarted job of Slurm starts a run again that ended in this state."""
     folder.write_event("controller", "submitted", scheduler="slurm", job="7", **sent)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert claim.take(folder) == "first"
@@ -238,7 +238,7 @@ def restarted(folder, monkeypatch, state, **sent):
         ("oom", {}, False),
         ("hung", {}, False),
         ("timeout", {}, False),
-        ("failed", {}, True),  # a node that is about to fail may have ended it
+        ("failed", {}, True),  # a node that soon fails may have caused this
         ("failed", {"kind": "pack"}, False),  # another run of the job was started again
         ("told", {"kind": "pack"}, True),
     ],
@@ -272,7 +272,7 @@ def test_the_cluster_says_the_numbers_that_the_matrix_leaves_out(workspace, requ
     where = cluster.load(path)
     run = render.run_of(CELL, 1, 1, context(workspace, where=where, scheduler="slurm", retry=retry))
     assert (run.retries_after("node_fail"), run.retries_after("timeout")) == (of_node, of_timeout)
-    assert run.retries_after("preempted") == of_node  # Slurm does not tell a run which of the two happened
+    assert run.retries_after("preempted") == of_node  # a run cannot tell this from a lost node
     assert word in request.options(run, where)
     here = render.run_of(CELL, 1, 1, context(workspace, retry=Retry()))
     assert not here.may_be_retried

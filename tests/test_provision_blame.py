@@ -114,7 +114,7 @@ def test_a_node_on_which_an_operation_failed_is_not_touched_by_those_after_it():
 
     one, first = two(fails)
     steps = run(one, first, Operation("after", after))
-    assert sorted(planned) == ["a", "b"]  # each is planned once, because no other node failed
+    assert sorted(planned) == ["a", "b"]  # neither node is planned a second time
     assert asked == ["b", "b changed"]
     assert states(steps)["a", "after"] == "not reached"
     assert [step.says for step in steps if step.node == "a"] == [["a: it is broken"], ["try failed"]]

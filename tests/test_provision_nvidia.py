@@ -384,7 +384,7 @@ def test_a_compiled_function_that_gives_something_else_shows(monkeypatch):
 
 
 def test_a_device_that_multiplies_right_has_no_wrong_element_and_one_that_does_not_has_as_many(monkeypatch, capsys):
-    """The CPU stands in for a GPU. The faulty one adds an error that is smaller than the rounding that float32 would allow."""
+    """The CPU stands in for a GPU. `faulty` adds an error that is smaller than a rounding error of float32 may be."""
     assert _matmul.SIDE * (_matmul.TOP - 1) ** 2 < 2**24  # integers that float32 represents exactly
     cpu = _matmul.torch.device("cpu")
     assert _matmul.wrong_elements(cpu) == 0

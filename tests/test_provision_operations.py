@@ -139,7 +139,7 @@ def test_the_key_is_random_and_readable_by_munge_alone():
     assert "umask 077" in make
     assert "chmod 400" in make
     assert (enable, start) == ("systemctl enable --quiet munge", "systemctl restart munge")
-    assert munge.plan_shared(one, w1)[0].says == "copy the munge key from head"  # by then, head will have made a key
+    assert munge.plan_shared(one, w1)[0].says == "copy the munge key from head"  # head makes the key first
     head.facts.answers[FILES.name] = {munge.PATH: KEY}
     changes = munge.plan_shared(one, w1)
     assert changes[0].says == "copy the munge key from head"

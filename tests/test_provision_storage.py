@@ -208,7 +208,7 @@ def test_the_environment_is_not_made_below_a_mount_that_is_missing():
 
 @pytest.mark.parametrize("may_sudo", [True, False])
 def test_the_node_says_whether_root_checks_its_mounts(may_sudo):
-    """This does not depend on ssh.sudo: on the login node of a site, the user never has sudo."""
+    """`may_sudo` of the node decides, and not the key `ssh.sudo`: on the login node of a site, the user never has sudo."""
     one = with_storage(Storage(shared=SHARED, server="w1"))
     one.targets[0].node.may_sudo = may_sudo
     (check,) = fstab.guard(one, one.targets[0])

@@ -101,7 +101,7 @@ def test_going_on_gives_the_losses_of_an_undisturbed_run(bench, family):
     without(undisturbed, 8)
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     assert told(again, "resumed") == [{"step": 4, "run": undisturbed.run_id}]
-    assert losses(again) == losses(undisturbed)  # bit for bit, because sums are computed in the same order
+    assert losses(again) == losses(undisturbed)  # exactly: all sums are computed in the same order
     result = again.read_result()
     assert (result.resumed_from_step, result.steps) == (4, 8)
     assert undisturbed.read_result().resumed_from_step is None

@@ -142,7 +142,7 @@ def waits_of_the_host_are_counted_by_line() -> str:
 
 
 def sums_over_ranks(ranks: int) -> list[list[float]]:
-    """The result on each of several forked ranks after an all-reduce with the backend "nccl". Each rank puts in rank + 1."""
+    """The result on each of `ranks` forked ranks of an all-reduce with the backend "nccl". Each rank contributes rank + 1."""
     with tempfile.TemporaryDirectory() as folder:
         children = []
         for rank in range(ranks):

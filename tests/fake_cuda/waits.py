@@ -60,7 +60,7 @@ def _asks(name: str, args: tuple[Any, ...]) -> bool:
 def _copies(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an operator is a copy between host and GPU that blocks the host.
 
-    A copy blocks without non_blocking=True, and if the host memory is not pinned.
+    A copy blocks the host unless it has non_blocking=True and the host memory is pinned.
     """
     if name not in COPIES:
         return False

@@ -64,8 +64,8 @@ def place(mutant: Mutant) -> Path:
 def known(mutant: Mutant) -> Result | None:
     """The stored result of a mutant if the result is still valid, else None.
 
-    A mutant that was killed counts as killed as long as the product does not change. A mutant that survived counts as such only
-    as long as the tests do not change either.
+    The result "killed" is valid as long as the product does not change. The result "survived" is valid only as long as the
+    tests do not change either.
     """
     try:
         result = Result(**json.loads(place(mutant).read_text()))
