@@ -44,6 +44,7 @@ def test_both_spellings_of_a_batch_come_to_the_same_work(ranks, micro, passes):
     ],
 )
 def test_what_does_not_divide_is_refused(keys, key, words):
+    """A cell is refused if its batch sizes are missing, contradict each other or do not divide."""
     with pytest.raises(cells.BatchError) as caught:
         cells.batch(draft(**keys), keys.get("gpus", 1))
     assert caught.value.key == key
@@ -96,10 +97,12 @@ def test_run_ids_are_safe_folder_names_whatever_the_names(strategy, workload, re
 
 @pytest.mark.parametrize(("text", "value"), [("00:05:00", 300), ("1-00:00:01", 86401), ("9:00:00", 32400)])
 def test_times(text, value):
+    """Texts of the form [D-]H:MM:SS become seconds."""
     assert cells.seconds(text) == value
 
 
 @pytest.mark.parametrize("text", ["5", "05:00", "00:60:00", "1:2:3", "-00:05:00", "00:00:00", "", "00:05:00\n"])
 def test_times_that_are_none(text):
+    """Texts that are not a time of the form [D-]H:MM:SS, or that mean 0 s, are refused."""
     with pytest.raises(ValueError, match="Allowed"):
         cells.seconds(text)

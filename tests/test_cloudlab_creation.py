@@ -90,6 +90,7 @@ def test_what_cannot_be_requested_is_said_before_anything_is_created(place, befo
 
 
 def test_the_parameters_of_another_profile_are_only_the_bindings(place):
+    """If the cluster file names the user's own profile, `provision` sends no parameters to it except `cloudlab.bindings`."""
     place.change("hardware: d8545", "profile: bench, profile_project: myproj, bindings: {phystype: d7525}")
     place.provision()
     (body,) = [body for _, _, body in place.portal.asked("POST")]
@@ -238,6 +239,7 @@ def test_a_cluster_file_of_another_experiment_does_not_reach_this_one(place, wor
 
 
 def test_an_end_that_no_clock_reaches_is_not_known(place):
+    """The portal answers with an end in the year 9999, which overflows in UTC. `provision` ignores it and continues."""
     place.portal.fail(
         "POST", "/experiments", lambda handler: handler.answer(201, place.portal.add(expires_at="9999-12-31T23:59:59-12:00"))
     )

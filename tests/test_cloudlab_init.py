@@ -100,6 +100,7 @@ def test_nodes_of_two_sites_have_the_gpus_that_all_of_them_have(tmp_path, capsys
 
 
 def test_a_name_that_would_be_more_than_a_name_is_not_taken(tmp_path, capsys, alice):
+    """A name in a manifest that contains shell code is refused, because the name is used in commands."""
     hostile = TWO.replace("gpu0.bench.", "gpu0.$(reboot).")
     (tmp_path / "m.xml").write_text(hostile)
     assert cli.main(["init", "--workspace", str(tmp_path), "--cloudlab", str(tmp_path / "m.xml")]) == 2
@@ -151,6 +152,7 @@ def test_folders_on_the_control_network_are_refused(path, key, tmp_path):
 
 
 def test_the_home_folder_is_one_of_them(tmp_path):
+    """On CloudLab, home folders are on the control network, so a data path below `~` is refused too."""
     (tmp_path / "cluster.yaml").write_text(FOLDERS + "data: {path: ~/data}\n")
     with pytest.raises(InputError, match=r"found ~/data\. On CloudLab"):
         cluster.load(tmp_path / "cluster.yaml")

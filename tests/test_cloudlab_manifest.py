@@ -168,6 +168,7 @@ def test_a_manifest_that_is_none_is_refused_with_its_place(text, says):
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"<rspec>{text}</rspec>".encode()))
 def test_no_bytes_are_answered_with_anything_but_a_sentence(content):
+    """Random bytes and XML texts as a manifest raise InputError, never another exception."""
     with pytest.raises(InputError):
         cloudlab_manifest.parse([("manifest.xml", content)])
 

@@ -111,6 +111,7 @@ def test_one_repeat_is_an_order_as_measured_and_pooled_noise_decides_where_there
 
 
 def test_memory_and_time_that_ran_out_are_results_and_the_rest_is_said(tmp_path):
+    """Out of memory and timeout are outcomes of a strategy. A failed or missing run leaves the answer open."""
     ended = {"reason": "timeout", "why": "ended at its time limit of 600 s"}
     never, broken = support.cell("zero3", 2), support.cell("tp", 2)
     failures = [(FSDP, OOM, {}), (ZERO1, "stopped", ended), (broken, "ValueError: shapes", {})]
@@ -132,6 +133,7 @@ def test_memory_and_time_that_ran_out_are_results_and_the_rest_is_said(tmp_path)
 
 
 def test_where_none_fits_the_question_says_so(tmp_path):
+    """If no strategy fits on two ranks, the answer for two ranks is `none fits`."""
     found = summarized(tmp_path, [(support.cell("ddp", 4), THRICE), (support.cell("fsdp2", 4), THRICE)],
                        failures=[(DDP, OOM, {}), (FSDP, OOM, {})])  # fmt: skip
     answers = found.choices[0].questions[0].answers
@@ -225,6 +227,10 @@ def test_cells_that_differ_only_in_instruments_stand_beside_each_other_and_it_is
 
 
 def test_what_also_holds_the_steps_that_were_looked_into_ranks_no_cells_with_other_instruments(tmp_path):
+    """Energy also covers the steps that a profiler slows down, and speed excludes them.
+
+    So a profiled and an unprofiled cell are ranked by speed, but not by energy.
+    """
     profiled = msgspec.structs.replace(FSDP, instruments=LOOKED_INTO)
     workspace = prepare(tmp_path, [(DDP, THRICE), (ZERO1, THRICE), (profiled, THRICE)])
     found = summary.summarize(load.load(workspace, None), "single")
@@ -298,6 +304,7 @@ def test_accuracy_is_no_reason_to_choose_among_cells_proven_to_do_the_same(tmp_p
 
 
 def test_equal_once_is_not_equal(tmp_path):
+    """Equal accuracies of one repeat each give the result `as measured`; of three repeats each, `equal`."""
     found = {name: {"final_accuracy": 0.5} for name in ("ps-sync", "ps-async", "ps-ssp")}
     cells = [support.cell(name, 2) for name in found]
     proofs = dict.fromkeys(found, SameWork(verdict="not provable", why="workers do not wait"))
@@ -361,6 +368,7 @@ def test_another_unit_changes_no_choice_and_no_margin(several, rows, scale, metr
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_what_is_missing_is_not_ranked_and_the_rest_stays(several, rows, data):
+    """If a cell lacks a metric, it is not ranked by this metric. Each contest still has exactly one answer to each question."""
     kept = copy.deepcopy(rows)
     dropped = set()
     for row in kept:
@@ -399,6 +407,7 @@ def test_equal_cells_are_rarely_distinguished(several, rows):
 
 
 def test_the_front_is_what_nothing_beats_in_both():
+    """`front` gives the Pareto front of points (cost, gain), where a lower cost and a higher gain are better."""
     points = [(4.0, 10.0), (2.0, 5.0), (3.0, 4.0), (2.0, 3.0), (5.0, 10.0), (1.0, 1.0)]
     assert [points[place] for place in head_to_head.front(points)] == [(1.0, 1.0), (2.0, 5.0), (4.0, 10.0)]
 

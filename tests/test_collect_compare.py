@@ -78,6 +78,7 @@ def after(before, tmp_path):
 
 
 def test_a_beside_a_tells_nothing_apart(before, capsys):
+    """A workspace compared with itself: all ratios are 1 and no difference is reported."""
     found = compared(capsys, before, before.path, before.path)
     assert len(found["pairs"]) == 2
     for pair in found["pairs"]:
@@ -163,6 +164,7 @@ def test_other_work_is_never_compared(tmp_path, capsys):
 
 
 def test_what_is_different_on_both_sides_is_different_beside_itself(tmp_path, capsys):
+    """A cell whose same-work proof failed is marked as different work even if it is compared with itself."""
     made = workspace(tmp_path, [SINGLE], found={"same_work": SameWork(verdict="different", why="because")})
     (pair,) = compared(capsys, made, made.path, made.path)["pairs"]
     assert "different" in pair["different_work"]
@@ -240,6 +242,7 @@ def test_two_matrices_of_one_workspace(tmp_path, capsys):
 
 
 def test_a_name_that_is_nothing_and_a_matrix_of_a_matrix_are_wrong_input(before, capsys):
+    """An argument that is neither a matrix nor a folder is refused, and so is --matrix if the arguments are matrices."""
     for arguments, said in (
         (["nothing", "quickstart"], "nothing: is neither a matrix of this workspace nor a folder"),
         (["quickstart", "quickstart", "--matrix", "quickstart"], "quickstart is itself a matrix"),

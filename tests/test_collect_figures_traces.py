@@ -117,6 +117,7 @@ def test_the_parts_are_the_truth_about_a_trace(tmp_path):
 
 
 def test_only_cells_that_have_it_are_listed(gpu):
+    """A cell is listed in a figure only if its traces have the values that the figure shows."""
     labels = [note["text"] for note in drawn(gpu, breakdown.draw)[0].layout["annotations"]]
     assert labels == ["single ×1", "ddp ×2"]
     assert [note["text"] for note in drawn(gpu, overlap.draw)[0].layout["annotations"]] == ["ddp ×2"]
@@ -276,6 +277,7 @@ def test_a_bubble_stands_over_its_micro_batches_beside_theory(tmp_path):
 
 @pytest.mark.parametrize("module", OURS, ids=lambda module: module.NAME)
 def test_nothing_is_drawn_of_nothing(module, tmp_path):
+    """Without traces, none of the figures in OURS is drawn."""
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell(), support.cell("ddp", 2)], 1)
     support.completed(workspace, support.cell())

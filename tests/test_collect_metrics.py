@@ -141,6 +141,7 @@ def test_times_of_training_and_epochs_are_the_results():
 
 
 def test_memory_by_category_is_each_ones_own_largest():
+    """The metric of a category is the largest memory of this category, even if the peak of the sum is at another time."""
     looked = {
         "peak_bytes": {"parameter": 400, "activation": 900, "unknown": 100},
         "largest_bytes": {"parameter": 400, "gradient": 400, "activation": 1000},
@@ -444,6 +445,7 @@ NO_DEVICE = {"kind": "virtual", "mac": "02:00:00:00:00:03"}
     ids=["renamed", "other address", "virtual", "names exchanged", "bond", "other card", "made again"],
 )  # fmt: skip
 def test_an_interface_is_one_by_its_card_and_address_whatever_its_name(moments, sent):
+    """An interface is identified by its device and MAC address, so that its counter continues under another name."""
     seen = [sample(at, nics=nics) for at, nics in zip((9, 15, 21), moments, strict=True)]
     found = network.network(measured(WINDOW, seen))
     assert (found and found.value) == (None if sent is None else pytest.approx(sent))
@@ -611,6 +613,7 @@ def test_numbers_have_digits_enough_to_compare(value, text):
 
 
 def test_numbers_that_are_none_are_said():
+    """NaN is printed as `nan`, and 0 as `0`."""
     assert notation.number(math.nan) == "nan"
     assert notation.number(0.0) == "0"
 

@@ -31,6 +31,7 @@ def drawn(entries, where):
 
 
 def test_one_metric_over_a_grid_is_crossed_as_the_study_has_it():
+    """Table 3 of study 3 has one column for each number of ranks, as in the paper."""
     keys, heads, rows = drawn(study("paper3"), "table 3")
     assert (keys, heads) == (["Strategy", "Workload"], [("Ranks", "1"), ("Ranks", "2"), ("Ranks", "4")])
     assert rows[0] == ["ddp", "vgg16", "487.55", "230.74", "113.81"]
@@ -59,6 +60,7 @@ def test_numbers_of_short_and_long_runs_stand_in_one_row():
 
 
 def test_one_cell_is_told_downwards_and_operators_are_rows():
+    """Several metrics of one cell are listed one below the other. In a table of operators, each operator is a row."""
     entries = study("paper2")
     assert drawn(entries, "section 4.2.1")[2][0] == ["Memory parameter, bytes", "474.70 MB"]
     keys, heads, rows = drawn(entries, "table 4.5.1")
@@ -110,6 +112,7 @@ def test_whatever_is_reported_stands_once_in_a_rectangle(entries):
 
 
 def test_what_is_said_of_several_is_said_once():
+    """Entries with the same remark get the same footnote; a remark about all entries is shown once for the table."""
     entries = [entry("table 1", "x_s", "1"), entry("table 1", "x_s", "2"), entry("table 1", "x_s", "3")]
     entries[0].notes = entries[1].notes = ["odd"]
     found = remarks(entries, ["late", "", "late"], [0, 1, 2])

@@ -178,6 +178,7 @@ def test_repeats_of_two_kinds_have_no_common_figure(tmp_path):
 
 
 def test_a_damaged_rank_is_left_out_of_both(tmp_path):
+    """If the trace of rank 1 is damaged, neither the exact figures nor the figures like HTA use it."""
     workspace = profiled(tmp_path, {"ddp": [[support_traces.Rank(rank, seed=2) for rank in range(2)]]})
     (path,) = workspace.runs.glob("*/trace/rank-00001.json.gz")
     path.write_bytes(path.read_bytes()[:-200])

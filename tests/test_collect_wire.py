@@ -56,6 +56,7 @@ def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
     ids=["begins too late", "ends too early", "reset", "another boot"],
 )
 def test_a_counter_that_does_not_say_it_has_no_bounds(seen):
+    """The growth is unknown without a sample before the start and after the end, or if the counter was reset."""
     assert network.growth_bounds(seen, (3.5, 13.5)) is None
 
 

@@ -162,6 +162,7 @@ def test_what_does_not_hold_is_told_and_the_rest_goes_on(tmp_path):
 
 
 def test_what_there_was_no_time_for_is_named_and_an_earlier_call_is_kept(tmp_path):
+    """A second call with no time left records its checks as `dropped` and keeps the records of the first call."""
     where = ("--where", "strategy == 'single' and precision == 'fp32'")
     assert prove(tmp_path, "--only", "A", *where)[0].returncode == 0
     done, records = prove(tmp_path, "--minutes", "0", "--only", "C")

@@ -231,6 +231,7 @@ def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher
 
 
 def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_path):
+    """A suspension is recorded in the event `stood_still`, and does not count towards the run's time limit."""
     saved, limit_s = "instruments: {checkpoints: {every_steps: 1000000}}", time_limit_s(tmp_path / "measured")
     name = bench.matrix(f'{LONG}\ninclude: [{{time_limit: "{clock(limit_s)}", expect: [timeout], {saved}}}]', steps=FOREVER)
     bench.json("jobs", "submit", "--matrix", name)
@@ -258,6 +259,7 @@ def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_
 
 
 def test_the_world_that_met_is_on_record(bench):
+    """The event `met` records the number of ranks and hosts, the backend and the network interface."""
     bench.run("jobs", "submit", "--matrix", bench.matrix(LONG), "--wait")
     (folder,) = bench.folders()
     (met,) = [event for event in folder.events() if event.event == "met"]
@@ -345,6 +347,7 @@ def test_a_retry_after_the_time_limit_goes_on_from_what_was_saved_before_it(benc
 
 
 def test_other_ranks_go_on_from_a_run_where_nothing_else_differs(bench):
+    """A run may resume from the checkpoint of a cell with another number of ranks, but not with another seed."""
     saved = "instruments: {checkpoints: {every_steps: 2, layout: whole}}"
     bench.run("jobs", "submit", "--matrix", bench.matrix(f"include: [{{strategy: ddp, gpus: 2, {saved}}}]"), "--wait")
     (one,) = bench.folders()

@@ -235,6 +235,7 @@ def test_a_thousand_by_a_hundred_cells_and_one_more(tmp_path):
 
 
 def test_nothing_left_is_an_error(tmp_path):
+    """A matrix is refused if `exclude` removes all of its cells."""
     with pytest.raises(InputError, match="no cell is left"):
         load(tmp_path, BASE + "axes: {gpus: [1]}\nexclude: [{gpus: 1, why: x}]\n")
 

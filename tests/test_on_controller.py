@@ -130,6 +130,7 @@ def test_a_template_that_was_removed_here_is_removed_there(tmp_path):
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "runs/a/run.json", ".shardlab/away.json", "a/../../x"])
 def test_what_is_brought_stays_in_its_place(tmp_path, name):
+    """An upload is refused if it names a file outside of the folders that an upload may write."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "shardlab.upload", "--workspace", str(tmp_path / "w")],
         input=json.dumps({name: "x"}).encode(), capture_output=True, check=False,
@@ -148,6 +149,7 @@ def test_host_keys_are_held_to_the_files_of_the_workspace():
 
 
 def test_what_ssh_would_fill_in_is_left_as_it_is_in_paths():
+    """In paths, `%` is doubled and quotes are escaped, so that ssh does not expand tokens such as %h in them."""
     words = ssh_command(Address("host", identity=Path("/100%h"), known_hosts=Path('/a "b" %d')))
     assert "/100%%h" in words
     assert 'UserKnownHostsFile="/a \\"b\\" %%d"' in " ".join(words)

@@ -119,6 +119,7 @@ def test_notes_say_recomputed_numbers(name, printed, computed):
 
 
 def test_twins_keep_apart_and_know_what_they_stand_for(study):
+    """Each tiny twin has a hash and a name of its own and records the cell that it rehearses."""
     _, cells = study
     twins = tiny_twin.twins(cells, menu.workloads())
     assert [twin.rehearses for twin in twins] == cells
@@ -185,6 +186,7 @@ def twins_of(folder, text):
 
 
 def test_cells_that_scaling_makes_equal_stay_two(tmp_path):
+    """Two cells whose tiny twins have equal keys still have different hashes."""
     (one, other), _ = twins_of(tmp_path, "axes: {options.image_size: [64, 224]}\n")
     assert msgspec.structs.replace(one, rehearses=None) == msgspec.structs.replace(other, rehearses=None)
     assert one.hash() != other.hash()

@@ -164,6 +164,7 @@ def test_a_change_names_the_node_that_did_not_do_it():
 
 
 def test_each_node_is_told_of_once_more_when_another_blames_it():
+    """Node a reports that node b failed. The observer is told that b failed, and a is planned again without b."""
     told = []
 
     class Told(PlanObserver):

@@ -174,6 +174,7 @@ def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
 
 
 def test_flavours():
+    """Which kernel module (open or proprietary) and which driver branch the GPUs of a machine need."""
     of = gpu_generations.of
     assert gpu_generations.flavour([of(V100)]) == "proprietary"
     assert gpu_generations.flavour([of(A100_SXM)]) == "open"

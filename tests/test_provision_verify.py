@@ -91,6 +91,7 @@ def test_a_node_that_was_left_or_goes_on_the_way_is_asked_no_more():
 
 
 def test_one_that_nobody_asked_for_is_left_out_and_is_no_failure():
+    """w1 is unreachable, but only w2 is verified: the check passes without w1."""
     one = site(Node("w1", Unreachable("w1: cannot be reached.")), Node("w2"))
     findings = verify(one, one.targets[1:], [[Check("a", passes())]], print)
     assert [(f.node, f.outcome.passed, f.outcome.says) for f in findings] == [("w2", True, "good; without w1")]
@@ -110,6 +111,7 @@ def test_a_question_that_two_ask_at_once_is_asked_once():
 
 @pytest.mark.parametrize("advice", ["run it again", "is the disk full?"])
 def test_an_advice_is_a_sentence_or_a_question(capsys, advice):
+    """A period is added to the advice of a failed check unless the advice ends with a question mark."""
     display.checks(Output(), [Finding("n1", "gpus", Outcome(False, "NVML sees no GPU.", advice))])
     said = f"n1: gpus: NVML sees no GPU. Advice: {advice}{'' if advice.endswith('?') else '.'}\n"
     assert said in capsys.readouterr().out

@@ -65,6 +65,7 @@ def test_what_the_controller_has_forgotten_the_accounts_tell(stand_in):
 
 
 def test_accounts_that_end_well_with_an_error_have_not_told_all(stand_in):
+    """sacct may exit with 0 although it prints an error. Its answer is then incomplete."""
     stand_in.says("sacct", error="sacct: error: slurm_persist_conn_open: Something happened with the receiving of a response")
     assert query.of(["7"], 0.0).complete is False
     stand_in.says("sacct")

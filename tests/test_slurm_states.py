@@ -85,6 +85,7 @@ def test_accounts_of_what_has_ended_are_enough(says):
 
 
 def test_a_task_that_stands_alone_and_in_a_range_is_what_is_said_of_it_alone(says):
+    """sacct may list a task of an array by itself and also in a range of waiting tasks. Its own line decides."""
     says(sacct=recorded("sacct-middle"), squeue=AWAY)
     found = query.of(ALL, 0.0)
     assert (found.why_not, found.complete) == ("Unable to contact slurm controller (connect failure)", False)
@@ -259,6 +260,7 @@ def together(run_of, says, tmp_path):
     ],
 )
 def test_what_is_true_of_a_run(together, own, raw, state, words):
+    """The state of a run follows from its own records (`own`) and the state in Slurm (`raw`)."""
     (verdict,) = together([own], raw)
     assert (verdict.state, words in verdict.why) == (state, True), verdict
 
@@ -272,12 +274,14 @@ def test_whatever_slurm_says_nothing_else_is_completed_and_what_is_completed_sta
 
 
 def test_a_start_after_the_end_that_is_on_record_is_another_one(together):
+    """If Slurm's job started after the recorded end of a run, Slurm started the run again, unless the run completed."""
     again, completed = together(["timeout", "completed"], "RUNNING", start_s=time.time() - 1)
     assert (again.state, again.why) == ("pending", "started again by Slurm, after timeout")
     assert completed.state == "completed"
 
 
 def test_in_a_job_of_several_runs_what_ends_the_job_is_no_word_on_those_that_ended_before(together):
+    """If several runs share a job, the end of the job does not change the state of runs that ended before."""
     failed, waits = together(["failed", "waits"], "RUNNING", kind="pack")
     assert (failed.state, waits.why) == ("failed", "waits for the earlier runs in its job")
     failed, told = together(["failed", "told to end"], "CANCELLED by 1000", kind="pack")

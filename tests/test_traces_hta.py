@@ -167,6 +167,7 @@ def test_bounds_are_what_every_order_of_equal_starts_gives(pairs):
 
 
 def test_its_rounding_is_not_ours(tmp_path):
+    """With --like-hta, times are rounded as HTA rounds them, so the idle share differs from the exact share."""
     (path,) = write(tmp_path, ranks=1, seed=15, kernels=80)
     found = trace.read(path)
     (rounded,) = hta.breakdowns([found])

@@ -144,6 +144,7 @@ def test_an_epoch_takes_each_item_once_and_the_next_one_in_another_order():
 
 @pytest.mark.parametrize(("parts", "size"), [(1, 12), (1, 3), (2, 6), (2, 2), (3, 4), (6, 1)])
 def test_however_it_is_cut_the_global_batch_is_the_same(parts, size):
+    """For every number of ranks and size of micro-batches, the micro-batches together are the same global batch."""
     order = Order(items=50, global_batch_size=12, seed=7)
     cut = [order.micro_batches(TIMED, 5, part=part, parts=parts, size=size) for part in range(parts)]
     assert np.concatenate([micro for part in cut for micro in part]).tolist() == order.batch(TIMED, 5).tolist()

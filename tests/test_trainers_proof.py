@@ -174,6 +174,7 @@ def trajectory(losses=(1.0,), norms=(1.0,), before=0.0, after=1.0):
 
 
 def test_each_of_the_three_differences_decides_alone():
+    """The proof fails if one of three differences (loss, gradient norm, parameters) is above its tolerance, infinite or NaN."""
     allowed = proof.TOLERANCES["fp32"]
     right = {"loss": allowed.loss, "norm": allowed.gradient_norm, "parameters": allowed.parameters}
     assert proof._within(allowed, **right)
@@ -290,5 +291,6 @@ def test_a_proof_is_made_once_and_holds_for_any_length(bench, tmp_path):
 
 
 def test_a_cell_may_go_without(bench):
+    """A cell without the key `prove` is trained without a same-work proof."""
     assert bench.complete(strategy="single", steps=1).read_result().same_work.verdict == "not proven"
     assert Path(bench.data).exists()

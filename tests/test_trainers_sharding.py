@@ -57,6 +57,7 @@ def test_zero3_without_kept_parameters_does_the_work_of_one_process(bench):
 
 @pytest.mark.parametrize(("strategy", "gpus"), [("zero2", 2), ("zero3", 2), ("fsdp1-full-shard", 2), ("fsdp2-hsdp", 4)])
 def test_so_it_does_with_pictures_accumulation_checkpointing_and_clipping(bench, strategy, gpus):
+    """Sharded training of an image model with accumulation, activation checkpointing and clipping equals one process."""
     clipped = {"workload": "vit-tiny", "max_grad_norm": 0.5}
     ours = bench.losses(strategy=strategy, gpus=gpus, accumulation=2, activation_checkpointing="full", **clipped)
     assert difference(ours, bench.reference(**clipped)) < ROUNDING
@@ -89,6 +90,7 @@ def test_a_block_that_is_computed_again_is_gathered_again(bench):
 
 
 def test_what_zero_plus_plus_gathers_again_comes_from_near(bench):
+    """With hpz_partition_size 2, ZeRO++ gathers for backward from 2 ranks and not from 4, so it sends fewer bytes."""
     keys = {"strategy": "zero3", "gpus": 4, "prove": "auto", "steps": 1, "activation_checkpointing": "full", "accumulation": 2}
     far, near = (bench.complete(options={**FREED, "hpz_partition_size": size}, **keys) for size in (1, 2))
     assert near.read_result().knobs["effective"]["hpz_partition_size"] == 2
