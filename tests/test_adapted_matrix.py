@@ -205,6 +205,7 @@ def test_all_strategies_of_one_size_get_the_same_size_or_are_left_out(tmp_path):
 
 
 def test_what_the_file_excludes_stays_excluded(tmp_path):
+    """If a cell, adapted to fewer GPUs, is one that the matrix excludes, the cell is left out with this reason."""
     words = """\
 axes: {gpus: [1, 4], strategy: [ddp, fsdp2]}
 exclude: [{strategy: fsdp2, gpus: 2, why: not on two}, {strategy: fsdp2, gpus: 1, why: not on one}]
@@ -217,6 +218,7 @@ exclude: [{strategy: fsdp2, gpus: 2, why: not on two}, {strategy: fsdp2, gpus: 1
 
 
 def test_an_inclusion_that_lost_its_combinations_becomes_no_cell(tmp_path):
+    """An `include` entry that only adds keys to cells does not become a cell when these cells get fewer GPUs."""
     words = """\
 axes: {strategy: [ddp], gpus: [1, 4]}
 include: [{gpus: 4, options.gradient_as_bucket_view: false}]

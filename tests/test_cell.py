@@ -18,6 +18,7 @@ def draft(**keys: object) -> Draft:
 
 
 def test_each_key_of_a_cell_has_one_role():
+    """Each field of Cell has exactly one annotation of the type Role."""
     hints = get_type_hints(Cell, include_extras=True)
     roles = {
         name: [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Role)] for name, hint in hints.items()
@@ -69,6 +70,7 @@ def test_a_cell_with_checkpoints_of_an_older_version_has_the_same_hash():
 
 
 def test_a_cell_whose_hash_was_asked_for_is_written_as_before():
+    """`hash` stores its result in the cell. The stored result does not get into the cell's JSON."""
     fresh = msgspec.structs.replace(CELL)
     written = msgspec.json.encode(fresh)
     assert fresh.hash() == fresh.hash() == CELL.hash()

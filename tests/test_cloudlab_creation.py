@@ -230,6 +230,7 @@ def test_an_experiment_of_which_nothing_shows_that_we_created_it_is_not_ours(pla
 )
 @pytest.mark.parametrize("words", [[], ["down", "--yes"], ["extend", "--hours", "5", "--reason", "x"]])
 def test_a_cluster_file_of_another_experiment_does_not_reach_this_one(place, words, before, after, says):
+    """If the cluster file names another experiment or portal than the workspace's records, every command is refused."""
     place.provision()
     place.change(before or place.portal.url, after)
     kept, asked = place.kept(), len(place.portal.requests)

@@ -168,6 +168,7 @@ def test_addresses_of_an_experiment_belong_to_its_provider(tmp_path):
 
 @pytest.mark.parametrize(("text", "there"), [("yes\n", True), ("no\n", False)])
 def test_a_node_says_whether_it_has_the_program_for_its_unused_space(text, there):
+    """The answer of the fact about the program mkextrafs.pl is parsed."""
     assert mkextrafs.parse(text) is there
 
 

@@ -77,6 +77,7 @@ def test_a_blockstore_and_a_container_are_no_machines():
 
 
 def test_an_element_of_an_extension_is_not_one_of_the_rspec():
+    """XML elements with the name of an RSpec element but another namespace do not change the experiment that is read."""
     more = (
         '<other:host xmlns:other="urn:other" name="x y" ipv4="x"/><emulab:sliver_type name="docker"/>'
         '<emulab:interface client_id="gpu0:if0"><emulab:ip address="x"/></emulab:interface>'

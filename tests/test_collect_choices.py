@@ -102,6 +102,7 @@ def test_a_choice_agrees_with_the_verdict_on_the_same_pair(tmp_path, late, word)
 
 
 def test_one_repeat_is_an_order_as_measured_and_pooled_noise_decides_where_there_is_some(tmp_path):
+    """With one repeat per cell, the order is only `as measured`. If some cell has repeats, their noise decides."""
     found = summarized(tmp_path / "a", [(DDP, (1,)), (FSDP, (1,))])
     assert only(found)[2, 8][1][SPEED] == ("as measured", ["ddp"])
     assert choice_text.ONCE in choice_text.cautions(found)
@@ -153,6 +154,7 @@ def test_the_only_one_that_fits_is_called_so(tmp_path):
 
 
 def test_a_model_that_fits_one_rank_at_one_batch_only_is_a_split(tmp_path):
+    """The model fits on one rank with batch 8 but not with batch 64, so the decision tree asks for the batch."""
     big = support.cell(global_batch_size=64, micro_batch_size=64)
     found = summarized(tmp_path, [(support.cell(), THRICE)], failures=[(big, OOM, {})])
     answers = choice_text.nodes(found.choices[0])[0].answers
@@ -250,6 +252,7 @@ def test_what_also_holds_the_steps_that_were_looked_into_ranks_no_cells_with_oth
 
 
 def test_of_a_cell_with_and_without_instruments_the_plainer_one_is_ranked(tmp_path):
+    """If a cell ran with and without a profiler, the cell without a profiler is ranked."""
     profiled = [msgspec.structs.replace(cell, instruments=LOOKED_INTO) for cell in (support.cell(), DDP, FSDP)]
     found = summarized(tmp_path, [(cell, THRICE) for cell in (support.cell(), DDP, FSDP, *profiled)])
     outcomes, ranked = only(found)[2, 8]
@@ -281,6 +284,7 @@ def test_headings_name_their_key_whole(tmp_path):
 
 
 def test_bytes_that_were_counted_alike_are_equal(tmp_path):
+    """Numbers of sent bytes that differ by only 16 bytes count as equal."""
     sent = {"ddp": 1e5, "zero1": 1e5 + 16, "fsdp2": 1.5e5, "single": 0.0}
     found = {name: {"communication_bytes": {"counted": value}} for name, value in sent.items()}
     told = summarized(tmp_path, [(DDP, (1,)), (ZERO1, (1,)), (FSDP, (1,)), (support.cell(), (1,))], found=found)
@@ -413,6 +417,7 @@ def test_the_front_is_what_nothing_beats_in_both():
 
 
 def test_head_to_head_shows_the_contest_with_most_cells(several):
+    """The figure `Head to head` shows the ranks and the batch for which most cells were measured."""
     found = summary.summarize(several, "single")
     (group,) = figure.groups(several, found)
     drawn = head_to_head.draw(group)

@@ -106,6 +106,7 @@ def test_mfu_is_blank_where_the_peak_is_not_known(names):
 
 
 def test_a_watched_step_counts_for_its_loss_and_for_no_time():
+    """A step that an instrument observed counts for the loss, but not for throughput and step time."""
     ranks = {0: [step(1, 100.0), step(2, 9000.0, watched=True, loss=3.0)]}
     assert throughput.throughput(measured(ranks)).value == pytest.approx(80.0)
     assert percentile(0.95)(measured(ranks)).value == pytest.approx(100.0)
@@ -199,6 +200,7 @@ def test_energy_is_what_the_counters_grew_by():
 
 
 def test_a_counter_that_does_not_reach_over_the_window_or_began_anew_leaves_the_power():
+    """If the energy counter does not cover all timed steps or was reset, the energy is computed from power samples."""
     short = [counter(t, 100.0 * t) for t in (9, 12, 15, 18)]
     anew = [counter(t, value) for t, value in ((9, 900.0), (12, 1200.0), (15, 10.0), (18, 310.0), (21, 610.0))]
     one_without = [counter(t, 100.0 * t, None) for t in (9, 12, 15, 18, 21)]
@@ -240,6 +242,7 @@ def test_checkpoints_have_the_times_and_the_size_that_their_instrument_reports()
 
 
 def test_staleness_is_of_all_pushes():
+    """The mean and the largest staleness are over all pushes: staleness_counts maps a staleness to a number of pushes."""
     found = found_in(knobs={"effective": {"staleness_counts": {"0": 1, "1": 2, "3": 1}}})
     assert (staleness.mean(found), staleness.largest(found)) == (Quantity(1.25, "updates"), Quantity(3, "updates"))
     assert staleness.mean(measured(TWO_RANKS)) is None
@@ -467,6 +470,7 @@ def test_scaling_is_strong_with_the_global_batch_and_weak_with_the_batch_per_ran
 
 
 def test_the_interval_is_students():
+    """The confidence interval of repeats is the interval of Student's t distribution."""
     found = statistics.estimate([10.0, 12.0, 14.0], "ms")  # half width: t(2) x s / sqrt(3) = 4.303 x 2 / sqrt(3) = 4.969
     assert (found.value, found.median, found.n) == (12.0, 12.0, 3)
     assert (found.low, found.high) == (pytest.approx(12 - 4.969, abs=1e-3), pytest.approx(12 + 4.969, abs=1e-3))

@@ -108,6 +108,7 @@ def test_a_parent_that_is_gone_already_ends_it_at_once(tmp_path):
 
 
 def test_a_rate_that_would_disturb_is_refused(tmp_path):
+    """The sampler refuses more than 50 samples per second."""
     process = start(tmp_path / "node.jsonl", "--hz", "51")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2
@@ -218,6 +219,7 @@ def open_files():
 
 
 def test_reading_again_opens_nothing():
+    """A source keeps its files open, so the second sample opens no files."""
     before = open_files()
     source = NicSource()
     source.fill(blank())

@@ -40,11 +40,13 @@ def test_one_metric_over_a_grid_is_crossed_as_the_study_has_it():
 
 
 def test_a_grid_with_a_gap_is_not_crossed():
+    """If a combination of strategy and ranks has no number, the table has one row per number, without columns of ranks."""
     entries = [entry("table 1", "x_s", str(n), strategy=name, gpus=n) for name, n in (("a", 1), ("a", 2), ("b", 1))]
     assert drawn(entries, "table 1") == (["Strategy", "Ranks"], ["X"], [["a", "1", "1"], ["a", "2", "2"], ["b", "1", "1"]])
 
 
 def test_metrics_are_columns_and_what_a_place_adds_is_one_of_them():
+    """Table 4.1.2 of study 2 has one column for each metric, as in the paper."""
     keys, heads, rows = drawn(study("paper2"), "table 4.1.2")
     assert (keys, heads) == (["Strategy", "Ranks"], ["Train time", "Speed up", "Effective throughput"])
     assert rows[1] == ["ddp", "2", "58.3s", "1.93x", "62,870 tokens/sec"]
@@ -69,6 +71,7 @@ def test_one_cell_is_told_downwards_and_operators_are_rows():
 
 
 def test_a_number_printed_twice_for_one_field_stands_twice():
+    """If a study has two numbers for the same field, each of them gets a row."""
     entries = [entry("table 1", "x_s", printed, strategy=name) for name, printed in (("a", "1"), ("a", "2"), ("b", "3"))]
     assert drawn(entries, "table 1") == (["Strategy"], ["X"], [["a", "1"], ["a", "2"], ["b", "3"]])
 
@@ -105,6 +108,7 @@ anything = st.builds(
 
 @given(st.lists(anything, max_size=30))
 def test_whatever_is_reported_stands_once_in_a_rectangle(entries):
+    """Every reported number is in exactly one table, and all rows of a table have the same length."""
     redrawn = redraw(entries)
     assert sorted(places(redrawn)) == list(range(len(entries)))
     for table in redrawn.tables:

@@ -185,6 +185,7 @@ def test_a_curve_is_not_drawn_through_a_gap():
 
 
 def test_a_state_is_judged_again_only_if_its_files_changed(workspace):
+    """The queue reads the events of a run again only if the run's files have changed."""
     folder = running(workspace)
     queue = Queue(workspace)
     (run,) = queue.look()
@@ -306,6 +307,7 @@ def test_it_only_reads(matrix, method):
 
 @pytest.mark.parametrize("path", ["", "script.js", "data", "report/index.html", "report/summary.json", "runs/", "absent"])
 def test_every_answer_has_a_strict_policy_and_a_head_without_a_body(matrix, path):
+    """Every answer has security headers, and a HEAD request gets no body."""
     _, url = matrix
     asked(url, "report/")
     status, headers, body = asked(url, path)

@@ -96,6 +96,7 @@ def test_nothing_is_said_where_samples_leave_too_much_open():
 
 
 def test_clocks_of_several_hosts_widen_what_is_open():
+    """With two hosts, a difference is reported only if their clock offsets are known and small."""
     near = ClockOffset(0.001, 0.0005)
     far = ClockOffset(0.4, 0.0005)
     assert wire.difference(loaded(0.03125, nnodes=2)) is None

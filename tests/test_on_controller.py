@@ -142,6 +142,7 @@ def test_what_is_brought_stays_in_its_place(tmp_path, name):
 
 
 def test_host_keys_are_held_to_the_files_of_the_workspace():
+    """`ssh` checks host keys strictly unless the cluster file says accept-new."""
     words = ssh_command(Address("host", 2222, "bob", Path("/k"), Path("/known"), "accept-new"))
     assert "StrictHostKeyChecking=accept-new" in words
     assert words[-4:] == ["-l", "bob", "--", "host"]
@@ -200,6 +201,7 @@ class Controller:
 
 @pytest.mark.parametrize("form", ["{}={}", "{} {}"], ids=["with =", "apart"])
 def test_what_names_a_file_of_this_machine_is_not_handed_over(workspace, invocation, monkeypatch, form):
+    """Paths of this machine are removed from the command line or replaced by the paths of the uploaded files."""
     matrix = workspace.path / "m.yaml"
     matrix.write_text("schema: 1\nname: m\ndefaults: {workload: gpt2-tiny, steps: 1}\naxes: {strategy: [single]}\n")
     file = workspace.path / "cluster.yaml"
@@ -212,6 +214,7 @@ def test_what_names_a_file_of_this_machine_is_not_handed_over(workspace, invocat
 
 
 def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypatch):
+    """A word after `--` is not treated as an option, even if it is `--workspace`."""
     there = Controller(monkeypatch)
     words = ["logs", "--workspace", "here", "--", "--workspace"]
     assert on_controller.run(there, invocation(*words), words) == 0

@@ -41,6 +41,7 @@ def passes(says="good"):
 
 
 def test_the_checks_of_a_stage_wait_for_one_another_and_so_run_at_once():
+    """Five checks of a stage wait for each other at a barrier, which works only if they run at the same time."""
     one = site(Node("w1"), Node("w2"))
     all_there = threading.Barrier(5, timeout=60)
 
@@ -77,6 +78,7 @@ def test_a_node_that_is_away_is_named_once_and_the_others_are_proven_without_it(
 
 
 def test_a_node_that_was_left_or_goes_on_the_way_is_asked_no_more():
+    """No check runs on w1, whose operation failed before, nor on w2 after it became unreachable."""
     left, going = Node("w1"), Node("w2")
     one = site(left, going, Node("w3"))
     one.skipped["w1"] = "packages failed"

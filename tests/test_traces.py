@@ -211,6 +211,7 @@ def _points(spans) -> set[int]:
 
 @given(_spans, _spans)
 def test_intervals_are_sets_of_points(one, other):
+    """Operations on intervals give the same as set operations on all their points."""
     a, b, points, others = _union(one), _union(other), _points(one), _points(other)
     assert a.length == len(points)
     assert intervals.both(a, b) == len(points & others)

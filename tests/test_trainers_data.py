@@ -106,6 +106,7 @@ def _make_slowly(path, made):
 
 
 def test_of_many_that_race_one_makes_the_file(tmp_path):
+    """Of eight processes that need the same file at once, exactly one makes it."""
     fork = multiprocessing.get_context("fork")
     made = fork.Value("i", 0)
     racers = [fork.Process(target=_make_slowly, args=(tmp_path / "data" / "set", made)) for _ in range(8)]
@@ -119,6 +120,8 @@ def test_of_many_that_race_one_makes_the_file(tmp_path):
 
 
 def test_what_fails_half_way_leaves_nothing_and_is_made_again(tmp_path):
+    """If making a file fails, no partial file remains, and the next call makes the file."""
+
     def fail(temporary):
         temporary.write_text("half")
         raise ZeroDivisionError

@@ -66,6 +66,7 @@ def test_so_it_does_with_pictures_accumulation_checkpointing_and_clipping(bench,
 
 @pytest.mark.parametrize(("strategy", "options"), OPTIONS)
 def test_options_change_how_and_not_what(bench, strategy, options):
+    """With each option, the losses stay those of one process and the proof succeeds."""
     run_dir = bench.complete(strategy=strategy, gpus=2, options=options, prove="auto")
     assert difference(losses(run_dir), bench.reference()) < ROUNDING
     proven(run_dir)
@@ -84,6 +85,7 @@ def test_bf16_rounds_and_does_no_other_work(bench, strategy, options):
 
 
 def test_a_block_that_is_computed_again_is_gathered_again(bench):
+    """With activation checkpointing, ZeRO-3 sends more bytes, because it gathers each block once more."""
     keys = {"strategy": "zero3", "gpus": 2, "options": FREED, "prove": "auto", "steps": 1}
     plain, again = (proven(bench.complete(activation_checkpointing=which, **keys)) for which in ("none", "full"))
     assert again[0] > 1.1 * plain[0]
