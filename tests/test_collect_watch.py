@@ -199,6 +199,7 @@ def test_a_state_is_judged_again_only_if_its_files_changed(workspace):
 
 
 def test_the_queue_has_the_last_attempt_of_each_repeat_and_what_runs_first(matrix):
+    """The queue on the page lists the last attempt of each repeat; running runs are at the top."""
     workspace, _ = matrix
     runs = Queue(workspace).look()
     ids = [run.run_id for run in runs]

@@ -292,6 +292,7 @@ def test_cancel_ends_what_waits_and_what_runs(bench):
 
 
 def test_a_cancel_between_a_claim_and_its_start_is_not_lost(bench):
+    """A run is cancelled after its supervisor claimed it and before its command starts: the run ends as cancelled."""
     bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))
     (folder,) = bench.folders()
     paused = "take = claim.take; claim.take = lambda run: (take(run), input())[0]"

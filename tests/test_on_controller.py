@@ -88,6 +88,7 @@ def test_runs_of_a_workspace_stay_on_one_cluster(workspace, invocation):
 
 
 def test_plans_and_scripts_for_reading_need_no_cluster(workspace, invocation):
+    """`jobs plan` and `jobs render --out` are not sent to a remote controller."""
     assert on_controller.elsewhere(invocation("plan", "--matrix", "quickstart")) is None
     assert on_controller.elsewhere(invocation("render", "--matrix", "quickstart", "--out", "x")) is None
 

@@ -41,6 +41,7 @@ def record(stage="D", verdict="holds", **figures):
 
 
 def test_the_ratio_is_that_to_the_formula(tmp_path):
+    """The calibration is the measured value divided by the value of the formula."""
     formula_s = step_time.of(ONE, machine(A100)).seconds.likely
     needed = memory.of(ONE, on_gpu=True).tensors.likely
     kept = results(tmp_path, record(step_ms=1300 * formula_s, peak_allocated_bytes=round(0.9 * needed)))

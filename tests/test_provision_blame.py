@@ -100,6 +100,7 @@ def two(plan) -> tuple[Site, Operation]:
 
 
 def test_a_node_on_which_an_operation_failed_is_not_touched_by_those_after_it():
+    """After an operation failed on node a, no later operation is planned or run there; node b continues."""
     asked, planned = [], []
 
     def fails(site, target):
@@ -153,6 +154,7 @@ def test_an_operation_that_cannot_do_without_the_other_node_fails_where_it_was_a
 
 
 def test_a_change_names_the_node_that_did_not_do_it():
+    """The exception of a change or fact names the node that failed in `blames`."""
     one, _ = two(None)
     with pytest.raises(Unreachable) as caught:
         RunCommand("do it", ["true"]).make(one.targets[1].node)

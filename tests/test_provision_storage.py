@@ -186,6 +186,7 @@ def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
 
 
 def test_the_folder_is_made_on_its_mount_or_not_at_all():
+    """Before the shared folder is made, a change checks that its disk is mounted, and fails if it is not."""
     one = with_storage(Storage(shared=SHARED, server="head", disk=DISK, mount=MOUNT))
     head = one.targets[0]
     with_place(head, SHARED, MountPlace(there=False))

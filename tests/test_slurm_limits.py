@@ -237,6 +237,7 @@ def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, cap
 
 
 def test_what_slurm_takes_never_is_said_and_the_others_are_seen_to_their_end(tmp_path, queue, capsys):
+    """One of four runs is always rejected: its error is printed, and the other three runs are submitted and waited for."""
     queue.rule(places=2, ends=1, **MAX_SUBMIT)
     study = Study(tmp_path, 4)
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
@@ -249,6 +250,7 @@ def test_what_slurm_takes_never_is_said_and_the_others_are_seen_to_their_end(tmp
 
 
 def test_sbatch_is_not_waited_for_while_it_goes_on_trying_by_itself(tmp_path, queue):
+    """sbatch reports a temporary error and tries again by itself. `jobs` ends it, so that it submits nothing later."""
     sbatch = queue.folder / "sbatch"
     sbatch.rename(queue.folder / "later")
     sbatch.write_text(f'#!/bin/sh\necho "sbatch: error: {BUSY}" >&2\nsleep 20\nexec "${{0%/*}}/later" "$@"\n')

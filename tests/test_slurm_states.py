@@ -76,6 +76,7 @@ def test_of_accounts_that_lag_and_the_queue_the_queue_is_right(says):
 
 
 def test_accounts_of_what_has_ended_are_enough(says):
+    """If sacct says that all jobs have ended, squeue is not called."""
     says(sacct=recorded("sacct-end"), squeue=(99, "squeue: must not be asked"))
     found = query.of(ALL, 0.0)
     assert (found.why_not, found.complete) == ("", True)
@@ -94,6 +95,7 @@ def test_a_task_that_stands_alone_and_in_a_range_is_what_is_said_of_it_alone(say
 
 @pytest.mark.parametrize(("accounts", "complete"), [(NO_ACCOUNTS, True), (NO_DATABASE, False)])
 def test_without_accounts_the_controller_knows_all_there_is(says, accounts, complete):
+    """Without accounting, the answer of squeue is complete. If the database is only unreachable, it is not."""
     says(sacct=accounts, squeue=recorded("squeue-middle"))
     found = query.of(ALL, 0.0)
     assert (found.why_not, found.complete, said(found)["21"]) == ("", complete, "running")
@@ -267,6 +269,7 @@ def test_what_is_true_of_a_run(together, own, raw, state, words):
 
 @pytest.mark.parametrize("raw", EVERY)
 def test_whatever_slurm_says_nothing_else_is_completed_and_what_is_completed_stays_so(together, raw):
+    """For every state in Slurm, a run is completed exactly if its own records say so."""
     found = {own: verdict.state for own, verdict in zip(OWN, together(list(OWN), raw), strict=True)}
     assert set(found.values()) <= STATES.keys()
     assert [own for own, state in found.items() if state == "completed"] == ["completed"]

@@ -203,6 +203,7 @@ def test_a_bare_list_of_events_is_a_trace_too(tmp_path):
 
 
 def test_lists_behind_the_events_are_not_taken_for_events(tmp_path):
+    """A list after `traceEvents` in the file gives no events."""
     content = support.text(complete(), pretty=False)[:-1] + b',"other": [{"x": 1}, {"y": [2]}]}'
     found = read(tmp_path / "t.json", content)
     assert (len(found.name), found.lost, found.cut) == (8, {}, "")
