@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-SHAPE = "root tbf rate {mbps}mbit burst 256k latency 50ms"  # as provision/practice/machine.py configures it
+SHAPE = "root tbf rate {mbps}mbit burst 256k latency 50ms"  # the token bucket of practice nodes
 FIRST, SECOND, PREFIX = "10.89.78.1", "10.89.78.2", 24
 
 # One rank. Arguments: rank, number of ranks, HOST:PORT of rank 0, and a JSON list of [command of each rank or nothing, sizes in

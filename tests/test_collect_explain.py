@@ -20,7 +20,7 @@ def explained(capsys, workspace, *words):
 
 
 def lines_of(workspace, file):
-    """The records in the lines of a file that the document of `collect explain` names. file: the entry of the file in it."""
+    """The records in the lines of a file that the document of `collect explain` names. file: the document's entry about it."""
     every = (workspace.path / file["file"]).read_bytes().split(b"\n")
     edges = [part.split("-") for part in file["lines"].split(", ")]
     return [json.loads(every[number - 1]) for edge in edges for number in range(int(edge[0]), int(edge[-1]) + 1)]

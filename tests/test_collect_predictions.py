@@ -74,7 +74,7 @@ def test_step_times_are_scored_by_strategy(workspace):
     assert (ddp.ratio, ddp.ratio_low, ddp.ratio_high) == (pytest.approx(1.6), 1.2, 2.0)
     assert ddp.error_pct == pytest.approx((20 + 100) / 2)
     assert ddp.within == 1  # 1.2 s is between 0.5 s and 1.5 s, 2 s is not
-    assert (pipeline.n, pipeline.ratio, pipeline.error_pct, pipeline.within) == (1, 0.5, 50.0, 1)  # 1 of 2 runs has one
+    assert (pipeline.n, pipeline.ratio, pipeline.error_pct, pipeline.within) == (1, 0.5, 50.0, 1)  # one run has no prediction
 
 
 def test_memory_is_scored_as_a_whole_and_by_category(workspace):

@@ -75,7 +75,7 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
     monkeypatch.setattr(loop.signal, "sigtimedwait", wait)
     tally = loop.run(tmp_path / "node.jsonl", 10, None, [Slow()])
     times = [sample.t_s for sample in read_lines(tmp_path / "node.jsonl", Sample).records]
-    assert times == pytest.approx([1000.0, 1000.1, 1000.2, 1000.5, 1000.6, 1000.7])  # SIGTERM causes the last
+    assert times == pytest.approx([1000.0, 1000.1, 1000.2, 1000.5, 1000.6, 1000.7])  # the last at SIGTERM
     assert (tally.samples, tally.missed) == (6, 2)
 
 

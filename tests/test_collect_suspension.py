@@ -40,7 +40,7 @@ def paused(workspace, at):
 
 
 def test_steps_that_hold_a_pause_are_not_counted_and_times_that_hold_it_not_known(workspace):
-    """Steps during a suspension do not count. Metrics of whole times, such as the training time, then have no value."""
+    """Steps during a suspension do not count. The training time, which includes the suspension, has no value."""
     left = paused(workspace, 5)
     summary = summarize(load(workspace, None), "single")
     assert f"suspended or stopped during timed steps; times that include the pause do not count: {CELL.name()}-r2" in (

@@ -275,7 +275,7 @@ def test_the_figure_has_the_middle_steps_of_each_rank_and_names_the_straggler(tm
 
 def test_the_figure_has_the_steps_around_a_checkpoint(tmp_path):
     acts = [saved(rank, "node0", START_S + 0.61, 0.008, step=6) for rank in (0, 1)]
-    acts += [saved(0, "node0", START_S + 3.02, 0.01, step=30)]  # after the last step, so it is not drawn
+    acts += [saved(0, "node0", START_S + 3.02, 0.01, step=30)]  # not drawn: this checkpoint is after the last step
     found = drawn(tmp_path, (1.0, 30.0, 60.0, 9.0), (1.0, 50.0, 39.0, 9.0), acts=acts)
     bars = {trace["name"]: trace for trace in found.data}
     assert bars["forward"]["text"][:10] == [f"step {number}" for number in range(2, 12)]

@@ -94,7 +94,7 @@ KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 2, "dur": 5, "pid": 
 
 
 def test_what_is_wrong_with_results_is_told_without_a_gpu(tmp_path):
-    """A fake GPU makes a memory snapshot, but no trace, because it has no CUPTI. This test writes the trace."""
+    """The check of a result folder needs no GPU. A fake GPU makes no trace, because it has no CUPTI, so the test writes one."""
     done, records = prove(tmp_path, "--only", "A", "--where", "seq_len == 32")
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = tmp_path.iterdir()

@@ -73,7 +73,7 @@ def test_a_closed_terminal_ends_no_run(bench):
     words = shlex.join(bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=150)))
     child, terminal = pty.fork()
     if child == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # if nohup started the tests, they ignore it
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if nohup started the tests
         os.execvp("bash", ["bash", "-c", f"{words}; sleep 1000"])
     until(lambda: bench.folders(), "rendered")
     running(bench)

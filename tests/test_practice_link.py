@@ -29,8 +29,8 @@ def limit(practice, mbps):
 
 
 def seconds(practice, sizes=SIZES, iterations=5):
-    """The median seconds of an all-reduce of all nodes, by size. iterations: the number of all-reduces of each size, beside
-    those that warm up."""
+    """The median seconds of an all-reduce of all nodes, by size. iterations: the number of all-reduces of each size, without
+    the warm-up."""
     nodes = list(practice.nodes.values())
     asked = json.dumps([[None, sizes, iterations]])
 

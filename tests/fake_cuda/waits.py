@@ -66,7 +66,7 @@ def _copies(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return False
     source = args[1] if name == "copy_" else args[0]
     if name == "copy_" and source.data_ptr() == args[0].data_ptr():
-        return False  # both tensors have the same memory, as a result of gloo has, so nothing is copied
+        return False  # gloo returns host tensors with the memory of the fake GPU, so nothing is copied
     target = args[0].device if name == "copy_" else torch.device(kwargs.get("device") or source.device)
     if {source.device.type, target.type} != {"cuda", "cpu"}:
         return False
