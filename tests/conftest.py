@@ -4,8 +4,8 @@ Hypothesis has no deadline for an example, so no test fails because the machine 
 examples in each run, so a failure there is caused by the change under test. Elsewhere its examples are random.
 Processes that tests start keep the bytecode of our packages, even if the machine's environment forbids that: a command takes
 twice the processor time if it has to compile them each time.
-A shell that starts pytest in the background makes it ignore Ctrl-C (SIGINT). This file undoes this, for the tests and for the
-processes that they start.
+If a shell starts pytest in the background, pytest and its child processes ignore Ctrl-C (SIGINT). This file makes them react to
+SIGINT again.
 All tests that need a cluster share one practice cluster.
 """
 
@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc):
     support_releases.parametrize(metafunc)
 
 
-@pytest.hookimpl(trylast=True)  # our order is applied after pytest has sorted the tests by the parameters of fixtures
+@pytest.hookimpl(trylast=True)  # sort last: pytest itself sorts the tests by the parameters of fixtures
 def pytest_collection_modifyitems(config, items):
     items.sort(key=support_releases.place)
     if support_lanes.on_worker(config):
@@ -87,5 +87,5 @@ def slurm(request, release):
     if given := os.environ.get("SHARDLAB_SLURM"):
         return SlurmCluster(Path(given))
     found = request.getfixturevalue("practice")
-    assert found.provision()["verified"] is True  # repairs what other tests have changed on the cluster
+    assert found.provision()["verified"] is True  # `provision` repairs what other tests changed
     return SlurmCluster(found.folder)

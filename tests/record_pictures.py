@@ -1,7 +1,7 @@
 """Makes the pictures of docs/images from real runs on this machine. Usage: python tests/record_pictures.py [DIR]
 
-DIR keeps two workspaces: quickstart, and a rehearsal of study 1. A workspace without a report is made first, which takes up
-to an hour; with reports, only the pictures are made anew. `make pictures` calls this program.
+DIR keeps two workspaces: quickstart, and a rehearsal of study 1. If a workspace has no report yet, its runs are trained first,
+which takes up to an hour. If both have reports, only the pictures are made. `make pictures` calls this program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 PROGRAMS = Path(sys.executable).parent
 MOST_BYTES = 200_000
-COLOURS = 128  # of a picture of a page, which has few; it is then a third as large
+COLOURS = 128  # in the palette of a page's picture; a page has few, and the file is a third as large
 # Maps the name of a workspace to the options of `jobs submit` that make its runs.
 WORKSPACES = {"quickstart": ["--matrix", "quickstart"], "paper1": ["--matrix", "paper1", "--scale", "tiny"]}
 # Maps the name of a picture of a report to (workspace, CSS selector of the part of the page, greatest height in px).
@@ -33,8 +33,8 @@ PAGES = {
     "verdicts": ("paper1", "#verdicts", 900),
     "study-tables": ("paper1", "#reported", 650),
 }
-OPENED = "30% less memory"  # words of the claim whose line is opened
-ABOVE = {"verdicts": 96}  # px above the part that belong to the picture; else 24
+OPENED = "30% less memory"  # words of a claim; the picture shows the line of this claim expanded
+ABOVE = {"verdicts": 96}  # px above the part of the page that the picture includes; 24 if not listed
 # Maps the name of a picture of a terminal to (columns, command).
 TERMINALS = {
     "plan": (142, "jobs plan --matrix quickstart"),
@@ -45,7 +45,7 @@ LIGHT = TerminalTheme(
     (36, 41, 47),
     [(36, 41, 47), (179, 38, 30), (26, 112, 52), (138, 92, 0), (9, 84, 166), (120, 60, 150), (13, 110, 120), (100, 108, 118)],
 )
-# A picture without fonts from the web: the reader's own monospaced font.
+# The template of a terminal's picture: it loads no font from the web and uses the reader's own monospaced font.
 SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -77,7 +77,7 @@ def make(workspace: Path, options: list[str]) -> None:
         ["collect", "fetch"],
         ["collect", "summarize"],
     ):
-        subprocess.run([PROGRAMS / words[0], *words[1:], *place], check=words[0] == "collect")  # a run may end as a result
+        subprocess.run([PROGRAMS / words[0], *words[1:], *place], check=words[0] == "collect")  # a run may fail
 
 
 def pages(folder: Path) -> None:
@@ -125,7 +125,7 @@ def on_terminal(words: list[str], columns: int) -> str:
     while True:
         try:
             part = os.read(ours, 65536)
-        except OSError:  # the program has ended
+        except OSError:  # Linux raises this after the program ended
             break
         said += part
     process.wait()

@@ -15,7 +15,7 @@ SEQ_LEN = 24
 CONFIGURATIONS = {
     "llama": {"architectures": ["LlamaForCausalLM"], **GROUPED},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True, **GROUPED},
-    # the sliding window is shorter than the sequences
+    # the sliding window is shorter than SEQ_LEN, so that it has an effect
     "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 8, **GROUPED},
     "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"], "hidden_dropout": 0.1, "max_position_embeddings": 64, **LANGUAGE},
     "bert": {"architectures": ["BertForMaskedLM"], "max_position_embeddings": 64, **LANGUAGE},
@@ -38,8 +38,8 @@ def write(folder, model_type, **changed):
 
 
 def model_of(folder, model_type, **changed):
-    """Write a configuration file of an architecture into `folder`. Returns the model that is read from this file, as for a
-    matrix file in `folder` that names it."""
+    """Write a configuration file of an architecture into `folder`. Returns the model that a matrix file in `folder` gets if it
+    names this file."""
     seq_len = None if model_type in ("vit", "resnet") else SEQ_LEN
     return read_model(ModelByConfiguration(transformers=write(folder, model_type, **changed), seq_len=seq_len), folder)
 

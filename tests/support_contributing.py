@@ -36,8 +36,8 @@ def copied(folder: Path) -> Path:
 def change(name: str, folder: Path) -> None:
     """Make the changes that a page describes in a copy of the repository.
 
-    A block whose title is a path is a new file, or a diff of an existing file. A table `file of that page | becomes` copies
-    files of docs/own-strategies.md.
+    A block whose title is a path is a new file, or a diff of an existing file. Each row of a table `file of that page |
+    becomes` names a file of docs/own-strategies.md and the path to which its text is copied.
     """
     page = text_of(name)
     for source, target in MOVED.findall(page):

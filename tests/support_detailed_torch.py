@@ -40,7 +40,7 @@ def main() -> None:
     query = torch.randn(2, HEADS, TOKENS, HEAD, requires_grad=True)
     options = {"record_shapes": True, "profile_memory": True, "with_stack": True, "with_modules": True, "with_flops": True}
     with profile(activities=[ProfilerActivity.CPU], **options) as profiler:
-        kept = torch.ones(1000)  # is held until the end of the recording
+        kept = torch.ones(1000)  # is never freed while the profiler records
         for step in range(STEPS):
             with record_function(f"ProfilerStep#{step}"):
                 model(data).sum().backward()

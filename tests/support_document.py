@@ -24,7 +24,7 @@ class Key(NamedTuple):
 class Described(NamedTuple):
     """The description of a JSON document.
 
-    keys: keys that are described by hand, because they are not fields of `kind`, or are described better than these fields.
+    keys: keys that are described by hand, because `kind` has no such field or its field has no good description.
     kind: the type of the document, or of its entries if the document is a list.
     listed: whether the document is a list of such objects. only: the fields of `kind` that the document has, if not all.
     """
@@ -37,7 +37,7 @@ class Described(NamedTuple):
     only: tuple[str, ...] = ()
 
     def key_names(self) -> tuple[set[str], set[str]]:
-        """(the keys that every such document has, all keys that such a document can have)."""
+        """(the keys that the document always has, all keys that the document can have)."""
         always, every = of_type(self.kind) if self.kind else (set(), set())
         if self.only:
             always, every = always & set(self.only), every & set(self.only)

@@ -1,6 +1,6 @@
-"""The JSON documents of shardlab: the type of each, and key by key the documents that no type describes.
+"""Describes each JSON document of shardlab by its type in the code, or key by key if the document has no type.
 
-tests/test_documents.py compares them with real documents, and writes their pages (support_documents_page.py).
+tests/test_documents.py compares these descriptions with real documents, and support_documents_page.py makes pages of them.
 """
 
 from __future__ import annotations

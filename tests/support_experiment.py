@@ -82,8 +82,8 @@ class PracticeExperiment:
 
     def __init__(self, practice: Practice, workspace: Path) -> None:
         self.practice, self.path = practice, workspace
-        self.hosts = {name: node.host for name, node in practice.nodes.items()}  # the addresses on the control network
-        self.addresses = {name: f"10.90.79.{place}" for place, name in enumerate(NODES, 1)}  # and on the experiment network
+        self.hosts = {name: node.host for name, node in practice.nodes.items()}  # on the control network
+        self.addresses = {name: f"10.90.79.{place}" for place, name in enumerate(NODES, 1)}  # on the experiment network
         self.expires = (datetime.now(UTC) + LEASE).replace(microsecond=0)
 
     def write_files(self) -> None:

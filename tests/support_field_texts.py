@@ -14,7 +14,7 @@ import msgspec
 
 from shardlab import field_docs
 
-# Fields that mean the same in every document. A text beside a field is used first.
+# Texts about fields that mean the same in every document. A text in the source of the type replaces them.
 EVERYWHERE = {
     "schema": "version of the format of this document",
     "run_id": "id of the run, which is the name of its folder",

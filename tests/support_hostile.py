@@ -73,7 +73,7 @@ def _spoil(file: Path) -> None:
     for line in text.split("\n") if file.suffix == ".jsonl" else [text]:
         try:
             kept.append(json.dumps(spoiled(json.loads(line))))
-        except ValueError:  # an empty last line, or a line that is cut on purpose
+        except ValueError:  # this is not JSON: an empty last line, or a line that was cut for a test
             kept.append(line)
     file.write_text("\n".join(kept))
 
@@ -99,7 +99,7 @@ def on_terminal(argv: Sequence[str], columns: int = 120, **environment: str) -> 
     while True:
         try:
             part = os.read(ours, 65536)
-        except OSError:  # Linux raises this when no process has the terminal open any more
+        except OSError:  # Linux raises OSError when the last process has closed the terminal
             part = b""
         if not part:
             break

@@ -102,7 +102,10 @@ def clock(seconds: int) -> str:
 
 
 def holds_pause(record: StepRecord, stood_still: Event) -> bool:
-    """Whether the middle of a suspension lies within a step. stood_still: the event that records the suspension."""
+    """Whether the middle of a suspension lies between the start and the end of a step.
+
+    record: the record of the step. stood_still: the event that the process wrote when the suspension had ended.
+    """
     middle = stood_still.wall_s - stood_still.data["seconds"] / 2
     return record.wall_s - record.step_ms / 1000 < middle < record.wall_s
 
@@ -133,7 +136,7 @@ def started(folder: RunDir) -> dict[str, Any] | None:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """The processes whose working folder is in this folder (as that of a supervisor), or whose command line has its path."""
+    """The processes that belong to a folder: their working folder lies in it, or their command line contains its path."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-SHAPE = "root tbf rate {mbps}mbit burst 256k latency 50ms"  # as provision/practice/machine.py configures it
+SHAPE = "root tbf rate {mbps}mbit burst 256k latency 50ms"  # the token bucket of practice nodes
 FIRST, SECOND, PREFIX = "10.89.78.1", "10.89.78.2", 24
 
 # One rank. Arguments: rank, number of ranks, HOST:PORT of rank 0, and a JSON list of [command of each rank or nothing, sizes in
@@ -56,7 +56,7 @@ kill $other
 
 
 def why_not() -> str | None:
-    """Why this machine cannot make such a link, in one line; None if it can."""
+    """Why this machine cannot make a link with a given rate, in one line; None if it can."""
     tried = ["unshare", "--net", "sh", "-euc", f"ip link set lo up; tc qdisc add dev lo {SHAPE.format(mbps=100)}"]
     done = subprocess.run(tried, capture_output=True, check=False)
     return None if done.returncode == 0 else "a link of a given rate needs root and tc"

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-# /sys shows the interfaces of the network namespace in which /sys was mounted.
+# The script mounts /sys again, because /sys shows the interfaces of the network namespace in which it was mounted.
 _SCRIPT = 'mount -t sysfs none /sys && ip link set lo up && exec "$@"'
 _WAYS = (["unshare", "--net", "--mount"], ["unshare", "--map-root-user", "--net", "--mount"])
 

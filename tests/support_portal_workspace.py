@@ -52,7 +52,7 @@ class Place:
     def provision(self, *words):
         """Run `provision`; returns its exit code.
 
-        The nodes cannot be reached. So the exit code is 1 if `provision` succeeds so far that it tries to contact the nodes.
+        The nodes cannot be reached. So the exit code is 1 even if all requests to the portal succeed.
         """
         code = cli.main(["--workspace", str(self.folder), *words])
         said = self.capsys.readouterr()

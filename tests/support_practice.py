@@ -53,7 +53,7 @@ ARCHIVES_ARE_AWAY = (
 def are_archives_away(said: str) -> bool:
     """Whether `provision warm`, which printed this text, failed because the package archives cannot be reached.
 
-    True only if its last line is one sentence that says so.
+    True only if the last line is an error message that contains one of ARCHIVES_ARE_AWAY.
     """
     lines = said.strip().splitlines()
     return bool(lines) and lines[-1].startswith("error: ") and any(words in lines[-1] for words in ARCHIVES_ARE_AWAY)
@@ -144,7 +144,7 @@ def unprovisioned(folder: Path, file: str, release: str | None = None) -> Iterat
     found = Practice(folder, file + (f"release: {release}\n" if release else ""))
     name = found.cluster.name
     found.provision("down")
-    before = _state()  # the state of this machine, which may have other clusters
+    before = _state()  # this machine may have other clusters, which must not change
     with found.start("warm") as warm:
         _, why = warm.communicate(timeout=1800)
     if warm.returncode:

@@ -189,7 +189,7 @@ class Study:
         return [folder.judge().state for folder in self.workspace.all_runs()]
 
     def times_sent(self):
-        """For all runs, the different pairs (how often a run was submitted, how often it ended), from their events."""
+        """The set of the pairs (number of events `submitted`, number of events `exited`) of all runs."""
         return {
             (sum(event.event == "submitted" for event in folder.events()), sum(e.event == "exited" for e in folder.events()))
             for folder in self.workspace.all_runs()

@@ -19,8 +19,8 @@ from support_line import HANG_S
 
 from shardlab import rehearsed
 
-# Reads lines of JSON: a cell, what is measured for real ("memory", "collectives" or "nothing"), and whether the rehearsal has
-# its full depth. Prints for each cell the answer of the rehearsal and, for each of its ranks, the measurement.
+# Reads lines of JSON: a cell, what is measured in a real step ("memory", "collectives" or "nothing"), and whether all blocks of
+# the model are rehearsed. Prints for each cell the result of the rehearsal and the measurement of each rehearsed rank.
 SCRIPT = """
 import json, os, signal, sys, tempfile, traceback
 from collections import Counter
@@ -128,7 +128,7 @@ for line in sys.stdin:
 
 
 class Rehearser:
-    """The process that rehearses and measures. It imports torch once for all questions of a test module."""
+    """The process that rehearses and measures cells. It imports torch once for all cells of a test module."""
 
     def __init__(self):
         code = SCRIPT.replace("DATA", repr(tempfile.mkdtemp()))
@@ -139,9 +139,10 @@ class Rehearser:
         )  # fmt: skip
 
     def __call__(self, cell, real="nothing", *, full_depth=False):
-        """Rehearse a cell. Returns (the answer of the rehearsal; the measurement of each rank in it, or None without one).
+        """Rehearse a cell. Returns (the result of the rehearsal, the measurement of each rehearsed rank).
 
-        real: what is also measured in a real step: memory, collectives or nothing.
+        real: what is also measured in a real step: "memory", "collectives" or "nothing" (then None replaces the measurements).
+        full_depth: rehearse all blocks.
         """
         self._process.stdin.write(msgspec.json.encode((cell, real, full_depth)) + b"\n")
         self._process.stdin.flush()

@@ -1,8 +1,8 @@
 """Runs Python scripts of tests in forks of one process that has already imported torch.
 
 Importing torch takes ten times as long as a typical script. A script runs as with `python -c`: it has its own arguments,
-environment, standard output, standard error and exit code. A script changes only its own copy of a module, so nothing is left
-of the change when it ends.
+environment, standard output, standard error and exit code. Later scripts do not see changes that a
+script makes to modules, because each script runs in its own fork.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Site:
             self.slurm.run("head", f"umount {folder}", root=True)
 
     def _person(self) -> list[str]:
-        """The words that stand before each command of the user: they give it a home with a key and a ~/.ssh/config."""
+        """Words to put before each command of the user. They give the command a home folder with a key and ~/.ssh/config."""
         home = self.folder / "home"
         (home / ".ssh").mkdir(parents=True)
         key = self.folder / "key"

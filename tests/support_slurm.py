@@ -111,7 +111,7 @@ class SlurmCluster:
     def configured(self, *lines: str) -> Iterator[None]:
         """Add these lines to the configuration of Slurm during the block."""
         conf = "/etc/slurm/slurm.conf"
-        ready = "scontrol ping | grep -q UP && ! sinfo -h -N -o %T | grep -qiE 'unk|\\*'"  # the workers register again
+        ready = "scontrol ping | grep -q UP && ! sinfo -h -N -o %T | grep -qiE 'unk|\\*'"  # also waits for the workers
         again = f"systemctl restart slurmctld; until {ready}; do sleep 0.5; done"
         added = shlex.join(["printf", "%s\\n", *lines])
         try:

@@ -57,7 +57,7 @@ class SshNodes:
     def __init__(self, folder: Path, monkeypatch: Any, *, apart: Path | None = None, count: int = 2) -> None:
         """Make the workspace.
 
-        apart: a folder for the nodes' own disks. If None, all nodes share the workspace. count: of nodes.
+        apart: a folder for the nodes' own disks. If None, all nodes share the workspace. count: the number of nodes.
         """
         self.workspace = Workspace(folder)
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -26,7 +26,7 @@ class Rank:
         ]
         self._random = random.Random(seed * 1000 + rank)
         self._free = dict.fromkeys((7, 20, 24), start)
-        self._correlation = 1000  # HTA 0.5 with pandas 3 fails if no correlation is above 127
+        self._correlation = 1000  # above 127, because HTA 0.5 with pandas 3 fails if all correlation ids are smaller
         now = start
         for step in range(steps):
             now = self._step(step, now, kernels)
@@ -117,7 +117,7 @@ def truth(events: list[dict]) -> dict[str, int]:
 def sweep(spans: list[tuple[str, int | Fraction, int | Fraction]], window: tuple | None = None) -> dict:
     """How long events of each kind, events of any kind, and compute together with communication were running, in ns.
 
-    spans: tuples (kind, begin, end). window: (begin, end) of the time that counts; by default from the first to the last edge.
+    spans: tuples (kind, begin, end). window: (begin, end) of the time that counts; None: all spans.
     """
     edges = [(at, kind, change) for kind, begin, end in spans for at, change in ((begin, 1), (end, -1))]
     edges.sort(key=lambda edge: edge[0])

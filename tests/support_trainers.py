@@ -29,7 +29,7 @@ class Bench:
         self.environment = {
             **{name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
             "XDG_RUNTIME_DIR": str(runtime),
-            "OMP_NUM_THREADS": "1",  # the tests run in parallel on a machine with few processors
+            "OMP_NUM_THREADS": "1",  # tests run in parallel: more threads per rank would be slower
         }
         self.scripts = Scripts({**self.environment, "GLOO_SOCKET_IFNAME": "lo"})
         self._made = 0
@@ -91,7 +91,7 @@ class Bench:
         return [sum(row) / ranks for row in zip(*columns, strict=True)]
 
     def reference(self, **keys):
-        """The losses of a run on one rank, with which other runs are compared. Equal keys are trained only once."""
+        """The losses of a run on one rank, with which other runs are compared. A second call with equal keys trains nothing."""
         key = repr(sorted({"workload": "gpt2-tiny", **keys}.items()))
         if key not in self._references:
             self._references[key] = self.losses(**keys)

@@ -128,7 +128,7 @@ def test_strategies_that_did_equal_work_on_one_size_still_do(study, nodes, gpus)
 def test_study_1_on_two_nodes_of_two_gpus_asks_all_its_questions(paper1, tmp_path):
     again, cells, _ = adapted(paper1, 2, 2, tmp_path)
     sizes = {(cell.gpus, cell.nnodes) for cell in cells}
-    assert sizes == {(1, 1), (2, 1), (4, 2)}  # 4 GPUs of one node -> 2, and 8 GPUs of two nodes -> 4
+    assert sizes == {(1, 1), (2, 1), (4, 2)}  # 4 GPUs on one node become 2; 8 on two nodes become 4
     claims = {claim.id: claim for claim in again.file.claims}
     assert len(claims) == 9
     scales = claims["p1-deepspeed-scales-better"]
@@ -151,7 +151,10 @@ def test_combinations_that_fit_stay_on_the_axes(paper1, tmp_path):
 
 
 def test_a_new_cell_changes_no_combination_with_its_values_on_the_axes(tmp_path):
-    """The entry of 4 GPUs becomes a cell of 2 GPUs with another batch than the combination on 2 GPUs. Both remain."""
+    """The `include` entry with 4 GPUs becomes a cell on 2 GPUs. The axes also give a cell on 2 GPUs, with another batch.
+
+    The adapted matrix has both cells.
+    """
     words = "axes: {gpus: [1, 2]}\ninclude: [{gpus: 4, micro_batch_size: 2}]\n"
     again, cells, _ = of_text(words, 1, 2, tmp_path)
     assert sorted((cell.gpus, cell.micro_batch_size) for cell in cells) == [(1, 16), (2, 2), (2, 8)]
@@ -161,7 +164,7 @@ def test_a_new_cell_changes_no_combination_with_its_values_on_the_axes(tmp_path)
 def test_study_1_on_one_node_leaves_out_what_it_cannot_ask(paper1, tmp_path):
     again, cells, changes = adapted(paper1, 1, 4, tmp_path)
     assert {("gpus", 8, 4), ("nnodes", 2, 1)} <= {(one.key, one.study, one.here) for one in changes if one.cells == 21}
-    assert len(cells) == 38  # the 38 cells of one node; each cell of two nodes becomes one of them
+    assert len(cells) == 38  # the study's 38 cells on one node; each cell on two nodes becomes equal to one of these
     gone = {change.key.removeprefix("claims."): change.why for change in changes if change.here is None}
     assert gone.keys() == {"p1-deepspeed-scales-better", "p1-deepspeed-more-network", "p1-full-shard-least-network"}
     assert gone["p1-deepspeed-scales-better"] == "left out: cells that it compares are the same cell here"
@@ -202,6 +205,7 @@ def test_all_strategies_of_one_size_get_the_same_size_or_are_left_out(tmp_path):
 
 
 def test_what_the_file_excludes_stays_excluded(tmp_path):
+    """If a cell, adapted to fewer GPUs, is one that the matrix excludes, the cell is left out with this reason."""
     words = """\
 axes: {gpus: [1, 4], strategy: [ddp, fsdp2]}
 exclude: [{strategy: fsdp2, gpus: 2, why: not on two}, {strategy: fsdp2, gpus: 1, why: not on one}]
@@ -214,6 +218,7 @@ exclude: [{strategy: fsdp2, gpus: 2, why: not on two}, {strategy: fsdp2, gpus: 1
 
 
 def test_an_inclusion_that_lost_its_combinations_becomes_no_cell(tmp_path):
+    """An `include` entry that only adds keys to cells does not become a cell when these cells get fewer GPUs."""
     words = """\
 axes: {strategy: [ddp], gpus: [1, 4]}
 include: [{gpus: 4, options.gradient_as_bucket_view: false}]
@@ -280,7 +285,10 @@ def test_the_command_writes_a_file_that_other_commands_take(tmp_path, capsys):
 
 
 def test_the_command_line_goes_on_with_the_new_file(tmp_path):
-    """The same words are handed over to the controller of a remote cluster, which does not know the cluster of this machine."""
+    """`--adapt` is removed from the command line, and `--matrix` names the adapted file.
+
+    The controller of a remote cluster gets this command line. It lacks this machine's cluster file, so it could not adapt.
+    """
     given = tmp_path / "m.yaml"
     given.write_text(HEAD + "axes: {gpus: [4]}\n")
     for words in (["--matrix", str(given)], [f"--matrix={given}"]):
@@ -321,7 +329,7 @@ def test_if_nothing_fits_one_sentence_says_so_and_nothing_is_written(tmp_path, c
 
 
 def test_the_changes_are_kept_with_the_runs(tmp_path, capsys):
-    """On this machine, runs of two nodes do not fit. The expansion, from which `collect` makes its report, has the changes."""
+    """On this machine, runs of two nodes do not fit. The expansion, which `collect` reads for its report, lists the changes."""
     file = tmp_path / "m.yaml"
     file.write_text(HEAD + "zip: [{gpus: [2, 4], nnodes: [1, 2]}]\n")
     words = ["--workspace", str(tmp_path / "w")]

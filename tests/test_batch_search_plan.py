@@ -69,6 +69,7 @@ BASE = MATRIX.replace("GOAL", "largest_that_fits")
     ],
 )
 def test_what_a_search_does_not_go_with_is_refused_at_its_place(tmp_path, text, place, words):
+    """A matrix that searches a batch size may not have keys that contradict the search. The error names the wrong key."""
     with pytest.raises(InputError) as caught:
         matrix.load(written(tmp_path, text))
     assert place in str(caught.value)

@@ -59,12 +59,14 @@ def test_gradients_are_those_of_a_model_in_bf16_added_up_in_fp32(model):
 
 
 def test_what_backward_computes_again_is_computed_in_bf16(model):
+    """Activation checkpointing calls the layer twice, and the layer has bf16 weights both times."""
     with cast_weights(model, BF16):
         model(batches(1)[0]).float().sum().backward()
     assert model.seen == [BF16, BF16]
 
 
 def test_in_the_block_there_is_one_copy_of_a_weight_and_none_of_a_buffer(model):
+    """During the `with` block, a tied weight has one bf16 copy and buffers stay fp32. After it, the fp32 weights are back."""
     before = dict(model.named_parameters())
     with cast_weights(model, BF16):
         assert model.first.weight is model.last.weight

@@ -18,6 +18,7 @@ def draft(**keys: object) -> Draft:
 
 
 def test_each_key_of_a_cell_has_one_role():
+    """Each field of Cell has exactly one annotation of the type Role."""
     hints = get_type_hints(Cell, include_extras=True)
     roles = {
         name: [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Role)] for name, hint in hints.items()
@@ -44,6 +45,7 @@ def test_both_spellings_of_a_batch_come_to_the_same_work(ranks, micro, passes):
     ],
 )
 def test_what_does_not_divide_is_refused(keys, key, words):
+    """A cell is refused if its batch sizes are missing, contradict each other or do not divide."""
     with pytest.raises(cells.BatchError) as caught:
         cells.batch(draft(**keys), keys.get("gpus", 1))
     assert caught.value.key == key
@@ -68,6 +70,7 @@ def test_a_cell_with_checkpoints_of_an_older_version_has_the_same_hash():
 
 
 def test_a_cell_whose_hash_was_asked_for_is_written_as_before():
+    """`hash` stores its result in the cell. The stored result does not get into the cell's JSON."""
     fresh = msgspec.structs.replace(CELL)
     written = msgspec.json.encode(fresh)
     assert fresh.hash() == fresh.hash() == CELL.hash()
@@ -96,10 +99,12 @@ def test_run_ids_are_safe_folder_names_whatever_the_names(strategy, workload, re
 
 @pytest.mark.parametrize(("text", "value"), [("00:05:00", 300), ("1-00:00:01", 86401), ("9:00:00", 32400)])
 def test_times(text, value):
+    """Texts of the form [D-]H:MM:SS become seconds."""
     assert cells.seconds(text) == value
 
 
 @pytest.mark.parametrize("text", ["5", "05:00", "00:60:00", "1:2:3", "-00:05:00", "00:00:00", "", "00:05:00\n"])
 def test_times_that_are_none(text):
+    """Texts that are not a time of the form [D-]H:MM:SS, or that mean 0 s, are refused."""
     with pytest.raises(ValueError, match="Allowed"):
         cells.seconds(text)

@@ -20,7 +20,7 @@ def bench(tmp_path, monkeypatch):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SITE.format(back=str(tmp_path / "back")))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    # gives the ranks a fork server of their own, which reads the file too
+    # with another folder for its socket, a new fork server is started, which also imports sitecustomize.py
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     yield from benches(tmp_path)
 

@@ -40,7 +40,7 @@ def test_from_a_cluster_file_without_nodes_to_the_nodes(place):
     assert "creating the experiment bench in the project myproj" in place.out
     assert "experiment provisioning, 1 of 2 nodes ready; node1: status booting, rawstate BOOTING" in place.out
     assert place.out.count("the clock of this machine is ") == 1  # the clock of the stand-in portal is in 2031
-    assert "node0" in place.out  # the nodes cannot be reached
+    assert "node0" in place.out  # `provision` names the nodes that it cannot reach
     described = cluster.find(None, place.folder)
     assert [one.name for one in described.nodes] == ["node0", "node1"]
     assert (place.own / "cloudlab/wisc.cloudlab.us.xml").read_text() == two_nodes()
@@ -90,6 +90,7 @@ def test_what_cannot_be_requested_is_said_before_anything_is_created(place, befo
 
 
 def test_the_parameters_of_another_profile_are_only_the_bindings(place):
+    """If the cluster file names the user's own profile, `provision` sends no parameters to it except `cloudlab.bindings`."""
     place.change("hardware: d8545", "profile: bench, profile_project: myproj, bindings: {phystype: d7525}")
     place.provision()
     (body,) = [body for _, _, body in place.portal.asked("POST")]
@@ -229,6 +230,7 @@ def test_an_experiment_of_which_nothing_shows_that_we_created_it_is_not_ours(pla
 )
 @pytest.mark.parametrize("words", [[], ["down", "--yes"], ["extend", "--hours", "5", "--reason", "x"]])
 def test_a_cluster_file_of_another_experiment_does_not_reach_this_one(place, words, before, after, says):
+    """If the cluster file names another experiment or portal than the workspace's records, every command is refused."""
     place.provision()
     place.change(before or place.portal.url, after)
     kept, asked = place.kept(), len(place.portal.requests)
@@ -238,6 +240,7 @@ def test_a_cluster_file_of_another_experiment_does_not_reach_this_one(place, wor
 
 
 def test_an_end_that_no_clock_reaches_is_not_known(place):
+    """The portal answers with an end in the year 9999, which overflows in UTC. `provision` ignores it and continues."""
     place.portal.fail(
         "POST", "/experiments", lambda handler: handler.answer(201, place.portal.add(expires_at="9999-12-31T23:59:59-12:00"))
     )

@@ -73,7 +73,7 @@ def test_an_extension_whose_answer_is_lost_is_not_asked_twice(created):
 def test_options_of_extend_and_down_are_checked(place, words, says):
     try:
         code = place.provision(*words)
-    except SystemExit as ended:  # argparse raises SystemExit
+    except SystemExit as ended:  # argparse raises it for wrong options
         code, place.out = ended.code, place.capsys.readouterr().err
     assert code == 2
     assert says in place.out

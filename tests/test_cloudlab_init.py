@@ -1,4 +1,4 @@
-"""`provision init --cloudlab` writes a cluster file from the manifests of an experiment, and asks for what is missing there."""
+"""`provision init --cloudlab` writes a cluster file from the manifests of an experiment, and asks for keys that they lack."""
 
 import pytest
 from support_cloudlab import lan, manifest, node
@@ -25,7 +25,7 @@ TWO = experiment(node("gpu0", 1, more=STORE), node("gpu1", 2, more=STORE))
 
 
 def proposed(tmp_path, capsys, *manifests: str) -> tuple[str, cluster.Cluster]:
-    """The text that the command prints, and the cluster that this text describes."""
+    """Run `provision init --cloudlab` on manifests. Returns the cluster file that it prints, as text and as a Cluster."""
     names = []
     for place, text in enumerate(manifests):
         names.append(str(tmp_path / f"manifest{place}.xml"))
@@ -100,6 +100,7 @@ def test_nodes_of_two_sites_have_the_gpus_that_all_of_them_have(tmp_path, capsys
 
 
 def test_a_name_that_would_be_more_than_a_name_is_not_taken(tmp_path, capsys, alice):
+    """A name in a manifest that contains shell code is refused, because the name is used in commands."""
     hostile = TWO.replace("gpu0.bench.", "gpu0.$(reboot).")
     (tmp_path / "m.xml").write_text(hostile)
     assert cli.main(["init", "--workspace", str(tmp_path), "--cloudlab", str(tmp_path / "m.xml")]) == 2
@@ -151,6 +152,7 @@ def test_folders_on_the_control_network_are_refused(path, key, tmp_path):
 
 
 def test_the_home_folder_is_one_of_them(tmp_path):
+    """On CloudLab, home folders are on the control network, so a data path below `~` is refused too."""
     (tmp_path / "cluster.yaml").write_text(FOLDERS + "data: {path: ~/data}\n")
     with pytest.raises(InputError, match=r"found ~/data\. On CloudLab"):
         cluster.load(tmp_path / "cluster.yaml")
@@ -166,6 +168,7 @@ def test_addresses_of_an_experiment_belong_to_its_provider(tmp_path):
 
 @pytest.mark.parametrize(("text", "there"), [("yes\n", True), ("no\n", False)])
 def test_a_node_says_whether_it_has_the_program_for_its_unused_space(text, there):
+    """The answer of the fact about the program mkextrafs.pl is parsed."""
     assert mkextrafs.parse(text) is there
 
 

@@ -78,8 +78,11 @@ def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experim
 
 
 def test_only_the_key_of_trust_is_in_the_home_folders(experiment, verified):
-    """Home folders of CloudLab are NFS over the control network. The test before this one trained on the nodes."""
-    skeleton = {".bashrc", ".profile", ".bash_logout"}  # of Debian
+    """Runs must write nothing into home folders, which at CloudLab are on NFS over the control network.
+
+    The test before this one trained on the nodes. `provision` needs the key that marks workspaces as trusted.
+    """
+    skeleton = {".bashrc", ".profile", ".bash_logout"}  # files that Debian puts into a new home folder
     left = {}
     for name in NODES:
         listed = experiment.practice.run(name, f"find /home/{USER} -type f -printf '%s %P\\n'").splitlines()

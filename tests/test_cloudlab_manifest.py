@@ -77,6 +77,7 @@ def test_a_blockstore_and_a_container_are_no_machines():
 
 
 def test_an_element_of_an_extension_is_not_one_of_the_rspec():
+    """XML elements with the name of an RSpec element but another namespace do not change the experiment that is read."""
     more = (
         '<other:host xmlns:other="urn:other" name="x y" ipv4="x"/><emulab:sliver_type name="docker"/>'
         '<emulab:interface client_id="gpu0:if0"><emulab:ip address="x"/></emulab:interface>'
@@ -168,6 +169,7 @@ def test_a_manifest_that_is_none_is_refused_with_its_place(text, says):
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"<rspec>{text}</rspec>".encode()))
 def test_no_bytes_are_answered_with_anything_but_a_sentence(content):
+    """Random bytes and XML texts as a manifest raise InputError, never another exception."""
     with pytest.raises(InputError):
         cloudlab_manifest.parse([("manifest.xml", content)])
 

@@ -80,6 +80,7 @@ def disk_plan(one: Site, place: MountPlace, *, there: bool = True, number: int =
 
 @pytest.mark.parametrize(("said", "known"), [("yes\n", True), ("no\n", False)])
 def test_whether_the_program_is_there_is_read(said, known):
+    """The parser of the fact about the program mkextrafs.pl accepts only the answers `yes` and `no`."""
     assert mkextrafs.parse(said) is known
     with pytest.raises(ValueError, match="not yes or no"):
         mkextrafs.parse(said.upper())
@@ -109,6 +110,7 @@ def test_a_blockstore_that_is_mounted_is_used_and_one_that_is_not_is_mounted(tmp
 
 
 def test_without_the_program_or_with_files_in_the_way_nothing_is_made(tmp_path):
+    """Without mkextrafs.pl, or if the folder /mydata contains files, the plan fails and makes no file system."""
     with pytest.raises(Unanswered, match=r"gpu0: nothing is mounted at /mydata, and .*mkextrafs.pl does not exist: request"):
         disk_plan(site(tmp_path), MountPlace(), there=False)
     with pytest.raises(Unanswered, match="contains files that a mount would hide"):
@@ -118,7 +120,7 @@ def test_without_the_program_or_with_files_in_the_way_nothing_is_made(tmp_path):
 @pytest.mark.parametrize(
     ("more", "needs"),
     [
-        (STORAGE, [True, False]),  # the other nodes mount the server's folder
+        (STORAGE, [True, False]),  # needs no disk on gpu1, which mounts the folder of gpu0
         (STORAGE + "data: {path: /mydata/sets}\n", [True, True]),
         (STORAGE + "data: {path: /mydata/shardlab/sets}\n", [True, False]),
         ("storage: {shared: /srv/shardlab, server: gpu0}\n", [False, False]),
@@ -144,7 +146,7 @@ def test_nothing_is_written_below_mydata_before_it_is_mounted(tmp_path):
         SYSTEM.name: A_MACHINE, SLURM_HERE.name: SlurmHere(), ENVIRONMENT.name: InstalledEnvironment(),
         PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
     }  # fmt: skip
-    assert isinstance(space.plan(one, server), Nothing)  # the root partition is small, but the environment will not be there
+    assert isinstance(space.plan(one, server), Nothing)  # `/` is small, but the environment will be in /mydata
 
 
 def test_a_single_node_exports_its_folder_to_nobody(tmp_path):

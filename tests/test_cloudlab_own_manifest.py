@@ -54,7 +54,7 @@ def program(folder, monkeypatch, script):
 def test_on_a_node_the_manifest_is_that_of_the_node(place, monkeypatch, tmp_path, has_token):
     geni_get(tmp_path / "bin", monkeypatch, two_nodes())
     if has_token:
-        place.change("project: myproj, ", "")  # with such a file, `provision` cannot create an experiment
+        place.change("project: myproj, ", "")  # without a project, `provision` cannot create an experiment
     else:
         monkeypatch.setenv("HOME", str(tmp_path))
     place.provision("plan")

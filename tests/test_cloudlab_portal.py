@@ -95,6 +95,7 @@ def test_the_prefix_of_the_paths_is_found_by_the_version(there, prefix):
 
 
 def test_a_prefix_in_the_address_is_used_as_it_is(there):
+    """If the portal's address has a path, the client puts this path before the path of each request."""
     there.prefix = "/elsewhere"
     with Asked(f"{there.url}/elsewhere/").portal as portal:
         assert portal.user() == "alice"
@@ -133,6 +134,7 @@ def test_an_address_that_is_none_is_wrong_input(url, there):
     ],
 )
 def test_a_failure_that_no_repetition_helps_is_said_at_once(there, fault, says):
+    """If a repetition of the request cannot help, the client reports the failure without a pause."""
     there.fail("GET", UUID, fault)
     asked = Asked(there.url)
     assert says in asked.refused()
@@ -193,6 +195,7 @@ def test_a_clock_that_differs_from_that_of_the_portal_is_said(there, minutes, sa
 
 
 def test_a_creation_is_repeated_only_if_the_portal_did_nothing(there):
+    """The client repeats a POST only after status 429. After other faults it does not know whether the experiment exists."""
     there.fail("POST", "/experiments", status(429, "Load average too high"))
     asked = Asked(there.url)
     with asked.portal as portal:
@@ -208,6 +211,7 @@ def test_a_creation_is_repeated_only_if_the_portal_did_nothing(there):
 
 
 def test_a_creation_to_which_the_portal_answers_404_is_no_missing_experiment(there):
+    """A POST with the answer 404 means that the project does not exist, and not the experiment."""
     there.fail("POST", "/experiments", status(404, "No such project"))
     with Asked(there.url).portal as portal, pytest.raises(PortalError) as caught:
         portal.create(REQUEST)
@@ -225,6 +229,7 @@ def test_an_answer_that_does_not_come_is_said(there, monkeypatch):
 
 
 def test_an_answer_without_an_end_is_cut(there, monkeypatch):
+    """The client reads at most MOST_BYTES of an answer."""
     monkeypatch.setattr(client, "MOST_BYTES", 1000)
     there.fail("GET", "/manifests", *[lambda handler: handler.send(200, b" " * 5000)] * 7)
     with Asked(there.url).portal as portal, pytest.raises(OutcomeUnknown, match="goes on beyond"):

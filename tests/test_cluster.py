@@ -88,6 +88,7 @@ SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage
     ],
 )
 def test_a_site_that_cannot_be_is_refused(tmp_path, changed, why):
+    """Keys of a site that contradict each other are refused."""
     with pytest.raises(InputError) as caught:
         cluster.load(write(tmp_path, changed))
     assert why in str(caught.value)
@@ -192,6 +193,7 @@ REMOTE = "schema: 1\nname: bench\nprovider: PROVIDER\nnodes: [{name: head, host:
     ],
 )
 def test_storage_that_cannot_be_is_refused(tmp_path, storage, says):
+    """Wrong or dangerous values below the key `storage` are refused."""
     path = write(tmp_path, REMOTE.replace("STORAGE", storage).replace("PROVIDER", "ssh"))
     with pytest.raises(InputError) as caught:
         cluster.load(path)
@@ -199,6 +201,7 @@ def test_storage_that_cannot_be_is_refused(tmp_path, storage, says):
 
 
 def test_storage_as_it_may_be(tmp_path):
+    """All keys of `storage` together are accepted, but the provider `virtual` refuses disks."""
     text = REMOTE.replace("STORAGE", "{shared: /mydata/bench, server: head, disk: /dev/disk/by-id/nvme-x, mount: /mydata}")
     assert cluster.load(write(tmp_path, text.replace("PROVIDER", "ssh"))).storage.server == "head"
     practice = text.replace("PROVIDER", "virtual").replace(", host: 10.0.0.1", "")

@@ -102,6 +102,7 @@ def test_a_choice_agrees_with_the_verdict_on_the_same_pair(tmp_path, late, word)
 
 
 def test_one_repeat_is_an_order_as_measured_and_pooled_noise_decides_where_there_is_some(tmp_path):
+    """With one repeat per cell, the order is only `as measured`. If some cell has repeats, their noise decides."""
     found = summarized(tmp_path / "a", [(DDP, (1,)), (FSDP, (1,))])
     assert only(found)[2, 8][1][SPEED] == ("as measured", ["ddp"])
     assert choice_text.ONCE in choice_text.cautions(found)
@@ -111,6 +112,7 @@ def test_one_repeat_is_an_order_as_measured_and_pooled_noise_decides_where_there
 
 
 def test_memory_and_time_that_ran_out_are_results_and_the_rest_is_said(tmp_path):
+    """Out of memory and timeout are outcomes of a strategy. A failed or missing run leaves the answer open."""
     ended = {"reason": "timeout", "why": "ended at its time limit of 600 s"}
     never, broken = support.cell("zero3", 2), support.cell("tp", 2)
     failures = [(FSDP, OOM, {}), (ZERO1, "stopped", ended), (broken, "ValueError: shapes", {})]
@@ -132,6 +134,7 @@ def test_memory_and_time_that_ran_out_are_results_and_the_rest_is_said(tmp_path)
 
 
 def test_where_none_fits_the_question_says_so(tmp_path):
+    """If no strategy fits on two ranks, the answer for two ranks is `none fits`."""
     found = summarized(tmp_path, [(support.cell("ddp", 4), THRICE), (support.cell("fsdp2", 4), THRICE)],
                        failures=[(DDP, OOM, {}), (FSDP, OOM, {})])  # fmt: skip
     answers = found.choices[0].questions[0].answers
@@ -151,6 +154,7 @@ def test_the_only_one_that_fits_is_called_so(tmp_path):
 
 
 def test_a_model_that_fits_one_rank_at_one_batch_only_is_a_split(tmp_path):
+    """The model fits on one rank with batch 8 but not with batch 64, so the decision tree asks for the batch."""
     big = support.cell(global_batch_size=64, micro_batch_size=64)
     found = summarized(tmp_path, [(support.cell(), THRICE)], failures=[(big, OOM, {})])
     answers = choice_text.nodes(found.choices[0])[0].answers
@@ -196,7 +200,7 @@ def test_other_work_by_design_is_not_ranked_and_its_reason_stands_wherever_it_is
     assert standings[SPEED] == ("best", ["zero1"])
     assert all("fsdp2" not in best for _, best in standings.values())
     (family,) = found.choices
-    assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # a strategy that does other work is not ranked, but it fits
+    assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # fsdp2 is listed: its memory fits, although it is not ranked
     (line,) = choice_text.lines(family, [SPEED])
     assert [(said, [link.text for link in who]) for said, who in line.out] == [(f"other work by design ({why})", ["fsdp2"])]
     rows = {row.cell["strategy"]: row for row in found.rows}
@@ -225,6 +229,10 @@ def test_cells_that_differ_only_in_instruments_stand_beside_each_other_and_it_is
 
 
 def test_what_also_holds_the_steps_that_were_looked_into_ranks_no_cells_with_other_instruments(tmp_path):
+    """Energy also covers the steps that a profiler slows down, and speed excludes them.
+
+    So a profiled and an unprofiled cell are ranked by speed, but not by energy.
+    """
     profiled = msgspec.structs.replace(FSDP, instruments=LOOKED_INTO)
     workspace = prepare(tmp_path, [(DDP, THRICE), (ZERO1, THRICE), (profiled, THRICE)])
     found = summary.summarize(load.load(workspace, None), "single")
@@ -244,6 +252,7 @@ def test_what_also_holds_the_steps_that_were_looked_into_ranks_no_cells_with_oth
 
 
 def test_of_a_cell_with_and_without_instruments_the_plainer_one_is_ranked(tmp_path):
+    """If a cell ran with and without a profiler, the cell without a profiler is ranked."""
     profiled = [msgspec.structs.replace(cell, instruments=LOOKED_INTO) for cell in (support.cell(), DDP, FSDP)]
     found = summarized(tmp_path, [(cell, THRICE) for cell in (support.cell(), DDP, FSDP, *profiled)])
     outcomes, ranked = only(found)[2, 8]
@@ -275,6 +284,7 @@ def test_headings_name_their_key_whole(tmp_path):
 
 
 def test_bytes_that_were_counted_alike_are_equal(tmp_path):
+    """Numbers of sent bytes that differ by only 16 bytes count as equal."""
     sent = {"ddp": 1e5, "zero1": 1e5 + 16, "fsdp2": 1.5e5, "single": 0.0}
     found = {name: {"communication_bytes": {"counted": value}} for name, value in sent.items()}
     told = summarized(tmp_path, [(DDP, (1,)), (ZERO1, (1,)), (FSDP, (1,)), (support.cell(), (1,))], found=found)
@@ -298,6 +308,7 @@ def test_accuracy_is_no_reason_to_choose_among_cells_proven_to_do_the_same(tmp_p
 
 
 def test_equal_once_is_not_equal(tmp_path):
+    """Equal accuracies of one repeat each give the result `as measured`; of three repeats each, `equal`."""
     found = {name: {"final_accuracy": 0.5} for name in ("ps-sync", "ps-async", "ps-ssp")}
     cells = [support.cell(name, 2) for name in found]
     proofs = dict.fromkeys(found, SameWork(verdict="not provable", why="workers do not wait"))
@@ -361,6 +372,7 @@ def test_another_unit_changes_no_choice_and_no_margin(several, rows, scale, metr
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_what_is_missing_is_not_ranked_and_the_rest_stays(several, rows, data):
+    """If a cell lacks a metric, it is not ranked by this metric. Each contest still has exactly one answer to each question."""
     kept = copy.deepcopy(rows)
     dropped = set()
     for row in kept:
@@ -399,11 +411,13 @@ def test_equal_cells_are_rarely_distinguished(several, rows):
 
 
 def test_the_front_is_what_nothing_beats_in_both():
+    """`front` gives the Pareto front of points (cost, gain), where a lower cost and a higher gain are better."""
     points = [(4.0, 10.0), (2.0, 5.0), (3.0, 4.0), (2.0, 3.0), (5.0, 10.0), (1.0, 1.0)]
     assert [points[place] for place in head_to_head.front(points)] == [(1.0, 1.0), (2.0, 5.0), (4.0, 10.0)]
 
 
 def test_head_to_head_shows_the_contest_with_most_cells(several):
+    """The figure `Head to head` shows the ranks and the batch for which most cells were measured."""
     found = summary.summarize(several, "single")
     (group,) = figure.groups(several, found)
     drawn = head_to_head.draw(group)
@@ -441,7 +455,7 @@ def test_the_page_and_the_terminal_say_what_to_choose_and_lead_to_its_runs(tmp_p
     section = text.partition('<section id="choices">')[2].partition("</section>")[0]
     for said in ("Fastest", "% faster than fsdp2", "out of memory", "Decision tree", "Which is the fastest?"):
         assert said in section
-    assert "Head to head" in text.partition('<section id="choices">')[0]  # this figure comes before the section on choices
+    assert "Head to head" in text.partition('<section id="choices">')[0]  # a figure before the section
     assert '<a class="quiet sure" href="#runs-0">ddp</a>' in section
 
 

@@ -117,6 +117,7 @@ def test_a_file_that_vanished_is_named(workspace, run, capsys):
 
 
 def test_an_event_after_the_end_is_no_change_but_a_rewritten_one_is(workspace, run, capsys):
+    """An event that is appended to a completed run is accepted; a changed event is reported as a changed file."""
     fetched(workspace, capsys)
     support.event(run, "reconciled", 60)
     (found,) = fetched(workspace, capsys)

@@ -78,6 +78,7 @@ def after(before, tmp_path):
 
 
 def test_a_beside_a_tells_nothing_apart(before, capsys):
+    """A workspace compared with itself: all ratios are 1 and no difference is reported."""
     found = compared(capsys, before, before.path, before.path)
     assert len(found["pairs"]) == 2
     for pair in found["pairs"]:
@@ -105,6 +106,7 @@ def test_what_got_slower_is_told_with_its_interval(before, after, capsys):
 
 
 def test_turned_round_every_ratio_and_every_word_is_the_other(before, after, capsys):
+    """If A and B are swapped, each ratio becomes its inverse, and `faster` becomes `slower`."""
     there, back = compared(capsys, before, before.path, after.path), compared(capsys, before, after.path, before.path)
     for cell in (SINGLE, DDP):
         one, other = figures(there, cell), figures(back, cell)
@@ -132,6 +134,7 @@ def test_one_repeat_takes_the_noise_of_others_or_tells_nothing(tmp_path, capsys)
 
 
 def test_cells_behind_one_of_different_work_are_compared(tmp_path, capsys):
+    """A cell whose same-work proof failed does not stop the comparison of the cells after it."""
     places = tmp_path / "a", tmp_path / "b"
     for place, verdict in zip(places, ("proven", "different"), strict=True):
         made = workspace(place, [SINGLE], found={"same_work": SameWork(verdict=verdict, why="because")})
@@ -163,12 +166,14 @@ def test_other_work_is_never_compared(tmp_path, capsys):
 
 
 def test_what_is_different_on_both_sides_is_different_beside_itself(tmp_path, capsys):
+    """A cell whose same-work proof failed is marked as different work even if it is compared with itself."""
     made = workspace(tmp_path, [SINGLE], found={"same_work": SameWork(verdict="different", why="because")})
     (pair,) = compared(capsys, made, made.path, made.path)["pairs"]
     assert "different" in pair["different_work"]
 
 
 def test_other_work_by_design_is_compared_with_itself_alone_and_says_what_it_is(tmp_path, capsys):
+    """A strategy that does other work by design is compared with itself, with a remark, but not with proven work."""
     by_design = {"same_work": SameWork(verdict="other work", why="parameters are averaged every 8 steps")}
     made = workspace(tmp_path / "a", [SINGLE], found=by_design)
     (pair,) = compared(capsys, made, made.path, made.path)["pairs"]
@@ -240,6 +245,7 @@ def test_two_matrices_of_one_workspace(tmp_path, capsys):
 
 
 def test_a_name_that_is_nothing_and_a_matrix_of_a_matrix_are_wrong_input(before, capsys):
+    """An argument that is neither a matrix nor a folder is refused, and so is --matrix if the arguments are matrices."""
     for arguments, said in (
         (["nothing", "quickstart"], "nothing: is neither a matrix of this workspace nor a folder"),
         (["quickstart", "quickstart", "--matrix", "quickstart"], "quickstart is itself a matrix"),
@@ -260,6 +266,7 @@ def paired(found):
 
 
 def test_the_time_limit_and_the_proof_make_no_other_cell():
+    """Two cells that differ only in time limit, proof and expected ends are paired."""
     other = support.cell(time_limit_s=60, prove="auto", expect=["oom"])
     assert paired(match(loaded(SINGLE), loaded(other))) == [(SINGLE.name(), other.name())]
 
@@ -289,6 +296,7 @@ def test_the_same_cells_on_two_types_of_gpus_are_compared_and_never_one_cell():
 
 
 def test_a_key_that_differs_in_some_cells_only_pairs_none():
+    """`compile` differs between A and B, but in opposite directions for the two cells. So no cell is paired."""
     one, other = support.cell(compile=True), support.cell("ddp", 2, compile=False)
     there = support.cell(compile=False), support.cell("ddp", 2, compile=True)
     assert match(loaded(one, other), loaded(*there)).pairs == []

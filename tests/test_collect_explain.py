@@ -1,4 +1,4 @@
-"""`collect explain`: the chain of a number down to the lines of its records, judged by sums over these lines made here."""
+"""`collect explain` names the record lines from which a number was computed. The tests compute the number from these lines."""
 
 import json
 
@@ -20,7 +20,7 @@ def explained(capsys, workspace, *words):
 
 
 def lines_of(workspace, file):
-    """The records of a file at the lines that the document names."""
+    """The records in the lines of a file that the document of `collect explain` names. file: the document's entry about it."""
     every = (workspace.path / file["file"]).read_bytes().split(b"\n")
     edges = [part.split("-") for part in file["lines"].split(", ")]
     return [json.loads(every[number - 1]) for edge in edges for number in range(int(edge[0]), int(edge[-1]) + 1)]
@@ -116,7 +116,7 @@ def test_a_row_has_several_names(workspace, capsys):
         ("zz", "speed_up", "ROW: found 'zz'. Allowed: single ×1 ("),
         ("ddp", "speed_up", "ROW: found 'ddp', the start of 2 rows. Allowed: ddp ×2 ("),
         ("ddp x2", "speedup", "unknown metric 'speedup'. Did you mean 'speed_up'? Allowed: "),
-        ("ddp x2", "time_to_accuracy_s", "unknown metric"),  # it needs an argument, so no row has it
+        ("ddp x2", "time_to_accuracy_s", "unknown metric"),  # needs an argument, so it is in no row
     ],
 )
 def test_an_unknown_name_is_refused_with_the_names_that_are_allowed(workspace, capsys, row, metric, said):

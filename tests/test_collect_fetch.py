@@ -106,7 +106,7 @@ def test_a_list_of_names_of_more_than_a_page_arrives(fetch, there, here):
 
 @pytest.mark.parametrize("left", ["log/old.log", ".old", "log/.rsync-partial/old"])
 def test_what_an_earlier_transfer_left_beside_a_new_run_does_not_get_into_it(cluster, fetch, there, here, left):
-    """Files arrive in a folder in `.incoming`, which becomes the run folder only if its files equal those of the manifest."""
+    """Files are copied to a folder in `.incoming`. It becomes the run folder if it has exactly the manifest's files."""
     path = cluster.here.runs / ".incoming/files" / there.name / left
     path.parent.mkdir(parents=True)
     path.write_text("old")
@@ -123,6 +123,7 @@ def test_storage_that_both_share_needs_no_connection_for_files(cluster, fetch, t
 
 
 def test_a_part_that_the_first_node_cannot_gather_is_told_here_too(fetch, there, here):
+    """The first node lacks the run's files of gpu1. `collect fetch` on this machine reports this too."""
     RunDir(there).write_event("step", placement.PLACED, nodes=["gpu1"])
     said, (found,) = fetch(code=1)
     assert not found["complete"]
@@ -236,6 +237,7 @@ def test_a_file_that_grew_while_it_was_fetched_has_the_size_that_was_hashed(clus
 
 @pytest.mark.parametrize("kind", ["a symlink", "a FIFO", "a socket", "a device"])
 def test_what_is_no_file_on_the_cluster_is_named_and_does_not_arrive(cluster, fetch, there, here, monkeypatch, kind):
+    """Symlinks, FIFOs, sockets and devices on the cluster are named in a message and not copied."""
     path = there / "validation.jsonl"
     if kind == "a symlink":
         path.symlink_to("/etc/passwd")
@@ -382,6 +384,7 @@ def test_nothing_is_written_through_a_link_in_the_place_of_the_notes(cluster, fe
 
 @pytest.mark.parametrize("name", ["matrices/quickstart.json", "last-matrix.json"])
 def test_notes_of_another_version_are_told_and_those_here_stay(cluster, fetch, name):
+    """If a file of the cluster's .shardlab has another format, an error names it and this machine keeps its own file."""
     fetch()
     before = (cluster.here.own / name).read_bytes()
     (cluster.there.own / name).write_text('{"schema": []}')

@@ -1,4 +1,4 @@
-"""The figure of what strategies keep and send by theory shows the predictions of the runs."""
+"""The figure of the memory and the sent bytes of strategies in theory shows the predictions of the runs."""
 
 import msgspec
 import support_collect as support

@@ -73,7 +73,7 @@ def test_hosts_that_sample_at_other_moments_are_added_up():
     points = curve_of(curves.rates(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum")
     both = [value for moment, value in points if 1 < moment < 58]
     assert both == pytest.approx([300] * len(both))
-    # After 60 s only host a has samples. One of two hosts does not give the sum of both, so the curve has no value.
+    # After 60 s only host a has samples. The sum over both hosts is then unknown, so the curve has no value.
     assert [value for moment, value in points if moment > 61] == []
 
 
@@ -297,6 +297,7 @@ def test_utilization_is_marked_as_the_rows_have_it(on_gpus):
 
 
 def test_memory_by_run_is_of_the_hungriest_rank_and_blank_where_an_instrument_looked(tmp_path):
+    """The figure shows the rank with the most memory, and has no value at a step that an instrument observed."""
     workspace = Workspace(tmp_path)
     what = support.cell("ddp", 2)
     support.keep(workspace, [what], repeats=1)
@@ -331,6 +332,7 @@ def batch(size, strategy="single", gpus=1, **other):
 
 
 def test_batches_of_one_strategy_are_a_line_up_to_where_memory_ends(tmp_path):
+    """Cells of a strategy that differ only in batch size are one line. A size that ran out of memory is marked `oom`."""
     alone = batch(8, "ddp", 2)
     accumulated = support.cell(global_batch_size=32, micro_batch_size=8, gradient_accumulation_steps=4)
     group = sweep(tmp_path, [batch(16), batch(8), batch(64), batch(32), alone, accumulated])
@@ -351,6 +353,7 @@ def test_one_batch_size_is_no_line(tmp_path):
 
 
 def test_lines_of_scaling_hold_the_batch_or_the_batch_of_a_rank(tmp_path):
+    """Each line over ranks has a constant global batch or a constant batch per rank."""
     cells = [
         support.cell(),
         support.cell("ddp", 2),
@@ -367,6 +370,7 @@ def test_lines_of_scaling_hold_the_batch_or_the_batch_of_a_rank(tmp_path):
 
 
 def test_of_many_cells_the_comparable_ones_are_drawn_first_and_the_rest_wait(tmp_path):
+    """Only the lines of cells on 4 ranks are visible at first. The other lines can be switched on in the legend."""
     cells = [
         batch(8 * size, strategy, gpus) for strategy in ("single", "ddp", "fsdp2") for gpus in (1, 2, 4) for size in (1, 2)
     ]

@@ -102,6 +102,7 @@ def test_the_parts_of_a_step_add_up_to_its_span(gpu):
 
 
 def test_the_parts_are_the_truth_about_a_trace(tmp_path):
+    """The bars equal the times that support_traces computes from the generated events."""
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()], 1)
     profiled(workspace, support.cell(), together, repeats=1)
@@ -117,6 +118,7 @@ def test_the_parts_are_the_truth_about_a_trace(tmp_path):
 
 
 def test_only_cells_that_have_it_are_listed(gpu):
+    """A cell is listed in a figure only if its traces have the values that the figure shows."""
     labels = [note["text"] for note in drawn(gpu, breakdown.draw)[0].layout["annotations"]]
     assert labels == ["single ×1", "ddp ×2"]
     assert [note["text"] for note in drawn(gpu, overlap.draw)[0].layout["annotations"]] == ["ddp ×2"]
@@ -134,6 +136,7 @@ def test_hidden_and_exposed_are_all_of_the_communication(gpu):
 
 
 def test_collectives_by_kind_are_the_metrics(gpu):
+    """The bars of all kinds of collectives add up to the metrics collective_count and collective_ms."""
     found, group = drawn(gpu, collectives.draw)
     metrics = group.marks[1].row.metrics
     for axis, name in (("x", "collective_count"), ("x2", "collective_ms")):
@@ -222,6 +225,7 @@ def test_memory_is_what_the_instrument_found_at_the_peak(tmp_path):
 
 
 def test_what_sharding_leaves_stands_beside_the_estimate(tmp_path):
+    """The measured memory of a rank in each category is drawn beside the estimate."""
     looked_into(Workspace(tmp_path))
     found, group = drawn(Workspace(tmp_path), sharding.draw)
     assert (part(found, "parameter", "x"), part(found, "estimate", "x")) == ([40, 20], [40, 20])
@@ -276,6 +280,7 @@ def test_a_bubble_stands_over_its_micro_batches_beside_theory(tmp_path):
 
 @pytest.mark.parametrize("module", OURS, ids=lambda module: module.NAME)
 def test_nothing_is_drawn_of_nothing(module, tmp_path):
+    """Without traces, none of the figures in OURS is drawn."""
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell(), support.cell("ddp", 2)], 1)
     support.completed(workspace, support.cell())

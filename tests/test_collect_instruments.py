@@ -19,7 +19,7 @@ from shardlab.workspace import Workspace
 
 
 def test_what_looking_cost_is_said(tmp_path, capsys):
-    """The steps that the profiler observed take three times as long as the others. Step times exclude observed steps."""
+    """The report says that the steps which the profiler observed take three times as long as the other steps."""
     workspace = Workspace(tmp_path)
     plain, looked = support.cell(), support.cell("ddp", 2)
     support.keep(workspace, [plain, looked], repeats=1)
@@ -50,7 +50,7 @@ def test_what_looking_cost_is_said(tmp_path, capsys):
 
 
 def test_cells_that_were_looked_into_are_named_whatever_the_cells_before_them_are(tmp_path):
-    """In the first family (cells of equal work) no cell is profiled. In the second family one of two cells is profiled."""
+    """The profiled cell of the second family (cells of equal work) is named, although the first family has no profiled cell."""
     workspace = Workspace(tmp_path)
     families = [
         [support.cell(), support.cell("ddp", 2)],

@@ -60,7 +60,7 @@ def test_runs_that_the_end_of_the_lease_cut_off_are_node_fail_in_the_report(work
     ("ends", "state"),
     [
         (datetime(2131, 1, 1, tzinfo=UTC), "running"),  # the lease has not ended
-        (after_start(0), "running"),  # the run has records after this end, so the lease was extended
+        (after_start(0), "running"),  # the run has later records, so the lease was extended
         (after_start(3600), "unknown"),  # the records of the run end long before the lease
     ],
 )

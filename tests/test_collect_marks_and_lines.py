@@ -58,7 +58,7 @@ def test_kernels_are_listed_by_their_time_and_not_by_their_number(tmp_path, caps
     shown = [line.split() for line in lines[lines.index(heading) + 2 :] if line.startswith("kernel")]
     totals = [float(words[2].replace(",", "")) for words in shown]
     assert totals == sorted(totals, reverse=True)
-    assert shown[0][0] == "kernel15"  # its 15 calls of 1.6 ms have the largest total time
+    assert shown[0][0] == "kernel15"  # 15 calls of 1.6 ms: the largest total time
     assert f"; {30 - len(shown)} more in --json" in heading
 
 

@@ -106,6 +106,7 @@ def test_mfu_is_blank_where_the_peak_is_not_known(names):
 
 
 def test_a_watched_step_counts_for_its_loss_and_for_no_time():
+    """A step that an instrument observed counts for the loss, but not for throughput and step time."""
     ranks = {0: [step(1, 100.0), step(2, 9000.0, watched=True, loss=3.0)]}
     assert throughput.throughput(measured(ranks)).value == pytest.approx(80.0)
     assert percentile(0.95)(measured(ranks)).value == pytest.approx(100.0)
@@ -141,6 +142,7 @@ def test_times_of_training_and_epochs_are_the_results():
 
 
 def test_memory_by_category_is_each_ones_own_largest():
+    """The metric of a category is the largest memory of this category, even if the peak of the sum is at another time."""
     looked = {
         "peak_bytes": {"parameter": 400, "activation": 900, "unknown": 100},
         "largest_bytes": {"parameter": 400, "gradient": 400, "activation": 1000},
@@ -198,6 +200,7 @@ def test_energy_is_what_the_counters_grew_by():
 
 
 def test_a_counter_that_does_not_reach_over_the_window_or_began_anew_leaves_the_power():
+    """If the energy counter does not cover all timed steps or was reset, the energy is computed from power samples."""
     short = [counter(t, 100.0 * t) for t in (9, 12, 15, 18)]
     anew = [counter(t, value) for t, value in ((9, 900.0), (12, 1200.0), (15, 10.0), (18, 310.0), (21, 610.0))]
     one_without = [counter(t, 100.0 * t, None) for t in (9, 12, 15, 18, 21)]
@@ -239,6 +242,7 @@ def test_checkpoints_have_the_times_and_the_size_that_their_instrument_reports()
 
 
 def test_staleness_is_of_all_pushes():
+    """The mean and the largest staleness are over all pushes: staleness_counts maps a staleness to a number of pushes."""
     found = found_in(knobs={"effective": {"staleness_counts": {"0": 1, "1": 2, "3": 1}}})
     assert (staleness.mean(found), staleness.largest(found)) == (Quantity(1.25, "updates"), Quantity(3, "updates"))
     assert staleness.mean(measured(TWO_RANKS)) is None
@@ -280,7 +284,7 @@ def test_times_by_theory_are_those_that_study_4_simulates(stages, passes, time, 
     assert bubble.ideal_time(found) == Quantity(ideal, "")
     assert bubble.simulated_throughput(found).value == pytest.approx(rate, abs=0.0005)
     interleaved = measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes, options={"stages_per_rank": 2})
-    assert bubble.simulated_time(interleaved).value == pytest.approx((time + ideal) / 2)  # half of the bubble
+    assert bubble.simulated_time(interleaved).value == pytest.approx((time + ideal) / 2)  # two stages per rank halve the bubble
     alone = measured(TWO_RANKS)
     assert bubble.simulated_time(alone) is bubble.ideal_time(alone) is bubble.simulated_throughput(alone) is None
 
@@ -380,7 +384,7 @@ def test_counters_are_compared_with_what_the_collectives_send_over_gloo():
     both = [sample(t, nics=[nic(round(100 * t)), nic(round(7 * t), "lo", "loopback")]) for t in moments]
     alone = [sample(t, nics=[nic(round(107 * t), "lo", "loopback")]) for t in moments]
     for seen in (both, alone):
-        assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 7 % above 2 x 500
+        assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 1070 and not 1000 bytes
         assert wire.difference(gloo(10, 15, 20, sent=535, seen=seen)).value == pytest.approx(0)
     assert wire.difference(gloo(10, 15, 20, sent=500, seen=both, backend="nccl")) is None
     assert wire.difference(gloo(10, 15, 20, sent=0, seen=both)) is None
@@ -444,6 +448,7 @@ NO_DEVICE = {"kind": "virtual", "mac": "02:00:00:00:00:03"}
     ids=["renamed", "other address", "virtual", "names exchanged", "bond", "other card", "made again"],
 )  # fmt: skip
 def test_an_interface_is_one_by_its_card_and_address_whatever_its_name(moments, sent):
+    """An interface is identified by its device and MAC address, so that its counter continues under another name."""
     seen = [sample(at, nics=nics) for at, nics in zip((9, 15, 21), moments, strict=True)]
     found = network.network(measured(WINDOW, seen))
     assert (found and found.value) == (None if sent is None else pytest.approx(sent))
@@ -465,6 +470,7 @@ def test_scaling_is_strong_with_the_global_batch_and_weak_with_the_batch_per_ran
 
 
 def test_the_interval_is_students():
+    """The confidence interval of repeats is the interval of Student's t distribution."""
     found = statistics.estimate([10.0, 12.0, 14.0], "ms")  # half width: t(2) x s / sqrt(3) = 4.303 x 2 / sqrt(3) = 4.969
     assert (found.value, found.median, found.n) == (12.0, 12.0, 3)
     assert (found.low, found.high) == (pytest.approx(12 - 4.969, abs=1e-3), pytest.approx(12 + 4.969, abs=1e-3))
@@ -501,7 +507,7 @@ def test_a_host_whose_sampler_ended_early_is_said_to_lack_samples(times, incompl
     found = {entry.host: entry for entry in telemetry.coverage("r", seen.timed, seen.samples, ["a"], {}, {}, {})}
     entry = found["a"]
     assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
-    assert found["b"].incomplete == "no samples in the last 10.0 s"  # host b is not listed
+    assert found["b"].incomplete == "no samples in the last 10.0 s"  # b has samples, but ["a"] does not list it
     nothing_timed = telemetry.coverage("r", seen.timed.clear(), seen.samples, ["a"], {}, {}, {})
     assert [entry.incomplete for entry in nothing_timed] == ["", ""]
 
@@ -611,6 +617,7 @@ def test_numbers_have_digits_enough_to_compare(value, text):
 
 
 def test_numbers_that_are_none_are_said():
+    """NaN is printed as `nan`, and 0 as `0`."""
     assert notation.number(math.nan) == "nan"
     assert notation.number(0.0) == "0"
 

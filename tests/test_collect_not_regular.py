@@ -54,7 +54,7 @@ def put(kind, path, outside):
 @pytest.mark.parametrize("kind", ["a symlink", "a FIFO", "a socket"])
 @pytest.mark.parametrize("place", PLACES)
 def test_what_stands_in_the_place_of_a_record_file_is_named_and_not_read(run, tmp_path, monkeypatch, kind, place):
-    monkeypatch.chdir(tmp_path)  # for a socket, whose path may have at most 108 bytes: paths are relative
+    monkeypatch.chdir(tmp_path)  # makes the path of the socket short: at most 108 bytes are allowed
     put(kind, run.path / place, tmp_path / "outside")
     found = LoadedRun.read(run)
     if place in ("run.json", "result.json"):
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_opened_sets_its_run_aside_alone(workspace, run,
 
         return called
 
-    for function in ("open", "listdir"):  # not by chmod, because root may open every folder
+    for function in ("open", "listdir"):  # chmod would not refuse root, who may run the tests
         monkeypatch.setattr(os, function, refusing(getattr(os, function)))
     assert main(["fetch", "--workspace", str(workspace.path)]) == 1
     said = capsys.readouterr()

@@ -25,7 +25,7 @@ WATTS = 300.0
 
 
 def predicted(**changes):
-    """A prediction of 1 s and 10 GB a step; 100 W in a run of 100 s, which is 10 kJ, and so 100 J a step."""
+    """A prediction of 10 GB and of 1 s and 100 J per step: a run of 100 steps takes 100 s and, at 100 W, 10 kJ."""
     known = {
         "step_s": PredictedRange(0.5, 1.0, 1.5), "tensor_bytes": exactly(10e9), "formula_tensor_bytes": 9e9,
         "memory_by_category": {"parameter": exactly(4e9), "activation": PredictedRange(1e9, 2e9, 4e9)},
@@ -35,7 +35,7 @@ def predicted(**changes):
 
 
 def completed(workspace, cell, repeat, step_ms, *, what=None, **found):
-    """A run on one GPU that draws WATTS. step_ms: the median of its result."""
+    """Write a completed run on one GPU that draws WATTS. step_ms: the median step time in its result."""
     results = {
         "step_time_ms": Spread(step_ms, step_ms, step_ms, step_ms, 10), "peak_memory_bytes": {"allocated": 12_000_000_000},
         "communication_bytes": {"counted": 6e6, "theory": 1.0}, "gpus": ["GPU-0"], **found,
@@ -74,7 +74,7 @@ def test_step_times_are_scored_by_strategy(workspace):
     assert (ddp.ratio, ddp.ratio_low, ddp.ratio_high) == (pytest.approx(1.6), 1.2, 2.0)
     assert ddp.error_pct == pytest.approx((20 + 100) / 2)
     assert ddp.within == 1  # 1.2 s is between 0.5 s and 1.5 s, 2 s is not
-    assert (pipeline.n, pipeline.ratio, pipeline.error_pct, pipeline.within) == (1, 0.5, 50.0, 1)  # the other has no prediction
+    assert (pipeline.n, pipeline.ratio, pipeline.error_pct, pipeline.within) == (1, 0.5, 50.0, 1)  # one run has no prediction
 
 
 def test_memory_is_scored_as_a_whole_and_by_category(workspace):
@@ -96,7 +96,7 @@ def test_traffic_is_that_of_all_ranks_and_not_scored_for_a_pipeline(workspace):
 
 
 def test_energy_is_that_of_a_step(workspace):
-    """The GPU draws 300 W. The steps of the records take 59 ms or so each, by their own clock."""
+    """The GPU draws 300 W. The expected energy of a step is computed from the times of the step records (about 59 ms)."""
     run = load.load(workspace, None).cells[0].completed[0]
     first, last = run.window
     measured = WATTS * (last - first) / (run.world.height - 1)

@@ -93,6 +93,7 @@ def test_without_a_comparable_baseline_there_is_no_speed_up(summarized, loaded):
 
 
 def test_a_baseline_on_several_rank_counts_is_the_one_on_the_fewest(loaded):
+    """If the baseline strategy ran on several numbers of ranks, its cell with the fewest ranks is the baseline."""
     _, ddp = loaded.cells[:2]
     few = load.LoadedCell("few", support.cell("ddp", 1, global_batch_size=4, micro_batch_size=4), ddp.runs, [])
     many = load.LoadedCell("many", support.cell("ddp", 2, global_batch_size=8), ddp.runs, [])
@@ -106,6 +107,7 @@ def test_a_baseline_on_several_rank_counts_is_the_one_on_the_fewest(loaded):
     [{"precision": "bf16"}, {"seq_len": 128}, {"workload": "vit-tiny"}, {"launcher": "fork"}, {"options": {"n_layer": 8}}],
 )
 def test_a_baseline_that_does_other_work_is_none(loaded, other):
+    """A cell with another precision, model, launcher or sequence length is not used as a baseline."""
     single, ddp = loaded.cells[:2]
     changed = load.LoadedCell(single.id, support.cell(**({"options": {"n_layer": 4}} | other)), single.runs, [])
     mine = load.LoadedCell(ddp.id, support.cell("ddp", 2, options={"n_layer": 4, "bucket_mb": 25}), ddp.runs, [])
@@ -283,7 +285,7 @@ def test_beside_a_throughput_stands_half_of_its_interval(tmp_path):
     estimate = row.metrics["throughput_per_s"]
     (column,) = [one for one in columns.table([row]).columns if one.name == "throughput_per_s"]
     half = float(column.cells[0].spread.replace(",", ""))
-    assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # the printed number has two digits
+    assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # the table rounds to two digits
 
 
 def test_units_that_differ_stand_beside_each_number(tmp_path):
@@ -301,6 +303,7 @@ def test_units_that_differ_stand_beside_each_number(tmp_path):
 
 
 def test_a_baseline_of_several_units_gives_no_ideal(tmp_path):
+    """If the baseline's runs have different units, the figure has no line of ideal scaling."""
     workspace = Workspace(tmp_path)
     ddp = support.cell("ddp", gpus=2)
     support.keep(workspace, [support.cell(), ddp], repeats=2)
@@ -585,6 +588,7 @@ def test_a_workspace_without_a_matrix_is_wrong_input(tmp_path, capsys):
 
 
 def test_the_shape_of_the_table_does_not_depend_on_what_was_measured(loaded, tmp_path):
+    """The exported table has the same columns for a workspace without runs."""
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()])
     empty = flat_tables.summary(summary.summarize(load.load(workspace, None), "single"))

@@ -141,6 +141,7 @@ def test_what_was_compared_is_said_in_words(summarized):
 
 
 def test_the_choice_is_that_of_the_contest_of_most_cells(summarized):
+    """The recommendation is for the ranks and the batch with which most cells were measured."""
     (choice,) = report_start.choices(summarized)
     assert (choice.workload, choice.where) == ("gpt2-tiny", "2 ranks, batch 8")
     best = {criterion: ([link.text for link in said.names], said.sure) for criterion, said in choice.best}

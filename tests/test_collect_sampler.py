@@ -54,7 +54,7 @@ def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
     assert any(nic.kind == "loopback" for nic in last.nics)
     assert all(0 <= share <= 100 for share in last.cores_pct)
     before = {nic.name: nic.tx_bytes for nic in first.nics}
-    for nic in last.nics:  # an interface may be new in the last sample
+    for nic in last.nics:  # an interface that is new in the last sample is accepted
         assert nic.tx_bytes >= before.get(nic.name, 0)
 
 
@@ -75,7 +75,7 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
     monkeypatch.setattr(loop.signal, "sigtimedwait", wait)
     tally = loop.run(tmp_path / "node.jsonl", 10, None, [Slow()])
     times = [sample.t_s for sample in read_lines(tmp_path / "node.jsonl", Sample).records]
-    assert times == pytest.approx([1000.0, 1000.1, 1000.2, 1000.5, 1000.6, 1000.7])  # the last one is after SIGTERM
+    assert times == pytest.approx([1000.0, 1000.1, 1000.2, 1000.5, 1000.6, 1000.7])  # the last at SIGTERM
     assert (tally.samples, tally.missed) == (6, 2)
 
 
@@ -108,6 +108,7 @@ def test_a_parent_that_is_gone_already_ends_it_at_once(tmp_path):
 
 
 def test_a_rate_that_would_disturb_is_refused(tmp_path):
+    """The sampler refuses more than 50 samples per second."""
     process = start(tmp_path / "node.jsonl", "--hz", "51")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2
@@ -218,6 +219,7 @@ def open_files():
 
 
 def test_reading_again_opens_nothing():
+    """A source keeps its files open, so the second sample opens no files."""
     before = open_files()
     source = NicSource()
     source.fill(blank())

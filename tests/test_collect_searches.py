@@ -49,6 +49,7 @@ def column(summary, name):
 
 
 def test_each_try_is_a_row_and_the_largest_batch_stands_at_its_own(workspace):
+    """Each tried size has a row. The row of the largest size that fits has the metric largest_batch."""
     searched(workspace, repeats=2)
     summary = summarize(load(workspace, None), "single")
     found = column(summary, "largest_batch")

@@ -78,6 +78,7 @@ def test_two_cells_that_differ_by_ten_standard_deviations_are_distinguished(n, l
 
 
 def test_draws_of_one_name_are_the_same_and_of_two_independent():
+    """Random draws depend on a name only: one name gives the same draws each time, two names independent draws."""
     one, again, other = (draws.draws(1.0, 1.0, 5, name) for name in ("a", "a", "b"))
     assert (one == again).all()
     joint = sum(abs(a - 1) < 1 and abs(b - 1) < 1 for a, b in zip(one, other)) / draws.DRAWS
@@ -86,6 +87,7 @@ def test_draws_of_one_name_are_the_same_and_of_two_independent():
 
 
 def test_a_claim_is_taken_apart_at_its_ands():
+    """A claim is split into its parts at `and` and at chained comparisons."""
     tree = Expression("1 < a() < 2 and (b() > 1 and c() > 1) and (a() > 3 or b() > 3)").tree
     assert [ast.unparse(part) for part in draws.parts(tree)] == [
         "1 < a()", "a() < 2", "b() > 1", "c() > 1", "a() > 3 or b() > 3",

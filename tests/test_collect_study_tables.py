@@ -31,6 +31,7 @@ def drawn(entries, where):
 
 
 def test_one_metric_over_a_grid_is_crossed_as_the_study_has_it():
+    """Table 3 of study 3 has one column for each number of ranks, as in the paper."""
     keys, heads, rows = drawn(study("paper3"), "table 3")
     assert (keys, heads) == (["Strategy", "Workload"], [("Ranks", "1"), ("Ranks", "2"), ("Ranks", "4")])
     assert rows[0] == ["ddp", "vgg16", "487.55", "230.74", "113.81"]
@@ -39,11 +40,13 @@ def test_one_metric_over_a_grid_is_crossed_as_the_study_has_it():
 
 
 def test_a_grid_with_a_gap_is_not_crossed():
+    """If a combination of strategy and ranks has no number, the table has one row per number, without columns of ranks."""
     entries = [entry("table 1", "x_s", str(n), strategy=name, gpus=n) for name, n in (("a", 1), ("a", 2), ("b", 1))]
     assert drawn(entries, "table 1") == (["Strategy", "Ranks"], ["X"], [["a", "1", "1"], ["a", "2", "2"], ["b", "1", "1"]])
 
 
 def test_metrics_are_columns_and_what_a_place_adds_is_one_of_them():
+    """Table 4.1.2 of study 2 has one column for each metric, as in the paper."""
     keys, heads, rows = drawn(study("paper2"), "table 4.1.2")
     assert (keys, heads) == (["Strategy", "Ranks"], ["Train time", "Speed up", "Effective throughput"])
     assert rows[1] == ["ddp", "2", "58.3s", "1.93x", "62,870 tokens/sec"]
@@ -59,6 +62,7 @@ def test_numbers_of_short_and_long_runs_stand_in_one_row():
 
 
 def test_one_cell_is_told_downwards_and_operators_are_rows():
+    """Several metrics of one cell are listed one below the other. In a table of operators, each operator is a row."""
     entries = study("paper2")
     assert drawn(entries, "section 4.2.1")[2][0] == ["Memory parameter, bytes", "474.70 MB"]
     keys, heads, rows = drawn(entries, "table 4.5.1")
@@ -67,6 +71,7 @@ def test_one_cell_is_told_downwards_and_operators_are_rows():
 
 
 def test_a_number_printed_twice_for_one_field_stands_twice():
+    """If a study has two numbers for the same field, each of them gets a row."""
     entries = [entry("table 1", "x_s", printed, strategy=name) for name, printed in (("a", "1"), ("a", "2"), ("b", "3"))]
     assert drawn(entries, "table 1") == (["Strategy"], ["X"], [["a", "1"], ["a", "2"], ["b", "3"]])
 
@@ -103,6 +108,7 @@ anything = st.builds(
 
 @given(st.lists(anything, max_size=30))
 def test_whatever_is_reported_stands_once_in_a_rectangle(entries):
+    """Every reported number is in exactly one table, and all rows of a table have the same length."""
     redrawn = redraw(entries)
     assert sorted(places(redrawn)) == list(range(len(entries)))
     for table in redrawn.tables:
@@ -110,6 +116,7 @@ def test_whatever_is_reported_stands_once_in_a_rectangle(entries):
 
 
 def test_what_is_said_of_several_is_said_once():
+    """Entries with the same remark get the same footnote; a remark about all entries is shown once for the table."""
     entries = [entry("table 1", "x_s", "1"), entry("table 1", "x_s", "2"), entry("table 1", "x_s", "3")]
     entries[0].notes = entries[1].notes = ["odd"]
     found = remarks(entries, ["late", "", "late"], [0, 1, 2])

@@ -40,6 +40,7 @@ def paused(workspace, at):
 
 
 def test_steps_that_hold_a_pause_are_not_counted_and_times_that_hold_it_not_known(workspace):
+    """Steps during a suspension do not count. The training time, which includes the suspension, has no value."""
     left = paused(workspace, 5)
     summary = summarize(load(workspace, None), "single")
     assert f"suspended or stopped during timed steps; times that include the pause do not count: {CELL.name()}-r2" in (
@@ -54,6 +55,8 @@ def test_steps_that_hold_a_pause_are_not_counted_and_times_that_hold_it_not_know
 
 
 def test_nothing_is_said_of_the_time_from_one_step_to_a_later_one(workspace):
+    """A suspended run has no value for time to accuracy and energy, which cover several steps."""
+
     def found(number):
         (cell,) = load(workspace, None).cells
         run = cell.runs[number]
@@ -70,6 +73,7 @@ def test_nothing_is_said_of_the_time_from_one_step_to_a_later_one(workspace):
 
 
 def test_a_pause_between_two_steps_leaves_the_steps(workspace):
+    """A suspension between two steps removes no step, but the training time has no value."""
     folder = load(workspace, None).cells[0].runs[1].folder
     path = folder.steps_file(0)
     records = folder.steps(0).records
@@ -85,7 +89,7 @@ def test_a_pause_between_two_steps_leaves_the_steps(workspace):
 
 def test_a_pause_before_the_first_step_takes_nothing_away(workspace):
     folder = load(workspace, None).cells[0].runs[1].folder
-    support.event(folder, "stood_still", -1.0, seconds=0.25)  # the pause was before the first step
+    support.event(folder, "stood_still", -1.0, seconds=0.25)  # the run was suspended before the first step
     summary = summarize(load(workspace, None), "single")
     assert "train_time_s" in summary.rows[0].runs[1].metrics
     assert not any("suspended or stopped" in remark for remark in summary.remarks)

@@ -38,6 +38,7 @@ def restepped(at, by):
 
 @pytest.mark.parametrize(("by", "said"), [(-3.0, "set back by 3.0 s"), (0.7, "set forward by 0.7 s")])
 def test_a_clock_that_was_set_is_said_and_energy_and_traffic_are_refused(by, said):
+    """If the wall clock was set during timed steps, the report says so, and energy and traffic have no value."""
     run = measured(WINDOW, restepped(15, by))
     assert said in covered(run).trouble
     assert energy.energy(run) is None
@@ -48,6 +49,7 @@ def test_a_clock_that_was_set_is_said_and_energy_and_traffic_are_refused(by, sai
 
 
 def test_a_pause_between_reading_the_two_clocks_is_no_step():
+    """The sampler may pause between reading its two clocks. One late sample does not count as a change of the clock."""
     late = [msgspec.structs.replace(one, wall_s=one.wall_s + 0.5) if one.t_s == 15 else one for one in restepped(99, 0)]
     assert covered(measured(WINDOW, late)).clock_step_s is None
 
@@ -65,6 +67,7 @@ def test_traffic_is_refused_where_the_samples_have_a_gap():
 
 
 def test_a_restarted_sampler_counts_on():
+    """A restart of the sampler does not reset the counters, so traffic still has a value."""
     seen = [sample(at, nics=[nic(100 * at)], started_hz=0.5 if at in (9, 15) else None) for at in TIMES]
     run = measured(WINDOW, seen)
     assert network.network(run).value == pytest.approx(1000)
@@ -85,7 +88,7 @@ def test_received_bytes_and_faults_are_shown():
 
 
 def test_pause_frames_and_faults_of_rdma_are_counted():
-    """A driver may have only some of the counters. What no driver counts is not known."""
+    """A driver may have only some of the counters. A metric has no value if no sample has one of its counters."""
     some = [sample(at, nics=[both(at, rx_pauses=3 * at, tx_priority_pauses=2 * at)]) for at in TIMES]
     found = network.pauses(measured(WINDOW, some))
     assert (found.value, found.unit) == (50, "frames")
@@ -176,6 +179,7 @@ def test_clocks_of_hosts_that_differ_are_said_and_uncertain_ones_are_not():
 
 
 def test_the_events_of_ranks_say_the_clocks_and_a_damaged_one_says_nothing(tmp_path):
+    """The offset between clocks comes from events of the ranks. A damaged event is ignored."""
     workspace = Workspace(tmp_path)
     what = support.cell("ddp", 2)
     support.keep(workspace, [what], repeats=1)

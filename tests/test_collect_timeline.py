@@ -68,6 +68,7 @@ def by(host, true_s):
 
 
 def test_what_happened_at_once_on_two_hosts_is_at_one_place(run):
+    """After the correction of clocks, steps that ended together on two hosts have equal times."""
     found = timeline.of_run(LoadedRun.read(run))
     assert not found.uncorrected
     assert [(spans.host, spans.row) for spans in found.steps] == [
@@ -102,6 +103,7 @@ def test_a_damaged_comparison_is_no_comparison(damage):
 
 
 def test_ranks_are_on_the_host_whose_first_rank_is_nearest_below():
+    """The events name only the first rank of each host. The next ranks belong to the same host."""
     found = Clocks(clocks(), [])
     assert [found.host_of(rank) for rank in range(4)] == ["node0", "node0", "node1", "node1"]
     assert Clocks([], ["only"]).host_of(7) == "only"
@@ -140,6 +142,7 @@ def test_the_straggler_is_late_in_the_first_phase_that_differs(ranks, rank, phas
 
 @pytest.mark.parametrize("ranks", [[(1, 30, 60, 9)] * 3, [(1, 30, 60, 9)], [(1, 32, 58, 9), (1, 30, 60, 9)]])
 def test_small_differences_and_a_single_rank_make_no_straggler(ranks):
+    """No rank is a straggler if it is late by less than 5 % of a step, or if there is only one rank."""
     assert straggler.by_phases(timed(*ranks)) is None
 
 
@@ -272,7 +275,7 @@ def test_the_figure_has_the_middle_steps_of_each_rank_and_names_the_straggler(tm
 
 def test_the_figure_has_the_steps_around_a_checkpoint(tmp_path):
     acts = [saved(rank, "node0", START_S + 0.61, 0.008, step=6) for rank in (0, 1)]
-    acts += [saved(0, "node0", START_S + 3.02, 0.01, step=30)]  # no step follows, so it is not between steps
+    acts += [saved(0, "node0", START_S + 3.02, 0.01, step=30)]  # not drawn: this checkpoint is after the last step
     found = drawn(tmp_path, (1.0, 30.0, 60.0, 9.0), (1.0, 50.0, 39.0, 9.0), acts=acts)
     bars = {trace["name"]: trace for trace in found.data}
     assert bars["forward"]["text"][:10] == [f"step {number}" for number in range(2, 12)]

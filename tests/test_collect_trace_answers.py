@@ -64,6 +64,7 @@ def values(run):
 
 
 def test_metrics_are_those_of_the_construction(results):
+    """The metrics equal the values with which support_ranks generated the traces."""
     loaded, _, _ = results
     (run, _) = loaded.cells[1].completed
     ranks = support.run(5, size=2)

@@ -173,11 +173,13 @@ def test_where_hta_finds_no_kernels_figures_are_exact_and_that_is_said(tmp_path)
 
 
 def test_repeats_of_two_kinds_have_no_common_figure(tmp_path):
+    """If one repeat ran on a CPU and another on a GPU, their cell has no figure of idle time."""
     found = summarized(profiled(tmp_path, {"single": [on_cpu(), [support_traces.Rank(0, seed=1)]]}))
     assert "idle_ms" not in found.rows[0].metrics
 
 
 def test_a_damaged_rank_is_left_out_of_both(tmp_path):
+    """If the trace of rank 1 is damaged, neither the exact figures nor the figures like HTA use it."""
     workspace = profiled(tmp_path, {"ddp": [[support_traces.Rank(rank, seed=2) for rank in range(2)]]})
     (path,) = workspace.runs.glob("*/trace/rank-00001.json.gz")
     path.write_bytes(path.read_bytes()[:-200])
@@ -277,7 +279,7 @@ def test_the_order_of_ranks_and_kernels_changes_nothing_and_time_scales(ranks, s
 
 # The tests below compare the traces of two cells.
 
-RATIOS = ("scaling_efficiency_pct", "memory_share_pct", "memory_efficiency_pct")  # in percent of the other cell's value
+RATIOS = ("scaling_efficiency_pct", "memory_share_pct", "memory_efficiency_pct")  # 100 if both cells are the same
 OF_CELLS = [metric for metric in menu() if metric.of_cells]
 POSITIVE = st.floats(1e-3, 1e6)
 
@@ -299,6 +301,8 @@ def test_what_is_compared_keeps_its_meaning_under_scale_and_exchange(value, agai
 
 
 def test_what_is_printed_as_gain_saving_and_loss_is_so_by_hand():
+    """The metrics of two cells equal percentages and differences that were computed by hand."""
+
     def one(name, value, against):
         return METRICS[name].of_cells(Compared(DDP, value, SINGLE, against)).value
 
@@ -327,6 +331,7 @@ MORE = "operator_difference_ms(strategy='ddp', of='GEMM')"
 
 
 def test_the_errors_of_both_cells_stand_in_the_interval_of_what_is_compared(tmp_path):
+    """The interval of a difference of two cells is wider than the interval of each cell alone."""
     claim = {"id": "c", "says": "s", "test": f"{MORE} > 0.04", "where": "w"}
     ranks = {"single": gemms(100, 104, 102), "ddp": gemms(150, 154, 152)}
     found = summarized(profiled(tmp_path, ranks, traces="exact", claims=[claim]))

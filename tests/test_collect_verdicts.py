@@ -110,6 +110,7 @@ LIMIT = round(101 + 4.849 / 3**0.5, 4)
 
 
 def test_each_part_of_a_claim_has_less_to_contradict_it_with(tmp_path):
+    """A part that is contradicted alone may be undecided in a claim of two parts, because each part gets half of the error."""
     alone = judged(tmp_path, CLOSE, f"{T1} > {LIMIT}")
     assert alone.verdict == "contradicted"
     assert alone.parts[0].holds_pct == pytest.approx(2, abs=0.4)
@@ -132,6 +133,7 @@ def test_a_verdict_names_the_numbers_that_it_rests_on(tmp_path):
 
 @pytest.mark.parametrize("state", ["CUDA out of memory: tried", "stopped"])
 def test_how_a_cell_ended_is_a_result(tmp_path, state):
+    """A claim about `state` is tested although the cell failed; a claim about its time is `not run`."""
     ended = "oom" if state.startswith("CUDA") else "failed"
     found = judged(tmp_path, CLOSE, "state(strategy='fsdp2') == 'oom'", states={FSDP: state})
     assert found.verdict == ("reproduced" if ended == "oom" else "contradicted")
@@ -301,6 +303,7 @@ def test_reasons_are_read_from_what_hosts_say_they_are(tmp_path, setting, gpus, 
 
 
 def test_a_twin_says_what_it_is_the_twin_of(tmp_path):
+    """A number from a tiny twin has a reason that says how the twin differs from the study's cell."""
     what = msgspec.structs.replace(CELLS[DDP], rehearses=support.cell("ddp", 2, workload="gpt2-large", steps=20))
     workspace = Workspace(tmp_path)
     entry = {"where": "t", "metric": "train_time_s", "cell": {"workload": "gpt2-large", "strategy": "ddp"}, "printed": "58.3s"}
@@ -320,6 +323,7 @@ def test_memory_of_a_process_is_not_taken_for_that_of_a_gpu(tmp_path):
 
 
 def test_doubts_about_the_print_come_first(tmp_path):
+    """The reasons about the study's own number come before the reasons about our measurement."""
     entry = {"metric": "peak_memory_bytes", "printed": "3,076 MB", "kind": "assumed"}
     found = beside(tmp_path, entry, assumed=[{"key": "precision", "value": "fp32", "why": "not stated"}])
     assert found.reasons == [

@@ -52,7 +52,7 @@ def test_only_what_was_appended_is_read(workspace):
     assert [record.step for record in followed.new()] == [1, 2, 1, 2, 3]
     assert followed.new() == []
     size = path.stat().st_size
-    with path.open("r+b") as handle:  # overwrite the bytes that were already read
+    with path.open("r+b") as handle:  # damages records that were already read
         handle.write(b"x" * (size - 1))
     step(folder, 4, 1.0, rank=0)
     assert [record.step for record in followed.new()] == [4]
@@ -106,7 +106,7 @@ def test_loss_and_step_time_are_those_of_the_report(workspace):
 
 
 def test_a_long_run_is_read_in_parts_and_whole(workspace, monkeypatch):
-    """The records of a rank are read in parts, and the ranks in turn. No step is dropped while other ranks are not yet read."""
+    """A part of each rank's records is read in turn. A step is kept until the records of all ranks have been read up to it."""
     monkeypatch.setattr(followed_records, "MOST_BYTES", 2000)
     monkeypatch.setattr(world_steps, "MOST_WAITING", 50)
     found = series(running(workspace, steps=400, done=200))
@@ -185,6 +185,7 @@ def test_a_curve_is_not_drawn_through_a_gap():
 
 
 def test_a_state_is_judged_again_only_if_its_files_changed(workspace):
+    """The queue reads the events of a run again only if the run's files have changed."""
     folder = running(workspace)
     queue = Queue(workspace)
     (run,) = queue.look()
@@ -198,6 +199,7 @@ def test_a_state_is_judged_again_only_if_its_files_changed(workspace):
 
 
 def test_the_queue_has_the_last_attempt_of_each_repeat_and_what_runs_first(matrix):
+    """The queue on the page lists the last attempt of each repeat; running runs are at the top."""
     workspace, _ = matrix
     runs = Queue(workspace).look()
     ids = [run.run_id for run in runs]
@@ -306,6 +308,7 @@ def test_it_only_reads(matrix, method):
 
 @pytest.mark.parametrize("path", ["", "script.js", "data", "report/index.html", "report/summary.json", "runs/", "absent"])
 def test_every_answer_has_a_strict_policy_and_a_head_without_a_body(matrix, path):
+    """Every answer has security headers, and a HEAD request gets no body."""
     _, url = matrix
     asked(url, "report/")
     status, headers, body = asked(url, path)
@@ -390,6 +393,6 @@ def test_it_listens_on_this_machine_alone(matrix):
     port = int(url.split(":")[2].split("/")[0])
     name = socket.gethostbyname(socket.gethostname())
     if name.startswith("127."):
-        name = "127.0.0.2"  # another address of this machine: a server on 0.0.0.0 would answer
+        name = "127.0.0.2"  # not 127.0.0.1: only a server on all addresses would answer
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((name, port), timeout=10).close()

@@ -40,8 +40,8 @@ def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
     seen = [(float(at), 100 * at, "boot") for at in range(20)]
     # At 3.5 s the counter was between its values at 2 s and 4 s, and at 13.5 s between its values at 12 s and 14 s.
     assert network.growth_bounds(seen, (3.5, 13.5)) == (1200 - 400, 1400 - 200)
-    # The host's clock may be 1 s early or late. So the counter was between its values at 1 s and 5 s at the first end, and
-    # between its values at 11 s and 15 s at the second end.
+    # The host's clock may be 1 s early or late. So at 3.5 s the counter was between its values at 1 s and 5 s, and at 13.5 s
+    # between its values at 11 s and 15 s.
     assert network.growth_bounds(seen, (3.5, 13.5), apart_s=1.0) == (1100 - 500, 1500 - 100)
 
 
@@ -56,6 +56,7 @@ def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
     ids=["begins too late", "ends too early", "reset", "another boot"],
 )
 def test_a_counter_that_does_not_say_it_has_no_bounds(seen):
+    """The growth is unknown without a sample before the start and after the end, or if the counter was reset."""
     assert network.growth_bounds(seen, (3.5, 13.5)) is None
 
 
@@ -90,11 +91,12 @@ def test_bytes_are_compared_if_samples_decide():
 
 
 def test_nothing_is_said_where_samples_leave_too_much_open():
-    """With a sample every 0.5 s, up to 3 s of the 10 s between the two ends are uncertain, so no difference is reported."""
+    """With a sample every 0.5 s, the bytes of up to 3 s of the 10 s are uncertain, so no difference is reported."""
     assert wire.difference(loaded(0.5)) is None
 
 
 def test_clocks_of_several_hosts_widen_what_is_open():
+    """With two hosts, a difference is reported only if their clock offsets are known and small."""
     near = ClockOffset(0.001, 0.0005)
     far = ClockOffset(0.4, 0.0005)
     assert wire.difference(loaded(0.03125, nnodes=2)) is None

@@ -37,7 +37,7 @@ def test_the_examples_keep_the_rules_of_ruff(changed):
         assert done.returncode == 0, done.stdout
 
 
-# The commands of these pages need no torch. Those of the others are run in the long form.
+# The commands of the pages `provider` and `study` need no torch. Those of the other pages run only in the long form.
 @pytest.mark.parametrize("name", PAGES if LONG else ["provider", "study"])
 def test_the_commands_of_the_page_print_what_it_shows(name, tmp_path):
     folder = copied(tmp_path)
@@ -49,7 +49,7 @@ def test_the_commands_of_the_page_print_what_it_shows(name, tmp_path):
 
 
 def test_every_kind_of_addition_has_a_page():
-    """CONTRIBUTING.md links each page, and each folder of plug-ins is in one of them."""
+    """CONTRIBUTING.md links each page, and some page names each folder to which contributors add files."""
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
     assert [name for name in PAGES if f"docs/contributing/{name}.md" not in contributing] == []
     folders = [

@@ -26,6 +26,7 @@ def test_loss_and_gradient_are_torchs(monkeypatch, dtype, within, rows):
 
 
 def test_what_fills_the_rows_up_has_no_part_in_it():
+    """Logits are padded to 8 columns for 5 classes: the padding changes neither loss nor gradient."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 8, generator=generator, requires_grad=True)
     targets = torch.randint(5, (6,), generator=generator)

@@ -3,8 +3,8 @@
 To accept a change, run `make golden`.
 
 The runs in golden/recorded were made by `jobs submit --matrix ./recorded.yaml --wait` in a workspace of their own, on a machine
-with two processors that also did other work. Logs, scripts and network cards of other work were removed. If the schema of
-records changes, make golden/recorded again.
+with two processors that also did other work. Then the logs, the scripts, and the network cards that other work used were
+removed from the records. If the schema of records changes, make golden/recorded again.
 """
 
 import os

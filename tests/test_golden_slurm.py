@@ -128,6 +128,7 @@ def _fixed(text: str, folder: Path) -> str:
 
 
 def test_an_array_asks_for_what_a_persons_own_template_asks_for(tmp_path, monkeypatch):
+    """`#SBATCH` lines of the user's own template also apply to the job array of its runs."""
     monkeypatch.setattr(sys, "executable", shutil.which("python3"))
     queue = Queue(tmp_path / "slurm", monkeypatch)
     workspace = Workspace(tmp_path / "study")

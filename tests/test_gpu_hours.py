@@ -26,6 +26,7 @@ def named(cells, numbers):
 
 
 def test_recorded_times_stand_before_time_limits_and_whole_nodes_are_counted():
+    """GPU hours use the recorded time of a cell, otherwise its time limit, times all GPUs of its nodes."""
     cells = [cell("ddp", 2), cell("ddp", 8, nnodes=2), cell("ddp", 2, seed=7, time_limit_s=360)]
     runs = named(cells, [3, 1, 1])
     hours = gpu_hours.of(cells, runs, {cells[0].name(): 1800.0}, SITE)

@@ -94,7 +94,7 @@ KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 2, "dur": 5, "pid": 
 
 
 def test_what_is_wrong_with_results_is_told_without_a_gpu(tmp_path):
-    """A fake GPU makes a memory snapshot, but no trace, because it has no CUPTI. This test writes the trace."""
+    """The check of a result folder needs no GPU. A fake GPU makes no trace, because it has no CUPTI, so the test writes one."""
     done, records = prove(tmp_path, "--only", "A", "--where", "seq_len == 32")
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = tmp_path.iterdir()
@@ -162,6 +162,7 @@ def test_what_does_not_hold_is_told_and_the_rest_goes_on(tmp_path):
 
 
 def test_what_there_was_no_time_for_is_named_and_an_earlier_call_is_kept(tmp_path):
+    """A second call with no time left records its checks as `dropped` and keeps the records of the first call."""
     where = ("--where", "strategy == 'single' and precision == 'fp32'")
     assert prove(tmp_path, "--only", "A", *where)[0].returncode == 0
     done, records = prove(tmp_path, "--minutes", "0", "--only", "C")

@@ -56,6 +56,7 @@ def in_job(monkeypatch, number, restarts):
 
 
 def test_a_started_again_job_may_take_its_own_run_once_for_each_restart_and_no_other_job_may(folder, monkeypatch):
+    """After each restart, the same Slurm job may claim its run once more. Another job may not."""
     in_job(monkeypatch, "7", 0)
     assert claim.take(folder) == "first"
     assert claim.take(folder) is None
@@ -70,6 +71,7 @@ def test_a_started_again_job_may_take_its_own_run_once_for_each_restart_and_no_o
 
 
 def test_a_claim_whose_owner_was_killed_before_it_signed_is_open_to_a_restart_alone(folder, monkeypatch):
+    """An empty folder `claim` names no owner. Only a restarted job may then claim the run."""
     folder.claim.mkdir()
     in_job(monkeypatch, "8", 0)
     assert claim.take(folder) is None
@@ -102,6 +104,7 @@ def test_a_run_is_started_again_as_often_as_it_may_and_no_more(folder, restarts)
     ],
 )
 def test_a_run_without_its_source_is_given_back_and_not_started(folder, changed, words):
+    """If the source copy of a run is missing or different, the run becomes `planned` again and its command does not start."""
     write_run(folder, **changed)
     done = supervised(folder, "touch", str(folder.path / "begun"))
     assert done.returncode == 76
@@ -228,7 +231,7 @@ def test_a_run_whose_packages_changed_holds_those_of_the_same_packages_and_is_re
     assert [run.judge().held for run in (folder, packed, other, later)] == [True, True, True, False]
     assert folder.judge().state == "pending"
     assert "`jobs retry --only held` goes on with the packages that are installed then" in folder.judge().why
-    write_run(folder, packages=source_digest.packages(), scheduler="slurm", requeues=0)  # as `jobs retry --only held` does
+    write_run(folder, packages=source_digest.packages(), scheduler="slurm", requeues=0)  # `jobs retry` does this
     assert supervised(folder, PATH=scontrol("true"), SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1").returncode == 0
     assert folder.claim.exists()
 

@@ -225,6 +225,7 @@ def test_render_leaves_the_folder_of_a_queued_run_whose_records_are_damaged(tmp_
 
 
 def test_a_run_behind_one_that_was_sent_is_rendered(tmp_path, queue):
+    """`jobs render` skips runs that were submitted, and renders the missing run after them."""
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 0
     _, other = sorted(study.workspace.all_runs(), key=lambda run: run.read_run().cell.seed)

@@ -67,6 +67,7 @@ def test_a_source_that_changes_while_it_is_copied_leaves_nothing(tmp_path):
 
 
 def test_rendered_elsewhere_the_copy_lies_beside_the_runs(tmp_path):
+    """`jobs render --out FOLDER` writes the source copy into FOLDER and nothing into the workspace."""
     assert main([*RENDER, "--workspace", str(tmp_path / "w"), "--out", str(tmp_path / "out")]) == 0
     (copy,) = (tmp_path / "out/.source").iterdir()
     assert copy.name == source_digest.source()
@@ -112,5 +113,5 @@ def test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with(benc
     (bench.path / "go").touch()
     until(lambda: run.judge().state not in ("pending", "running"), "it ends")
     assert run.judge().state == "completed", bench.logs()
-    shutil.rmtree(installed)  # `bench` ends with commands, which need intact source
+    shutil.rmtree(installed)  # the fixture `bench` runs commands at its end, which need intact source
     monkeypatch.delenv("PYTHONPATH")

@@ -40,7 +40,7 @@ def step(folder, rank, number, *, warmup=False):
 
 
 def looks(clock, watched, seconds):
-    """Let time pass while the watch checks every second. Returns whether it reports a hang after these seconds."""
+    """Let `seconds` pass while the watch checks every second. Returns whether its last check reports a hang."""
     for _ in range(seconds - 1):
         clock.now += 1.0
         assert not watched.is_over()
@@ -49,6 +49,7 @@ def looks(clock, watched, seconds):
 
 
 def test_nothing_for_as_long_as_the_bound_is_a_hang(folder, clock):
+    """A run without progress for longer than the limit (10 s) hangs."""
     watched = HangWatch(folder, 10)
     assert not looks(clock, watched, 10)  # no hang: the start of the run counts as progress
     assert looks(clock, watched, 1)
@@ -79,6 +80,7 @@ def test_what_ranks_write_is_progress_and_logs_and_telemetry_are_not(folder, clo
 
 
 def test_while_the_supervisor_stood_still_itself_nobody_could_get_on(folder, clock):
+    """Time in which the supervisor itself was suspended does not count towards the limit."""
     watched = HangWatch(folder, 10)
     assert not looks(clock, watched, 5)
     clock.now += 5000.0  # the job was suspended, so no check took place
@@ -89,6 +91,7 @@ def test_while_the_supervisor_stood_still_itself_nobody_could_get_on(folder, clo
 
 @pytest.mark.parametrize(("limit_s", "every_s"), [(3, 1.0), (600, 10.0), (1800, 30.0), (86400, 30.0)])
 def test_the_disk_is_asked_less_often_for_a_longer_bound(folder, clock, limit_s, every_s):
+    """The watch reads the files of a run every `every_s` seconds, less often for a longer limit."""
     watched = HangWatch(folder, limit_s)
     watched.is_over()
     folder.write_event("rank-00000", "late", sync=False)

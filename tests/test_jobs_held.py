@@ -64,6 +64,7 @@ def test_runs_that_wait_are_held_and_sent_again_with_what_is_installed_then(benc
 
 
 def test_runs_that_were_sent_since_go_on(bench, tmp_path):
+    """After packages changed, only the runs that were submitted before are held. Runs submitted after the change run."""
     name = sent(bench)
     bench.run("jobs", "submit", "--matrix", name, "--where", "seed < 3")
     install(tmp_path)

@@ -45,7 +45,7 @@ def test_after_a_run_of_unknown_time_the_ends_are_only_known_to_be_not_earlier()
 def test_a_run_may_have_to_wait_for_another_run_although_nodes_are_free():
     schedule = NodeSchedule(4)
     assert schedule.add(run("a", 1, 5), after=EstimatedEnd(30, is_least=False)) == EstimatedEnd(35, is_least=False)
-    # Runs start in their order: b starts after a, at 30, although nodes are free.
+    # Runs start in their order: b waits until a starts at 30 s, although nodes are free.
     assert schedule.add(run("b", 1, 1)) == EstimatedEnd(31, is_least=False)
 
 
@@ -59,7 +59,7 @@ class Lent(Study):
 
     def __init__(self, path, runs):
         super().__init__(path, runs)
-        self.now = datetime.now(UTC)  # not set at import, because earlier tests may have taken hours
+        self.now = datetime.now(UTC)  # set here and not at import: the tests before may take hours
 
     def lend(self, hours, read_hours_ago=0, workers=1):
         path = inventory.path_of(self.workspace)

@@ -73,7 +73,7 @@ def test_a_closed_terminal_ends_no_run(bench):
     words = shlex.join(bench.command("jobs", "submit", "--matrix", bench.matrix(LONG, steps=150)))
     child, terminal = pty.fork()
     if child == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may have started the tests, ignores SIGHUP
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if nohup started the tests
         os.execvp("bash", ["bash", "-c", f"{words}; sleep 1000"])
     until(lambda: bench.folders(), "rendered")
     running(bench)
@@ -231,6 +231,7 @@ def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher
 
 
 def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_path):
+    """A suspension is recorded in the event `stood_still`, and does not count towards the run's time limit."""
     saved, limit_s = "instruments: {checkpoints: {every_steps: 1000000}}", time_limit_s(tmp_path / "measured")
     name = bench.matrix(f'{LONG}\ninclude: [{{time_limit: "{clock(limit_s)}", expect: [timeout], {saved}}}]', steps=FOREVER)
     bench.json("jobs", "submit", "--matrix", name)
@@ -258,6 +259,7 @@ def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_
 
 
 def test_the_world_that_met_is_on_record(bench):
+    """The event `met` records the number of ranks and hosts, the backend and the network interface."""
     bench.run("jobs", "submit", "--matrix", bench.matrix(LONG), "--wait")
     (folder,) = bench.folders()
     (met,) = [event for event in folder.events() if event.event == "met"]
@@ -290,6 +292,7 @@ def test_cancel_ends_what_waits_and_what_runs(bench):
 
 
 def test_a_cancel_between_a_claim_and_its_start_is_not_lost(bench):
+    """A run is cancelled after its supervisor claimed it and before its command starts: the run ends as cancelled."""
     bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))
     (folder,) = bench.folders()
     paused = "take = claim.take; claim.take = lambda run: (take(run), input())[0]"
@@ -345,6 +348,7 @@ def test_a_retry_after_the_time_limit_goes_on_from_what_was_saved_before_it(benc
 
 
 def test_other_ranks_go_on_from_a_run_where_nothing_else_differs(bench):
+    """A run may resume from the checkpoint of a cell with another number of ranks, but not with another seed."""
     saved = "instruments: {checkpoints: {every_steps: 2, layout: whole}}"
     bench.run("jobs", "submit", "--matrix", bench.matrix(f"include: [{{strategy: ddp, gpus: 2, {saved}}}]"), "--wait")
     (one,) = bench.folders()

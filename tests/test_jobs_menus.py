@@ -29,6 +29,7 @@ def test_an_option_is_named_once_with_each_of_its_defaults(options):
 
 
 def test_a_family_is_a_pattern_only_if_it_has_several_members(options):
+    """`jobs strategies` writes `ddp*` for several strategies with a common start, and `ddp` for one strategy."""
     ((*_, first, second, third),) = options["reduce_bucket_size"]
     assert [first, second, third] == ["zero1,", "zero2,", "zero3"]
     assert options["bucket_cap_mb"][0][-1] == "ddp*"

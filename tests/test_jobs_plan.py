@@ -241,6 +241,7 @@ def test_scale_tiny_is_named_where_it_helps(tmp_path):
 
 
 def test_both_are_said_where_a_matrix_is_refused(tmp_path, capsys):
+    """The error names two ways out: --where for the cells that fit, and --scale tiny."""
     assert main(["submit", "--matrix", "paper1", "--workspace", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert '\n38 of 59 cells fit this cluster: --where "nnodes == 1" leaves only those.\n--scale tiny rehearses' in said
@@ -322,6 +323,7 @@ def test_the_cluster_of_earlier_runs_is_not_asked_about_another_cluster(tmp_path
 
 
 def test_a_cluster_that_was_never_provisioned_leaves_it_open(tmp_path, capsys):
+    """Without an inventory, `jobs plan` says that it cannot check whether the data exist."""
     (tmp_path / "cluster.yaml").write_text(FAR.replace("SHARED", "/mydata"))
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(tmp_path)]) == 0
     said = capsys.readouterr()
@@ -331,6 +333,7 @@ def test_a_cluster_that_was_never_provisioned_leaves_it_open(tmp_path, capsys):
 
 
 def test_a_matrix_without_files_asks_nobody(tmp_path, monkeypatch):
+    """If a matrix needs no data files, `jobs plan` sends no request to the cluster's controller."""
     here = tmp_path / "here"
     here.mkdir()
     far = Far(tmp_path, here, monkeypatch)

@@ -114,6 +114,7 @@ def test_a_run_is_started_again_within_the_budget_of_its_state(workspace, state,
 
 
 def test_only_one_process_can_make_the_next_attempt(workspace):
+    """A second process that queues the same next attempt gets an error and changes nothing."""
     first = submitted(workspace)
     assert retries.queue_next(first, first.read_run(), "failed") == ""
     second = attempt(workspace, 2)
@@ -144,6 +145,7 @@ def test_where_the_supervisor_was_lost_the_next_submission_makes_the_attempt(wor
 
 
 def test_a_new_attempt_of_a_person_has_the_whole_budget_again(workspace):
+    """An attempt by `jobs retry` may be retried automatically as often as the first attempt."""
     first = submitted(workspace, retried=["failed"])
     first.claim.mkdir()
     first.write_event("attempt", "started")
@@ -170,7 +172,7 @@ def test_who_cancels_a_run_cancels_the_attempt_that_was_queued_meanwhile(workspa
 
 @pytest.fixture
 def in_slurm(tmp_path):
-    """A function that runs the supervisor of a run in a job of Slurm, and returns the commands that it gave to Slurm."""
+    """A function that runs the supervisor of a run in a job of Slurm, and returns the supervisor's calls of `scontrol`."""
     folder = RunDir(tmp_path / "runs" / "a-r1")
     folder.log.mkdir(parents=True)
     (tmp_path / "scontrol").write_text(f'#!/bin/sh\ncase $1 in update|requeue) echo "$*" >> {tmp_path}/calls;; esac\n')
@@ -215,6 +217,7 @@ def test_a_supervisor_does_not_have_slurm_start_an_ended_run_that_was_told_to_en
 
 
 def test_a_requeued_packed_allocation_starts_no_further_run_before_slurm_ends_it(in_slurm, tmp_path):
+    """A supervisor that requeued a job of several runs waits until Slurm ends it, so that the next run does not start."""
     in_slurm.folder.write_event("controller", "submitted", scheduler="slurm", job="7", kind="pack")
     (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$1" = requeue ] && kill $PPID || true\n')
     in_slurm("exit 9", 0, Retry(failed=1))
@@ -222,7 +225,7 @@ def test_a_requeued_packed_allocation_starts_no_further_run_before_slurm_ends_it
 
 
 def restarted(folder, monkeypatch, state, **sent):
-    """Whether a restart of the job may take a run that ended in this state."""
+    """Whether a restarted job of Slurm starts a run again that ended in this state."""
     folder.write_event("controller", "submitted", scheduler="slurm", job="7", **sent)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert claim.take(folder) == "first"
@@ -238,12 +241,13 @@ def restarted(folder, monkeypatch, state, **sent):
         ("oom", {}, False),
         ("hung", {}, False),
         ("timeout", {}, False),
-        ("failed", {}, True),  # a node that is about to fail may have ended it
+        ("failed", {}, True),  # a node that soon fails may have caused this
         ("failed", {"kind": "pack"}, False),  # another run of the job was started again
         ("told", {"kind": "pack"}, True),
     ],
 )
 def test_a_restarted_job_takes_no_run_that_ended_for_a_reason_of_its_own(workspace, monkeypatch, state, sent, taken):
+    """A restarted job does not start a run again that ended as `oom`, `hung` or `timeout`."""
     assert restarted(submitted(workspace), monkeypatch, state, **sent) is taken
 
 
@@ -267,12 +271,13 @@ SLURM = "schema: 1\nname: c\nprovider: slurm\nslurm: {{requeue: {}}}\nstorage: {
     ],
 )
 def test_the_cluster_says_the_numbers_that_the_matrix_leaves_out(workspace, requeue, retry, of_node, of_timeout, word):
+    """The key `slurm.requeue` is the number of retries for states that the matrix does not name."""
     path = workspace.path / "cluster.yaml"
     path.write_text(SLURM.format(requeue))
     where = cluster.load(path)
     run = render.run_of(CELL, 1, 1, context(workspace, where=where, scheduler="slurm", retry=retry))
     assert (run.retries_after("node_fail"), run.retries_after("timeout")) == (of_node, of_timeout)
-    assert run.retries_after("preempted") == of_node  # Slurm does not tell a run which of the two happened
+    assert run.retries_after("preempted") == of_node  # a run cannot tell this from a lost node
     assert word in request.options(run, where)
     here = render.run_of(CELL, 1, 1, context(workspace, retry=Retry()))
     assert not here.may_be_retried

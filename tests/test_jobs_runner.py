@@ -49,6 +49,7 @@ def output(folder) -> str | None:
 
 
 def test_runs_that_wait_are_started_and_runs_that_somebody_has_are_not(workspace):
+    """The runner starts a waiting run, and not a run that another machine has claimed."""
     waiting, claimed = submitted(workspace, 1), submitted(workspace, 2)
     claimed.claim.mkdir()
     claimed.write_event("attempt", "started")
@@ -102,6 +103,7 @@ def test_records_of_an_earlier_start_are_moved_aside_unless_there_is_a_checkpoin
 
 
 def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monkeypatch, capsys):
+    """The event `refused` has the name of the Slurm job as token of the refused submission."""
     folder = submitted(workspace, 1)
     files.write_json(folder.run_json, msgspec.structs.replace(folder.read_run(), source="/of other source"))
     monkeypatch.setenv("SLURM_JOB_ID", "7")

@@ -87,6 +87,7 @@ def test_a_tracker_and_a_sampler_that_ended_early_are_shown(folder, capsys):
 
 @pytest.mark.parametrize("data", [{}, {"code": "<b>1</b>"}, {"code": True}])
 def test_an_end_without_a_code_gives_no_code(data):
+    """If the event has no number as exit code, the sentence has no exit code."""
     ended = Event(schema=SCHEMA, event="tracker_ended", writer="tracker", wall_s=1.0, host="h", data=data)
     assert recorder_ends.sentences([ended]) == ["the tracker ended early: see log/tracker.log"]
 
@@ -108,6 +109,7 @@ def test_a_table_says_local_times_with_their_zone(folder):
 
 
 def test_without_a_start_no_zone_is_named(folder, capsys):
+    """If no run has started, the table shows no times, so it does not name a time zone."""
     assert main(["status", "--workspace", str(folder.path.parent.parent)]) == 0
     assert "Times" not in capsys.readouterr().out
 

@@ -15,6 +15,7 @@ def clock(monkeypatch):
 
 
 def test_what_is_long_is_a_standstill_and_told_once(clock):
+    """A gap of at least LEAST_S between two looks at the clock is a suspension. Each suspension is reported once."""
     watched = SuspensionWatch()
     clock.now += LEAST_S
     assert watched.take_s() == LEAST_S
@@ -24,6 +25,7 @@ def test_what_is_long_is_a_standstill_and_told_once(clock):
 
 
 def test_who_waits_for_a_disk_does_not_stand_still(clock):
+    """Time counts as suspended only if the thread of the watch did not run either, and not if only the caller waits."""
     watched = SuspensionWatch()
     for _ in range(100):  # each call of _look stands for a look of the watch's thread at the clock
         clock.now += LOOK_S
@@ -36,6 +38,7 @@ def test_who_waits_for_a_disk_does_not_stand_still(clock):
 
 
 def test_the_thread_looks_and_ends():
+    """The thread of the watch looks at the clock again and again, and ends with the `with` block."""
     with SuspensionWatch() as watched:
         before = watched._looked
         assert not watched._over.wait(3 * LOOK_S)

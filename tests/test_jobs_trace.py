@@ -48,7 +48,7 @@ def generated(folder, ranks):
 
 
 def test_the_runs_of_64_ranks_give_what_one_process_gives(tmp_path, capsys):
-    """One trace is damaged, which stops no run. Another one is away while its run starts: the run fails and is retried."""
+    """One trace is damaged, which stops no run. Another trace is missing when its run starts: this run fails and is retried."""
     workspace = Workspace(tmp_path / "workspace")
     workspace.path.mkdir()
     folder = generated(tmp_path / "traces", RANKS)
@@ -81,7 +81,7 @@ def test_the_runs_of_64_ranks_give_what_one_process_gives(tmp_path, capsys):
     assert whole["stragglers"]["matched"] > 0
     assert {damaged.name in sentence for sentence in whole["damage"]} == {True}
     before = set(workspace.run_ids())
-    assert "0 run(s) submitted" in jobs(workspace, "trace", folder, "--per-run", PER_RUN)  # exactly once
+    assert "0 run(s) submitted" in jobs(workspace, "trace", folder, "--per-run", PER_RUN)  # the runs exist already
     assert set(workspace.run_ids()) == before
     (first, *_) = runs
     records = read_lines(RunDir(workspace.runs / first).steps_file(0), StepRecord).records

@@ -60,6 +60,7 @@ def test_torchrun_waits_for_nodes_that_wait_for_their_gpus():
 
 
 def test_submitits_pickle_holds_the_runs_path_and_nothing_else(tmp_path):
+    """The pickle for submitit contains only the path of the run folder."""
     (tmp_path / "log" / "submitit").mkdir(parents=True)
     (tmp_path / "log" / "submitit" / "1_submitted.pkl.save_tmp").touch()
     given = submitit.prepare(RunDir(tmp_path), run_of("submitit"))

@@ -61,6 +61,7 @@ def test_the_first_end_of_all_manifests_counts_and_the_oldest_manifest_says_how_
 
 
 def test_the_portal_counts_if_it_was_asked_later(experiment):
+    """The lease is read from the portal's answer if it is newer than the manifests, otherwise from the manifests."""
     from_portal(experiment)
     assert read(experiment) == Lease(END + timedelta(days=1), NOW - timedelta(minutes=30), "portal")
     taken(experiment / "b.xml", NOW)

@@ -78,6 +78,7 @@ def invocation(tmp_path: Path, *words: str) -> Invocation:
 
 
 def test_jobs_go_on_in_the_environment_of_the_site(client, tmp_path, monkeypatch):
+    """On the login node, `jobs submit` starts itself again with the Python that `provision` installed for the site."""
     python = tmp_path / "shared/python-0/bin/python"
     node = {"name": "login", "host": "localhost", "roles": ["controller"], "python": str(python)}
     (tmp_path / ".shardlab").mkdir()

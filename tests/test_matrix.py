@@ -66,6 +66,7 @@ def test_inclusions_add_keys_or_cells_as_github_does(tmp_path):
 
 
 def test_a_batch_of_one_kind_replaces_the_other(tmp_path):
+    """An `include` entry with gpu_batch_size removes the default global_batch_size."""
     found = load(tmp_path, BASE + "axes: {gpus: [2]}\ninclude: [{gpu_batch_size: 3}]\n")
     assert keys(found, "global_batch_size", "gpu_batch_size") == [(None, 3)]
 
@@ -206,6 +207,7 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
     ],
 )
 def test_a_cell_that_cannot_be_had_is_refused_with_its_place(tmp_path, text, place, words):
+    """Cells that cannot be trained are refused; the error has the line, the column and the key in the file."""
     found = load(tmp_path, BASE + text + "\n")
     with pytest.raises(InputError) as caught:
         resolve(found, CPU)
@@ -229,12 +231,14 @@ def test_defaults_of_workload_and_options_are_written_out(tmp_path):
 
 
 def test_a_thousand_by_a_hundred_cells_and_one_more(tmp_path):
+    """A matrix with more than 100,000 combinations is refused."""
     many = "[" + ", ".join(str(n) for n in range(1001)) + "]"
     with pytest.raises(InputError, match="Allowed: 100000 or fewer"):
         load(tmp_path, BASE + f"axes: {{seed: {many}, options.a: {many.replace('1000', '1')}}}\n")
 
 
 def test_nothing_left_is_an_error(tmp_path):
+    """A matrix is refused if `exclude` removes all of its cells."""
     with pytest.raises(InputError, match="no cell is left"):
         load(tmp_path, BASE + "axes: {gpus: [1]}\nexclude: [{gpus: 1, why: x}]\n")
 

@@ -114,6 +114,7 @@ def test_a_file_that_came_with_a_run_is_checked_again(content):
 
 
 def test_keys_that_name_nothing_are_allowed(tmp_path):
+    """Keys that could name code are allowed if their value is null or false."""
     write(tmp_path, "llama", auto_map=None, trust_remote_code=False)
     assert loaded(tmp_path).models
 

@@ -139,7 +139,7 @@ def test_without_tmpdir_it_is_tmp_and_the_reason_is_said(monkeypatch, value, why
 @pytest.fixture
 def staged(tmp_path, monkeypatch):
     """The folder of a run that copies its data to the node. The id of the run is a prefix of other run ids. A test that uses
-    this fixture fails if the code waits."""
+    this fixture fails if the code calls time.sleep."""
     folder = RunDir(tmp_path / "runs/x-r1")
     folder.path.mkdir(parents=True)
     run = Run(

@@ -88,6 +88,7 @@ def test_runs_of_a_workspace_stay_on_one_cluster(workspace, invocation):
 
 
 def test_plans_and_scripts_for_reading_need_no_cluster(workspace, invocation):
+    """`jobs plan` and `jobs render --out` are not sent to a remote controller."""
     assert on_controller.elsewhere(invocation("plan", "--matrix", "quickstart")) is None
     assert on_controller.elsewhere(invocation("render", "--matrix", "quickstart", "--out", "x")) is None
 
@@ -130,6 +131,7 @@ def test_a_template_that_was_removed_here_is_removed_there(tmp_path):
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "runs/a/run.json", ".shardlab/away.json", "a/../../x"])
 def test_what_is_brought_stays_in_its_place(tmp_path, name):
+    """An upload is refused if it names a file outside of the folders that an upload may write."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "shardlab.upload", "--workspace", str(tmp_path / "w")],
         input=json.dumps({name: "x"}).encode(), capture_output=True, check=False,
@@ -141,6 +143,7 @@ def test_what_is_brought_stays_in_its_place(tmp_path, name):
 
 
 def test_host_keys_are_held_to_the_files_of_the_workspace():
+    """`ssh` checks host keys strictly unless the cluster file says accept-new."""
     words = ssh_command(Address("host", 2222, "bob", Path("/k"), Path("/known"), "accept-new"))
     assert "StrictHostKeyChecking=accept-new" in words
     assert words[-4:] == ["-l", "bob", "--", "host"]
@@ -148,6 +151,7 @@ def test_host_keys_are_held_to_the_files_of_the_workspace():
 
 
 def test_what_ssh_would_fill_in_is_left_as_it_is_in_paths():
+    """In paths, `%` is doubled and quotes are escaped, so that ssh does not expand tokens such as %h in them."""
     words = ssh_command(Address("host", identity=Path("/100%h"), known_hosts=Path('/a "b" %d')))
     assert "/100%%h" in words
     assert 'UserKnownHostsFile="/a \\"b\\" %%d"' in " ".join(words)
@@ -198,6 +202,7 @@ class Controller:
 
 @pytest.mark.parametrize("form", ["{}={}", "{} {}"], ids=["with =", "apart"])
 def test_what_names_a_file_of_this_machine_is_not_handed_over(workspace, invocation, monkeypatch, form):
+    """Paths of this machine are removed from the command line or replaced by the paths of the uploaded files."""
     matrix = workspace.path / "m.yaml"
     matrix.write_text("schema: 1\nname: m\ndefaults: {workload: gpt2-tiny, steps: 1}\naxes: {strategy: [single]}\n")
     file = workspace.path / "cluster.yaml"
@@ -210,6 +215,7 @@ def test_what_names_a_file_of_this_machine_is_not_handed_over(workspace, invocat
 
 
 def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypatch):
+    """A word after `--` is not treated as an option, even if it is `--workspace`."""
     there = Controller(monkeypatch)
     words = ["logs", "--workspace", "here", "--", "--workspace"]
     assert on_controller.run(there, invocation(*words), words) == 0

@@ -58,6 +58,7 @@ def test_what_is_allowed_is_said_as_a_matrix_file_spells_it():
 
 
 def test_a_number_may_be_written_without_its_point_but_must_be_one():
+    """An option of type float accepts 1 for 1.0, and refuses NaN."""
     option = Option("a", 0.5, "", least=0.25)
     assert option.refuse(1) is None
     assert option.refuse(math.nan) is not None
@@ -65,5 +66,6 @@ def test_a_number_may_be_written_without_its_point_but_must_be_one():
 
 @pytest.mark.parametrize("broken", [{"default": None}, {"default": None, "nullable": True}, {"default": 0, "least": 1}])
 def test_an_option_whose_default_is_not_allowed_cannot_be_made(broken):
+    """Making an Option raises ValueError if its own default is not allowed."""
     with pytest.raises(ValueError, match="option a: "):
         Option("a", summary="", **broken)

@@ -119,6 +119,7 @@ def test_the_engine_is_a_helper_beside_the_file_and_its_faults_name_it(tmp_path,
 
 
 def test_helpers_are_executed_as_they_were_digested_and_bytecode_beside_them_is_not(tmp_path):
+    """A helper is executed from the content that was read for the digest, even if its file changes. No bytecode is written."""
     text = text_of().replace("trainers.engines.single", "_engine")
     assert not described(tmp_path, text, "def build(cell, task, ranks):\n    pass\n").fault
     source = plugin_source.read(tmp_path / "strategies" / "alone.py")
@@ -178,6 +179,7 @@ def test_a_helper_of_strategies_must_not_have_the_name_of_a_helper_of_workloads(
 
 
 def test_its_refusal_stands_at_the_option_and_other_files_are_not_executed(tmp_path, capsys):
+    """If the strategy's `refuse` rejects an option, the error names the option's line. Other files are not executed."""
     made = workspace(tmp_path, text_of(refuse="return f'wait: found {cell.options[\"wait\"]}. Allowed: 7.'"))
     (made.path / "strategies" / "other.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     (made.path / "m.yaml").write_text(MATRIX.replace("steps: 2", "steps: 2, options: {wait: 3}"))
@@ -203,6 +205,7 @@ def question(strategy="alone"):
     ],
 )
 def test_a_refusal_that_fails_is_a_sentence_and_nothing_of_it_goes_on(tmp_path, monkeypatch, refuse, said):
+    """If the strategy's function `refuse` fails or hangs, the error is one sentence and no process of it is left."""
     file = tmp_path / "alone.py"
     file.write_text(text_of(refuse="if cell.steps == 1: return None\n    " + refuse))
     process = RefusingProcess(file)
@@ -231,6 +234,7 @@ def _group(pid):
 
 
 def test_what_the_code_prints_is_no_answer_and_a_new_question_starts_another_process(tmp_path):
+    """Text that the strategy's code prints is ignored. After `close`, the next call starts a new process."""
     file, said = tmp_path / "alone.py", "print('{}', flush=True)"
     file.write_text(f"{said}\n{text_of(refuse=f'{said}; return cell.workload')}")
     process = RefusingProcess(file)

@@ -106,6 +106,7 @@ def test_bytes_that_are_no_text_are_one_sentence(workspace, capfd):
 
 
 def test_plain_values_may_be_asked_and_jinja_helps(tmp_path):
+    """Templates may use macros, loops, filters and the methods of texts, numbers and dicts."""
     (tmp_path / "launch").mkdir()
     text = (
         "{% macro shout(word) %}{{ word.upper() }}{% endmacro %}{{ shout(run.run_id) }} {{ range(3) | join(',') }} "

@@ -108,6 +108,7 @@ def test_every_workload_of_a_study_is_one_that_it_names_with_a_twin(study):
     ],
 )
 def test_notes_say_recomputed_numbers(name, printed, computed):
+    """Numbers that the notes of a study contain equal our own computation."""
     notes = " ".join(note.says for note in matrix.load(matrix.find(name)).file.notes)
     assert printed in notes
     number = printed.split()[0].replace(",", "").rstrip("%")
@@ -119,6 +120,7 @@ def test_notes_say_recomputed_numbers(name, printed, computed):
 
 
 def test_twins_keep_apart_and_know_what_they_stand_for(study):
+    """Each tiny twin has a hash and a name of its own and records the cell that it rehearses."""
     _, cells = study
     twins = tiny_twin.twins(cells, menu.workloads())
     assert [twin.rehearses for twin in twins] == cells
@@ -162,6 +164,7 @@ def test_one_twin_of_a_study_goes_through_torchrun(study):
 
 
 def test_what_is_scaled_keeps_its_proportions(study):
+    """All twins of a workload have batches that are smaller by the same factor."""
     _, cells = study
     by_workload = {}
     for twin in tiny_twin.twins(cells, menu.workloads()):
@@ -185,6 +188,7 @@ def twins_of(folder, text):
 
 
 def test_cells_that_scaling_makes_equal_stay_two(tmp_path):
+    """Two cells whose tiny twins have equal keys still have different hashes."""
     (one, other), _ = twins_of(tmp_path, "axes: {options.image_size: [64, 224]}\n")
     assert msgspec.structs.replace(one, rehearses=None) == msgspec.structs.replace(other, rehearses=None)
     assert one.hash() != other.hash()
@@ -207,6 +211,7 @@ def test_a_pipeline_has_blocks_for_its_stages(tmp_path):
 
 
 def test_what_only_a_gpu_has_is_dropped_and_said(tmp_path):
+    """At --scale tiny, keys that need a GPU are removed, and a message names each."""
     text = "axes: {compile: [true]}\ninclude: [{instruments: {memory: snapshot}, memory_limit_gib: 4, nnodes: 1}]\n"
     (twin,), said = twins_of(tmp_path, text)
     assert (twin.instruments.memory, twin.compile, twin.memory_limit_gib) == ("peak", False, None)
@@ -229,6 +234,7 @@ def test_windows_of_instruments_fit_into_the_steps(tmp_path):
 
 
 def test_a_validation_is_of_one_batch_of_every_cell_and_not_of_many(tmp_path):
+    """All tiny twins of a matrix validate on the same few images, whose number is a multiple of the batch of each twin."""
     text = "axes: {{global_batch_size: {sizes}}}\ninclude: [{{instruments: {{validation: {{every_epochs: 1}}}}}}]\n"
     for sizes, images, items in (([26, 104], 32, 32), ([26, 26 * 16], 128, 64), ([26, 26 * 64], 512, 128)):
         for twin in twins_of(tmp_path, text.format(sizes=sizes))[0]:

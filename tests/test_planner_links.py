@@ -24,12 +24,15 @@ SIZES = (4 * KIB, 256 * KIB, 16 * MIB)
 
 
 def ring_s(ranks, size, alpha_s, bandwidth):
-    """2(n-1) hops, in each of which a rank sends an n-th of the tensor."""
+    """Seconds of an all-reduce by a ring of n ranks: 2(n-1) hops; in each hop, a rank sends an n-th of the tensor."""
     return sum(alpha_s + size / ranks / bandwidth for _ in range(2 * (ranks - 1)))
 
 
 def tree_s(ranks, size, alpha_s, bandwidth):
-    """Up and down a binary tree, pipelined: the levels cost latency only."""
+    """Seconds of an all-reduce by a binary tree, up and down.
+
+    The tensor is sent in pieces, so each level of the tree adds latency only.
+    """
     return 2 * math.ceil(math.log2(ranks)) * alpha_s + 2 * size / bandwidth
 
 
@@ -46,7 +49,7 @@ def measured(seconds, *, nodes=("a", "b"), ranks=2, backend="gloo", gpu=None, si
 def test_the_latency_and_bandwidth_of_a_ring_are_found_again(ranks):
     found = link_fit.fit(measured(lambda size: ring_s(ranks, size, 40e-6, 1.1e9), ranks=ranks))
     assert (found.alpha_s, found.bandwidth) == (pytest.approx(40e-6), pytest.approx(1.1e9))
-    assert found.spread == 0.10  # the least, although these times have no noise
+    assert found.spread == 0.10  # the smallest spread that a fit reports
 
 
 def test_nccl_uses_a_tree_for_small_tensors_of_many_ranks():
@@ -62,7 +65,7 @@ def test_the_range_contains_the_slowest_and_the_fastest_iteration():
     fitted = link_fit.link("network", [one])
     assert fitted.bandwidth.low <= 1e9 / 1.3
     assert fitted.bandwidth.high >= 1e9 / 0.7 * 0.9
-    assert fitted.alpha_s.high < 40e-6 < fitted.alpha_s.low  # the low end is the slow end
+    assert fitted.alpha_s.high < 40e-6 < fitted.alpha_s.low  # `low` is the slow link, with more latency
     assert fitted.how == "measured by provision's all-reduce of 2 nodes (gloo, 2026-11-24)"
 
 
@@ -123,7 +126,7 @@ def test_a_plan_uses_the_measured_network_in_place_of_the_table_and_says_so(tmp_
     steps = [planned(tmp_path, capsys, [one]) for one in (fast, slow)]
     assert steps[0]["step_s"]["likely"] < steps[1]["step_s"]["likely"]
     assert "link: network measured by provision's all-reduce of 2 nodes (gloo, 2026-11-24)" in steps[0]["how"]
-    # 3.1 GB of gradients at 0.1 GB/s, which no computing hides
+    # 3.1 GB of gradients at 0.1 GB/s take longer than backward, so overlap cannot hide them
     assert steps[1]["step_s"]["likely"] > 2 * 15 / 16 * 774_030_080 * 4 / 0.1e9 * 0.9
     named = planned(tmp_path, capsys, [fast], "network: {between_nodes: ethernet-25}\n")
     assert "link: ethernet-25 measured by provision's" in named["how"]
@@ -172,7 +175,7 @@ def test_an_inventory_keeps_the_first_measurement_until_verify_measures_again(tm
     here, path = site(tmp_path, "a", "b"), inventory.path_of(Workspace(tmp_path))
     first, second = (measured(lambda size, rate=rate: size / rate) for rate in (1e9, 2e9))
     measured_links.record(here, [finding(first)], again=False)
-    assert not path.exists()  # without an inventory there is nothing to keep it in
+    assert not path.exists()  # without an inventory, nothing is stored
     files.make_folder(path.parent)
     path.write_text('{"schema": 1, "cluster": "site", "nodes": [], "later": 1}')
     measured_links.record(here, [finding(first)], again=False)

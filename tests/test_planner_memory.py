@@ -208,6 +208,7 @@ def test_checkpointing_keeps_a_blocks_input_and_recomputes_one_block_at_a_time()
 
 
 def test_beside_tensors_there_are_three_terms_only_on_a_gpu():
+    """For a GPU, the estimate has the terms `memory.BESIDE` in addition to tensors; without a GPU it has none of them."""
     one = cell("gpt2", "ddp", 2)
     beside = memory.of(one).by_category.keys() - memory.of(one, on_gpu=False).by_category.keys()
     assert beside == set(memory.BESIDE)

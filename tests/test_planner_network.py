@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
 
 @pytest.fixture(scope="module")
 def points():
-    """(predicted, measured seconds) of an all-reduce, by (rate, size). Other sizes than the predicted ones were fitted."""
+    """Maps (rate, size) to (predicted, measured seconds) of an all-reduce. The link was fitted to the sizes FITTED only."""
     with support_link.two_machines() as machines:
         found = [
             [{**one, "seconds": one["fastest_s"]} for one in of_rate]

@@ -41,6 +41,7 @@ def record(stage="D", verdict="holds", **figures):
 
 
 def test_the_ratio_is_that_to_the_formula(tmp_path):
+    """The calibration is the measured value divided by the value of the formula."""
     formula_s = step_time.of(ONE, machine(A100)).seconds.likely
     needed = memory.of(ONE, on_gpu=True).tensors.likely
     kept = results(tmp_path, record(step_ms=1300 * formula_s, peak_allocated_bytes=round(0.9 * needed)))
@@ -50,11 +51,11 @@ def test_the_ratio_is_that_to_the_formula(tmp_path):
 
 
 def test_a_plan_uses_results_until_a_run_of_the_workspace_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_results, "CHECKOUT", tmp_path / "none")  # results of this checkout must not count here
+    monkeypatch.setattr(gpu_results, "CHECKOUT", tmp_path / "none")  # hides this repository's own docs/results
     formula_s = step_time.of(ONE, machine(A100)).seconds.likely
     results(tmp_path, record(step_ms=1300 * formula_s))
     earlier = plan_predictions.earlier_measurements(Workspace(tmp_path))
-    span, how = earlier.time(ONE, "a100-80gb", exactly(1.0))  # as a cluster file names this GPU
+    span, how = earlier.time(ONE, "a100-80gb", exactly(1.0))  # the GPU's name in a cluster file
     assert (span.likely, how) == (pytest.approx(1.3), ", calibrated by 1 result(s) in docs/results of single")
     assert earlier.time(ONE, "h100", exactly(1.0)) == (exactly(1.0), "")
     own = calibration.of([MeasuredRatio(ONE, A100, 1.1, None)], fallback=earlier)
@@ -65,7 +66,7 @@ def test_a_plan_uses_results_until_a_run_of_the_workspace_is_there(tmp_path, mon
 @pytest.mark.parametrize(
     "line",
     [
-        record("B", step_ms=10.0),  # ranks that share a GPU
+        record("B", step_ms=10.0),  # in stage B ranks share a GPU, so their times do not count
         record(verdict="dropped", step_ms=10.0),
         record(),
         {**record(step_ms=10.0), "cell": {"workload": "x"}},

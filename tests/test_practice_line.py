@@ -419,6 +419,7 @@ def test_a_late_end_of_the_input_breaks_no_other_command(practice, monkeypatch):
 
 
 def test_words_cross_the_shells_as_they_are(practice):
+    """Words with quotes, spaces and shell characters arrive unchanged at a command on a node."""
     words = ["a b", "$HOME", "`id`", "'", '"', "\n", "*", "-n", "é", ";rm"]
     answer = practice.nodes["work1"].run(["printf", "%s\\0", *words], timeout_s=10, env={"X": "$(id)'"})
     assert answer.stdout.split("\0")[:-1] == words

@@ -29,8 +29,8 @@ def limit(practice, mbps):
 
 
 def seconds(practice, sizes=SIZES, iterations=5):
-    """The median seconds of an all-reduce of all nodes, by size. iterations: the number of all-reduces of each size, beside
-    those that warm up."""
+    """The median seconds of an all-reduce of all nodes, by size. iterations: the number of all-reduces of each size, without
+    the warm-up."""
     nodes = list(practice.nodes.values())
     asked = json.dumps([[None, sizes, iterations]])
 
@@ -51,7 +51,7 @@ def sent_bytes(practice):
 
 
 def test_an_all_reduce_sends_on_the_wire_the_bytes_of_theory(practice):
-    """Ranks of 4 and of 12 iterations differ by 8 all-reduces, and in nothing else: start and warm-up cancel out.
+    """The bytes of 4 and of 12 iterations differ by 8 all-reduces only, because both send the same at start and warm-up.
 
     In a ring of n ranks, each rank sends 2 (n - 1) / n of the payload (Patarasuk and Yuan, 2009).
     """

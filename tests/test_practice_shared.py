@@ -76,6 +76,7 @@ def test_a_setuid_program_in_the_shared_folder_has_no_effect_while_a_cluster_use
 
 
 def test_a_note_of_another_boot_unmounts_nothing(tmp_path, monkeypatch):
+    """A record of a mount from an earlier boot of this machine is removed, and nothing is unmounted."""
     monkeypatch.setattr(shared, "run", lambda argv: pytest.fail(f"ran {argv}"))
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "shared").write_text(f"another-boot {tmp_path}\n")

@@ -33,6 +33,7 @@ ESCAPES = [
 
 @pytest.mark.parametrize(("text", "shown"), ESCAPES)
 def test_what_is_left_of_a_text(text, shown):
+    """`clean` replaces the control characters of a text as the table ESCAPES says."""
     assert printable.clean(text) == shown
 
 
@@ -49,6 +50,7 @@ def test_a_line_without_end_is_cut_and_the_text_says_so():
 
 
 def test_every_text_of_a_value_is_changed_keys_too():
+    """`mapped` applies a function to every text in a nested value, also to the keys of dicts."""
     value = {"a\x1b": ["b\x07", {"c": "d\n"}, 1, None, 2.5], "t": ("\u202e",)}
     assert printable.mapped(value, printable.one_line) == {"a?": ["b?", {"c": "d "}, 1, None, 2.5], "t": ["?"]}
 

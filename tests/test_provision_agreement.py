@@ -90,6 +90,7 @@ def test_a_clock_that_is_off_gets_one_step_and_stops_the_node_where_that_does_no
 
 
 def test_the_way_there_and_back_counts_against_a_clock():
+    """A clock agrees if its offset plus the uncertainty of the measurement is at most 1 s."""
     assert clock.Offset(0.7, 0.2).agrees
     assert not clock.Offset(0.7, 0.4).agrees
 
@@ -209,6 +210,7 @@ def with_keys(one: Site, **of_node: Keys) -> None:
 
 
 def test_keys_between_nodes_are_for_those_who_ask_for_them():
+    """Keys between nodes are made only if the cluster file has `ssh.between_nodes`."""
     one = site()
     for plan in (keys_operation.plan_key, keys_operation.plan_trust):
         assert plan(one, one.targets[0]) == Nothing("ssh.between_nodes is not set in cluster.yaml")

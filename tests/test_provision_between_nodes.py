@@ -82,7 +82,7 @@ def test_the_times_of_the_ranks_are_kept_for_the_inventory_with_the_names_of_the
     (kept,) = check(two(ranks=CommandOutput(0, json.dumps(REPORT | {"times": times}), ""))).all_reduces
     assert (kept.nodes, kept.ranks, kept.backend, kept.gpu) == (("a", "b"), 2, "gloo", None)
     assert kept.times[0].slowest_s == 3e-4
-    assert check(two()).all_reduces == ()  # a report without times
+    assert check(two()).all_reduces == ()  # the report of the ranks has no times
     assert check(two(after="eth0 5\n", ranks=CommandOutput(0, json.dumps(REPORT | {"times": times}), ""))).all_reduces == ()
 
 

@@ -100,6 +100,7 @@ def two(plan) -> tuple[Site, Operation]:
 
 
 def test_a_node_on_which_an_operation_failed_is_not_touched_by_those_after_it():
+    """After an operation failed on node a, no later operation is planned or run there; node b continues."""
     asked, planned = [], []
 
     def fails(site, target):
@@ -114,7 +115,7 @@ def test_a_node_on_which_an_operation_failed_is_not_touched_by_those_after_it():
 
     one, first = two(fails)
     steps = run(one, first, Operation("after", after))
-    assert sorted(planned) == ["a", "b"]  # each is planned once, because no other node failed
+    assert sorted(planned) == ["a", "b"]  # neither node is planned a second time
     assert asked == ["b", "b changed"]
     assert states(steps)["a", "after"] == "not reached"
     assert [step.says for step in steps if step.node == "a"] == [["a: it is broken"], ["try failed"]]
@@ -153,6 +154,7 @@ def test_an_operation_that_cannot_do_without_the_other_node_fails_where_it_was_a
 
 
 def test_a_change_names_the_node_that_did_not_do_it():
+    """The exception of a change or fact names the node that failed in `blames`."""
     one, _ = two(None)
     with pytest.raises(Unreachable) as caught:
         RunCommand("do it", ["true"]).make(one.targets[1].node)
@@ -164,6 +166,7 @@ def test_a_change_names_the_node_that_did_not_do_it():
 
 
 def test_each_node_is_told_of_once_more_when_another_blames_it():
+    """Node a reports that node b failed. The observer is told that b failed, and a is planned again without b."""
     told = []
 
     class Told(PlanObserver):

@@ -116,6 +116,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, more, why):
 
 
 def test_a_member_that_says_less_than_it_unpacks_to_is_stopped(tmp_path):
+    """A header in the archive unpacks to 8 GiB. Unpacking stops after 1 MiB of the header."""
     made = tmp_path / "bomb.tar.gz"
     header = member(f"{CIFAR}/readme.html", tarfile.XHDTYPE, size=2**33).tobuf(tarfile.GNU_FORMAT)
     made.write_bytes(gzip.compress(header + bytes(2**23)))
@@ -331,7 +332,7 @@ def cluster(folder, sets):
 
 
 def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("provision.roles.CHECKS", [])  # this test does not need the checks
+    monkeypatch.setattr("provision.roles.CHECKS", [])  # skips the acceptance tests
     made = tar(tmp_path / "it's; x.tar.gz", cifar_members())
     file = cluster(tmp_path, f'[{{name: cifar10, archive: "{made.name}", sha256: {sha256(made)}}}]')
     words = [file, "--only", "datasets", "--json", "--workspace", str(tmp_path)]

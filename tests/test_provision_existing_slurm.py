@@ -95,6 +95,7 @@ def test_what_it_lacks_is_told_with_what_to_tell_its_administrator(there, says):
 
 @pytest.mark.parametrize("state", ["IDLE", "MIXED", "ALLOCATED+CLOUD", "IDLE+CLOUD+POWERED_DOWN", "COMPLETING"])
 def test_a_node_that_gets_jobs_is_no_fault(state):
+    """`provision` accepts each of these states of a node, in which Slurm gives jobs to the node."""
     one = with_slurm(replaced(0, state=state))
     assert isinstance(slurm.plan_nodes(one, one.targets[0]), Nothing)
 
@@ -189,4 +190,5 @@ def test_a_machine_without_slurm_says_so_at_once(tmp_path):
 
 
 def test_the_first_line_that_shardlab_writes_is_the_one_that_is_looked_for():
+    """`provision` recognizes its own Slurm by the first line of slurm.conf, so both texts must be equal."""
     assert slurm_files.files(site())["/etc/slurm/slurm.conf"].decode().startswith(slurm_here.OURS)

@@ -82,6 +82,7 @@ def test_a_machine_with_gpus_is_read():
 
 
 def test_absent_is_not_zero():
+    """If NVML or torch is missing, the number of GPUs is None and not 0."""
     assert CPU.gpus is None
     assert parse_torch(TORCH_CPU).gpus is None
     assert parse_torch(TORCH_ABSENT) == Torch(why_absent="ModuleNotFoundError: No module named 'torch'")
@@ -124,6 +125,8 @@ def test_a_question_is_asked_once_and_its_failure_says_where():
 
 
 def test_the_inventory_holds_nothing_that_changes_by_itself(tmp_path):
+    """Values that change without a change of the machine are not in the inventory."""
+
     def of(host):
         asked = target({"shardlab.host": CommandOutput(0, host, ""), "psutil": CommandOutput(0, ADDRESSES, "")})
         return render(Site(THIS_MACHINE, Workspace(tmp_path), [asked]))
@@ -151,6 +154,7 @@ def test_the_inventory_holds_nothing_that_changes_by_itself(tmp_path):
     ],
 )
 def test_gpus_are_counted_twice(host, torch, passed, says):
+    """The check `gpus` compares the GPUs that NVML sees with the GPUs that torch sees."""
     outcome = gpus.judge(host, torch)
     assert outcome.passed is passed
     assert re.search(says, f"{outcome.says} {outcome.advice}")

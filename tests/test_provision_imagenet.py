@@ -12,9 +12,9 @@ from provision.datasets.stage import Wanted
 from shardlab.errors import InputError
 
 TRAIN, VALIDATION, KIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
-META = (Path(__file__).parent / "recorded" / "imagenet" / "meta.mat").read_bytes()  # scipy.io.savemat wrote it; ids 1, 2, 3 are
-WNIDS = ("n00000003", "n00000002", "n00000001")  # these classes, in this order
-TRUTH = "2\n3\n1\n2\n"  # the ids of validation images 1 to 4
+META = (Path(__file__).parent / "recorded" / "imagenet" / "meta.mat").read_bytes()  # by scipy.io.savemat; class ids 1 to 3
+WNIDS = ("n00000003", "n00000002", "n00000001")  # the class names (WordNet ids) of the ids 1, 2, 3 in META
+TRUTH = "2\n3\n1\n2\n"  # the class ids of validation images 1 to 4
 
 
 def class_archive(*members):
@@ -34,7 +34,10 @@ def train_members():
 
 
 def official(folder, *, train=None, validation=None, kit=None):
-    """Write the three archives with small images. Arguments: members in place of the correct ones."""
+    """Write the three archives with small images.
+
+    train, validation, kit: members that are added to the archive or replace members of the same name.
+    """
     folder.mkdir()
     images = {f"ILSVRC2012_val_{number:08d}.JPEG": jpeg(30 + number) for number in range(1, 5)}
     texts = {"ILSVRC2012_devkit_t12/readme.txt": b"x", "ILSVRC2012_devkit_t12/data/meta.mat": META,

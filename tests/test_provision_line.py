@@ -114,6 +114,7 @@ def test_a_damaged_inventory_is_rewritten(workspace, capsys):
 
 
 def test_operations_left_out_are_said_so(workspace, capsys):
+    """Operations that --skip or --only excludes have the state `skipped` in the JSON document."""
     for words in (["--skip", "inventory"], ["--only", ""]):
         assert main([LOCAL, "plan", *words, "--json", "--workspace", str(workspace)]) == 0
         said = json.loads(capsys.readouterr().out)
@@ -160,6 +161,7 @@ def test_a_wrong_file_writes_nothing(workspace, tmp_path, text, capsys):
 
 
 def test_the_verb_before_the_file_is_turned_round(capsys):
+    """If the verb stands before the file, the error shows the command with both in the right order."""
     assert main(["plan", LOCAL]) == 2
     assert f"provision {LOCAL} plan" in capsys.readouterr().err
     assert main(["plan", "down"]) == 2
@@ -253,6 +255,7 @@ def test_without_torch_verify_says_how_to_install_it(workspace, tmp_path):
 
 
 def test_an_interpreter_that_is_not_there(workspace, monkeypatch, capsys):
+    """The Python interpreter of the node does not exist: `provision` fails and names it."""
     monkeypatch.setattr("provision.providers.local.LocalNode", lambda: LocalNode(python="/nowhere/python"))
     assert main([LOCAL, "--json", "--workspace", str(workspace)]) == 1
     caught = capsys.readouterr()
@@ -272,6 +275,7 @@ def test_facts_tells_what_the_machine_is(workspace, capsys):
 
 
 def test_a_dry_run_takes_the_same_path(tmp_path):
+    """A dry run and a real run report the same changes; only the real run makes them."""
     made = []
     operation = Operation("two", lambda site, target: [Here(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
     site = cli.Site(None, None, [])
@@ -283,6 +287,8 @@ def test_a_dry_run_takes_the_same_path(tmp_path):
 
 
 def test_verified_needs_one_that_passed_and_none_that_failed():
+    """`verified` is true if at least one check passed and none failed, and None if there was no check."""
+
     def of(*outcomes):
         return verified([Finding("n", "c", Outcome(passed, "")) for passed in outcomes])
 

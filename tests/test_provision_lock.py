@@ -88,6 +88,7 @@ def test_a_killed_holder_holds_nothing_although_its_programs_live_on(workspace, 
 
 
 def test_no_spelling_of_the_workspace_goes_round_the_lock(workspace, hold, monkeypatch, capsys):
+    """The lock is found for every spelling of the workspace's path, also through a symlink."""
     hold(workspace / ".shardlab/provision.lock")
     link = workspace.parent / "link"
     link.symlink_to(workspace)

@@ -167,6 +167,7 @@ def test_generations_by_device(device, name):
 
 
 def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
+    """No device number belongs to two generations, and the table was made for the version of torch in constraints.txt."""
     ranges = sorted(pair for one in gpu_generations.GENERATIONS for pair in one.ids)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
     constraints = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
@@ -174,6 +175,7 @@ def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
 
 
 def test_flavours():
+    """Which kernel module (open or proprietary) and which driver branch the GPUs of a machine need."""
     of = gpu_generations.of
     assert gpu_generations.flavour([of(V100)]) == "proprietary"
     assert gpu_generations.flavour([of(A100_SXM)]) == "open"
@@ -225,6 +227,7 @@ def test_held_packages_are_there_and_all_of_the_driver_and_kernel_are_held():
 
 
 def test_a_library_newer_than_the_module_that_runs_asks_for_a_reboot_alone():
+    """If the driver on disk is newer than the loaded module, the plan is a reboot, but not while Slurm runs jobs there."""
     half = said(A100_SXM, 4, loaded=OPEN.format("580.95.05"), module="580.105.08", why=MISMATCH)
     (reboot,) = done(half)
     assert isinstance(reboot, Reboot)
@@ -253,6 +256,7 @@ def test_a_driver_that_is_too_old_for_torch_is_replaced_and_held_packages_may_ch
 
 
 def test_a_driver_from_elsewhere_is_left_if_it_serves_and_never_mixed_with():
+    """A driver from another source is kept if it works with torch. Otherwise the plan fails, and our packages are not added."""
     packages = {**FRESH, "cuda-drivers": "590.48"}
     left = plan(working(A100_SXM, 4, "590.48.01"), packages=packages)
     assert left == Nothing("driver 590.48.01 works with 4 GPUs; it came from another source and is not changed")
@@ -384,7 +388,7 @@ def test_a_compiled_function_that_gives_something_else_shows(monkeypatch):
 
 
 def test_a_device_that_multiplies_right_has_no_wrong_element_and_one_that_does_not_has_as_many(monkeypatch, capsys):
-    """The CPU stands in for a GPU. The faulty one adds an error that is smaller than the rounding that float32 would allow."""
+    """The CPU stands in for a GPU. `faulty` adds an error that is smaller than a rounding error of float32 may be."""
     assert _matmul.SIDE * (_matmul.TOP - 1) ** 2 < 2**24  # integers that float32 represents exactly
     cpu = _matmul.torch.device("cpu")
     assert _matmul.wrong_elements(cpu) == 0

@@ -114,6 +114,7 @@ def test_packages_that_are_there_ask_for_nothing_but_an_interrupted_installation
 
 
 def test_names_of_all_nodes_and_none_for_loopback():
+    """/etc/hosts gets the names of all nodes, and no line with 127.0.1.1."""
     one = site()
     changes = hosts.plan(one, one.targets[1])
     assert [change.says for change in changes] == [
@@ -139,7 +140,7 @@ def test_the_key_is_random_and_readable_by_munge_alone():
     assert "umask 077" in make
     assert "chmod 400" in make
     assert (enable, start) == ("systemctl enable --quiet munge", "systemctl restart munge")
-    assert munge.plan_shared(one, w1)[0].says == "copy the munge key from head"  # by then, head will have made a key
+    assert munge.plan_shared(one, w1)[0].says == "copy the munge key from head"  # head makes the key first
     head.facts.answers[FILES.name] = {munge.PATH: KEY}
     changes = munge.plan_shared(one, w1)
     assert changes[0].says == "copy the munge key from head"
@@ -179,6 +180,7 @@ def test_accounts_need_no_password():
 
 
 def test_the_controller_has_the_workers_as_they_are():
+    """slurm.conf on the controller has the processors, memory and GPUs of each worker, as its facts say."""
     one = site(gpus=Gpus(per_node=4, type="a100"))
     written = {
         change.path: change.content.decode() for change in slurm.plan_controller(one, one.targets[0]) if hasattr(change, "path")
@@ -198,6 +200,7 @@ def test_the_controller_has_the_workers_as_they_are():
 
 
 def test_a_kernel_that_is_shared_gets_no_cgroups_of_slurms():
+    """Nodes that share a kernel and have no control groups get a configuration of Slurm that does not use control groups."""
     one = site(system=msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn", cgroup="tmpfs"))
     written = slurm_files.files(one)
     assert b"ProctrackType=proctrack/linuxproc" in written["/etc/slurm/slurm.conf"]
@@ -216,6 +219,7 @@ def test_a_kernel_that_is_shared_gets_no_cgroups_of_slurms():
     ],
 )
 def test_containers_of_version_2_alone_use_no_control_groups_where_slurm_can_do_without(slurmctld, plugin):
+    """Containers get `CgroupPlugin=disabled` if their Slurm has this value (since 24.05). Machines always get cgroup/v2."""
     containers = site()
     for target in containers.targets:
         target.facts.answers[SYSTEM.name] = msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn")

@@ -47,6 +47,7 @@ def test_the_parser_of_a_fact_is_tested(name):
 
 
 def test_every_operation_has_its_place_in_the_order():
+    """The list roles.OPERATIONS has every operation exactly once."""
     assert {id(one) for one in defined("operations", Operation).values()} == {id(one) for one in roles.OPERATIONS}
     names = [operation.name for operation in roles.OPERATIONS]
     assert sorted(names) == sorted(set(names))

@@ -81,6 +81,7 @@ def test_an_operation_that_needs_a_command_to_be_planned_says_so(workspace, caps
 
 
 def test_what_plan_prints_can_be_given_back(workspace, capsys):
+    """The JSON document of `provision plan` is accepted as a facts file and gives the same plan."""
     words = ("--only", "munge-user,hosts", "--skip", "hosts", "--json")
     assert plan(workspace, FACTS, *words) == 0
     printed = capsys.readouterr().out

@@ -33,6 +33,7 @@ def drawn(table: progress.ProgressTable) -> list[str]:
 
 
 def test_a_row_a_node_a_letter_an_operation():
+    """The progress table has one row for each node and one letter for the state of each operation."""
     seconds = iter([10.0, 20.0, 31.0, 31.0, 31.0])
     table = progress.ProgressTable(["head", "w1", "[red]"], 4, lambda: next(seconds))
     table.begins("head", "space")
@@ -51,6 +52,7 @@ def test_a_row_a_node_a_letter_an_operation():
 
 
 def test_a_table_on_a_terminal_and_nothing_left_of_it():
+    """On a terminal, the progress table is drawn while `provision` works and erased at the end."""
     said = output(terminal=True)
     with progress.shown(said, ["head"], 1) as watch:
         watch.begins("head", "space")
@@ -103,6 +105,7 @@ def test_no_more_nodes_at_once_than_are_asked_for():
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", ""])
 def test_a_count_that_is_none(count, capsys):
+    """--parallel refuses everything except a whole number of 1 or more."""
     with pytest.raises(SystemExit) as end:
         main(["examples/local.yaml", f"--parallel={count}"])
     assert end.value.code == 2

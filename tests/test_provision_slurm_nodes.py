@@ -78,7 +78,7 @@ def test_a_worker_that_slurm_resumed_meanwhile_is_no_failure(tmp_path, scontrol,
     ("line", "options"),
     [
         ("w2|drain|alice|fan is loud", {}),
-        ("w2|drain|root|Not responding", {}),  # the text is Slurm's own, but a person set it
+        ("w2|drain|root|Not responding", {}),  # root drained the worker, with a text that Slurm also uses
         ("w2|drng|alice|Low RealMemory", {}),
         ("w2|down|alice|sold", {}),
         ("w2|drain|slurm|Kill task failed", {}),  # no fact shows whether this problem of the machine is solved

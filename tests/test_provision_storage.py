@@ -108,6 +108,7 @@ def test_a_disk_that_is_mounted_asks_for_nothing_also_under_another_name():
 
 
 def test_what_was_begun_is_gone_on_with():
+    """After a kill, the next plan continues: it does not format a disk again, and makes the missing line in fstab and mount."""
     made = disk.Disk(DISK, ("a signature of ext4",), ours=True)
     entry, _, _ = commands(planned(ON_DISK, MountPlace(), made))
     assert "mkfs" not in entry
@@ -185,6 +186,7 @@ def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
 
 
 def test_the_folder_is_made_on_its_mount_or_not_at_all():
+    """Before the shared folder is made, a change checks that its disk is mounted, and fails if it is not."""
     one = with_storage(Storage(shared=SHARED, server="head", disk=DISK, mount=MOUNT))
     head = one.targets[0]
     with_place(head, SHARED, MountPlace(there=False))
@@ -208,7 +210,7 @@ def test_the_environment_is_not_made_below_a_mount_that_is_missing():
 
 @pytest.mark.parametrize("may_sudo", [True, False])
 def test_the_node_says_whether_root_checks_its_mounts(may_sudo):
-    """This does not depend on ssh.sudo: on the login node of a site, the user never has sudo."""
+    """`may_sudo` of the node decides, and not the key `ssh.sudo`: on the login node of a site, the user never has sudo."""
     one = with_storage(Storage(shared=SHARED, server="w1"))
     one.targets[0].node.may_sudo = may_sudo
     (check,) = fstab.guard(one, one.targets[0])
@@ -308,6 +310,7 @@ def test_the_second_look_at_a_disk_finds_what_lies_at_its_end_alone(tmp_path):
 
 
 def test_the_others_mount_it_and_then_ask_for_nothing():
+    """Workers mount the folder of the server by NFS. If it is mounted, the plan has no changes."""
     one = with_storage(SHARES)
     head, w1, _ = one.targets
     with_place(w1, SHARED, MountPlace(there=False))
@@ -476,6 +479,7 @@ def test_a_release_whose_python_is_too_old_is_refused_before_anything_is_changed
 
 
 def test_room_is_asked_for_what_comes_alone():
+    """The required free space counts only what will be installed on this file system."""
     one = with_room(site(shared="/mydata"), root=Room(3 * 2**30, 0, "/"))
     assert space.plan(one, one.targets[2]) == Nothing("3.0 GiB are free on /, and packages may take 2 GiB")
     one = with_room(site(), root=Room(5 * 2**30, 10**7, "/"))

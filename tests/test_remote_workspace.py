@@ -79,6 +79,7 @@ def test_files_are_put_by_root_with_their_content_on_standard_input():
 
 
 def test_only_a_command_for_a_terminal_asks_for_one():
+    """`ssh` gets -t only for a command that is shown on a terminal, otherwise -T."""
     address = Address("gpu0", known_hosts=Path("/w/known"))
     plain, terminal = ssh_command(address), ssh_command(address, terminal=True)
     assert ("-T" in plain, "-t" in plain) == (True, False)

@@ -94,6 +94,7 @@ def show(browser):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_asks_for_itself_alone_draws_every_figure_and_can_be_read(show, report, scheme):
+    """The report loads no other file, draws every figure, and has no text with too little contrast."""
     found = show(report, scheme)
     assert found.asked == [report.as_uri()]
     assert found.complaints == []
@@ -158,6 +159,7 @@ def test_everything_can_be_reached_by_key_and_is_seen_to_be(show, report):
 
 
 def test_details_open_by_key_and_by_what_leads_to_them(show, study):
+    """The details of a cell open by the Enter key and by links to them."""
     found = show(study)
     found.fold(True)
     summary, details = found.page.locator("#runs-1 > summary"), found.page.locator("#runs-1")

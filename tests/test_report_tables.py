@@ -134,7 +134,7 @@ def test_a_search_and_check_boxes_filter_the_rows_and_a_status_counts_them(table
     table.get_by_label("Search").press_sequentially("FSDP2 completed")
     assert rows(table) == [("fsdp2", 1, 16)]
     assert said(table) == "1 of 12 cells"
-    table.get_by_label("Search").press("Enter")  # does not send the form, which would load the page anew
+    table.get_by_label("Search").press("Enter")  # Enter must not submit the form: that reloads the page
     assert said(table) == "1 of 12 cells"
     table.locator(".tools summary").press("Enter")
 

@@ -59,6 +59,7 @@ def test_a_run_is_complete_when_its_slowest_rank_is(ended, behind):
 
 
 def test_what_was_counted_is_no_witness_of_a_result(ended):
+    """The supervisor's count of steps does not make a run completed if its result is missing or damaged."""
     folder = ended(10, recorded=10)
     folder.result.unlink()
     assert folder.judge().state == "failed"

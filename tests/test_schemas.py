@@ -55,6 +55,7 @@ def test_no_key_of_a_cell_is_required_and_every_one_is_offered():
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_schema_itself_is_one(name):
+    """Each schema is a valid JSON Schema of the draft 2020-12."""
     schema = json_schema.schemas()[name]
     assert schema["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
     Draft202012Validator.check_schema(schema)

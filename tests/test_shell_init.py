@@ -85,6 +85,7 @@ def type_into(command, lines, *, until=300.0):
 
 @pytest.mark.parametrize("name", ["bash", "zsh"])
 def test_on_a_terminal_the_builtin_keeps_everything_it_could(name, tmp_path):
+    """With and without shell_init, the builtin `jobs` prints the same about background jobs."""
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed here")
     asked = tmp_path / "asked"
@@ -204,6 +205,7 @@ def test_every_verb_given_to_us_is_a_verb_of_jobs(capsys):
 
 
 def test_the_umbrella_says_what_it_does_not_know(capsys):
+    """The command `shardlab` refuses unknown words and passes known commands on."""
     assert cli.main(["job"]) == 2
     assert "Did you mean 'jobs'?" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:

@@ -86,7 +86,7 @@ def test_the_all_reduces_of_a_job_that_passed_are_kept_for_the_inventory():
     assert outcome.passed
     found = {one.nodes: (one.backend, one.gpu, one.ranks, one.times[0].seconds) for one in outcome.all_reduces}
     assert found == dict.fromkeys([("g1",), ("g2",), ("g1", "g2")], ("nccl", GPU.name, 2, 2e-5))
-    assert judged(proof("g1"), proof("g2")).all_reduces == ()  # reports without times
+    assert judged(proof("g1"), proof("g2")).all_reduces == ()  # no report has times
 
 
 FAILED = CommandOutput(1, "", "RuntimeError: no kernel image is available\n")

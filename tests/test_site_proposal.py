@@ -209,7 +209,7 @@ def test_hostile_answers_become_a_file_that_can_be_read_or_no_answer(tmp_path, s
             try:
                 known[name] = fact.parse(answer)
             except ValueError:
-                continue  # this answer counts as missing
+                continue  # `provision init` treats it as missing
         rejected = {"gpus-per-node": generator.choice(HOSTILE), "gres": generator.choice([None, *HOSTILE])}
         text, _ = described(tmp_path, survey.Survey(**known), rejected)
         assert all(char.isprintable() or char == "\n" for char in text)

@@ -50,6 +50,7 @@ def test_outside_of_a_job_and_beside_options_of_sbatch_it_is_refused(tmp_path, m
 
 
 def test_its_script_is_a_step_and_has_no_option_of_sbatch(tmp_path):
+    """The script of a run inside an allocation calls srun and has no `#SBATCH` lines."""
     run = msgspec.structs.replace(run_of("torchrun"), scheduler="allocation")
     text = render.script(run, tmp_path, Cluster(schema=1, name="c", provider="slurm", slurm=Slurm()), None)
     assert "#SBATCH" not in text

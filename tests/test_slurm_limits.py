@@ -74,6 +74,7 @@ def refusal(tmp_path, queue, says, runs=("r1",)):
 
 @pytest.mark.parametrize("word", LATER)
 def test_these_words_say_that_there_may_be_room_later(tmp_path, queue, word):
+    """With each error message in LATER, Slurm may accept the job later, so `submission.send` raises NoRoom."""
     answer = SlurmOutput(1, "", LATER[word])
     assert not query.is_away(answer)
     assert refusal(tmp_path, queue, LATER[word]).why == word
@@ -81,6 +82,7 @@ def test_these_words_say_that_there_may_be_room_later(tmp_path, queue, word):
 
 @pytest.mark.parametrize("text", NEVER)
 def test_these_do_not(tmp_path, queue, text):
+    """With each error message in NEVER, Slurm rejects the job for good, so the error is not NoRoom."""
     refused = refusal(tmp_path, queue, text)
     assert not isinstance(refused, submission.NoRoom)
     assert "Slurm rejected the job of r1: " in str(refused)
@@ -160,6 +162,7 @@ def test_where_arrays_are_switched_off_runs_go_one_by_one(tmp_path, queue):
 
 
 def test_no_more_than_that_many_run_at_a_time(tmp_path, queue):
+    """With --max-parallel 2, at most two runs run at a time, also when a limit of Slurm splits the submission."""
     queue.rule(places=6, ends=1, **MAX_SUBMIT)
     study = Study(tmp_path, 12)
     assert study.jobs("submit", "--wait", "--max-parallel", "2") == 0
@@ -172,6 +175,8 @@ def test_no_more_than_that_many_run_at_a_time(tmp_path, queue):
 
 
 def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, capsys):
+    """A run that was sent after `jobs` read its state is not final in that reading, so `jobs` reads its state again."""
+
     class Last:  # a stand-in for a Backlog with one waiting run, which Slurm accepts at the first attempt
         folders: ClassVar = ["r"]
         unanswered = None
@@ -232,6 +237,7 @@ def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, cap
 
 
 def test_what_slurm_takes_never_is_said_and_the_others_are_seen_to_their_end(tmp_path, queue, capsys):
+    """One of four runs is always rejected: its error is printed, and the other three runs are submitted and waited for."""
     queue.rule(places=2, ends=1, **MAX_SUBMIT)
     study = Study(tmp_path, 4)
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
@@ -244,6 +250,7 @@ def test_what_slurm_takes_never_is_said_and_the_others_are_seen_to_their_end(tmp
 
 
 def test_sbatch_is_not_waited_for_while_it_goes_on_trying_by_itself(tmp_path, queue):
+    """sbatch reports a temporary error and tries again by itself. `jobs` ends it, so that it submits nothing later."""
     sbatch = queue.folder / "sbatch"
     sbatch.rename(queue.folder / "later")
     sbatch.write_text(f'#!/bin/sh\necho "sbatch: error: {BUSY}" >&2\nsleep 20\nexec "${{0%/*}}/later" "$@"\n')
@@ -291,6 +298,7 @@ def test_a_slurm_that_is_away_meanwhile_is_waited_for(tmp_path, queue):
 
 
 def test_tries_in_vain_become_rare(tmp_path, queue, monkeypatch):
+    """While Slurm keeps rejecting jobs, the pause between two attempts doubles from 10 s to at most 600 s."""
     now = [0.0]
     monkeypatch.setattr(backlog.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(slurm, "POLL_S", 5.0)

@@ -66,6 +66,7 @@ def test_nodes_that_are_down_now_reject_nothing(study, queue):
     ],
 )
 def test_what_holds_only_now_is_left_to_the_submission(study, queue, says):
+    """`jobs submit` ignores a rejection by --test-only whose reason may pass, such as busy nodes or a full queue."""
     queue.rule(rejects={"--nodes=2": says})
     assert study.jobs("submit") == 0
 

@@ -48,6 +48,7 @@ def test_of_runs_that_have_all_ended_the_accounts_are_asked(stand_in):
 
 
 def test_while_some_are_at_work_the_controller_alone_is_asked(stand_in):
+    """If squeue lists all jobs, sacct is not called."""
     stand_in.says("squeue", listed("squeue", "7_998", "RUNNING"), listed("squeue", "7_[999-1000]", "PENDING"))
     found = query.of(["7"], 0.0, {"7_998", "7_999", "7_1000"})
     assert {job: one.state for job, one in found.jobs.items()} == {
@@ -57,6 +58,7 @@ def test_while_some_are_at_work_the_controller_alone_is_asked(stand_in):
 
 
 def test_what_the_controller_has_forgotten_the_accounts_tell(stand_in):
+    """sacct is called for jobs that squeue does not list any more. For other jobs, squeue decides."""
     stand_in.says("squeue", listed("squeue", "7_1", "RUNNING"))
     stand_in.says("sacct", listed("sacct", "7_0", "NODE_FAIL"), listed("sacct", "7_1", "PENDING"))
     found = query.of(["7"], 0.0, {"7_0", "7_1"})
@@ -65,6 +67,7 @@ def test_what_the_controller_has_forgotten_the_accounts_tell(stand_in):
 
 
 def test_accounts_that_end_well_with_an_error_have_not_told_all(stand_in):
+    """sacct may exit with 0 although it prints an error. Its answer is then incomplete."""
     stand_in.says("sacct", error="sacct: error: slurm_persist_conn_open: Something happened with the receiving of a response")
     assert query.of(["7"], 0.0).complete is False
     stand_in.says("sacct")
@@ -72,6 +75,7 @@ def test_accounts_that_end_well_with_an_error_have_not_told_all(stand_in):
 
 
 def test_of_two_arrays_with_one_number_the_later_one_is_meant(stand_in):
+    """If sacct lists two arrays with the same job number, the array that was submitted later counts."""
     stand_in.says("sacct", "7_3|old.1|FAILED|1700000000|0|n|None", "7_[0-9]|new.1|PENDING|1800000000|Unknown||None")
     stand_in.says("squeue", code=1, error=AWAY)
     assert query.of(["7"], 0.0).jobs["7_3"].name == "new.1"
@@ -86,6 +90,7 @@ def test_of_a_controller_that_is_away_the_accounts_are_asked_and_it_is_said(stan
 
 
 def test_of_an_end_after_which_slurm_may_start_it_again_the_controller_is_asked(stand_in):
+    """Slurm may restart a job that sacct lists as PREEMPTED or NODE_FAIL, so squeue is called too."""
     stand_in.says("sacct", listed("sacct", "7", "PREEMPTED"), listed("sacct", "8", "NODE_FAIL"), listed("sacct", "9", "FAILED"))
     stand_in.says("squeue", listed("squeue", "7", "PENDING"))
     found = query.of(["7", "8", "9"], 0.0)

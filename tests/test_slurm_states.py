@@ -76,6 +76,7 @@ def test_of_accounts_that_lag_and_the_queue_the_queue_is_right(says):
 
 
 def test_accounts_of_what_has_ended_are_enough(says):
+    """If sacct says that all jobs have ended, squeue is not called."""
     says(sacct=recorded("sacct-end"), squeue=(99, "squeue: must not be asked"))
     found = query.of(ALL, 0.0)
     assert (found.why_not, found.complete) == ("", True)
@@ -85,6 +86,7 @@ def test_accounts_of_what_has_ended_are_enough(says):
 
 
 def test_a_task_that_stands_alone_and_in_a_range_is_what_is_said_of_it_alone(says):
+    """sacct may list a task of an array by itself and also in a range of waiting tasks. Its own line decides."""
     says(sacct=recorded("sacct-middle"), squeue=AWAY)
     found = query.of(ALL, 0.0)
     assert (found.why_not, found.complete) == ("Unable to contact slurm controller (connect failure)", False)
@@ -93,6 +95,7 @@ def test_a_task_that_stands_alone_and_in_a_range_is_what_is_said_of_it_alone(say
 
 @pytest.mark.parametrize(("accounts", "complete"), [(NO_ACCOUNTS, True), (NO_DATABASE, False)])
 def test_without_accounts_the_controller_knows_all_there_is(says, accounts, complete):
+    """Without accounting, the answer of squeue is complete. If the database is only unreachable, it is not."""
     says(sacct=accounts, squeue=recorded("squeue-middle"))
     found = query.of(ALL, 0.0)
     assert (found.why_not, found.complete, said(found)["21"]) == ("", complete, "running")
@@ -259,12 +262,14 @@ def together(run_of, says, tmp_path):
     ],
 )
 def test_what_is_true_of_a_run(together, own, raw, state, words):
+    """The state of a run follows from its own records (`own`) and the state in Slurm (`raw`)."""
     (verdict,) = together([own], raw)
     assert (verdict.state, words in verdict.why) == (state, True), verdict
 
 
 @pytest.mark.parametrize("raw", EVERY)
 def test_whatever_slurm_says_nothing_else_is_completed_and_what_is_completed_stays_so(together, raw):
+    """For every state in Slurm, a run is completed exactly if its own records say so."""
     found = {own: verdict.state for own, verdict in zip(OWN, together(list(OWN), raw), strict=True)}
     assert set(found.values()) <= STATES.keys()
     assert [own for own, state in found.items() if state == "completed"] == ["completed"]
@@ -272,12 +277,14 @@ def test_whatever_slurm_says_nothing_else_is_completed_and_what_is_completed_sta
 
 
 def test_a_start_after_the_end_that_is_on_record_is_another_one(together):
+    """If Slurm's job started after the recorded end of a run, Slurm started the run again, unless the run completed."""
     again, completed = together(["timeout", "completed"], "RUNNING", start_s=time.time() - 1)
     assert (again.state, again.why) == ("pending", "started again by Slurm, after timeout")
     assert completed.state == "completed"
 
 
 def test_in_a_job_of_several_runs_what_ends_the_job_is_no_word_on_those_that_ended_before(together):
+    """If several runs share a job, the end of the job does not change the state of runs that ended before."""
     failed, waits = together(["failed", "waits"], "RUNNING", kind="pack")
     assert (failed.state, waits.why) == ("failed", "waits for the earlier runs in its job")
     failed, told = together(["failed", "told to end"], "CANCELLED by 1000", kind="pack")

@@ -77,6 +77,7 @@ def test_of_many_runs_whose_job_is_not_known_the_first_three_are_named(tmp_path,
 
 
 def test_what_an_earlier_command_left_open_is_unknown_while_slurm_is_away(tmp_path, queue, capsys):
+    """sbatch gave no answer, and Slurm then became unreachable. The next command submits nothing and the run stays pending."""
     queue.rule(loses_answers=True, unreachable=["squeue"])
     study = Study(tmp_path, 1)
     assert study.jobs("submit") == 1
@@ -126,6 +127,7 @@ def test_a_submission_is_noted_as_sent_after_its_runs_are(tmp_path, queue, monke
 
 
 def test_slurms_commands_inherit_no_option_of_a_job_or_of_a_person(tmp_path, queue, monkeypatch):
+    """Environment variables that change Slurm's commands, such as SBATCH_PARTITION, are removed. SLURM_CONF stays."""
     for name in ("SLURM_JOB_ID", "SBATCH_PARTITION", "SQUEUE_FORMAT", "SRUN_CPUS_PER_TASK", "SACCT_FORMAT", "SCANCEL_STATE"):
         monkeypatch.setenv(name, "of another job")
     monkeypatch.setenv("SLURM_CONF", "/etc/site/slurm.conf")

@@ -345,7 +345,7 @@ def test_what_only_the_first_node_writes_is_not_taken_from_another_node(nodes, f
         {"claim/by-gpu2": "x", "job.sbatch": "x", "events.hold.x.jsonl": "x", "log/ssh.gpu7.log": "x"},
     )
     attempt = folder.events_file("attempt").read_text()
-    hostile["events.attempt.jsonl"] = f"{attempt}{attempt}"  # the file begins with the content that the first node has
+    hostile["events.attempt.jsonl"] = f"{attempt}{attempt}"  # begins like the first node's file
     for name, text in hostile.items():
         (nodes.part("gpu2", folder).path / name).parent.mkdir(exist_ok=True)
         (nodes.part("gpu2", folder).path / name).write_text(text)

@@ -66,10 +66,12 @@ def test_states(told, witnesses, state, words):
     ],
 )
 def test_a_refusal_counts_for_its_own_submission_whatever_the_clocks_say(told, state):
+    """The event `refused` makes a run `planned` only if its token is that of the last submission."""
     with_data = events(("rendered", {}), *((name, {"token": token} if token else {}) for name, token in told))
     assert judge(with_data, has_result=False, steps=0, steps_asked=5).state == state
 
 
 def test_the_order_of_the_clocks_does_not_hide_an_end():
+    """A run is completed even if its events are in the reverse order."""
     told = events(*RUN, ("exited", {"code": 0}))
     assert judge(told[::-1], has_result=True, steps=5, steps_asked=5).state == "completed"

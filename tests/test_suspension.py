@@ -15,6 +15,7 @@ def step(number, end_s, seconds, **more):
 
 
 def test_pauses_end_when_they_are_noted():
+    """The event `stood_still` is written when a suspension ends, so the suspension lies before the time of the event."""
     noted = [event("started", 5.0), event("stood_still", 100.0, seconds=40.0), event("stood_still", 200.0)]
     assert suspension.of(noted) == [(60.0, 100.0)]
     assert suspension.total_s(suspension.of(noted)) == 40.0

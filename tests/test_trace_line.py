@@ -1,5 +1,5 @@
-"""`jobs trace` on practice nodes with Slurm: 64 generated ranks, sent and fetched from a desk, are merged to the result of one
-process."""
+"""`jobs trace` on practice nodes with Slurm: the user's machine submits the analysis of 64 generated ranks, and fetches and
+merges the results. They equal the result of one process."""
 
 import json
 

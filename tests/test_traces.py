@@ -158,7 +158,7 @@ def test_numbers_below_101_days_have_the_times_of_their_texts(times, signed):
 
 def test_numbers_that_do_not_determine_the_time_give_no_times():
     """If a floating-point number does not determine a whole number of nanoseconds, the reader must use the text of the time
-    instead. For example, 1.0005 us has half a nanosecond."""
+    instead. For example, 1.0005 us is 1000.5 ns."""
     assert nanoseconds([1669783687700739, 22]).tolist() == [1669783687700739000, 22000]
     assert nanoseconds([5000000000000, 0.5, -3]).tolist() == [5000000000000000, 500, -3000]
     for numbers in (
@@ -211,6 +211,7 @@ def _points(spans) -> set[int]:
 
 @given(_spans, _spans)
 def test_intervals_are_sets_of_points(one, other):
+    """Operations on intervals give the same as set operations on all their points."""
     a, b, points, others = _union(one), _union(other), _points(one), _points(other)
     assert a.length == len(points)
     assert intervals.both(a, b) == len(points & others)

@@ -90,6 +90,7 @@ def test_without_a_name_among_the_arguments_the_kernel_names_the_collective(tmp_
 
 
 def test_rccl_is_told_by_arguments_and_else_it_is_generic(tmp_path):
+    """RCCL has one kernel for all collectives. Without arguments, its collective counts as `generic`."""
     events = [
         kernel(RCCL, 10 * index, 5, ARGUMENTS | {"Collective name": name}) for index, name in enumerate(("allreduce",) * 2)
     ]

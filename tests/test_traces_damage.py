@@ -96,6 +96,7 @@ def test_a_bad_event_costs_itself_alone(tmp_path, damage, instead, reason):
     ],
 )
 def test_what_is_wrong_only_where_nobody_looks_costs_nothing(tmp_path, damage, instead):
+    """Invalid values in arguments that the reader does not use lose no event."""
     begin, third, end = _around(support.text(complete()), 3)
     found = read(tmp_path / "t.json", begin + third.replace(damage, instead) + end)
     assert names(found) == [f"op {index}" for index in range(8)]
@@ -202,6 +203,7 @@ def test_a_bare_list_of_events_is_a_trace_too(tmp_path):
 
 
 def test_lists_behind_the_events_are_not_taken_for_events(tmp_path):
+    """A list after `traceEvents` in the file gives no events."""
     content = support.text(complete(), pretty=False)[:-1] + b',"other": [{"x": 1}, {"y": [2]}]}'
     found = read(tmp_path / "t.json", content)
     assert (len(found.name), found.lost, found.cut) == (8, {}, "")

@@ -46,7 +46,7 @@ def span(event) -> tuple[int, int]:
 
 
 def union(spans) -> int:
-    """The length of the union of spans, from a sweep over their ends in order."""
+    """How many ns lie in at least one of the spans (begin, end)."""
     total, reached = 0, 0
     for begin, end in sorted(spans):
         total += max(0, end - max(begin, reached))
@@ -124,7 +124,8 @@ def test_memory_of_a_real_training_is_the_running_sum_of_its_allocations(recorde
 
 
 def test_matrix_products_of_a_real_training_are_those_of_the_model(recorded):
-    """Forward computes B x K times K x N; backward computes both gradients, but for the data of the first layer only one."""
+    """Forward multiplies a B x K by a K x N matrix. Backward has one product for the gradient of the weight and one for the
+    gradient of the input. The first layer has no gradient of its input, which is the data."""
     analysis, events = recorded
     batch, width = model.BATCH, model.WIDTH
     layers = [(width, 2 * width), (2 * width, width)] * 2 + [(width, width)]
@@ -198,7 +199,7 @@ def gpu_rank(seed: int) -> tuple[support.RankOfRun, dict]:
                 at = now
                 work(1, names, "forward")
                 number = {"Sequence number": sequence, "Fwd thread id": 0}
-                # an operator that makes no node, and then one with the same number that makes the node
+                # of two operators with the same sequence number, only the last one made the node of autograd
                 rank.annotate("aten::view", at, at + 1, cat="cpu_op", **number)
                 rank.annotate("aten::mul", at + 1, now - 1, cat="cpu_op", **number)
                 made.append((sequence, names))
@@ -310,11 +311,11 @@ def test_products_on_a_gpu_take_the_time_of_the_kernels_that_they_launched(tmp_p
         rank.annotate("aten::addmm", begin + 5, begin + 90, cat="cpu_op", **{"Input Dims": [[4], [6, 8], [8, 4], [], []]})
         rank.launch("kernel", "gemm", 7, begin + 10, begin + 20, begin + 50)
         rank.launch("kernel", "reduce", 7, begin + 20, begin + 60, begin + 65)
-        rank.launch("kernel", "elsewhere", 7, begin + 10, begin + 70, begin + 80, tid=2)  # launched by another thread
-    rank.annotate("aten::linear", 400, 450, cat="cpu_op", **dims)  # calls no other product
+        rank.launch("kernel", "elsewhere", 7, begin + 10, begin + 70, begin + 80, tid=2)  # of another thread: not counted
+    rank.annotate("aten::linear", 400, 450, cat="cpu_op", **dims)  # has no inner addmm
     rank.launch("kernel", "gemm", 7, 410, 420, 430)
-    rank.annotate("aten::mm", 500, 510, cat="cpu_op", **{"Input Dims": [[2, 3], [3, 5]]})  # launches nothing that is recorded
-    rank.annotate("aten::mm", 1500, 1510, cat="cpu_op", **{"Input Dims": [[2, 3], [3, 5]]})  # outside of the step
+    rank.annotate("aten::mm", 500, 510, cat="cpu_op", **{"Input Dims": [[2, 3], [3, 5]]})  # no recorded kernel
+    rank.annotate("aten::mm", 1500, 1510, cat="cpu_op", **{"Input Dims": [[2, 3], [3, 5]]})  # after the step
     products = analyse(trace.read(rank.write(tmp_path))).products
     found = {one.operator: (one.m, one.n, one.k, one.calls, one.total_ns, one.untimed, one.flops) for one in products}
     assert found == {

@@ -59,7 +59,7 @@ def test_idle_causes_are_those_of_each_moment(tmp_path_factory, seed):
 def test_the_causes_of_idle_time_in_an_example(tmp_path):
     rank = support.RankOfRun(0)
     rank.launch("kernel", "gemm", 7, 0, 10, 20)
-    rank.launch("kernel", support.NCCL, 20, 5, 30, 40)  # queued since 5, so the idle time from 20 to 30 has the cause "other"
+    rank.launch("kernel", support.NCCL, 20, 5, 30, 40)  # launched at 5: idle from 20 to 30 by "other"
     # This kernel ran after the collective, for which it waited. The cause of the idle time from 40 to 44 is communication.
     rank.launch("kernel", "gemm", 7, 6, 44, 50)
     # This kernel was launched at 70. The cause of the idle time from 50 to 70 is the host, and from 70 to 75 it is "other".

@@ -109,6 +109,7 @@ def test_figures_that_hta_gives_now_are_within_the_bounds(tmp_path, processor):
 
 
 def test_every_processor_gives_the_same_figures(tmp_path):
+    """`--like-hta` gives equal figures with and without the processor's vector instructions."""
     paths = write(tmp_path, **CASES["since a base"])
     told = {}
     for processor in PROCESSORS:
@@ -158,6 +159,7 @@ def by_every_order(kernels):
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(-1, 3)), min_size=1, max_size=7))
 def test_bounds_are_what_every_order_of_equal_starts_gives(pairs):
+    """The bounds equal the smallest and largest result over all orders of kernels with equal starts."""
     kernels = [(start, start + length) for start, length in pairs]
     start, end = (np.array(column, np.int64) for column in zip(*kernels, strict=True))
     lengths, last_ends = by_every_order(kernels)
@@ -167,6 +169,7 @@ def test_bounds_are_what_every_order_of_equal_starts_gives(pairs):
 
 
 def test_its_rounding_is_not_ours(tmp_path):
+    """With --like-hta, times are rounded as HTA rounds them, so the idle share differs from the exact share."""
     (path,) = write(tmp_path, ranks=1, seed=15, kernels=80)
     found = trace.read(path)
     (rounded,) = hta.breakdowns([found])

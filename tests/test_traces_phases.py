@@ -147,6 +147,7 @@ def test_the_phases_of_a_real_training(tmp_path):
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])
 def test_the_metric_is_the_time_on_the_gpu(tmp_path, phase):
+    """The metric of a phase counts the kernels that the phase launched."""
     import support_collect
 
     from collect.metrics.trace_phases import phase_time

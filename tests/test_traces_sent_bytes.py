@@ -41,7 +41,7 @@ def test_traces_of_a_run_have_the_bytes_of_its_theory(bench, strategy):
 
 @pytest.mark.parametrize(
     ("collective", "sent"),
-    [  # of a message of 1,200 bytes in a group of 4 ranks: in a ring, a rank sends 3 parts of 300 bytes to its neighbour
+    [  # bytes that a rank sends for a message of 1,200 bytes in a ring of 4 ranks: 3 parts of 300 bytes, twice to all-reduce
         ("all_reduce", 1800),
         ("all_gather", 900),
         ("reduce_scatter", 900),
@@ -62,7 +62,7 @@ def test_what_a_rank_sends_for_a_message(collective, sent):
 
 @pytest.mark.parametrize("ranks", range(2, 10))
 def test_theory_and_traces_count_each_collective_alike(ranks):
-    """Both tables of factors were written down separately."""
+    """The trainers' factors (`communication.FACTORS`) and those for traces (`sent_bytes.of_message`) do not share code."""
     for collective, factor in communication.FACTORS.items():
         assert sent_bytes.of_message(collective, 840, ranks) == pytest.approx(840 * factor(ranks))
 
@@ -91,9 +91,9 @@ def analysed(folder, *events, rank=0, groups=(4,), steps=2):
 def test_bytes_of_a_step_are_the_mean_over_steps_and_the_sum_over_ranks(tmp_path):
     events = [
         launched("allreduce_", 1100),
-        span("gloo:all_reduce", 1110, [[100], [2, 25]], ["float"] * 2),  # 600 bytes, of which 3/2 are sent
-        launched("_allgather_base_", 2100), span("gloo:all_gather", 2110, [[100]], ["c10::BFloat16"]),  # 4 x 200 bytes, 3/4
-        launched("broadcast_", 1960), span("gloo:broadcast", 1965, [[1000]]),  # between the steps
+        span("gloo:all_reduce", 1110, [[100], [2, 25]], ["float"] * 2),  # sends 3/2 of 600 bytes
+        launched("_allgather_base_", 2100), span("gloo:all_gather", 2110, [[100]], ["c10::BFloat16"]),  # 3/4 of 800
+        launched("broadcast_", 1960), span("gloo:broadcast", 1965, [[1000]]),  # between the steps: not counted
     ]  # fmt: skip
     one = analysed(tmp_path, *events, rank=0)
     assert sent_bytes.of_step([one]) == (900 + 600) / 2
@@ -103,11 +103,11 @@ def test_bytes_of_a_step_are_the_mean_over_steps_and_the_sum_over_ranks(tmp_path
 
 
 def test_a_reduce_scatter_counts_as_what_was_asked_for(tmp_path):
-    """gloo carries out a reduce_scatter as an all_reduce of its input, and the launches tell the two apart."""
+    """gloo executes a reduce_scatter as an all_reduce. The operator that launched it shows what the program called."""
     launches = [launched("_reduce_scatter_base_", 1100), launched("allreduce_", 1200)]
     spans = [span("gloo:all_reduce", 1110, [[100]]), span("gloo:all_reduce", 1210, [[100]])]
     assert sent_bytes.of_step([analysed(tmp_path, *launches, *spans, steps=1)]) == 300 + 600
-    # A launch without its span: no span can be told to be the reduce_scatter, so the bytes are not known.
+    # One of two launches has no span. Which launch the other span belongs to is unknown, and so are the bytes.
     assert sent_bytes.of_step([analysed(tmp_path, *launches, *spans[1:], steps=1)]) is None
 
 

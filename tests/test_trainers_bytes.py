@@ -24,7 +24,7 @@ from trainers.parameter_server.worker import WorkerEngine
 
 @pytest.mark.parametrize(
     ("op", "sent"),
-    [  # for 1,200 bytes and 4 ranks in a ring: a rank sends three times a quarter; for an all-reduce it does so twice
+    [  # bytes that a rank sends for 1,200 bytes in a ring of 4 ranks: three quarters, and twice as many for an all-reduce
         ("all_reduce", 1800),
         ("all_gather", 900),
         ("reduce_scatter", 900),
@@ -38,7 +38,7 @@ def test_a_rank_sends_of_a_collective_what_the_ring_needs(op, sent):
     assert Term("", op, 1200, 4, times=2).sent_bytes == 2 * sent
     assert Term("", op, 1200, 1).sent_bytes == (1200 if op == "send" else 0)
     assert op in communication.FACTORS
-    on_gloo = 2 * sent if op == "reduce_scatter" else sent  # gloo implements it as an all-reduce
+    on_gloo = 2 * sent if op == "reduce_scatter" else sent  # gloo executes reduce_scatter as an all-reduce
     assert Call(op, 1200, 4).wire_bytes("gloo") == Term("", op, 1200, 4).wire_bytes("gloo") == on_gloo
     assert Call(op, 1200, 4).wire_bytes("nccl") == sent
 

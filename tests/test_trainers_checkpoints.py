@@ -101,7 +101,7 @@ def test_going_on_gives_the_losses_of_an_undisturbed_run(bench, family):
     without(undisturbed, 8)
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     assert told(again, "resumed") == [{"step": 4, "run": undisturbed.run_id}]
-    assert losses(again) == losses(undisturbed)  # bit for bit, because sums are computed in the same order
+    assert losses(again) == losses(undisturbed)  # exactly: all sums are computed in the same order
     result = again.read_result()
     assert (result.resumed_from_step, result.steps) == (4, 8)
     assert undisturbed.read_result().resumed_from_step is None
@@ -186,6 +186,7 @@ def test_a_run_is_gone_on_with_in_its_own_folder(bench):
 
 
 def test_what_a_run_stood_still_is_told_of_the_one_that_goes_on_with_its_times(bench):
+    """A resumed run keeps the step records of the first run, so it also gets the events about the first run's suspensions."""
     keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
     first = bench.complete(**keys)
     without(first, 8)
@@ -238,6 +239,7 @@ def test_where_no_checkpoint_is_sound_a_run_begins_anew_or_is_refused(bench):
 
 
 def test_of_another_cell_none_is_taken(bench):
+    """A run does not resume from a checkpoint of a cell with another seed."""
     undisturbed = bench.complete(steps=4, instruments=EVERY_4)
     other = gone_on(bench, resuming(bench, undisturbed, steps=4, instruments=EVERY_4, seed=43))
     assert "its cell differs in seed" in told(other, "checkpoint_passed_over")[0]["why"]

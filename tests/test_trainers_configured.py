@@ -107,6 +107,7 @@ def test_a_network_of_torchvision_is_derived_and_its_twin_does_the_same_work(ben
 
 
 def test_what_is_derived_of_a_configuration(models):
+    """From a configuration, shardlab derives the block, the number of blocks, the degrees of tensor parallelism and more."""
     found = {name: models(name)[1] for name in CONFIGURATIONS}
     firsts = {name: known for name, (known, _) in found.items()}
     assert {name: known.block for name, known in firsts.items()} == {
@@ -140,6 +141,7 @@ def test_what_is_not_derived_is_refused_before_a_run_starts(models):
 
 
 def test_fewer_blocks_are_the_first_ones(models):
+    """With a smaller n_layer, the model has this number of blocks."""
     _, (known, _) = models("mistral")
     assert len(task_of(known, n_layer=2).model().model.layers) == 2
     assert menu.workload_of(cell_of(known)).proof_options == {"n_layer": 2}

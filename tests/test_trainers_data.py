@@ -106,6 +106,7 @@ def _make_slowly(path, made):
 
 
 def test_of_many_that_race_one_makes_the_file(tmp_path):
+    """Of eight processes that need the same file at once, exactly one makes it."""
     fork = multiprocessing.get_context("fork")
     made = fork.Value("i", 0)
     racers = [fork.Process(target=_make_slowly, args=(tmp_path / "data" / "set", made)) for _ in range(8)]
@@ -119,6 +120,8 @@ def test_of_many_that_race_one_makes_the_file(tmp_path):
 
 
 def test_what_fails_half_way_leaves_nothing_and_is_made_again(tmp_path):
+    """If making a file fails, no partial file remains, and the next call makes the file."""
+
     def fail(temporary):
         temporary.write_text("half")
         raise ZeroDivisionError
@@ -144,6 +147,7 @@ def test_an_epoch_takes_each_item_once_and_the_next_one_in_another_order():
 
 @pytest.mark.parametrize(("parts", "size"), [(1, 12), (1, 3), (2, 6), (2, 2), (3, 4), (6, 1)])
 def test_however_it_is_cut_the_global_batch_is_the_same(parts, size):
+    """For every number of ranks and size of micro-batches, the micro-batches together are the same global batch."""
     order = Order(items=50, global_batch_size=12, seed=7)
     cut = [order.micro_batches(TIMED, 5, part=part, parts=parts, size=size) for part in range(parts)]
     assert np.concatenate([micro for part in cut for micro in part]).tolist() == order.batch(TIMED, 5).tolist()

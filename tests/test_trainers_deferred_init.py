@@ -56,6 +56,7 @@ def alone():
 
 
 def test_what_is_cut_does_not_stay_whole_and_a_tied_weight_stays_one(alone):
+    """After a module is sharded, nothing keeps its whole weight in memory. A tied weight remains one tensor."""
     import torch
     from torch import nn
 

@@ -42,6 +42,7 @@ def long_run(bench):
 
 
 def test_out_of_memory_is_an_event_of_its_own_and_eats_none(bench):
+    """Out of memory is recorded as the event `oom`; the error is still printed, with its traceback in the log."""
     run_dir = bench.run_dir(strategy="ddp", gpus=2, options={"n_embd": HUGE})
     code, errors = bench.finish(run_dir)
     assert code == 1

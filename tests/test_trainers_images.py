@@ -22,6 +22,7 @@ def opened(folder, name, split="train", **keys):
 
 @pytest.mark.parametrize(("name", "missing"), [("cifar10", CIFAR), ("mnist", "mnist"), ("imagenet", "imagenet")])
 def test_what_is_not_staged_is_never_replaced_by_something_else(tmp_path, name, missing):
+    """If the files of a data set are missing, the error says how to stage them; no synthetic data is used."""
     with pytest.raises(InputError) as refusal:
         opened(tmp_path, name)
     assert str(refusal.value).startswith(f"{tmp_path / missing}: not found")
@@ -240,6 +241,7 @@ def test_a_class_that_a_subset_leaves_out_shifts_no_label(imagenet_path):
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (40, 30), (3000, 2000), (64, 64)])
 @pytest.mark.parametrize("size", [32, 224])
 def test_scaling_the_square_is_scaling_all_and_cutting(tmp_path, width, height, size):
+    """The reader scales only the central square. This gives the same pixels as scaling the whole image and then cropping it."""
     across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     picture = Image.fromarray(np.stack([across, down, 255 - across], axis=-1).astype(np.uint8))
     handle = io.BytesIO()

@@ -65,6 +65,7 @@ def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, cuts, 
 
 
 def test_a_curve_is_what_its_parts_say(bench):
+    """The memory curve of each category has all its points, and their largest sum equals the recorded peak."""
     two_steps = Instruments(memory="categories", memory_steps=2)
     run_dir = bench.complete(strategy="ddp", gpus=2, optimizer=ADAM, steps=4, instruments=two_steps)
     result = run_dir.read_result()
@@ -172,6 +173,7 @@ def test_the_estimate_is_that_of_the_study():
 
 
 def test_the_estimate_follows_rule_precision_and_cut():
+    """The estimated memory depends on the optimizer, the precision, and the number of ranks that share a category (`cut`)."""
     plain = Optimizer(name="sgd", lr=0.1, momentum=0.0)
     assert estimate(10, "fp32", plain) == {"parameter": 40, "gradient": 40, "optimizer_state": 0}
     assert estimate(10, "bf16", Optimizer(name="sgd", lr=0.1))["optimizer_state"] == 40

@@ -100,6 +100,7 @@ def test_three_ranks_with_uneven_data_do_the_work_of_one(bench, tmp_path, more):
 
 
 def test_without_it_the_rest_is_left_out(bench):
+    """Without the option `join`, the last, incomplete step of the epoch is not trained."""
     run_dir = bench.complete(**JOINING, options={"subset": ITEMS}, prove="auto")
     result = run_dir.read_result()
     assert (result.steps, result.knobs["effective"]["joined"], result.same_work.verdict) == (3, False, "proven")
@@ -115,6 +116,7 @@ def test_without_it_the_rest_is_left_out(bench):
     ],
 )
 def test_what_cannot_follow_or_be_shadowed_is_refused(bench, change, options, words):
+    """The option `join` needs epochs: 1 and refuses the options comm_hook and static_graph."""
     allowed = bench.run_dir(**JOINING, options={"join": True}).read_run().cell
     assert menu.strategy("ddp").refuse(allowed) is None
     changed = msgspec.structs.replace(allowed, **change, options={**allowed.options, **options})

@@ -125,6 +125,7 @@ def test_clipping_by_the_whole_models_norm(bench, strategy, gpus, keys):
 
 
 def test_effective_is_read_from_what_runs(bench):
+    """The key `effective` of the result has the mesh, the schedule and the shards that the run really used."""
     run_dir = bench.complete(
         strategy="tp-pp-fsdp2", gpus=4, tp=2, pp=2, accumulation=2, activation_checkpointing="every-2", steps=1
     )

@@ -241,6 +241,7 @@ def test_a_rank_that_is_needed_ends_the_run(started, strategy, victim):
 
 
 def test_a_worker_that_fails_by_itself_is_not_excused(bench):
+    """A worker that fails with an error of its own ends the run, unlike a worker that was killed."""
     run_dir = bench.run_dir(strategy="ps-async", gpus=2, servers=1, optimizer=Optimizer(name="sgd", lr=1e30))
     assert bench.finish(run_dir)[0] == 1
     assert "FloatingPointError" in "".join(event.data["why"] for event in run_dir.events() if event.event == "failed")
@@ -263,6 +264,7 @@ def test_torchrun_gives_what_forked_ranks_give(bench):
     ],
 )  # fmt: skip
 def test_servers_take_no_gpu_and_keep_nccl_from_the_world(rank, servers, gpus, expected):
+    """Server ranks use the CPU. If a run has servers, all ranks use gloo."""
     assert devices(Rank(rank, rank, 4), servers, gpus=gpus) == expected
 
 
@@ -396,6 +398,7 @@ def test_servers_come_on_top_of_the_workers(tmp_path):
 
 
 def test_a_ledger_tells_age_lead_and_weight():
+    """The ledger counts how stale each gradient is, how far a worker may be ahead, and the weight of each gradient."""
     ledger = Ledger(3, Mode(staleness_bound=1, staleness_weighted=True))
     for worker, version, weight in ((0, 0, 1.0), (1, 0, 1 / 2), (0, 1, 1 / 2), (1, 0, 1 / 4)):
         assert ledger.push(worker, version) == weight

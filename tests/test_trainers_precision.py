@@ -200,7 +200,7 @@ def test_wrong_work_is_called_different(bench, broken, precision):
 @pytest.mark.parametrize(
     ("precision", "broken"),
     [
-        ("fp16", "proof.LOSS_SCALE = 2.0**60"),  # every step overflows, in one process and on two ranks
+        ("fp16", "proof.LOSS_SCALE = 2.0**60"),  # gradients overflow in every step, so no weight changes
         # The updates are so small that rounding removes them.
         ("bf16-pure", "proof.SGD = msgspec.structs.replace(proof.SGD, lr=1e-30)"),
     ],
@@ -223,14 +223,15 @@ def test_one_process_computes_what_fully_shard_computes_on_one_rank(bench, workl
 
 @pytest.mark.parametrize("strategy", ["fsdp1-full-shard", "fsdp2"])
 def test_the_weights_of_batch_norm_are_rounded_under_every_strategy(bench, strategy):
-    """By default, FSDP1 keeps the weights of BatchNorm in fp32. shardlab changes this, because it would be another
-    computation."""
+    """By default, FSDP1 keeps the weights of BatchNorm in fp32. shardlab rounds them to fp16, so that FSDP1 computes
+    the same as other strategies."""
     keys = {"workload": "resnet50-tiny", "seq_len": None, "precision": "fp16", "prove": "auto", "steps": 1}
     work = bench.complete(strategy=strategy, **keys).read_result().same_work
     assert (work.verdict, work.loss_difference) == ("proven", 0.0), work.why
 
 
 def test_the_scale_grows_after_steps_in_a_row_and_is_halved_by_an_overflow():
+    """The loss scale doubles after INTERVAL steps without overflow. An overflow halves it and skips the step."""
     scaler, fine, overflowed = loss_scaling.LossScaler(torch.device("cpu")), torch.tensor(0.0), torch.tensor(2.0)
     assert all(scaler.settle(fine) for _ in range(loss_scaling.INTERVAL - 1))
     assert (scaler.settle(overflowed), scaler.scale, scaler.skipped) == (False, 32768, 1)

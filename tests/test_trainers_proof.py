@@ -153,6 +153,7 @@ def test_the_same_work_in_a_strategy_that_does_not_say_so_is_called_different(be
 
 @pytest.mark.parametrize(("period", "walked", "counted"), [(1, 3, 1), (8, 10, 8), (64, 66, 64), (65, 3, 0), (None, 3, 0)])
 def test_a_whole_period_is_walked_and_counted_unless_it_is_too_long(period, walked, counted):
+    """After two steps, the proof makes a whole period of communication and counts its bytes, or one step if it is too long."""
     strategy = msgspec.structs.replace(menu.strategy("ddp"), communication_period=lambda _: period)
     assert (proof._to_walk(None, strategy), proof._to_count(None, strategy)) == (walked, counted)
 
@@ -174,6 +175,7 @@ def trajectory(losses=(1.0,), norms=(1.0,), before=0.0, after=1.0):
 
 
 def test_each_of_the_three_differences_decides_alone():
+    """The proof fails if one of three differences (loss, gradient norm, parameters) is above its tolerance, infinite or NaN."""
     allowed = proof.TOLERANCES["fp32"]
     right = {"loss": allowed.loss, "norm": allowed.gradient_norm, "parameters": allowed.parameters}
     assert proof._within(allowed, **right)
@@ -188,6 +190,7 @@ def test_a_loss_that_is_not_finite_is_infinitely_far_away(ours):
 
 
 def test_weights_that_start_elsewhere_and_end_alike_are_not_the_same_work():
+    """Two runs with different weights at the start do not do the same work, even if their last weights are equal."""
     assert proof._apart(trajectory(), trajectory()) == 0
     assert proof._apart(trajectory(before=0.1), trajectory()) == math.inf
 
@@ -290,5 +293,6 @@ def test_a_proof_is_made_once_and_holds_for_any_length(bench, tmp_path):
 
 
 def test_a_cell_may_go_without(bench):
+    """A cell without the key `prove` is trained without a same-work proof."""
     assert bench.complete(strategy="single", steps=1).read_result().same_work.verdict == "not proven"
     assert Path(bench.data).exists()

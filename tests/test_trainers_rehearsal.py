@@ -204,6 +204,8 @@ def test_the_command_keeps_its_answer_in_the_cache(cell_of, tmp_path):
 
 
 def test_the_key_of_the_cache_depends_on_what_changes_a_step(cell_of):
+    """The key is the same for another seed, launcher or number of steps, and differs for another precision or optimizer."""
+
     def key(full_depth=False, **keys):
         cell = cell_of("fsdp2", 4, keys)
         return RehearsalRequest(cell).key(full_depth=full_depth)

@@ -66,6 +66,7 @@ def test_each_rank_counts_its_own_processor_time_and_storage(run):
 
 
 def test_knobs_are_read_from_what_was_built(run):
+    """The key `knobs.effective` has values of the built DDP model and optimizer."""
     knobs = run.read_result().knobs
     assert knobs["asked"]["bucket_cap_mb"] == 3
     effective = knobs["effective"]
@@ -100,6 +101,7 @@ def test_the_host_is_described_beside_the_result(run):
 
 @pytest.mark.parametrize("workload", ["gpt2-tiny", "vit-tiny"])
 def test_there_is_something_to_learn(bench, workload):
+    """The loss of a tiny workload starts at that of random guesses and falls by a quarter in 40 steps."""
     run = bench.complete(workload=workload, steps=40, global_batch_size=32, optimizer=Optimizer(name="adamw", lr=1e-3))
     first = next(iter(run.steps(0).records)).loss
     assert first == pytest.approx(math.log(256 if workload == "gpt2-tiny" else 10), rel=0.1)

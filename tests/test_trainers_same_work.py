@@ -19,8 +19,8 @@ def difference(one, other):
 
 def smallest(bench, name):
     """Returns the keys of a small cell in which the strategy really divides its work. The cell has two ranks in each dimension
-    of the strategy's mesh; if the strategy refuses this number of ranks, twice as many or else one. It has two micro-batches
-    per step, and one parameter server if the strategy uses servers."""
+    of the strategy's mesh. If the strategy refuses this number of ranks, the cell has twice as many ranks, or else one rank.
+    It has two micro-batches per step, and one parameter server if the strategy uses servers."""
     strategy = menu.strategy(name)
     mesh = {degree: 2 for degree in strategy.degrees if degree != "dp"}
     keys = {"strategy": name, "accumulation": 2, "servers": int(strategy.servers), **mesh}

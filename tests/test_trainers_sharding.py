@@ -57,6 +57,7 @@ def test_zero3_without_kept_parameters_does_the_work_of_one_process(bench):
 
 @pytest.mark.parametrize(("strategy", "gpus"), [("zero2", 2), ("zero3", 2), ("fsdp1-full-shard", 2), ("fsdp2-hsdp", 4)])
 def test_so_it_does_with_pictures_accumulation_checkpointing_and_clipping(bench, strategy, gpus):
+    """Sharded training of an image model with accumulation, activation checkpointing and clipping equals one process."""
     clipped = {"workload": "vit-tiny", "max_grad_norm": 0.5}
     ours = bench.losses(strategy=strategy, gpus=gpus, accumulation=2, activation_checkpointing="full", **clipped)
     assert difference(ours, bench.reference(**clipped)) < ROUNDING
@@ -65,6 +66,7 @@ def test_so_it_does_with_pictures_accumulation_checkpointing_and_clipping(bench,
 
 @pytest.mark.parametrize(("strategy", "options"), OPTIONS)
 def test_options_change_how_and_not_what(bench, strategy, options):
+    """With each option, the losses stay those of one process and the proof succeeds."""
     run_dir = bench.complete(strategy=strategy, gpus=2, options=options, prove="auto")
     assert difference(losses(run_dir), bench.reference()) < ROUNDING
     proven(run_dir)
@@ -83,12 +85,14 @@ def test_bf16_rounds_and_does_no_other_work(bench, strategy, options):
 
 
 def test_a_block_that_is_computed_again_is_gathered_again(bench):
+    """With activation checkpointing, ZeRO-3 sends more bytes, because it gathers each block once more."""
     keys = {"strategy": "zero3", "gpus": 2, "options": FREED, "prove": "auto", "steps": 1}
     plain, again = (proven(bench.complete(activation_checkpointing=which, **keys)) for which in ("none", "full"))
     assert again[0] > 1.1 * plain[0]
 
 
 def test_what_zero_plus_plus_gathers_again_comes_from_near(bench):
+    """With hpz_partition_size 2, ZeRO++ gathers for backward from 2 ranks and not from 4, so it sends fewer bytes."""
     keys = {"strategy": "zero3", "gpus": 4, "prove": "auto", "steps": 1, "activation_checkpointing": "full", "accumulation": 2}
     far, near = (bench.complete(options={**FREED, "hpz_partition_size": size}, **keys) for size in (1, 2))
     assert near.read_result().knobs["effective"]["hpz_partition_size"] == 2

@@ -21,6 +21,7 @@ def token_path(tmp_path):
 
 
 def test_the_last_tenth_of_a_file_validates(token_path):
+    """The last tenth of the items of a token file is the validation split."""
     train, validation = (opened(token_path, "tokens", split, tokens_file="some.tokens") for split in ("train", "validation"))
     assert (train.source.items, validation.source.items) == (18, 2)
     assert (train.source.name, train.source.synthetic, train.vocabulary) == ("some", False, 50)

@@ -24,6 +24,7 @@ def reference(bench):
 
 
 def test_it_comes_every_so_many_steps_and_at_the_end(reference):
+    """Validation runs after every 5th step and after the last step, always on the same number of items."""
     assert [record.step for record in reference] == [5, 10, 12]
     assert {record.items for record in reference} == {40}
 
@@ -51,6 +52,7 @@ def test_strategies_come_to_the_same_loss_and_accuracy(bench, reference, strateg
 
 
 def test_it_changes_no_step(bench):
+    """Training with validation has the same losses as training without it."""
     assert bench.losses(instruments=EVERY_5) == bench.losses()
 
 

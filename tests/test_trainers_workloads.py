@@ -274,6 +274,7 @@ def test_an_architecture_without_dropout_takes_none():
 
 
 def test_a_thread_fetches_what_the_training_thread_would(task_of):
+    """`fetch` gives the same items in another thread."""
     import torch
 
     task, found = task_of("resnet50-tiny"), []

@@ -41,6 +41,7 @@ def met(run_dir):
 
 
 def test_one_process_meets_nobody(bench):
+    """A run with one process records a world of size 1 without a network interface."""
     (world,), failed = met(bench.complete(steps=1))
     assert (world, failed) == ({"world_size": 1, "hosts": 1, "backend": "gloo", "interface": None}, [])
 

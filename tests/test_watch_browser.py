@@ -111,6 +111,7 @@ def test_a_server_that_ended_is_said(browser, tmp_path):
 
 
 def test_the_policy_refuses_foreign_requests_and_scripts_in_the_page(browser, tmp_path):
+    """The page's Content-Security-Policy blocks requests to other hosts, and scripts that are inserted into the page."""
     running(Workspace(tmp_path))
     with served(Workspace(tmp_path)) as url, shown(browser, url) as (page, _, complaints):
         page.evaluate("() => { new Image().src = 'https://example.invalid/x.png'; }")

@@ -42,5 +42,5 @@ def library() -> Path:
             "-ltorch_cpu", "-ltorch", f"-Wl,-rpath,{torch}/lib",
         ]  # fmt: skip
         subprocess.run(command, check=True)
-        unfinished.replace(made)  # atomic, because another test worker may build the same file
+        unfinished.replace(made)  # an atomic rename: another test worker may build the same file
     return made

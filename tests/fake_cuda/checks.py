@@ -48,7 +48,7 @@ def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
 
         settle = recorder.settle
 
-        def settled() -> None:  # called after the last step; waiting for the rest of the work of the GPU is expected there
+        def settled() -> None:  # called after the last step, where the host must wait for the GPU to finish
             found.counting = False
             settle()
 
@@ -95,7 +95,10 @@ def one_rank_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float]
 
 
 def one_stage_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float]:
-    """The same as `one_rank_of` for the first stage of a pipeline, without steps: a step would wait for the second stage."""
+    """GPU memory of the first stage of a pipeline in bytes: the keys of `one_rank_of`, except the peak in two steps.
+
+    No step is made, because it would wait for the second stage, which does not exist.
+    """
     asked, ranks, task, found = _before_building(world, cell, data)
     stage = MeshModel(asked, task, ranks, stages=world)
     return {**found, **_built(), "stages": len(stage.parts)}

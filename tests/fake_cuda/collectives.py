@@ -36,7 +36,7 @@ def install() -> None:
 def _by_gloo(operator: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         found = operator(*map(_host, args), **{name: _host(value) for name, value in kwargs.items()})
-        if isinstance(found, tuple) and len(found) == 2:  # (tensors, work): return the tensors of the arguments instead
+        if isinstance(found, tuple) and len(found) == 2:  # (tensors, work): torch expects the caller's own tensors
             return next(value for value in args if isinstance(value, list | tuple | torch.Tensor)), found[1]
         return found
 

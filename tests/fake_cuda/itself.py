@@ -92,7 +92,7 @@ def pinned_memory_is_known_as_such() -> str:
 
 
 def a_storage_is_freed_and_filled_again() -> str:
-    """FSDP frees the parameters that it gathered in this way: the tensor still exists, but its memory is released."""
+    """FSDP frees gathered parameters by `resize_(0)`: the tensor still exists, but its memory is released."""
     tensor = torch.ones(MIB, dtype=torch.uint8, device="cuda")
     before = torch.cuda.memory_allocated()
     tensor.untyped_storage().resize_(0)
@@ -131,18 +131,18 @@ def waits_of_the_host_are_counted_by_line() -> str:
         float(numbers.sum())
         numbers.cpu()
         numbers.nonzero()
-        torch.empty(3).copy_(numbers, non_blocking=True)  # blocks, because the memory is not pinned
+        torch.empty(3).copy_(numbers, non_blocking=True)  # the host waits: its memory is not pinned
         torch.cuda.synchronize()
         torch.cuda.Event().synchronize()
     assert sorted(line.partition(":")[0] for line in found.lines) == [
         "_local_scalar_dense", "_to_copy", "copy_", "nonzero", "synchronize a GPU", "synchronize an event",
     ]  # fmt: skip
-    assert all("gpu/forked.py" in line for line in found.lines)  # the files of the fake GPUs themselves are left out
+    assert all("gpu/forked.py" in line for line in found.lines)  # `lines` names no file of fake_cuda
     return WELL
 
 
 def sums_over_ranks(ranks: int) -> list[list[float]]:
-    """The result on each of several forked ranks after an all-reduce with the backend "nccl". Each rank puts in rank + 1."""
+    """The result on each of `ranks` forked ranks of an all-reduce with the backend "nccl". Each rank contributes rank + 1."""
     with tempfile.TemporaryDirectory() as folder:
         children = []
         for rank in range(ranks):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ASKS = ("_local_scalar_dense", "nonzero", "equal")  # operators that return a number or a size that depends on numbers
+ASKS = ("_local_scalar_dense", "nonzero", "equal")  # their result, or its size, depends on values in GPU memory
 COPIES = ("_to_copy", "copy_")
 
 
@@ -60,13 +60,13 @@ def _asks(name: str, args: tuple[Any, ...]) -> bool:
 def _copies(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an operator is a copy between host and GPU that blocks the host.
 
-    A copy blocks without non_blocking=True, and if the host memory is not pinned.
+    A copy blocks the host unless it has non_blocking=True and the host memory is pinned.
     """
     if name not in COPIES:
         return False
     source = args[1] if name == "copy_" else args[0]
     if name == "copy_" and source.data_ptr() == args[0].data_ptr():
-        return False  # a result of gloo is a tensor of the host with the memory of the fake GPU, so nothing is copied
+        return False  # gloo returns host tensors with the memory of the fake GPU, so nothing is copied
     target = args[0].device if name == "copy_" else torch.device(kwargs.get("device") or source.device)
     if {source.device.type, target.type} != {"cuda", "cpu"}:
         return False

@@ -100,7 +100,7 @@ class Recordings:
         """Chooses the tests that judge a mutant: the tests that run its line.
 
         A line that runs when its file is imported runs before every test. For such a line, the tests that run any other line of
-        the file are chosen first, then the tests that run a line of a file that imports it.
+        the file are chosen first, then the tests that run a line of another file that imports this file.
         """
         lines = self._lines.get(mutant.file, {})
         span = range(mutant.line, mutant.end + 1)

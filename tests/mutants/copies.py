@@ -41,7 +41,7 @@ def tracked() -> list[str]:
 
 
 def digest(names: Iterable[str]) -> str:
-    """A digest of 12 characters of these files. It changes if the name or the content of a file changes."""
+    """A digest of 12 characters of the files `names`. It changes if the name or the content of a file changes."""
     found = hashlib.sha256()
     for name in names:
         found.update(f"{name}\n".encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())

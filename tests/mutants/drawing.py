@@ -65,7 +65,7 @@ class Mutant:
         return str(text)
 
     def change(self) -> tuple[str, str]:
-        """(the lines that the mutant removes, the lines that it adds). The lines of each are joined to one line."""
+        """(the lines that the mutant removes, the lines that it adds), each as one text without line breaks."""
         before, after = (ROOT / self.file).read_text().splitlines(), self.changed().splitlines()
         while before and after and before[0] == after[0]:
             del before[0], after[0]

@@ -64,8 +64,8 @@ def place(mutant: Mutant) -> Path:
 def known(mutant: Mutant) -> Result | None:
     """The stored result of a mutant if the result is still valid, else None.
 
-    A mutant that was killed counts as killed as long as the product does not change. A mutant that survived counts as such only
-    as long as the tests do not change either.
+    The result "killed" is valid as long as the product does not change. The result "survived" is valid only as long as the
+    tests do not change either.
     """
     try:
         result = Result(**json.loads(place(mutant).read_text()))
@@ -120,9 +120,9 @@ def _judge(copy: Copy, mutant: Mutant, recordings: Recordings, number: int, test
 def confirm(mutants: list[Mutant], recordings: Recordings) -> bool:
     """Runs the tests that killed mutants once more, on the code without a mutant.
 
-    If a test fails here too (for example because the machine is busy), its failures do not prove that it detects mutants. Then
-    the results of the mutants that it killed are deleted, and the test is not used any more. Returns whether some mutants must
-    be judged again.
+    If a test also fails without a mutant (for example because the machine is busy), its failures do not prove that it detects
+    mutants. Then the results of the mutants that the test killed are deleted, and the test is not used any more. Returns
+    whether some mutants must be judged again.
     """
     kills: dict[str, list[Mutant]] = {}
     for mutant in mutants:
