@@ -58,7 +58,7 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     name: str
     """The name of the provider's file in provision/providers, without .py."""
     origin: str
-    """A clause that says where the machines of the provider come from, such as "its machines already exist"."""
+    """A clause that says where the machines of the provider come from, such as `its machines already exist`."""
     nodes: Callable[[Cluster, Workspace], Sequence[NodeT]]
     """Returns the nodes of the cluster, whether they are up or not. Opens no connection."""
     locks: Callable[[Cluster], list[Path]] = lock_of_the_user

@@ -23,7 +23,7 @@ Way = Literal["fake_tensors", "real_tensors"]
 """How a step was rehearsed, always in one process with a process group that exchanges nothing.
 
 fake_tensors: tensors have shapes and no memory (torch's FakeTensorMode), so any size of model can be rehearsed.
-real_tensors: tensors have memory, so only a small model can be rehearsed as a whole; of a large model, only a few blocks are.
+real_tensors: tensors have memory, so only a small model can be rehearsed as a whole; a large one with fewer blocks.
 """
 
 

@@ -33,7 +33,7 @@ class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_node: Annotated[int, msgspec.Meta(ge=0, le=MOST_GPUS)]
     """The number of GPUs of each worker."""
     type: GpuType | None = None
-    """The name of the GPU type in Slurm, such as a100; null: no name."""
+    """The name of the GPU type in Slurm, such as a100; null: jobs request GPUs of any type."""
     memory_gib: Annotated[float, msgspec.Meta(gt=0, le=4096)] | None = None
     """The memory of one GPU in GiB; null: not known before a run measures it."""
 
