@@ -1,11 +1,12 @@
-"""What `collect fetch` adds to rsync: one large file, many small files, and a fetch that finds nothing new.
+"""Measures how long `collect fetch` takes: for one large file and for many small files, beside rsync, and if nothing is new.
 
     python benchmarks/fetch.py [--mib 1024] [--small 5000] [--runs 200] [--rounds 3]
 
-The cluster is this machine, reached by an `ssh` that is a shell script, so neither a network nor ciphers are measured. Plain
-rsync copies the same folder with `--archive --compress` over the same `ssh`, in the same round; the two take turns in being
-first. Our time has the start of Python on both sides, the manifest on the cluster, and the check of each file here. Both ends
-share the processors of this machine, so the ratio of processor times says more than that of seconds if the machine is busy.
+The cluster is this machine. A shell script replaces `ssh`, so neither a network nor encryption is measured. Plain rsync copies
+the same folder with `--archive --compress` over the same script, in the same round; `collect fetch` and rsync take turns in
+being first. The time of `collect fetch` includes the start of Python on both sides, the manifest on the cluster, and the check
+of each file on this side. Both sides use the processors of this machine, so the ratio of processor times is more reliable than
+the ratio of seconds if the machine is busy.
 """
 
 from __future__ import annotations

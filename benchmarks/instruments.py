@@ -1,11 +1,11 @@
-"""Measures what each instrument costs: how much slower it makes the steps that it observes, and its time between steps.
+"""Measures what each instrument costs: how much slower the observed steps are, and the time that it takes between steps.
 
     python benchmarks/instruments.py                   # a 4-layer GPT-2, 256 wide, 128 positions, 4 sequences
     python benchmarks/instruments.py --n-embd 64       # small operators: instruments that observe each operator cost most
 
-Each round is one run in this process, and the instrument observes half of its steps. The ratio of a round is the median time of
-the observed steps divided by the median time of the other steps. The instrument `memory: categories` observes only one step of
-a run, so its rounds are runs of three steps.
+Each round is one run in this process, and the instrument observes half of the steps of the run. The ratio of a round is the
+median time of the observed steps divided by the median time of the other steps. The instrument `memory: categories` observes
+only one step of a run, so the runs of this instrument have three steps.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Whether the telemetry sampler changes the time of a training step: runs of steps with and without it, in turns.
+"""Measures whether the telemetry sampler makes training steps slower: steps with and without the sampler, in turns.
 
     python benchmarks/sampler_effect.py [--hz 2] [--rounds 20] [--steps 100] [--gpus 8] [--n-embd 192] [--seq-len 128]
 
-The steps are those of the training loop, on this machine's processor, which the sampler shares with them. The sampler is the
-real program, with the stub of NVML as in sampler.py. It has started before the steps begin. Each round has both kinds of steps,
-and the kinds take turns in being first. Printed is the mean ratio of the median step times of a round, with the 95 % interval
-of the mean by Student's t. The sampler has no measurable effect if the interval contains 1.
+The steps are steps of the training loop on the processor of this machine, which the sampler uses too. The sampler is the real
+program with a stub in place of NVML, as in sampler.py. It takes its first sample before the steps begin. Each round has steps
+with and steps without the sampler, and the two kinds take turns in being first. The ratio of a round is the median step time
+with the sampler divided by the median step time without the sampler. The benchmark prints the mean of these ratios and its 95 %
+interval by Student's t. If the interval contains 1, the sampler has no measurable effect.
 """
 
 from __future__ import annotations

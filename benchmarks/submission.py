@@ -2,10 +2,10 @@
 
     python benchmarks/submission.py CLUSTER.yaml [--rounds 7]
 
-It needs a machine with Slurm's commands. The jobs may not start before tomorrow and are cancelled at the end. The three take
-turns, and the times are of whole processes. `jobs submit` reads and checks a matrix, renders the run, computes digests of the
-packages and the source, and writes to the disk what it submits and what Slurm answers. submitit pickles a function call. The
-lines `imports of` show how long each program takes only to start and to import its modules.
+The benchmark needs a machine with Slurm's commands. The jobs may not start before tomorrow, and the benchmark cancels them at
+the end. The three programs take turns, and each time is that of a whole process. `jobs submit` reads and checks a matrix,
+renders the run, computes digests of the packages and the source, and writes to the disk what it submits and what Slurm answers.
+submitit pickles a function call. The lines `imports of` show how long a program takes only to start and to import its modules.
 """
 
 from __future__ import annotations

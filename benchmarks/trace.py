@@ -1,12 +1,14 @@
-"""What reading traces costs: processor seconds and peak memory of `collect trace`, beside those of others on the same files.
+"""Measures what it costs to read traces: processor seconds and peak memory of `collect trace` and of other programs.
 
     python benchmarks/trace.py [--ranks 8] [--mb 50] [--gz] [--folder FOLDER] [--rounds 3] [--peer PYTHON]
 
-Writes traces as Kineto lays them out for a GPU (219 bytes an event, 9 % kernels; real ones had 224 to 319, 6 to 8 %), or
-takes the traces of FOLDER. The ratios are to `collect trace --like-hta`, which gives the figures that HTA is asked for.
---peer: a Python that has HolisticTraceAnalysis, pysimdjson or orjson; what it does not have is left out. The last two only
-parse each file as a whole and look at no event: a bound, not a rival. Each runs in a process of its own, in turns; the table
-has the median.
+All programs read the same files: the traces in FOLDER or, without --folder, traces that the benchmark writes in the form in
+which Kineto writes traces of a GPU. These have 219 bytes per event, and 9 % of their events are kernels (real traces had 224 to
+319 bytes and 6 to 8 %). --peer: a Python with HolisticTraceAnalysis (HTA), pysimdjson or orjson; packages that it does not have
+are left out. pysimdjson and orjson only parse each file and read no event, so they show a lower bound of the time.
+
+Each program runs in its own process, and the programs take turns. The table has the median of the processor seconds and the
+largest peak memory. Ratios are relative to `collect trace --like-hta`, which computes the same figures as HTA does here.
 """
 
 from __future__ import annotations

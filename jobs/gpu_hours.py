@@ -17,20 +17,20 @@ class CellHours(msgspec.Struct, frozen=True):
 
     cell: Cell
     hours: float | None
-    """Of all its runs; None if neither a recorded time nor a time limit is known."""
+    """The GPU hours of all runs of the cell; None if neither a recorded time nor a time limit is known."""
     measured: bool
-    """Whether the time is recorded; a time limit is an upper bound."""
+    """Whether `hours` comes from recorded times. If not, `hours` comes from the time limit and is an upper bound."""
 
 
 class GpuHours(msgspec.Struct, frozen=True):
     """The GPU hours of several cells."""
 
     measured: float
-    """By the times of runs of the same cells that completed in this workspace."""
+    """The GPU hours of the cells that have completed in this workspace, from the recorded times of their runs."""
     limits: float
-    """By the time limits of the other cells: an upper bound."""
+    """The GPU hours of the other cells, from their time limits: an upper bound."""
     unknown: int
-    """The number of cells for which neither is known."""
+    """The number of cells for which neither a recorded time nor a time limit is known."""
 
 
 def of(cells: Sequence[Cell], runs: Mapping[str, int], recorded: Mapping[str, float], where: Cluster) -> list[CellHours]:

@@ -43,19 +43,21 @@ class LeaseReport(msgspec.Struct, frozen=True):
     lease: Lease
     stale: bool
     nodes: int
-    """The nodes on which the runs are estimated to run, whole nodes each."""
+    """The number of nodes on which runs can run. The estimate assumes that a run uses whole nodes."""
     runs: int
-    """The runs that have not ended, without those that are held."""
+    """The number of runs in the estimate: runs that have not ended, without the runs in `held`."""
     ends: datetime | None
-    """When the last of those ends that end before the lease; None if there are none, or if a time is not known."""
+    """The latest end of the runs that end before the lease; None if no run ends before the lease, or if `unknown` is not
+    empty."""
     late: list[str]
-    """The runs that would not end before the lease."""
+    """The ids of the runs that are not held back and would not end before the lease."""
     held: list[str]
-    """The runs that were held back for that reason."""
+    """The ids of the runs that are held back, because they would not end before the lease."""
     unknown: list[str]
-    """The runs of which this is not known: neither their time limit nor a recorded time, or that of a run before them."""
+    """The ids of the runs that may or may not end before the lease: neither a time limit nor a recorded time is known for the
+    run or for a run before it."""
     bases: dict[str, int]
-    """How many runs are estimated by recorded times, by time limits, and by neither."""
+    """The source of an estimate (recorded, limit or unknown) -> the number of runs in the estimate with this source."""
 
     def document(self) -> dict[str, Any]:
         """The report for JSON: the fields of the lease and the other fields of this report, in one object."""

@@ -29,7 +29,7 @@ class RunTime(msgspec.Struct, frozen=True):
     run_id: str
     nodes: int
     left_s: float | None
-    """Seconds from its start, or from now if it is running; None: not known."""
+    """The seconds that the run still needs, from its start or, if it is already running, from now; None: not known."""
     how: Literal["recorded", "limit", "unknown"]
 
 
@@ -38,7 +38,7 @@ class EstimatedEnd(msgspec.Struct, frozen=True):
 
     end_s: float
     is_least: bool
-    """Whether the end is only known to be not earlier, because the time of this run or of a run before it is not known."""
+    """Whether `end_s` is only a lower bound, because the duration of this run or of a run before it is not known."""
 
 
 def time_of(run: Run, recorded: Mapping[str, float], elapsed_s: float = 0.0) -> RunTime:

@@ -16,11 +16,11 @@ class NodeInterface(msgspec.Struct, frozen=True):
     """An interface of a node on one of its two networks. A field is None if it is not known or does not exist."""
 
     address: str | None = None
-    """The IPv4 address on this network."""
+    """The IPv4 address of the node on this network."""
     interface: str | None = None
-    """The interface on the node that has the address."""
+    """The name that the interface with this address has on the node."""
     mac: str | None = None
-    """Its MAC address on the node."""
+    """The MAC address of this interface."""
 
 
 class ExperimentInterfaces(msgspec.Struct, frozen=True):

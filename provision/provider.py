@@ -56,40 +56,44 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     """A provider, which the key `provider` in cluster.yaml chooses by its name."""
 
     name: str
-    """The name of its file."""
+    """The name of the provider's file in provision/providers, without .py."""
     origin: str
-    """Where its machines come from, as the end of a sentence."""
+    """A clause that says where the machines of the provider come from, such as `its machines already exist`."""
     nodes: Callable[[Cluster, Workspace], Sequence[NodeT]]
-    """The nodes of the cluster, whether they are up or not; opens no connection."""
+    """Returns the nodes of the cluster, whether they are up or not. Opens no connection."""
     locks: Callable[[Cluster], list[Path]] = lock_of_the_user
-    """The files that a command locks while it changes the cluster, besides the lock of the workspace. Raises WorkspaceError."""
+    """Returns the files that a command locks while it changes the cluster, besides the lock of the workspace. Raises
+    WorkspaceError."""
     bring_up: Callable[[Cluster, Workspace, NodeT], Sequence[Change] | Nothing] = _existing
-    """The first operation on each node: the changes after which the node can be logged in to. Raises ShardlabError."""
+    """Returns the changes of the first operation on a node, after which a user can log in to the node; Nothing if no change is
+    needed. Raises ShardlabError."""
     request: Callable[[Cluster, Workspace], str] | None = None
-    """The text that a person gives to the provider to get the machines."""
+    """Returns the text with which a person requests the machines from the provider."""
     profile: Callable[[Cluster, Workspace], str] | None = None
-    """The same request as a script that the provider runs."""
+    """Returns the same request as a script that the provider executes (a profile of CloudLab)."""
     warm: Callable[[Cluster, Workspace], str] | None = None
-    """Prepares in advance what takes long; returns a sentence on what is ready."""
+    """Makes in advance what takes long when the first node is created. Returns a sentence that says what is ready."""
     down: Callable[[Cluster, Workspace], str] | None = None
-    """Removes what provision created; returns a sentence on what was removed."""
+    """Removes the machines that provision created. Returns a sentence that says what was removed."""
     present: Callable[[Cluster, Workspace], Cluster | ToCreate] | None = None
-    """For a cluster file that may list no nodes: the cluster with its nodes, or what `obtain` would create. Asks no other
-    machine and stores nothing. Raises ShardlabError."""
+    """For providers whose cluster file may list no nodes. Returns the cluster with its nodes, or the machines that `obtain`
+    would create. Contacts no other machine and stores nothing. Raises ShardlabError."""
     obtain: Callable[[Cluster, Workspace], None] | None = None
-    """Creates the machines if there are none, and keeps in the workspace what a cluster file needs to have their nodes when it
-    is read again; reads anew how long they are lent. Raises ShardlabError."""
+    """Creates the machines if they do not exist, and stores in the workspace the files from which the nodes are known when the
+    cluster file is read again. If the machines exist, reads again until when they are lent. Raises ShardlabError."""
     extend: Callable[[Cluster, Workspace, int | None, str | None], str] | None = None
-    """Asks for the machines for more hours, with a reason; returns a sentence on what was granted. Raises ShardlabError."""
+    """Asks the provider to lend the machines for more hours, with a reason. Returns a sentence that says what was granted.
+    Raises ShardlabError."""
     confirmation: Callable[[Cluster, Workspace], Confirmation | None] | None = None
-    """What the user has to confirm before `down`; None: nothing."""
+    """Returns what the user has to confirm before `down` removes machines; None: the user has to confirm nothing."""
     operations: frozenset[str] | None = None
-    """The names of the operations that apply to its nodes, in the order of provision/roles.py; None: all operations, without
-    those that are only for providers that name them."""
+    """The names of the operations that apply to the provider's nodes; provision/roles.py has their order. None: all operations
+    except those in ONLY_NAMED of provision/roles.py."""
     checks: frozenset[str] | None = None
-    """The names of the checks that apply to its nodes; None: all checks."""
+    """The names of the checks that apply to the provider's nodes; None: all checks except those in ONLY_NAMED of
+    provision/roles.py."""
     own: frozenset[str] = frozenset()
-    """The names of further operations and checks, which apply only to providers that name them."""
+    """The names of operations and checks that apply to the provider's nodes in addition to `operations` and `checks`."""
 
     def carry_out(
         self, verb: str, cluster: Cluster, workspace: Workspace, hours: int | None = None, reason: str | None = None

@@ -15,27 +15,27 @@ class AllReduceTime(msgspec.Struct, frozen=True):
     bytes: Annotated[int, msgspec.Meta(gt=0)]
     """Size of the tensor that each rank contributes."""
     seconds: Positive
-    """Median over the iterations."""
+    """Median duration of one all-reduce over the iterations."""
     fastest_s: Positive
     slowest_s: Positive
     bus_bandwidth_gb_per_s: Positive
-    """In 1e9 bytes per second, from `seconds`: 2(n-1)/n x bytes / time, as nccl-tests defines it."""
+    """The bus bandwidth in 1e9 bytes per second, as nccl-tests defines it: 2(n-1)/n x `bytes` / `seconds`, with n ranks."""
 
 
 class MeasuredAllReduce(msgspec.Struct, frozen=True):
     """All-reduces of several sizes between the same ranks."""
 
     nodes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    """The nodes on which the ranks were: one node with all ranks, or several nodes with one rank each."""
+    """The nodes of the ranks: one node that has all ranks, or several nodes that have one rank each."""
     ranks: Annotated[int, msgspec.Meta(ge=2)]
     backend: Literal["gloo", "nccl"]
     """gloo: tensors in host memory, sent over TCP. nccl: tensors on GPUs."""
     gpu: str | None
-    """NVML's name of the GPU of each rank; None: the tensors were in host memory."""
+    """The name in NVML of the GPU model that all ranks have; None: the tensors were in host memory."""
     measured: str
-    """When, in ISO 8601, UTC."""
+    """The time of the measurement (ISO 8601, UTC)."""
     times: Annotated[tuple[AllReduceTime, ...], msgspec.Meta(min_length=1)]
-    """From the smallest size to the largest."""
+    """The times of the all-reduces, from the smallest size to the largest."""
 
 
 def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:

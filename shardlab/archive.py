@@ -72,7 +72,7 @@ class LeftOutFile(msgspec.Struct, frozen=True):
     bytes: int | None
     """The size of the file; None: not known."""
     why: str
-    """The reason as a clause."""
+    """Why the file is not in the archive, as a clause."""
 
 
 class ArchiveIndex(msgspec.Struct, frozen=True, kw_only=True):

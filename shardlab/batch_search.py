@@ -34,7 +34,7 @@ class SearchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     goal: Goal = msgspec.field(name="for")
     """largest_that_fits: the largest batch that is not out of memory. fastest: the batch with the highest throughput."""
     at_most: Size | None = None
-    """The largest value that is tried; null: 16 times the value that the planner predicts to fit."""
+    """The largest value that is tried; null: 16 times the largest value that the planner predicts to fit."""
 
 
 class BatchSearch(msgspec.Struct, frozen=True):

@@ -50,31 +50,31 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     name: Literal["sgd", "adam", "adamw"]
     """The update rule."""
     lr: Annotated[float, msgspec.Meta(gt=0)]
-    """The learning rate."""
+    """The learning rate after the warm-up, before `schedule` scales or reduces it."""
     momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
     """The momentum of sgd."""
     weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """The weight decay."""
+    """The coefficient of the weight decay; 0: no weight decay."""
     beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
-    """The decay of the mean of gradients (adam, adamw)."""
+    """The decay rate of the running mean of gradients (adam, adamw)."""
     beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.999
-    """The decay of the mean of squared gradients (adam, adamw)."""
+    """The decay rate of the running mean of squared gradients (adam, adamw)."""
     eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-8
-    """The number that is added to the denominator (adam, adamw)."""
+    """The number that is added to the denominator of the update (adam, adamw)."""
     fused: bool = True
-    """true: one operator updates all parameters. false: torch chooses, foreach operators on a GPU and a loop on a CPU. It has
-    no effect on sgd, because torch has no fused sgd for sharded parameters."""
+    """true: one operator updates all parameters. false: torch uses foreach operators on a GPU and a loop on a CPU. sgd ignores
+    this key, because torch has no fused sgd for sharded parameters."""
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
     """The learning rate over the run: a linear warm-up, then constant, or a cosine or linear decay to 0."""
 
     name: Literal["constant", "cosine", "linear"] = "constant"
-    """The course after the warm-up."""
+    """How the learning rate changes after the warm-up."""
     lr_warmup_steps: NonNegative = 0
     """Number of steps of the linear warm-up."""
     lr_scaling: Literal["none", "linear"] = "none"
-    """linear multiplies the optimizer's lr by the number of data-parallel ranks (Goyal et al., 2017, section 2.1)."""
+    """linear: the optimizer's lr is multiplied by the number of data-parallel ranks (Goyal et al., 2017, section 2.1)."""
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
@@ -112,7 +112,7 @@ class Validation(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Computes loss and accuracy on the validation split, at an interval and after the last step."""
 
     items: Positive | None = None
-    """Number of items that are used, from the first item of the split; null: all items."""
+    """The validation uses the first `items` items of the split; null: all items."""
 
 
 class CheckpointSettings(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
@@ -121,7 +121,7 @@ class CheckpointSettings(Recurring, frozen=True, forbid_unknown_fields=True, omi
     keep: Positive = 2
     """Number of checkpoints that are kept; older ones are deleted."""
     layout: Literal["sharded", "whole"] = "sharded"
-    """sharded: each rank writes its shards. whole: one rank gathers and writes everything."""
+    """sharded: each rank writes its shards. whole: one rank gathers all shards and writes them."""
     time_loading: bool = False
     """Whether the newest checkpoint is loaded again after the last step, to measure how long loading takes."""
 
@@ -130,17 +130,18 @@ class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """What is measured while a run trains. Times, losses and peak memory are always measured."""
 
     memory: Literal["peak", "categories", "snapshot"] = "peak"
-    """peak: nothing more. categories: what the memory contains. snapshot: blocks of the CUDA allocator and their history."""
+    """peak: only peak memory. categories: also what the memory contains. snapshot: also blocks and history of the CUDA
+    allocator."""
     memory_steps: Positive = 1
-    """Number of consecutive steps over which `memory: categories` follows the memory, from timed step 2 on."""
+    """The number of consecutive steps that `memory: categories` observes, from timed step 2 on."""
     profile: Profile | None = None
-    """The profiler; null: off."""
+    """Settings of the profiler; null: the profiler is off."""
     validation: Validation | None = None
-    """Validation; null: off."""
+    """Settings of the validation; null: validation is off."""
     checkpoints: CheckpointSettings | None = None
-    """Checkpoints; null: off."""
+    """Settings of the checkpoints; null: no checkpoints are saved."""
     telemetry_hz: Annotated[float, msgspec.Meta(ge=SLOWEST_HZ, le=FASTEST_HZ)] = TELEMETRY_HZ
-    """Samples of telemetry per second on each node. The sampler costs processor time, so a rate is an instrument."""
+    """Samples of telemetry per second on each node. More samples take more processor time from the ranks."""
 
 
 class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -151,67 +152,64 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     strategy: str
     """How ranks share the work (`jobs strategies`)."""
     gpus: Positive = 1
-    """Ranks that train, one accelerator each (one process each on a machine without GPUs)."""
+    """The number of ranks that train, each on its own GPU. On a machine without GPUs, each rank is a process on the CPU."""
     nnodes: Positive | None = None
     """The number of nodes; null: as few as the cluster allows."""
     gpu_type: GpuType | None = None
     """The GPU type, as the cluster file names it; null: the GPUs of the default partition."""
     tp: Positive | None = None
-    """The tensor-parallel degree; null: the ranks divided by the other degrees of the strategy, of which at most one may be
-    null."""
+    """The tensor-parallel degree; null: `gpus` divided by the strategy's other degrees, of which none may then be null."""
     pp: Positive | None = None
-    """The pipeline-parallel degree; null: the ranks divided by the other degrees of the strategy, of which at most one may be
-    null."""
+    """The pipeline-parallel degree; null: `gpus` divided by the strategy's other degrees, of which none may then be null."""
     dp: Positive | None = None
-    """The data-parallel degree; null: the ranks divided by the other degrees of the strategy, of which at most one may be
-    null."""
+    """The data-parallel degree; null: `gpus` divided by the strategy's other degrees, of which none may then be null."""
     servers: Positive | None = None
-    """Further ranks, which are parameter servers; null: 1 if the strategy has parameter servers."""
+    """The number of parameter servers, which are ranks besides `gpus`; null: 1 if the strategy has parameter servers."""
     launcher: str = "torchrun"
-    """What starts the ranks (`jobs launchers`)."""
+    """The program that starts the ranks (`jobs launchers`)."""
     global_batch_size: Positive | None = None
     """Units of data (images, sequences) in one optimizer step over all ranks. Either this key or gpu_batch_size is required."""
     gpu_batch_size: Positive | None = None
-    """Units of data per data-parallel rank and optimizer step, so that the batch grows with the ranks."""
+    """Units of data per data-parallel rank and optimizer step; the global batch then grows with the number of ranks."""
     micro_batch_size: Positive | None = None
-    """Units of data per data-parallel rank and forward pass; null: the rank's whole part of the batch in one pass."""
+    """Units of data per data-parallel rank and forward pass; null: a rank's whole share of the batch in one pass."""
     microbatches: Positive | None = None
-    """The number of passes of a step, in place of micro_batch_size."""
+    """The number of forward passes of a step on each rank. Give this key or micro_batch_size, not both."""
     seq_len: Positive | None = None
-    """Tokens of a sequence; null: the number that the workload has."""
+    """The number of tokens of a sequence; null: the default of the workload."""
     steps: Positive | None = None
-    """The timed steps. Either this key or epochs is required."""
+    """The number of timed steps. Either this key or epochs is required."""
     epochs: Positive | None = None
-    """The timed length as passes over the data set."""
+    """The number of timed passes over the data set. Either this key or steps is required."""
     warmup_steps: NonNegative = 0
     """Steps that run before the timed steps and are not timed."""
     precision: Precision = "fp32"
-    """The number format of the computation; one format is the same computation under every strategy (docs/strategies.md)."""
+    """The number format of the computation. The same format is the same computation in every strategy (docs/strategies.md)."""
     activation_checkpointing: Checkpointing = "none"
-    """none. full: every block is recomputed. every-K: each K-th block. segments-N: the blocks in N segments of nearly equal
-    length, each of which but the last is recomputed as a whole."""
+    """none: off. full: every block is recomputed. every-K: each K-th block is recomputed. segments-N: the blocks form N
+    segments of nearly equal length; each segment except the last is recomputed as a whole."""
     compile: bool = False
     """Whether torch.compile compiles the blocks of the model."""
     max_grad_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """A gradient with a larger global L2 norm is scaled down to this norm; null: no limit."""
     prove: Literal["auto", "off"] = "auto"
-    """auto: the same-work proof runs once per distinct computation. off: it does not run."""
+    """auto: the same-work proof runs, once for all cells with the same computation. off: it does not run."""
     optimizer: Optimizer | None = None
-    """The update rule; null: that of the workload."""
+    """The update rule; null: the default of the workload."""
     schedule: Schedule = msgspec.field(default_factory=Schedule)
-    """The learning rate over the run."""
+    """How the learning rate changes during the run."""
     instruments: Instruments = msgspec.field(default_factory=Instruments)
     """What is measured while the cell trains."""
     memory_limit_gib: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """The limit in GiB of a rank's memory on its GPU, or on the host if the rank has no GPU; null: no limit."""
     seed: NonNegative = 42
-    """The seed of weights, order of data and dropout."""
+    """The seed of the initial weights, of the order of the data, and of dropout."""
     time_limit: str | None = None
     """The time as HH:MM:SS after which the run is ended as `timeout`; null: no limit."""
     hang_limit: str = "00:30:00"
-    """The time as HH:MM:SS without a step, or another sign of progress, after which the run is ended as `hung`."""
+    """The time as HH:MM:SS after which a run without progress, such as a new step, is ended as `hung`."""
     expect: list[State] = []
-    """End states that are expected of this cell, besides completed."""
+    """End states besides `completed` that are expected of the runs of this cell, such as oom."""
     options: dict[str, bool | int | float | str | None] = {}
     """Options of the strategy and the workload (`jobs strategies`, `jobs workloads`)."""
 
@@ -273,18 +271,18 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     gpu_type: Annotated[str | None, Role.HARDWARE] = None
     """The GPU type, as the cluster file names it; null: the GPUs of the default partition.
 
-    The same training on another type is another cell with another hash. So no mean is made of runs on two types, and the
-    baseline of a speed-up is on the same type. The role is HARDWARE, because other hardware changes every measured time but not
-    the work: `collect compare` pairs the cells of one type with those of another and names the types, and a run may
-    resume from a checkpoint of another type.
+    The same training on another GPU type is another cell with another hash. So no mean is computed over runs on two GPU types,
+    and the baseline of a speed-up has the same GPU type. The role is HARDWARE, because other hardware changes every measured
+    time but not the work: `collect compare` pairs cells of one GPU type with cells of another type and names both types, and a
+    run may resume from a checkpoint that was saved on another type.
     """
     workload_code: Annotated[str | None, Role.MODEL] = None
-    """The digest of the files of the workspace that define the workload (shardlab/plugin_source.py); null: the workload ships.
+    """The digest of the files of the workspace that define the workload (shardlab/plugin_source.py); null: shardlab ships it.
 
-    So two models of one name are two cells, whatever they have in common.
+    So two workloads that have the same name but different files belong to different cells.
     """
     strategy_code: Annotated[str | None, Role.STRATEGY] = None
-    """The digest of the files of the workspace that define the strategy; null: the strategy ships."""
+    """The digest of the files of the workspace that define the strategy; null: shardlab ships the strategy."""
 
     @property
     def world_size(self) -> int:

@@ -31,20 +31,20 @@ class ExperimentNote(msgspec.Struct, frozen=True):
     schema: int
     name: str
     created_by_us: bool
-    """Whether this workspace asked the portal to create it; only then may `provision down` terminate it."""
+    """Whether this workspace asked the portal to create the experiment. If not, `provision down` must not terminate it."""
     project: str | None = None
     profile: str | None = None
     """The profile with its project, as PROJECT/NAME."""
     portal_url: str | None = None
     user: str | None = None
-    """The user of the token that created it; None: the portal did not say it."""
+    """The user whose token created the experiment; None: the portal did not name the user."""
     asked_at: str | None = None
-    """The portal's time just before it was asked to create the experiment."""
+    """The time by the portal's clock just before `provision` asked the portal to create the experiment."""
     uuid: str | None = None
     created_at: str | None = None
-    """When the portal created it."""
+    """When the portal created the experiment."""
     page: str | None = None
-    """The address of its page at the portal, for a person."""
+    """The address of the experiment's web page at the portal."""
 
 
 def path_of(own: Path) -> Path:

@@ -25,34 +25,35 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An experiment of CloudLab (provider cloudlab): one that exists, by its manifest, or one that `provision` creates."""
 
     manifest: str | list[str] | None = None
-    """The file of the experiment's manifest, relative to the cluster file; a list: one manifest of each aggregate. null:
-    with a token of the portal, the experiment that `provision` creates; else, on a node, what `geni-get manifest` prints."""
+    """The file of the experiment's manifest, relative to the cluster file; a list: one manifest of each aggregate. null: if
+    there is a token of the portal, the experiment that `provision` creates; otherwise, on a node of an experiment, the manifest
+    that `geni-get manifest` prints."""
     project: Word | None = None
     """The project in which the experiment is created."""
     hardware: Word | None = None
     """The hardware type, such as d8545; `provision hardware` lists the types with GPUs."""
     site: Word | None = None
-    """The aggregate, such as wisc: the same type has other GPUs at another site."""
+    """The site (aggregate), such as wisc. The same hardware type may have other GPUs at another site."""
     nodes: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """The number of nodes to request."""
     image: ImageName = "UBUNTU24-64-STD"
-    """The disk image; a name without a project is one of emulab-ops."""
+    """The disk image; a name without a project means an image of the project emulab-ops."""
     hours: Annotated[int, msgspec.Meta(ge=1, le=24 * 14)] = 16
-    """The hours to request; the portal may grant fewer."""
+    """The number of hours for which the nodes are requested; the portal may grant fewer."""
     profile: Word = "small-lan"
     """The profile from which the portal creates the experiment."""
     profile_project: Word = "PortalProfiles"
-    """The project of this profile."""
+    """The CloudLab project that contains the profile."""
     bindings: dict[Word, str] = {}
-    """Parameters of the profile; of small-lan only those that no other key gives."""
+    """Parameters of the profile and their values. With small-lan, only parameters that no other key of `cloudlab` sets."""
     lan_mbps: Annotated[int, msgspec.Meta(ge=1, le=400_000)] | None = None
     """The rate of the experiment network in Mbit/s; null: the best that the nodes have."""
     blockstore_gib: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
-    """The size of a local disk at /mydata on each node in GiB; 0: all free space; null: none."""
+    """The size in GiB of a local disk at /mydata on each node; 0: all free space; null: no such disk."""
     portal_url: Annotated[str, msgspec.Meta(pattern=r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?$")] | None = (
         None
     )
-    """The address of the portal's API, https only; null: the one of CloudLab."""
+    """The address of the portal's API, https only; null: the address of CloudLab's portal."""
 
     @property
     def manifests(self) -> list[str]:

@@ -36,26 +36,26 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: Literal[1]
     """The version of the format."""
     name: Name
-    """The name of the cluster: it stands in reports and in the names of files."""
+    """The name of the cluster, which reports and names of files contain."""
     provider: Literal["local", "ssh", "virtual", "slurm", "cloudlab"]
     """Where the machines come from. local: this machine is the only node. ssh: existing machines, listed under `nodes`.
-    virtual: practice nodes, which are booted on this machine. slurm: a managed Slurm site, where nothing needs root.
-    cloudlab: the nodes of an experiment."""
+    virtual: practice nodes, which are booted on this machine. slurm: a managed Slurm site, where nothing needs root. cloudlab:
+    the nodes of a CloudLab experiment."""
     login: Login | None = None
     """The login node of the site (provider slurm); null: this machine is the login node."""
     cloudlab: Cloudlab | None = None
-    """The experiment (provider cloudlab)."""
+    """The CloudLab experiment (provider cloudlab)."""
     nodes: list[NodeEntry] = []
-    """The nodes. Of an experiment, they are filled in from its manifest."""
+    """The nodes of the cluster. With provider cloudlab, they are taken from the manifest of the experiment."""
     ssh: Ssh = msgspec.field(default_factory=Ssh)
-    """The login to the nodes."""
+    """How to log in to the nodes by SSH."""
     lan: Lan = msgspec.field(default_factory=Lan)
     """The network between practice nodes (provider virtual)."""
     release: Release | None = None
-    """The release of Debian on practice nodes (provider virtual), which decides their Slurm and systemd; null: the release of
-    this machine."""
+    """The release of Debian on practice nodes (provider virtual), which determines the versions of Slurm and systemd; null: the
+    release of this machine."""
     gpus: Gpus | None = None
-    """The GPUs of each worker; null: on this machine, those that are found; elsewhere, none."""
+    """The GPUs of each worker; null: with provider local, the GPUs that are found on this machine; otherwise no GPUs."""
     storage: Storage = msgspec.field(default_factory=Storage)
     """Folders and disks of the nodes."""
     environment: Environment = msgspec.field(default_factory=Environment)
@@ -66,7 +66,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: Data = msgspec.field(default_factory=Data)
     """The data sets."""
     network: Network = msgspec.field(default_factory=Network)
-    """The links between GPUs, with which `jobs plan` calculates."""
+    """The links between GPUs, from which `jobs plan` predicts times."""
     price_per_gpu_hour: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """The price of a GPU for an hour, in any currency, from which `jobs plan` computes costs; null: not known."""
 

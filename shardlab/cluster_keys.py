@@ -28,8 +28,8 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: SetName
     """The name of the data set."""
     archive: str | None = None
-    """An http(s) URL, or the path of a tar file or of a folder (relative to the workspace unless absolute); null: the data
-    set is already in the data path."""
+    """The source: an http(s) URL, or the path of a tar file or of a folder (relative to the workspace unless absolute); null:
+    the data set is already in the data path."""
     sha256: Sha256 | None = None
     """The SHA-256 of the archive; required for a URL."""
 
@@ -45,10 +45,10 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str | None = None
     """The folder that contains the data sets; null: `.shardlab/data` in the workspace."""
     sets: list[SetName | DataSet] = []
-    """The data sets that `provision` puts there: names, or mappings with a name and a source."""
+    """The data sets that `provision` stores in `path`: names, or mappings with a name and a source."""
     stage: Literal["node"] | None = None
-    """node: at its start, a run copies its data set to the own disk of each of its nodes ($TMPDIR), and reads this copy.
-    null: a run reads from the data path."""
+    """node: when a run starts, it copies its data set to the local disk of each of its nodes ($TMPDIR), and reads this copy.
+    null: a run reads from `path`."""
 
     def named(self) -> list[DataSet]:
         """All data sets as `DataSet`, including the data sets that the file lists only by name."""
@@ -61,14 +61,14 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     """The name of the node, which no other node has."""
     host: str | None = None
-    """For the login: an address, or a name from ~/.ssh/config. Required for provider ssh, not allowed for provider virtual."""
+    """The address for the login, or a name from ~/.ssh/config. Required for provider ssh, not allowed for provider virtual."""
     address: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
     """The IPv4 address of the node on the network on which the nodes train, if `host` is on another network (provider ssh);
-    Slurm, NFS and the ranks use only this network. null: `host` is on it."""
+    Slurm, NFS and the ranks use only this network. null: `host` is on this network."""
     mac: Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{2}:){5}[0-9a-f]{2}$")] | None = None
-    """The MAC address of the interface that has `address`; filled in from the manifest of an experiment (provider cloudlab)."""
+    """The MAC address of the interface that has `address`; taken from the manifest of the experiment (provider cloudlab)."""
     control: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
-    """The address of the node on the control network, which is for logins only; filled in from the manifest of an experiment
+    """The address of the node on the control network, which is for logins only; taken from the manifest of the experiment
     (provider cloudlab)."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
     """The port of the login by SSH (provider ssh); null: from ~/.ssh/config."""
@@ -82,24 +82,25 @@ class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The login to the nodes. For a key that is null, the settings of ~/.ssh/config are used."""
 
     user: str | None = None
-    """The user on nodes for which the file names no other user."""
+    """The user for the login to nodes whose entry in `nodes` has no `user`."""
     identity: str | None = None
     """The path of the private key; relative to the workspace unless it is absolute or begins with ~."""
     host_keys: Literal["strict", "accept-new"] = "strict"
     """What happens if the host key of a node is not known. strict: the login is refused. accept-new: the key is stored. A
     host key that changed is always refused."""
     between_nodes: bool = False
-    """Whether the user can log in from each node to each other node, for launchers that start ranks by SSH."""
+    """true: `provision` makes SSH keys with which the user can log in from each node to each other node, for launchers that
+    start ranks by SSH."""
     sudo: bool = True
-    """false: nothing is run by sudo (provider ssh). `provision` does what the user may do, and prints the commands for an
-    administrator."""
+    """false: `provision` runs no command by sudo (provider ssh). It makes the changes that need no root, and prints the
+    commands for an administrator."""
 
 
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The login node of a Slurm site (provider slurm), if `provision`, `jobs` and `collect` run on another machine."""
 
     host: Annotated[str, msgspec.Meta(pattern=HOST.pattern)]
-    """An address, or a name from ~/.ssh/config."""
+    """The address of the login node, or its name in ~/.ssh/config."""
     user: str | None = None
     """The user of the login; null: from ~/.ssh/config."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
@@ -110,7 +111,7 @@ class Lan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The network between practice nodes (provider virtual)."""
 
     subnet: str = "10.88.0.0/24"
-    """A private IPv4 network with an address for each node and one for this machine."""
+    """A private IPv4 network that has an address for each node and an address for this machine."""
     mbps: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     """The rate of each node's link in Mbit/s; null: no limit."""
 
@@ -119,11 +120,12 @@ class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folders and disks of the nodes."""
 
     shared: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
-    """A folder that all nodes share under this absolute path; practice nodes share the folder of this machine."""
+    """The absolute path of a folder that all nodes share. Practice nodes share the folder that has this path on this
+    machine."""
     server: Name | None = None
     """The node that exports the shared folder to the other nodes by NFS; null: all nodes already have the folder."""
     disk: Annotated[str, msgspec.Meta(pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*$")] | None = None
-    """An empty whole disk, which has the same name on every node. It gets a file system; a disk that is not empty is never
-    changed."""
+    """A whole empty disk that has the same name on every node, on which `provision` creates a file system. A disk that is not
+    empty is never changed."""
     mount: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
     """The folder where the file system of `disk` is mounted."""

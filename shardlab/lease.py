@@ -31,9 +31,9 @@ class Lease(msgspec.Struct, frozen=True):
     """The lease of a cluster: when its machines are taken back, and from where and when this was read."""
 
     expires: Moment
-    """The end of the lease. Then the nodes and everything on their disks are gone."""
+    """The end of the lease. After this time, the nodes and everything on their disks are gone."""
     read: Moment
-    """When the source said so: the time at which the manifest was taken, or the portal was asked."""
+    """How recent `expires` is: the time at which the file of the manifest was written, or at which the portal was asked."""
     source: Literal["manifest", "portal"]  # from where the end was read
 
     def left_s(self, now: datetime) -> float:

@@ -38,9 +38,9 @@ class Repeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The number of runs of each cell, if the cells of claims need more runs than others."""
 
     claims: Count
-    """Runs of each cell that the test of a claim names."""
+    """The number of runs of each cell that occurs in the test of a claim."""
     others: Count = 1
-    """Runs of each other cell."""
+    """The number of runs of each other cell."""
 
 
 class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str | None = None
     """The study that the matrix repeats; null: none."""
     defaults: dict[str, Any] = {}
-    """Keys of all cells that do not say otherwise."""
+    """Keys with their values, for all cells for which no other section gives another value."""
     axes: dict[str, list[Any]] = {}
     """Each key with the list of its values; all combinations of the values are cells."""
     zip: list[dict[str, list[Any]]] = []
@@ -63,13 +63,13 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exclude: list[dict[str, Any]] = []
     """Combinations that are left out: keys and values that they have, or a condition in `when`, and the reason in `why`."""
     include: list[dict[str, Any]] = []
-    """Keys that are added to the combinations whose axes they do not change; if there is none, a combination of its own."""
+    """Each entry adds its keys to the combinations whose axes it does not change; if there are none, it is a new one."""
     repeats: Count | Repeats = 1
     """The number of runs of each cell; of a cell whose batch size is searched: the number of searches."""
     retry: Retry = Retry()
     """How often a run is started again by itself, for each state in which it may end (docs/how-to/retry-by-itself.md)."""
     search: SearchRequest | None = None
-    """The batch size of each cell is not given but searched, one try after another (docs/how-to/search-a-batch-size.md)."""
+    """How the batch size of each cell is searched (docs/how-to/search-a-batch-size.md); null: it is not searched."""
     settings: list[Setting] = []
     """Hardware and software of the study."""
     baseline: str = "single"
@@ -80,15 +80,15 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     assumed: list[Assumed] = []
     """Values that the study does not state and that had to be chosen."""
     reported: list[Reported] = []
-    """Numbers of the study, which the report shows beside the measured ones."""
+    """Numbers of the study, which the report shows beside the measured numbers."""
     tables: list[PrintedTable] = []
-    """Tables of the study that are mostly text, which the report shows beside what was measured."""
+    """Tables of the study that are mostly text; the report shows measured values beside them."""
     claims: list[Claim] = []
     """Claims of the study, which `collect verdicts` judges."""
     notes: list[Note] = []
     """Places where the study contradicts itself or leaves a question open."""
     deviations: list[Deviation] = []
-    """Differences to the matrix of the study, which `jobs plan --adapt` writes here (docs/how-to/fit-a-matrix.md)."""
+    """Differences from the matrix of the study, which `jobs plan --adapt` writes here (docs/how-to/fit-a-matrix.md)."""
 
     @property
     def tests(self) -> list[str]:

@@ -47,11 +47,11 @@ class ModelByConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """A workload without code. Exactly one of transformers and torchvision is given."""
 
     transformers: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    """A configuration of the transformers library (config.json): a path within the folder of the matrix."""
+    """The path of a configuration of the transformers library (config.json), within the folder of the matrix."""
     torchvision: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}$")] | None = None
     """The name of an image classifier of torchvision."""
     seq_len: Positive | None = None
-    """The tokens of a sequence, of a language model; cells may have another value."""
+    """The number of tokens of a sequence, if the model is a language model; a cell may set another value."""
 
 
 class ModelFile(msgspec.Struct, frozen=True):

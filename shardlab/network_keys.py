@@ -17,6 +17,6 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The links between GPUs. They change no run: `jobs plan` and `jobs advise` calculate with them."""
 
     link: LinkName | None = None
-    """Between the GPUs of one node; null: that of the GPU model's data sheet."""
+    """The link between the GPUs of one node; null: the link that the data sheet of the GPU model names."""
     between_nodes: LinkName | None = None
-    """Between two nodes; null: not known, so that no time is predicted for runs on several nodes."""
+    """The link between two nodes; null: not known, so that no time is predicted for runs on several nodes."""

@@ -34,12 +34,12 @@ class OwnStrategy(msgspec.Struct, frozen=True):
     precisions: Annotated[tuple[Precision, ...], msgspec.Meta(min_length=1)]  # the precisions that it supports
     options: tuple[Option, ...] = ()  # its options, with defaults and bounds
     degrees: Annotated[tuple[Literal["dp", "tp", "pp"], ...], msgspec.Meta(min_length=1)] = ("dp",)
-    """The degrees of parallelism that it has."""
+    """The kinds of parallelism that the strategy has: data (dp), tensor (tp), pipeline (pp)."""
     switches: tuple[Literal["activation_checkpointing", "compile", "max_grad_norm"], ...] = ()
-    """The keys of a cell that it supports."""
+    """Which of these keys of a cell the strategy supports."""
     servers: bool = False  # whether it has parameter servers
     cuts: tuple[Literal["parameter", "gradient", "optimizer_state"], ...] | None = None
-    """What it shards according to textbooks; null: not known."""
+    """What the strategy shards according to textbooks; null: not known."""
     tolerates_lost_ranks: bool = False  # whether the run continues without a rank that ended
     no_checkpoints: str = ""  # why a run cannot be saved; empty: it can
     reasons: dict[str, str] = {}  # by precision: why it is not supported

@@ -18,12 +18,12 @@ from shardlab.rehearsed import RehearsedCollective
 
 SCHEMA = 1
 Fits = Literal["yes", "likely", "unlikely", "no"]
-"""yes: even the highest prediction fits the smallest capacity. no: even the lowest does not fit the largest capacity. likely,
-unlikely: in between, by the likely values."""
+"""yes: even the highest predicted memory fits into the smallest capacity. no: even the lowest memory does not fit into the
+largest capacity. likely, unlikely: otherwise; the likely memory fits, or does not fit, into the likely capacity."""
 
 
 Source = Literal["rehearsal", "formula"]
-"""From what a number was obtained: from a rehearsal of the cell (shardlab/rehearsed.py), or from a closed formula."""
+"""The source of a number: a rehearsal of the cell (shardlab/rehearsed.py), or a formula of the planner."""
 
 
 class PredictedRange(msgspec.Struct, frozen=True):
@@ -58,13 +58,13 @@ class PredictedExchange(msgspec.Struct, frozen=True):
     """One kind of communication of a rank in a step, by the theory of its strategy."""
 
     op: str
-    """all_reduce, all_gather, reduce_scatter, broadcast or send."""
+    """The kind of communication: all_reduce, all_gather, reduce_scatter, broadcast or send."""
     sent_bytes: float
-    """What the rank sends for it in a step."""
+    """The bytes that the rank sends in a step for this kind of communication."""
     calls: float
-    """How often in a step."""
+    """How often the rank starts this communication in a step."""
     ranks: int
-    """The ranks that take part in a call."""
+    """The number of ranks that take part in one call."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,47 +77,51 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     memory_bytes: PredictedRange | None = None
-    """Peak memory of a step on the rank that needs most."""
+    """Peak memory of a step, on the rank that needs the most memory."""
     memory_by_category: dict[str, PredictedRange] = {}
-    """The same by category; the categories are those of docs/instruments.md, and the terms beside tensors."""
+    """`memory_bytes` by category: the categories of docs/instruments.md, and the memory that is not used by tensors
+    (cuda_context, nccl_buffers, fragmentation)."""
     tensor_bytes: PredictedRange | None = None
-    """The part of it that torch's allocator counts as allocated: all but the CUDA context, NCCL's buffers and fragmentation."""
+    """The part of `memory_bytes` that torch's allocator counts as allocated: all but the CUDA context, NCCL's buffers and
+    fragmentation."""
     capacity_bytes: PredictedRange | None = None
-    """Memory of the GPU, or the cell's own limit."""
+    """The memory of a GPU that a rank may use; `memory_limit_gib` of the cell lowers it."""
     fits: Fits | None = None
     largest_micro_batch: int | None = None
     """The largest micro_batch_size that is likely to fit; 0: none does."""
     step_s: PredictedRange | None = None
-    """An optimizer step."""
+    """The time of an optimizer step."""
     step_parts_s: dict[str, float] = {}
-    """The likely step by part: compute, optimizer, launches, exposed communication, bubble."""
+    """The likely time of each part of a step: compute, optimizer, launches, exposed communication, bubble."""
     time_s: PredictedRange | None = None
-    """A whole run: start, warm-up steps and timed steps."""
+    """The time of a whole run: start, warm-up steps and timed steps."""
     gpu_hours: PredictedRange | None = None
     energy_kwh: PredictedRange | None = None
-    """Energy of the GPUs that train."""
+    """The energy of the GPUs that train, for the whole run."""
     cost: PredictedRange | None = None
-    """In the currency of `price_per_gpu_hour` in the cluster file."""
+    """The cost of the run, in the currency of `price_per_gpu_hour` in the cluster file."""
     sent_bytes: float | None = None
-    """What a rank sends in a step, by theory; the rank that sends most."""
+    """The bytes that a rank sends in a step by theory; the value of the rank that sends the most."""
     memory_from: Source | None = None
-    """From what the memory was obtained."""
+    """The source of the predicted memory."""
     sent_from: Source | None = None
-    """From what sent_bytes was obtained."""
+    """The source of `sent_bytes`."""
     collectives: tuple[RehearsedCollective, ...] = ()
-    """The collectives of a step of the rank that sends most, if the cell was rehearsed."""
+    """The collectives that the rank that sends the most starts in a step; empty if the cell was not rehearsed."""
     exchanges: tuple[PredictedExchange, ...] | None = None
-    """The communication of the rank that sends most, by the theory of its strategy; null: not known, or an older release."""
+    """The communication of the rank that sends the most, by the theory of its strategy; null: not known, or the prediction was
+    made by an older release."""
     bottleneck: str | None = None
-    """The largest part of the step."""
+    """The name of the part of a step that takes the longest time."""
     how: str = ""
-    """From what the numbers were obtained, as a sentence."""
+    """A sentence that says how the numbers were obtained."""
     gpu: str | None = None
-    """The GPU for which it was made, as the cluster file or NVML names it; null: none, or not known."""
+    """The GPU model for which the prediction was made, as the cluster file or NVML names it; null: no GPU, or not known."""
     formula_step_s: float | None = None
-    """The likely step before it was corrected by earlier runs. The next calibration compares it with the measurement."""
+    """The likely time of a step by the formula, before earlier runs corrected it. The next calibration compares this time with
+    the measured time."""
     formula_tensor_bytes: float | None = None
-    """The likely `tensor_bytes` before it was corrected."""
+    """The likely `tensor_bytes` by the formula, before earlier runs corrected it."""
 
 
 def path_in(run_folder: Path) -> Path:

@@ -23,7 +23,7 @@ Way = Literal["fake_tensors", "real_tensors"]
 """How a step was rehearsed, always in one process with a process group that exchanges nothing.
 
 fake_tensors: tensors have shapes and no memory (torch's FakeTensorMode), so any size of model can be rehearsed.
-real_tensors: tensors have memory, so only a small model can be rehearsed as a whole; a large one is rehearsed at small depths.
+real_tensors: tensors have memory, so only a small model can be rehearsed as a whole; a large one with fewer blocks.
 """
 
 
@@ -94,13 +94,14 @@ class RehearsedCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """A collective that a rank starts in each step. op, payload_bytes, ranks: the same as in trainers.communication.Call."""
 
     op: str
-    """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send."""
+    """The kind of communication: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send."""
     payload_bytes: int
-    """S: the whole message. Of an all-gather its output, of a reduce-scatter its input."""
+    """The size S of the whole message: for an all-gather the size of its output, for a reduce-scatter the size of its input."""
     ranks: int
-    """The ranks of its group."""
+    """The number of ranks in the group of the collective."""
     times: float
-    """How often in one step; the mean if steps differ (trainers.strategy.Strategy.communication_period)."""
+    """How often the rank starts the collective in one step; the mean if the number differs between steps
+    (trainers.strategy.Strategy.communication_period)."""
 
 
 class RehearsedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,14 +112,15 @@ class RehearsedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rank: int
     stands_for: int
-    """Number of ranks, this one included, whose memory and communication are alike. Together they are all ranks that train."""
+    """The number of ranks, this rank included, with the same memory and communication. Over all entries, these numbers add up
+    to the number of ranks that train."""
     peak_bytes: int
     """The most bytes of tensors on the device at one moment: the sum of `at_peak`."""
     at_peak: MemoryByCategory
     kept: MemoryByCategory
-    """Between two steps."""
+    """The memory between two steps, by category."""
     collectives: tuple[RehearsedCollective, ...] | None
-    """In no particular order; None if they cannot be counted."""
+    """The collectives of one step in no particular order; None if they cannot be counted."""
     flops: float | None
     """Floating-point operations of forward, backward and recomputation of one step on this rank; None if not counted."""
 
@@ -131,23 +133,26 @@ class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
     schema: int
     cell: str
-    """The hash of the cell that was rehearsed. Cells that differ only in keys without influence on a step share an answer."""
+    """The hash of the cell that was rehearsed. Cells that differ only in keys that do not change a step share one rehearsal."""
     world_size: int
     ranks: tuple[RehearsedRank, ...]
-    """One for each kind of rank: one rank if all are alike, one per pipeline rank under pipeline parallelism."""
+    """One entry for each kind of rank: a single entry if all ranks are alike, an entry for each pipeline rank with a
+    pipeline."""
     how: Way
     device: Literal["cpu", "cuda"]
-    """The device whose operators were rehearsed. Operators of a CPU keep other intermediate results than those of a GPU."""
+    """The device whose operators were rehearsed. On a CPU, operators keep other intermediate results than on a GPU."""
     depths: tuple[int, int] | None
-    """The two numbers of blocks that were rehearsed and from which the cell's own number was extrapolated; None: its own."""
+    """The two numbers of blocks with which the model was rehearsed, to extrapolate to the cell's number of blocks; None: the
+    model was rehearsed with all blocks of the cell."""
     error_pct: float | None
-    """The largest error of peak_bytes that was measured for this way, in percent; None if it was never measured."""
+    """The largest error of `peak_bytes` that was measured for rehearsals of this kind, in percent; None if it was never
+    measured."""
     error_from: str
-    """On which runs error_pct was measured; empty if it is None."""
+    """The runs on which `error_pct` was measured, in words; empty if `error_pct` is None."""
     remarks: tuple[str, ...]
     """Sentences about what the rehearsal does not cover."""
     seconds: float
-    """How long the rehearsal took."""
+    """The duration of the rehearsal."""
 
     @property
     def worst(self) -> RehearsedRank:
@@ -162,7 +167,7 @@ class NotRehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     cell: str
     """The hash of the cell."""
     why: str
-    """The reason, as a sentence."""
+    """Why the cell cannot be rehearsed, as a sentence."""
     seconds: float
 
 

@@ -17,17 +17,19 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     oom: Times = 0
-    """After the run was out of memory."""
+    """The number of retries after the run was out of memory."""
     failed: Times = 0
-    """After the run ended with an error."""
+    """The number of retries after the run ended with an error."""
     hung: Times = 0
-    """After the run made no progress for its hang limit."""
+    """The number of retries after the run made no progress for its hang limit."""
     node_fail: Times | None = None
-    """After a node failed. On Slurm, node_fail and preempted share the larger of their two numbers."""
+    """The number of retries after a node failed. On Slurm, the larger of the numbers of `node_fail` and `preempted` is the
+    limit for both states together."""
     preempted: Times | None = None
-    """After the scheduler ended the run in favour of another job."""
+    """The number of retries after the scheduler ended the run in favour of another job."""
     timeout: Times | None = None
-    """After the run reached its time limit, and only if it saved a newer checkpoint than the one that it started from."""
+    """The number of retries after the run reached its time limit. A retry starts only if the run saved a newer checkpoint than
+    the checkpoint from which the run started."""
 
     def after(self, state: str, otherwise: int) -> int:
         """How often a run may be started again after it ended in this state.

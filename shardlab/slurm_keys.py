@@ -33,7 +33,7 @@ class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_node: Annotated[int, msgspec.Meta(ge=0, le=MOST_GPUS)]
     """The number of GPUs of each worker."""
     type: GpuType | None = None
-    """The name of the GPU type in Slurm, such as a100; null: no name."""
+    """The name of the GPU type in Slurm, such as a100; null: jobs request GPUs of any type."""
     memory_gib: Annotated[float, msgspec.Meta(gt=0, le=4096)] | None = None
     """The memory of one GPU in GiB; null: not known before a run measures it."""
 
@@ -44,7 +44,7 @@ class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: PartitionName
     """The name of the partition in Slurm."""
     gpus: Gpus
-    """The GPUs of each node; `type` is required, and no other partition has the same type."""
+    """The GPUs of each node; `type` is required, and no other partition may have the same type."""
     max_time: str | None = None
     """The largest time limit of a job; null: not checked."""
     max_nodes: Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)] | None = None
@@ -61,7 +61,8 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     with which `jobs` submits. With provider slurm, nothing is installed."""
 
     partition: PartitionName | None = "batch"
-    """Passed to sbatch. null (only with provider slurm): not passed, so that Slurm uses its default partition."""
+    """The partition of the jobs, passed to sbatch. null (only with provider slurm): not passed, so that Slurm uses its default
+    partition."""
     account: SbatchWord | None = None
     """The account that pays for the jobs, passed to sbatch; null: not passed."""
     qos: SbatchWord | None = None
@@ -69,7 +70,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constraint: SbatchWord | None = None
     """The features that nodes need, passed to sbatch; null: not passed."""
     gpu_request: Literal["gpus-per-node", "gres", "gpus"] = "gpus-per-node"
-    """The option of sbatch that requests GPUs; some sites reject some of the three."""
+    """The option of sbatch with which jobs request GPUs; some sites reject one or two of these three options."""
     time: str = "01:00:00"
     """The time limit of jobs whose cells have no time limit, as HH:MM:SS or D-HH:MM:SS."""
     max_time: str | None = None
@@ -78,23 +79,24 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The largest number of nodes of a job that the partition allows, which `jobs plan` checks; null: not checked."""
     partitions: list[Partition] = []
     """Partitions with different types of GPUs (provider slurm). A cell with `gpu_type` goes to the partition of this type; a
-    cell without it goes to `partition`, which has the GPUs under `gpus`."""
+    cell without `gpu_type` goes to `partition`, whose GPUs the key `gpus` of the cluster file describes."""
     exclusive: bool = True
-    """true: a job gets whole nodes, so that no other job disturbs the measurement. false: each rank gets `cpus_per_rank`."""
+    """true: a job gets whole nodes, so that no other job disturbs the measurement. false: other jobs may use the same nodes,
+    and each rank gets `cpus_per_rank` CPUs."""
     cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=MOST_CPUS_PER_RANK)] | None = None
     """CPUs of each rank if `exclusive` is false; null: 8 for a rank with a GPU, because its threads (autograd, NCCL, data)
     should not share one CPU, and 1 for other ranks."""
     mem: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}[KMGT]?$")] | None = None
     """Memory on each node, such as 120G; null: all memory of the node if `exclusive` is true, else the default of Slurm."""
     licenses: SbatchWord | None = None
-    """Passed to sbatch; null: not passed."""
+    """The licenses that jobs need, passed to sbatch; null: not passed."""
     exclude: list[NodeName] = []
-    """Nodes that no run uses."""
+    """The names of nodes that no run uses."""
     setup: list[str] = []
     """Lines of shell that a job executes before anything else, such as `source /etc/profile.d/modules.sh`."""
     requeue: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
-    """How often a run may be started again after a node failed, after a preemption, and after a time limit with a checkpoint,
-    if the key `retry` of its matrix has no number for the state."""
+    """How often a run may be started again after a node failed, after a preemption, and after a time limit if the run saved a
+    checkpoint. It applies to each of these states for which the key `retry` of the matrix has no number."""
     extra: dict[SbatchOption, SbatchWord | None] = {}
     """Further options of sbatch by their long names; null for an option without a value."""
 

@@ -24,15 +24,16 @@ class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A number of the study, exactly as printed."""
 
     where: str
-    """Its place in the study, such as Table 2."""
+    """The place of the number in the study, such as Table 2."""
     metric: str
-    """The metric that measures it here (`collect metrics`)."""
+    """The metric with which shardlab measures this number (`collect metrics`)."""
     printed: str
     """The number as text."""
     cell: dict[str, Any] = {}
     """Keys and values that select the cell."""
     adapted: str = ""
-    """How the cells here differ from those of the study, if `jobs plan --adapt` changed them; empty: not at all."""
+    """How the cells of this matrix differ from the cells of the study, if `jobs plan --adapt` changed them; empty: they do not
+    differ."""
     unit: str | None = None
     """The unit if it is not printed beside the number but, for example, in the head of the table."""
     of: str | None = None
@@ -40,16 +41,17 @@ class Reported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against: dict[str, Any] = {}
     """For a metric that compares two cells: keys and values that select the second cell, if that cell is not the baseline."""
     kind: Literal["measured", "estimated", "assumed"] = "measured"
-    """measured: by the study. estimated: computed or extrapolated by the study. assumed: an example that nobody ran."""
+    """measured: the study measured the number. estimated: the study computed or extrapolated the number. assumed: the number
+    belongs to an example that nobody ran."""
 
 
 class PrintedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of a table of the study that is mostly text."""
 
     texts: list[str]
-    """The text of each column, in our own words if it is a sentence."""
+    """The text of each column. Sentences of the study are written in other words."""
     cell: dict[str, Any] = {}
-    """Keys and values that select the cells that the row is about; empty: none."""
+    """Keys and values that select the cells that the row is about; empty: the row is about no cells."""
 
 
 class PrintedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,18 +59,18 @@ class PrintedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measures them."""
 
     where: str
-    """Its place in the study, such as Table 2."""
+    """The place of the table in the study, such as Table 2."""
     title: str
     """What the table is about, in a few words."""
     columns: list[str]
-    """The headings of its columns."""
+    """The headings of the columns."""
     rows: list[PrintedRow]
     """The rows."""
     measured: list[str] = []
-    """Metrics that are shown beside each row, as measured in the one cell that the row selects."""
+    """Metrics whose measured values are shown beside each row that selects exactly one cell."""
     choice: Literal["wins", "best"] | None = None
-    """What the computed choice says beside each row. wins: how often the cells of the row are the best of a comparison. best:
-    the best cells of the comparisons in which the cells of the row take part. null: nothing."""
+    """Which result of the computed choice is shown beside each row. wins: in how many comparisons a cell of the row is the
+    best. best: the best cells of the comparison with the most ranks in which a cell of the row takes part. null: nothing."""
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,16 +83,18 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     test: str
     """The claim as an expression of metrics (docs/verdicts.md)."""
     where: str
-    """Its place in the study."""
+    """The place of the claim in the study."""
     adapted: str = ""
-    """How the cells here differ from those of the study, if `jobs plan --adapt` changed them; empty: not at all."""
+    """How the cells of this matrix differ from the cells of the study, if `jobs plan --adapt` changed them; empty: they do not
+    differ."""
 
 
 class Deviation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A difference to the matrix of the study, which `jobs plan --adapt` made so that the matrix fits a cluster."""
 
     key: str
-    """What differs: a key of a resolved cell; `cell`: a cell that is left out; `claims.ID`; or `reported`."""
+    """What differs: a key of a resolved cell; `cell` for a cell that is left out; `claims.ID` for the claim ID; or `reported`
+    for reported numbers."""
     study: Any
     """The value in the matrix of the study."""
     here: Any
@@ -98,7 +102,7 @@ class Deviation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: str
     """The reason, in a sentence."""
     cells: int | None = None
-    """The number of cells with this difference; null: it is not about cells."""
+    """The number of cells with this difference; null: the difference is not about cells."""
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -38,7 +38,7 @@ WIRE_FACTORS = {
     "gloo": {**FACTORS, "reduce_scatter": FACTORS["all_reduce"]},
     "nccl": FACTORS,  # by the ring algorithm, which NCCL uses for large messages; not measured
 }
-"""Backend -> collective -> factor of the bytes that its algorithm sends."""
+"""Backend -> collective -> function of the number of ranks that gives the bytes that a rank sends, divided by the payload."""
 
 
 class Term(msgspec.Struct, frozen=True):

@@ -35,11 +35,13 @@ class Trained(ABC):
     model: nn.Module
     optimizer: torch.optim.Optimizer
     data_ranks: int
-    """Number of equal slices of the global batch: the world size, or less if ranks share one model and so a slice."""
+    """The number of equal slices of the global batch. Usually each rank that trains has its own slice; ranks that share one
+    model (tensor or pipeline parallelism) share a slice."""
     data_rank: int
-    """The slice on which this rank trains."""
+    """The number of the slice on which this rank trains, from 0."""
     joins = False
-    """Whether the rest of the epoch is trained too, in a last step in which not all ranks have data."""
+    """Whether each epoch ends with a short step for the items that do not fill a global batch. In this step, some ranks have no
+    data."""
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:

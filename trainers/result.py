@@ -113,9 +113,10 @@ class _Timing(msgspec.Struct, frozen=True):
 
     steps_ms: np.ndarray
     spread_ms: Spread | None
-    """Of the steps that no instrument slowed down; None if there is no such step."""
+    """Statistics of the times of the steps that no instrument slowed down; None if there is no such step."""
     throughput_per_s: float | None
-    """Units of these steps on all ranks that trained to the end / seconds of these steps."""
+    """The units of data in the steps that no instrument slowed down, on all ranks that trained to the end, divided by the
+    seconds of these steps."""
 
     @classmethod
     def of(cls, run: Run, mine: RankResult, everyone: np.ndarray, kinds: int, units_per_item: int) -> _Timing:

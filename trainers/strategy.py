@@ -25,44 +25,45 @@ class Strategy(msgspec.Struct, frozen=True):
     name: str
     summary: str
     precisions: tuple[str, ...]
-    """The precisions that it supports."""
+    """The precisions that the strategy supports."""
     refuse: Callable[[Cell], str | None]
-    """Returns why a cell cannot run, as a sentence, or None. It gets the resolved cell, whose options are within their bounds,
-    and needs no torch (`Workload.refuse` says how a sentence names an option)."""
+    """Returns why a cell cannot run, as a sentence, or None. The function gets the resolved cell, whose options are within
+    their bounds, and needs no torch (`Workload.refuse` says how a sentence names an option)."""
     engine: str
-    """The module whose function `build` makes the engine. It imports torch, so only a rank imports it."""
+    """The module whose function `build` makes the engine. The module imports torch, so only ranks import it."""
     settings: dict[str, Any] = {}
-    """Keyword arguments of that `build`, for what differs between variants of a family."""
+    """Keyword arguments for `build` of the engine's module. The variants of a family differ in them."""
     options: tuple[Option, ...] = ()
     degrees: tuple[str, ...] = ("dp",)
-    """The dimensions of its mesh: some of dp, tp and pp."""
+    """The dimensions of the strategy's device mesh: some of dp, tp and pp."""
     switches: tuple[str, ...] = ()
-    """Which of SWITCHES it supports."""
+    """The entries of SWITCHES that the strategy supports."""
     servers: bool = False
-    """Whether the last ranks are parameter servers; the function `build_server` of the engine's module makes what they run."""
+    """Whether the last ranks are parameter servers. The function `build_server` of the engine's module builds such a server."""
     unprovable: Callable[[Cell], str | None] = lambda _: None
-    """Returns why a cell cannot be compared with one process although it is meant to do the same work, as a sentence, or None.
-    Such a cell is ranked, with a remark."""
+    """Returns why a cell cannot be compared with one process although the strategy is meant to do the same work, as a sentence,
+    or None. Such a cell is ranked, with a remark."""
     other_work: Callable[[Cell], str | None] = lambda _: None
-    """Returns why a cell by design does other work than one process (it averages parameters every few steps, it approximates
-    gradients), as a sentence, or None. Such a cell is never ranked."""
+    """Returns why a cell by design does other work than one process (for example, it averages parameters only every few steps,
+    or it approximates gradients), as a sentence, or None. Such a cell is never ranked."""
     communication_period: Callable[[Cell], int | None] = lambda _: 1
-    """After how many optimizer steps the communication of a cell repeats. `Engine.theory` gives the mean per step over the
-    period, and the proof counts a whole period. None: the bytes cannot be counted, because other threads than the training
+    """Returns after how many optimizer steps the communication of a cell repeats. `Engine.theory` gives the mean per step over
+    the period, and the proof counts a whole period. None: the bytes cannot be counted, because other threads than the training
     thread start the collectives."""
     cuts: tuple[str, ...] | None = None
-    """Which of parameter, gradient and optimizer_state it shards over the data-parallel ranks of a group, according to
-    textbooks; None if it divides the model in another way."""
+    """Which of parameter, gradient and optimizer_state the strategy shards over the data-parallel ranks of a group, according
+    to textbooks; None if the strategy divides the model in another way."""
     tolerates_lost_ranks: bool = False
-    """Whether a run continues if a rank that trains is killed, except rank 0, which writes the result."""
+    """Whether a run continues after a rank that trains was killed. No run continues without rank 0, which writes the result."""
     no_checkpoints: str = ""
-    """Why a run cannot be saved and resumed; empty if it can."""
+    """Why a run of the strategy cannot be saved and resumed; empty if it can."""
     reasons: dict[str, str] = {}
-    """Why it does not support a precision, by precision."""
+    """A precision -> why the strategy does not support it."""
     code: str | None = None
-    """The digest of the files that define it, if they are the workspace's own (shardlab/plugin_source.py); None: it ships."""
+    """The digest of the workspace's files that define the strategy (shardlab/plugin_source.py); None: shardlab ships the
+    strategy."""
     file: str | None = None
-    """The workspace's own file that defines it; None: it ships."""
+    """The workspace's file that defines the strategy; None: shardlab ships the strategy."""
 
     def refuse_precision(self, precision: str) -> str | None:
         """Why the strategy does not support a precision, as a sentence, or None."""

@@ -22,41 +22,45 @@ class Workload(msgspec.Struct, frozen=True):
     name: str
     summary: str
     parameters: int
-    """Number of trainable parameters, tied weights once."""
+    """The number of trainable parameters; tied weights count once."""
     unit: str
     """The unit of throughput (tokens, images)."""
     flops_per_unit: float | None
     """Floating-point operations of forward and backward for a unit at the default options, by the formula of `flops_source`;
-    None if they are not known."""
+    None if the number is not known."""
     flops_source: str
     optimizer: Optimizer
-    """The default optimizer, always written into run.json."""
+    """The optimizer of cells that name no optimizer. run.json always contains the optimizer of the run."""
     task: str
-    """The module whose function `build` makes the task. It imports torch, so only a rank imports it."""
+    """The module whose function `build` makes the task. The module imports torch, so only ranks import it."""
     settings: dict[str, Any] = {}
-    """Keyword arguments of that `build`, for what differs between variants of a family."""
+    """Keyword arguments for `build` of the task's module. The variants of a family differ in them."""
     seq_len: int | None = None
     """The default sequence length; None if the workload has no sequences."""
     options: tuple[Option, ...] = ()
     heads: str | None = None
-    """The name of the option with the number of attention heads, which tensor parallelism splits; None if none."""
+    """The name of the option with the number of attention heads, which tensor parallelism splits; None: there is no such
+    option."""
     blocks: str | None = None
-    """The name of the option with the number of repeated blocks, which a pipeline divides into stages; None if none."""
+    """The name of the option with the number of repeated blocks, which a pipeline divides into stages; None: there is no such
+    option."""
     tensor_degrees: tuple[int, ...] = ()
-    """Of a workspace's own workload at its default options: over how many ranks, from 2, its layers can be split; empty: it
-    defines no split."""
+    """Only for a workload that a workspace defines: the numbers of ranks, from 2, over which its layers can be split with the
+    default options; empty: its layers cannot be split."""
     most_stages: int = 0
-    """Of a workspace's own workload at its default options: the number of blocks if they can be divided into stages, else 0."""
+    """Only for a workload that a workspace defines: its number of blocks with the default options if a pipeline can divide the
+    blocks into stages, else 0."""
     code: str | None = None
-    """The digest of the files that define it, if they are the workspace's own (shardlab/plugin_source.py); None: it ships."""
+    """The digest of the workspace's files that define the workload (shardlab/plugin_source.py); None: shardlab ships the
+    workload."""
     file: str | None = None
-    """The workspace's own file that defines it; None: it ships."""
+    """The workspace's file that defines the workload; None: shardlab ships the workload."""
     proof_options: dict[str, int] = {}
-    """Options of a smaller model, for a proof if one process cannot hold the model."""
+    """Options that make the model smaller. The same-work proof uses them if one process cannot hold the model."""
     refuse: Callable[[Cell], str | None] = lambda _: None
-    """Returns why the model of a cell cannot be built, as a sentence, or None. It gets the resolved cell, whose options are
-    within their bounds, and needs no torch. If the sentence begins with `NAME:` or contains `(NAME)`, the error points at the
-    option NAME in the matrix file."""
+    """Returns why the model of a cell cannot be built, as a sentence, or None. The function gets the resolved cell, whose
+    options are within their bounds, and needs no torch. If the sentence begins with `NAME:` or contains `(NAME)`, the error
+    points at the option NAME in the matrix file."""
 
     @property
     def is_data(self) -> bool:

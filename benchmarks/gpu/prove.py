@@ -2,17 +2,19 @@
 
     python benchmarks/gpu/prove.py --out docs/results [--minutes 9] [--only A,C]
 
-For any machine with one or more GPUs. The stages in order of importance; if the time is over, the remaining stages are dropped:
+The command runs on any machine with one or more GPUs. The most important stage runs first. When the time is over, the remaining
+stages are dropped. The stages in their order:
 
     A  strategies and precisions over NCCL, with a rank on each GPU; takes at most 60 % of the time
     C  whether the reported step times, kernels, TF32, memory and energy are correct
     D  GPT-2 Large in bf16: MFU, and the ratio to a plain PyTorch loop
-    E  if there are several GPUs: strategies and precisions with one rank, which are stage A on a machine with one GPU
-    B  two and four ranks on one GPU, with collectives through host memory
+    E  only with several GPUs: strategies and precisions with one rank (with a single GPU, stage A does this)
+    B  strategies with two and four ranks on one GPU, with collectives through host memory
 
-Writes OUT/DATE-GPU/: HOST.json, proof.jsonl (one record a line, written at once, so that an interruption loses nothing),
-table.txt, and torch's trace and memory snapshot. Exit code: 0 if all checks hold, 1 if a check fails or no check was made, 2
-if there is no GPU. Needs no network; missing packages can be copied to the machine as wheels (wheels.py).
+The command writes into the folder OUT/DATE-GPU: HOST.json, proof.jsonl, table.txt, and torch's trace and memory snapshot. Each
+record becomes a line of proof.jsonl at once, so that an interruption loses no record. Exit code: 0 if all checks hold, 1 if a
+check fails or no check was made, 2 if there is no GPU. The command needs no network: missing packages can be copied to the
+machine as wheels (wheels.py).
 """
 
 # ruff: noqa: E402 - wheels must be unpacked before their packages are imported

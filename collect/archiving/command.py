@@ -38,9 +38,10 @@ class WrittenArchive(msgspec.Struct, frozen=True, kw_only=True):
     files: int  # number of files, without archive.json
     left_out: list[LeftOutFile]  # files that are not in the archive
     replaced: dict[str, int]
-    """The number of names that were replaced, by kind (--anonymous)."""
+    """Kind of name, such as `host` -> the number of names of this kind that were replaced (--anonymous)."""
     remaining: dict[str, list[str]]
-    """Replaced names of five or more characters that still stand within longer words, with their files (--anonymous)."""
+    """Each replaced name of five or more characters that still occurs inside a longer word -> the files that contain this word
+    (--anonymous)."""
 
 
 class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
     anonymous: bool  # whether names were replaced
     left_out: list[LeftOutFile]  # files that are not in the archive
     same_report: bool
-    """Whether summary.json of the report that was written here equals the one in the archive."""
+    """Whether summary.json of the report that `collect open` wrote equals summary.json of the report in the archive."""
 
 
 def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: float, output: Output, *, hidden: bool) -> int:

@@ -38,7 +38,7 @@ class ArchiveSource(msgspec.Struct, frozen=True):
     name: str
     """The path of the file in the archive, below `workspace/`."""
     path: Path
-    """The file in the workspace."""
+    """The path of the file in the workspace."""
     bytes: int
 
 

@@ -29,7 +29,7 @@ class HistoryRun(msgspec.Struct, frozen=True):
     run: LoadedRun
     at: datetime
     known: dict[str, list[str]]
-    """The properties of its machines and software (environment.known)."""
+    """The properties of the run's machines and software: name -> values (collect/comparison/environment.py)."""
 
 
 class HistoryMetric(msgspec.Struct, frozen=True):
@@ -39,7 +39,8 @@ class HistoryMetric(msgspec.Struct, frozen=True):
     unit: str
     n: int  # the number of runs that have a value
     ratio: float | None
-    """`value` divided by the value of the first period of the cell; None: not known, or one of them is 0."""
+    """`value` divided by the value of this metric in the first period of the cell; None: one of these two values is not known
+    or is 0."""
 
 
 class HistoryChange(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ class HistoryPeriod(msgspec.Struct, frozen=True):
     runs: list[str]  # ids of the runs
     metrics: dict[str, HistoryMetric]  # name of a metric -> its mean over the runs of the period
     changed: list[HistoryChange]
-    """What differs from the period before; empty for the first one."""
+    """The properties that differ from those of the period before; empty for the first period."""
 
 
 class CellHistory(msgspec.Struct, frozen=True):
@@ -71,7 +72,7 @@ class CellHistory(msgspec.Struct, frozen=True):
     cell: str
     """The name of the cell."""
     rehearsals: int
-    """The number of runs that are rehearsals."""
+    """The number of runs of the cell that are rehearsals."""
     periods: list[HistoryPeriod]  # in the order of time, the earliest first
 
 

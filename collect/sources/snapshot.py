@@ -16,7 +16,7 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 
 MOST_BYTES = 1 << 29  # a file whose JSON text is larger is not read, because it would need too much memory
 SIZES = {"256 MiB or more": 1 << 28, "32 to 256 MiB": 1 << 25, "1 to 32 MiB": 1 << 20, "below 1 MiB": 0}
-"""Name of a class of allocations -> the least size in bytes. The largest class comes first."""
+"""Name of a class of allocations -> the smallest size of its allocations in bytes. The class of the largest comes first."""
 BEFORE = "from before the step"
 ACTIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")  # states of blocks that are in use
 _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}  # entries that change reserved memory

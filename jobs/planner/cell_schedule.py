@@ -20,21 +20,21 @@ class CellSchedule(msgspec.Struct, frozen=True):
 
     cell: str
     schedule: str
-    """gpipe, 1f1b or interleaved."""
+    """The name of the schedule: gpipe, 1f1b or interleaved."""
     ranks: int
-    """Ranks of one pipeline."""
+    """The number of ranks of one pipeline."""
     stages: int
-    """Of all ranks of the pipeline."""
+    """The number of stages on all ranks of the pipeline together."""
     micro_batches: int
     total: float
     ideal: float
-    """The time of a step in which no rank waits."""
+    """The time that the step would take if no rank waited."""
     bubble: float
-    """The share of the step in which a rank waits, 0 to 1."""
+    """The share of the step in which a rank waits, 0 to 1: (total - ideal) / total."""
     throughput: float
     """Micro-batches per unit of time."""
     timeline: tuple[str, ...]
-    """A line of text for each rank, from left to right."""
+    """For each rank, a line of text that shows from left to right which passes the rank makes and when it waits."""
 
 
 def of(cell: Cell) -> CellSchedule:

@@ -31,9 +31,9 @@ class ProofRecord(msgspec.Struct, frozen=True):
     verdict: str
     cell: Cell | None = None
     step_ms: float | None = None
-    """Median of the timed steps."""
+    """Median duration of the timed steps."""
     peak_allocated_bytes: int | None = None
-    """Largest memory that torch's allocator counted, on the rank with the highest peak."""
+    """The largest number of bytes that torch's allocator counted as allocated, on the rank with the highest peak."""
 
 
 def folders(workspace: Path) -> list[Path]:

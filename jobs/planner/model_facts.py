@@ -31,17 +31,18 @@ class SavedBytes(msgspec.Struct, frozen=True):
     """What autograd saves for backward, in bytes per item (sequence or image) of a micro-batch."""
 
     block_whole: float
-    """Of one block: what each tensor-parallel rank keeps whole (sequence parallelism splits it too)."""
+    """Tensors of one block that each tensor-parallel rank keeps whole, unless sequence parallelism splits them."""
     block_split: float
-    """Of one block: what tensor-parallel ranks split."""
+    """Tensors of one block that are split over the tensor-parallel ranks."""
     block_input: float
-    """The hidden state between two blocks: what a checkpointed block keeps, and what a pipeline sends."""
+    """The hidden state between two blocks. A block with activation checkpointing keeps only this tensor, and a pipeline sends
+    it from stage to stage."""
     head: float
-    """Outside of blocks: the last norm, the logits, the images."""
+    """Tensors outside of the blocks: of the last norm, the logits, and the input images."""
     logits: float
-    """The gradient of the logits, which exists when backward begins and everything is still saved."""
+    """The gradient of the logits. It exists when backward begins, while all other saved tensors are still in memory."""
     weights: float = 0.0
-    """Not per item: 16-bit copies of a block's weights that autocast saves."""
+    """16-bit copies of the weights of a block, which autocast saves: bytes per block, and not per item."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -59,9 +60,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     flops_per_item: float | None
     saved: SavedBytes | None
     kind: str
-    """transformer, convolution or unknown."""
+    """The kind of model: transformer, convolution or unknown."""
     how: str
-    """From what the saved bytes were obtained."""
+    """How `saved` was obtained, in words for the user."""
 
 
 class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

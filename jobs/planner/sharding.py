@@ -30,22 +30,26 @@ class Division(msgspec.Struct, frozen=True):
     gradient_bytes: int = 4
     gradient_ranks: int = 1
     whole_gradient_bytes: int = 0
-    """Of a second gradient that is whole on each rank during a step: sums over the passes, or what DeepSpeed keeps."""
+    """Bytes of a second gradient that each rank keeps whole during a step: with FSDP the sum over the passes, with DeepSpeed
+    the gradient in 16 bits."""
     master_bytes: int = 0
-    """Of the optimizer's own copy of the weights."""
+    """Bytes of the optimizer's own copy of the weights."""
     optimizer_ranks: int = 1
-    """Over how many ranks the optimizer state and the master copy are sharded; 0: they are not on the GPU."""
+    """The number of ranks over which the optimizer state and the optimizer's copy of the weights are sharded; 0: they are not
+    on the GPU."""
     copy_bytes: int = 0
-    """Of copies of the whole weights in the precision of the computation."""
+    """Bytes of a copy of all weights in the precision of the computation."""
     gathers: Gathers = "nothing"
-    """What is gathered for use at a time."""
+    """nothing: a rank gathers no weights. blocks: a rank gathers the weights of a block before it uses them, and then frees
+    them. everything: the gathered weights of all blocks stay in memory together."""
     gathered_bytes: int = 0
     keeps_gradients: bool = False
-    """Whether gradients stay allocated between steps, or exist before the last backward of a step begins."""
+    """Whether gradients are already in memory when the last backward of a step begins, because they stay allocated between
+    steps or come from earlier passes of the step."""
     bucket_bytes: float = 0.0
-    """Buffers of collectives, in bytes, independent of the batch."""
+    """Bytes of buffers of collectives on the rank, in total and not per parameter; they do not depend on the batch."""
     bucket_parameters: float = 0.0
-    """Buffers of collectives, in bytes per parameter of the rank's part."""
+    """Bytes of further buffers of collectives, per parameter of the rank's part of the model."""
 
 
 @functools.cache

@@ -20,7 +20,7 @@ class HardwareType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     type: str
     """The name of the type, such as d8545; another site may use the same name for other machines."""
     source: str
-    """Where the values are from."""
+    """Where the values of this entry come from, such as the manual of CloudLab."""
     nodes: int | None = None
     """The number of machines, whether they are in use or not."""
     gpus: int | None = None
@@ -31,7 +31,7 @@ class HardwareType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The generation of the GPU, as `gpu_generations` names it."""
     gpu_memory_gib: int | None = None  # memory of a GPU
     arch: str | None = None
-    """The machine as `uname -m` names it."""
+    """The architecture of the processors as `uname -m` names it, such as x86_64."""
     processors: str | None = None  # number and name of the processors
     memory_gb: int | None = None  # memory of the machine, in 1e9 bytes
     disks: str | None = None  # its disks, in words
@@ -47,7 +47,7 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of hardware.yaml."""
 
     sites: dict[str, str]
-    """The aggregate of each site, by its short name."""
+    """The short name of a site -> its aggregate, such as wisc -> wisc.cloudlab.us."""
     types: tuple[HardwareType, ...]
 
     def named(self, name: str) -> list[HardwareType]:

@@ -33,14 +33,14 @@ class NodeRequest(msgspec.Struct, frozen=True):
 
     name: str
     address: str | None
-    """Its IPv4 address on the experiment network; None: a single node has no experiment network."""
+    """The machine's IPv4 address on the experiment network; None: an experiment with a single node has no such network."""
 
 
 class ExperimentRequest(msgspec.Struct, frozen=True):
     """The nodes, the network and the disks that are requested from CloudLab."""
 
     aggregate: str
-    """Such as wisc.cloudlab.us."""
+    """The aggregate (the site) from which the machines are requested, such as wisc.cloudlab.us."""
     hardware: str
     """The hardware type."""
     image: str
@@ -49,9 +49,9 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
     lan_kbps: int | None
     """The rate of the experiment network in kbit/s; None: the best that the nodes have."""
     blockstore_gb: int | None
-    """The size of the disk at /mydata in units of 1e9 bytes; 0: all free space; None: no such disk."""
+    """The size of the disk at /mydata in units of 1e9 bytes; 0: all free space; None: no disk is requested."""
     unknown: tuple[str, ...] = ()
-    """What the catalogue does not know, so that it was not checked; sentences."""
+    """Sentences about values that were not checked, because the hardware catalogue does not contain them."""
 
     @property
     def manager(self) -> str:

@@ -41,7 +41,7 @@ def alive() -> list[FakeTensor]:
 
 
 real_tensors = unset_fake_temporarily
-"""A context in which new tensors are real again, inside `fake_tensors`."""
+"""A context for use inside `fake_tensors`: in it, new tensors are real."""
 
 
 class _RealNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
