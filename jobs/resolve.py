@@ -358,24 +358,17 @@ def _uneven(cell: Cell, launcher: Launcher) -> str | None:
 
 def why_unusable(launcher: str, machine: Capacity) -> str | None:
     """Why a launcher cannot start ranks on these machines; None if it can. launcher: its name."""
-    if machine.here:
-        return _needs(launcher)
-    return None if machine.per_rank else _per_rank(launcher)
-
-
-def _needs(launcher: str) -> str | None:
-    missing = [program for program in launchers()[launcher].needs if shutil.which(program) is None]
+    menu = launchers()
+    if not machine.here:
+        if machine.per_rank or not menu[launcher].per_rank:
+            return None
+        others = ", ".join(name for name, other in menu.items() if not other.per_rank)
+        return f"the launcher {launcher} starts its ranks by Slurm, which the cluster does not have. Allowed: {others}."
+    missing = [program for program in menu[launcher].needs if shutil.which(program) is None]
     if not missing:
         return None
     programs = f"{' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed on {gethostname()}"
     return f"the launcher {launcher} needs {programs}. Install what is missing, or choose another launcher."
-
-
-def _per_rank(launcher: str) -> str | None:
-    if not launchers()[launcher].per_rank:
-        return None
-    others = ", ".join(name for name, other in launchers().items() if not other.per_rank)
-    return f"the launcher {launcher} starts its ranks by Slurm, which the cluster does not have. Allowed: {others}."
 
 
 def _nodes(cell: Cell, machine: Capacity) -> str | None:

@@ -11,7 +11,7 @@ import msgspec
 
 from collect.explain import noted_run, noted_values, trace_events
 from collect.explain.noted_run import NotedRun, Notes
-from collect.explain.read_file import ReadFile
+from collect.explain.read_file import ReadEvents, ReadFile
 from collect.traces import figure_cache, run_traces
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
@@ -83,7 +83,7 @@ def _keys(path: Path, run: NotedRun, notes: Notes) -> list[tuple[noted_values.Ke
     return [(key, noted_values.value_at(document, key)) for key in paths if key]
 
 
-def _events(path: Path, run: NotedRun, notes: Notes) -> list[trace_events.ReadEvents]:
+def _events(path: Path, run: NotedRun, notes: Notes) -> list[ReadEvents]:
     """The events of a trace that count. Empty if HolisticTraceAnalysis computed the figures: it chooses events by rules of its
     own."""
     if "breakdowns" in notes.every and any(one.like_hta for one in run.breakdowns):
