@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from jobs import plan
+from jobs import plan, shared_options
 from jobs.adaptation.adapt import Adaptation, adapt
 from jobs.invocation import Invocation
 from jobs.own_plugins import OwnPlugins
@@ -49,7 +49,8 @@ def as_matrix(invocation: Invocation, words: Sequence[str]) -> Sequence[str]:
     try:
         found = adapt(asked, machine, own, invocation.cluster.name)
         if found is None:
-            out.line(f"{asked.name}: all cells fit the cluster {invocation.cluster.name}; nothing was changed.")
+            fit = f"all cells fit the cluster {invocation.cluster.name} (memory is not looked at)"
+            out.line(f"{asked.name}: {fit}; nothing was changed.")
         else:
             arguments.matrix = str(written(asked, found, machine, own, invocation.workspace))
             out.line(f"{asked.name}: adapted to the cluster {invocation.cluster.name}: {arguments.matrix}")
@@ -58,15 +59,7 @@ def as_matrix(invocation: Invocation, words: Sequence[str]) -> Sequence[str]:
     finally:
         own.strategies.close()
     arguments.adapt = False
-    kept, rest = [], iter(word for word in words if word != OPTION)
-    for word in rest:
-        if word == "--matrix":
-            next(rest)
-        if word.partition("=")[0] == "--matrix":
-            kept += ["--matrix", arguments.matrix]
-        else:
-            kept.append(word)
-    return kept
+    return shared_options.with_matrix([word for word in words if word != OPTION], "--matrix", arguments.matrix)
 
 
 def in_words(change: Deviation) -> str:

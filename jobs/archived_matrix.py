@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from jobs import shared_options
 from shardlab import archive, files, workspace_trust
 from shardlab.errors import InputError
 from shardlab.workspace import Workspace
@@ -31,14 +32,7 @@ def as_matrix(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[s
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     arguments.matrix = str(unpacked(Path(file), workspace, trust=arguments.trust))
     arguments.archive = None
-    kept, rest = [], iter(words)
-    for word in rest:
-        if word == OPTION:
-            next(rest)
-            kept += ["--matrix", arguments.matrix]
-        else:
-            kept.append(f"--matrix={arguments.matrix}" if word.startswith(f"{OPTION}=") else word)
-    return kept
+    return shared_options.with_matrix(words, OPTION, arguments.matrix)
 
 
 def unpacked(file: Path, workspace: Workspace, *, trust: bool) -> Path:

@@ -94,7 +94,7 @@ def _add_submit(verbs: console.Verbs) -> None:
     inside_help = "inside `salloc` or a notebook's job: run the cells in this allocation, one after another"
     verb.add_argument("--in-allocation", action="store_true", help=inside_help)
     planner_verbs.add_fit_check(verb)
-    bound_help = "submit nothing if the runs may take more GPU hours: by recorded times, else by their time limits"
+    bound_help = "submit nothing if the runs may take more GPU hours: by recorded times, else by time limits; retries count"
     verb.add_argument("--max-gpu-hours", type=float, metavar="N", help=bound_help)
     verb.add_argument("--resume-from", metavar="RUN", help=resume_help)
     shared_options.add_track(verb)

@@ -10,6 +10,16 @@ import msgspec
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError
+from shardlab.retry import Retry
+
+
+class MostRetries(msgspec.Struct, frozen=True):
+    """How often a run may at most be started again by itself, in all states together."""
+
+    matrix: int = 0
+    """As often as the numbers of the key `retry` of the matrix allow."""
+    cluster: int = 0
+    """How often more `slurm.requeue` allows, in states for which `retry` has no number."""
 
 
 class CellHours(msgspec.Struct, frozen=True):
@@ -19,7 +29,11 @@ class CellHours(msgspec.Struct, frozen=True):
     hours: float | None
     """The GPU hours of all runs of the cell; None if neither a recorded time nor a time limit is known."""
     measured: bool
-    """Whether `hours` comes from recorded times. If not, `hours` comes from the time limit and is an upper bound."""
+    """Whether the time is recorded; a time limit is an upper bound."""
+    retries: float = 0.0
+    """Of all retries that the matrix allows, each up to its time limit."""
+    requeues: float = 0.0
+    """Of all further restarts that `slurm.requeue` allows, each up to its time limit."""
 
 
 class GpuHours(msgspec.Struct, frozen=True):
@@ -30,21 +44,57 @@ class GpuHours(msgspec.Struct, frozen=True):
     limits: float
     """The GPU hours of the other cells, from their time limits: an upper bound."""
     unknown: int
-    """The number of cells for which neither a recorded time nor a time limit is known."""
+    """The number of cells for which neither is known."""
+    retries: float = 0.0
+    """In addition, if runs use all retries that the key `retry` of the matrix allows, each up to its time limit"""
+    requeues: float = 0.0
+    """In addition, if runs use all further restarts that `slurm.requeue` allows, each up to its time limit"""
+
+    @property
+    def submitted(self) -> float:
+        """The GPU hours that `--max-gpu-hours` bounds: those without retries, and the retries that the matrix allows."""
+        return self.measured + self.limits + self.retries
 
 
-def of(cells: Sequence[Cell], runs: Mapping[str, int], recorded: Mapping[str, float], where: Cluster) -> list[CellHours]:
+def most_retries(cell: Cell, retry: Retry, requeues: int, *, on_slurm: bool) -> MostRetries:
+    """How often a run of a cell may at most be started again by itself.
+
+    A run is not started again after a state that its cell expects, after `timeout` only if it saves checkpoints, and after
+    `preempted` only on Slurm. requeues: `slurm.requeue` of the cluster file; 0 on other schedulers.
+    """
+    impossible = {"preempted", *cell.expect}  # on Slurm, preempted has no number of its own: it shares that of node_fail
+    if on_slurm and "node_fail" in cell.expect and "preempted" not in cell.expect:
+        impossible.remove("preempted")
+    if cell.instruments.checkpoints is None:
+        impossible.add("timeout")
+    states = [state for state in Retry.__struct_fields__ if state not in impossible]
+    asked, every = (sum(retry.after(state, otherwise, on_slurm=on_slurm) for state in states) for otherwise in (0, requeues))
+    return MostRetries(asked, every - asked)
+
+
+def of(
+    cells: Sequence[Cell],
+    runs: Mapping[str, int],
+    recorded: Mapping[str, float],
+    where: Cluster,
+    retries: Mapping[str, MostRetries] | None = None,
+) -> list[CellHours]:
     """The GPU hours of each cell.
 
     runs: the number of runs of a cell, by the name of the cell. recorded: the mean seconds of a run, by the name of the cell.
     where: the cluster, whose time limit is used for cells without an own limit.
+    retries: how often a run may be started again, by the name of the cell; None: never. A retry counts with its time limit,
+    because a run that fails may take longer than runs that completed; without a time limit, it counts with the recorded time.
     """
     hours = []
     for cell in cells:
         limit_s = cell.time_limit_s or (where.slurm.time_s if where.slurm is not None else None)
         seconds = recorded.get(cell.name(), limit_s)
-        product = None if seconds is None else runs.get(cell.name(), 0) * occupied(cell, where) * seconds / 3600
-        hours.append(CellHours(cell, product, cell.name() in recorded))
+        gpus, again = runs.get(cell.name(), 0) * occupied(cell, where), (retries or {}).get(cell.name(), MostRetries())
+        longest_s = limit_s or seconds or 0.0
+        of_retries, of_requeues = (times * gpus * longest_s / 3600 for times in (again.matrix, again.cluster))
+        product = None if seconds is None else gpus * seconds / 3600
+        hours.append(CellHours(cell, product, cell.name() in recorded, of_retries, of_requeues))
     return hours
 
 
@@ -68,26 +118,34 @@ def total(hours: Sequence[CellHours]) -> GpuHours:
         measured=sum(entry.hours for entry in hours if entry.hours is not None and entry.measured),
         limits=sum(entry.hours for entry in hours if entry.hours is not None and not entry.measured),
         unknown=sum(entry.hours is None for entry in hours),
+        retries=sum(entry.retries for entry in hours),
+        requeues=sum(entry.requeues for entry in hours),
     )
 
 
 def must_be_within(bound: float, hours: Sequence[CellHours]) -> None:
-    """Raises InputError if the cells may take more GPU hours than `bound`, or if the time of a cell is not known."""
+    """Raises InputError if the cells may take more GPU hours than `bound`, or if the time of a cell is not known.
+
+    The retries that the matrix allows count, because the user asked for them and they start without a further question. The
+    restarts of `slurm.requeue` do not count: the cluster file allows them for every matrix, after failures of the machines.
+    """
     asked = total(hours)
     if asked.unknown:
         raise InputError(
             f"--max-gpu-hours: of {asked.unknown} cell(s), no run completed in this workspace and no time limit is known. Set "
             "`time_limit` in the matrix."
         )
-    if asked.measured + asked.limits <= bound:
+    if asked.submitted <= bound:
         return
     sizes = sorted({entry.cell.gpus for entry in hours}, reverse=True)
-    fitting = (size for size in sizes if sum(entry.hours or 0.0 for entry in hours if entry.cell.gpus <= size) <= bound)
+    fitting = (size for size in sizes if total([entry for entry in hours if entry.cell.gpus <= size]).submitted <= bound)
     largest = next(fitting, None)
     fewer = f'--where "gpus <= {largest}" stays within it' if largest is not None else "select cells by --where EXPR"
+    retried = f", and {asked.retries:.3g} GPU hours more with all retries of the matrix" if asked.retries else ""
+    less = "a shorter `time_limit` in the matrix lowers the hours of a run without a recorded time"
     raise InputError(
-        f"--max-gpu-hours {bound:g}: the runs may take {in_words(asked)}. To submit fewer runs: {fewer}, or --repeats N; a "
-        "shorter `time_limit` in the matrix lowers the hours of a run without a recorded time."
+        f"--max-gpu-hours {bound:g}: the runs may take {in_words(asked)}{retried}. To submit fewer runs: {fewer}, or --repeats "
+        f"N; {less}{', and smaller numbers of `retry` those of retries' if asked.retries else ''}."
     )
 
 
@@ -97,3 +155,11 @@ def in_words(hours: GpuHours) -> str:
     split = ", ".join(f"{value:.3g} {name}" for name, value in parts.items() if value)
     unknown = f"; {hours.unknown} cell(s) have no known time" if hours.unknown else ""
     return f"{hours.measured + hours.limits:.3g} GPU hours ({split}{unknown})"
+
+
+def retries_in_words(hours: GpuHours) -> str:
+    """The GPU hours with all retries as text, such as `up to 36 GPU hours with all retries: 12 by retry of the matrix, 12 by
+    slurm.requeue`; '' if no run may be started again."""
+    parts = {"by `retry` of the matrix": hours.retries, "by `slurm.requeue`": hours.requeues}
+    split = ", ".join(f"{value:.3g} {name}" for name, value in parts.items() if value)
+    return f"up to {hours.submitted + hours.requeues:.3g} GPU hours with all retries ({split})" if split else ""

@@ -194,7 +194,11 @@ def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
     where = plan.source.where
     if where.provider == "local" and not host.observe().gpus:
         return []
-    return gpu_hours.of(plan.cells, plan.most_runs(runs), plan.recorded, where)
+    on_slurm = plan.source.scheduler == "slurm"
+    requeues = where.slurm.requeue if where.slurm is not None and on_slurm else 0
+    retry = plan.matrix.file.retry
+    retries = {cell.name(): gpu_hours.most_retries(cell, retry, requeues, on_slurm=on_slurm) for cell in plan.cells}
+    return gpu_hours.of(plan.cells, plan.most_runs(runs), plan.recorded, where, retries)
 
 
 def account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:

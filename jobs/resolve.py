@@ -116,7 +116,7 @@ def _whys(cell: Cell, machine: Capacity) -> dict[str, str | None]:
     return {
         "nnodes": _nodes(cell, machine),
         "gpus": _gpus(cell, machine),
-        "launcher": _launcher(cell) if machine.here else _per_rank(cell) if not machine.per_rank else None,
+        "launcher": why_unusable(cell.launcher, machine),
         "time_limit": _time(cell, machine),
     }
 
@@ -356,19 +356,19 @@ def _uneven(cell: Cell, launcher: Launcher) -> str | None:
     return None
 
 
-def _launcher(cell: Cell) -> str | None:
-    missing = [program for program in launchers()[cell.launcher].needs if shutil.which(program) is None]
+def why_unusable(launcher: str, machine: Capacity) -> str | None:
+    """Why a launcher cannot start ranks on these machines; None if it can. launcher: its name."""
+    menu = launchers()
+    if not machine.here:
+        if machine.per_rank or not menu[launcher].per_rank:
+            return None
+        others = ", ".join(name for name, other in menu.items() if not other.per_rank)
+        return f"the launcher {launcher} starts its ranks by Slurm, which the cluster does not have. Allowed: {others}."
+    missing = [program for program in menu[launcher].needs if shutil.which(program) is None]
     if not missing:
         return None
     programs = f"{' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed on {gethostname()}"
-    return f"the launcher {cell.launcher} needs {programs}. Install what is missing, or choose another launcher."
-
-
-def _per_rank(cell: Cell) -> str | None:
-    if not launchers()[cell.launcher].per_rank:
-        return None
-    others = ", ".join(name for name, launcher in launchers().items() if not launcher.per_rank)
-    return f"the launcher {cell.launcher} starts its ranks by Slurm, which the cluster does not have. Allowed: {others}."
+    return f"the launcher {launcher} needs {programs}. Install what is missing, or choose another launcher."
 
 
 def _nodes(cell: Cell, machine: Capacity) -> str | None:

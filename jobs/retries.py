@@ -22,7 +22,8 @@ from jobs.ssh.step import LOST
 from shardlab import checkpoint, prediction
 from shardlab.errors import ShardlabError
 from shardlab.record import Event
-from shardlab.run import SHARED_ON_SLURM, Run, run_id
+from shardlab.retry import SHARED_ON_SLURM
+from shardlab.run import Run, run_id
 from shardlab.rundir import RunDir
 
 REQUEUED = "requeued"  # the event of a supervisor that asks Slurm to start the job of its run again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from jobs import plan
 from jobs.invocation import Invocation
@@ -30,6 +31,20 @@ def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
     scale_help = "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine"
     verb.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
     add_trust(verb)
+
+
+def with_matrix(words: Sequence[str], option: str, path: str) -> list[str]:
+    """The words of a command line with `--matrix PATH` in place of an option and its value, which may be one word or two."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name != option:
+            kept.append(word)
+            continue
+        if not equals:
+            next(rest)  # the value of the option
+        kept += ["--matrix", path]
+    return kept
 
 
 def add_trust(verb: console.Parser) -> None:

@@ -81,6 +81,8 @@ def plan(
     asked = gpu_hours.total(hours) if hours else None
     if asked is not None and asked.measured + asked.limits:
         out.line(f"about {gpu_hours.in_words(asked)}.")
+        if retried := gpu_hours.retries_in_words(asked):
+            out.line(f"{retried}.")
     for share in shares:
         out.line(f"sshare: the account {share.account} has {share.in_words()}.")
     for sentence in planner_table.sums(planned.predicted, counts):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+SHARED_ON_SLURM = ("node_fail", "preempted")  # states after which Slurm starts a job again without a request
 Times = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
@@ -31,10 +32,16 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The number of retries after the run reached its time limit. A retry starts only if the run saved a newer checkpoint than
     the checkpoint from which the run started."""
 
-    def after(self, state: str, otherwise: int) -> int:
+    def after(self, state: str, otherwise: int, *, on_slurm: bool) -> int:
         """How often a run may be started again after it ended in this state.
 
+        On Slurm, node_fail and preempted share the larger of their numbers: Slurm starts a job again after both, and does not
+        tell the run which of the two happened.
         state: one of shardlab.state.STATES. otherwise: the number for a state whose number is null.
         """
+        states = SHARED_ON_SLURM if on_slurm and state in SHARED_ON_SLURM else (state,)
+        return max(self._times(one, otherwise) for one in states)
+
+    def _times(self, state: str, otherwise: int) -> int:
         times: int | None = getattr(self, state) if state in self.__struct_fields__ else 0
         return otherwise if times is None else times

@@ -24,7 +24,6 @@ from shardlab.trace_part import TracePart
 # An environment variable that the supervisor sets for the ranks of a run with checkpoints. It contains the time, in seconds
 # since the epoch, at which the ranks save a checkpoint and end.
 SAVE_AT = "SHARDLAB_SAVE_AT"
-SHARED_ON_SLURM = ("node_fail", "preempted")  # states after which Slurm starts a job again without a request
 RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 _PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
 
@@ -92,14 +91,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return any(self.retries_after(state) for state in Retry.__struct_fields__)
 
     def retries_after(self, state: str) -> int:
-        """How often the run may be started again by itself after it ended in this state.
-
-        On Slurm, node_fail and preempted share the larger of their numbers: Slurm starts a job again after both, and does not
-        tell the run which of the two happened.
-        """
-        if self.scheduler == "slurm" and state in SHARED_ON_SLURM:
-            return max(self.retry.after(one, self.requeues) for one in SHARED_ON_SLURM)
-        return self.retry.after(state, self.requeues)
+        """How often the run may be started again by itself after it ended in this state."""
+        return self.retry.after(state, self.requeues, on_slurm=self.scheduler == "slurm")
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:

@@ -13,12 +13,14 @@ from jobs.cli import main, parser
 from jobs.invocation import Invocation
 from jobs.own_plugins import OwnPlugins
 from jobs.own_workloads import OwnWorkloads
+from jobs.planner import planner_table
 from jobs.resolve import Capacity, resolve
 from shardlab import cell_names, matrix
 from shardlab.cell import Optimizer
 from shardlab.document import parse
 from shardlab.errors import InputError
 from shardlab.own_workload import OwnWorkload
+from shardlab.prediction import Prediction
 from shardlab.workspace import Workspace
 
 PAPERS = [f"paper{number}" for number in range(1, 6)]
@@ -228,13 +230,121 @@ include: [{gpus: 4, options.gradient_as_bucket_view: false}]
     assert len(again.file.include) == 1
 
 
-def test_cells_that_do_not_fit_for_another_reason_are_left_out(tmp_path):
+def on(room, words, folder):
+    """The adapted matrix, its cells and the changes on machines with this capacity, as `adapted` returns them."""
+    found = adapt(read((HEAD + words).encode(), folder), room, OwnPlugins(), "small")
+    again = read(text(read((HEAD + words).encode(), folder), found.content), folder)
+    cells = resolve(again, cluster=room)
+    assert {cell.hash() for cell in cells} == found.expected
+    return again, cells, found.changes
+
+
+def listed(changes):
+    return [(change.key, change.study, change.here, change.cells) for change in changes if change.key != "name"]
+
+
+def test_a_time_limit_becomes_the_largest_that_the_partition_allows(tmp_path):
     words = 'axes: {gpus: [2]}\nzip: [{seed: [1, 2], time_limit: ["00:10:00", "10:00:00"]}]\n'
-    asked = read((HEAD + words).encode(), tmp_path)
-    found = adapt(asked, Capacity(nodes=1, gpus=2, longest_s=3600), OwnPlugins(), "small")
-    (gone,) = (change for change in found.changes if change.key == "cell")
-    assert gone.why == "has a time limit of 36000 s, the partition allows 3600 s"
-    assert len(found.expected) == 1
+    _, cells, changes = on(Capacity(nodes=1, gpus=2, longest_s=3600), words, tmp_path)
+    assert [(cell.seed, cell.time_limit_s) for cell in cells] == [(1, 600), (2, 3600)]
+    assert listed(changes) == [("time_limit_s", 36000, 3600, 1)]
+    assert changes[-1].why == "the partition allows 01:00:00"
+    _, (cell,), _ = on(
+        Capacity(nodes=1, gpus=2, longest_s=90_061), 'include: [{gpus: 2, time_limit: "9-00:00:00"}]\n', tmp_path
+    )
+    assert cell.time_limit_s == 90_061  # 1-01:01:01
+
+
+@pytest.mark.parametrize(
+    ("types", "here", "why"),
+    [
+        ([], None, "the cluster file names no GPU type"),
+        (["a100"], "a100", "the cluster has only the GPU type a100"),
+        (["a100", "v100"], None, "the cluster has only the GPU types a100, v100"),
+    ],
+)
+def test_a_gpu_type_becomes_the_only_one_of_the_cluster_or_its_default(types, here, why, tmp_path):
+    room = Capacity(nodes=1, gpus=2)
+    room = msgspec.structs.replace(room, types=dict.fromkeys(types, room))
+    again, cells, changes = on(room, "axes: {gpus: [1, 2], gpu_type: [h100]}\n", tmp_path)
+    assert [(cell.gpus, cell.gpu_type) for cell in cells] == [(1, here), (2, here)]
+    assert listed(changes) == [("gpu_type", "h100", here, 2)]
+    assert changes[-1].why == why
+    assert adapt(again, room, OwnPlugins(), "small") is None
+
+
+def test_a_launcher_of_slurm_becomes_torchrun_without_slurm(tmp_path):
+    _, cells, changes = on(machine(1, 2), "axes: {launcher: [submitit, deepspeed], gpus: [2]}\n", tmp_path)
+    assert sorted(cell.launcher for cell in cells) == ["deepspeed", "torchrun"]
+    assert listed(changes) == [("launcher", "submitit", "torchrun", 1)]
+    assert changes[-1].why == "the launcher submitit starts its ranks by Slurm, which the cluster does not have"
+
+
+def test_a_value_that_all_cells_share_changes_in_one_place(tmp_path):
+    head = HEAD.replace("steps: 2}", 'steps: 2, gpu_type: h100, time_limit: "10:00:00"}')
+    words = """\
+axes: {gpus: [1, 2, 4]}
+claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpus=2, gpu_type='h100') > 0"}]
+"""
+    asked = read((head + words).encode(), tmp_path)
+    a100 = Capacity(nodes=1, gpus=2, longest_s=3600)
+    room = msgspec.structs.replace(a100, types={"a100": a100})
+    found = adapt(asked, room, OwnPlugins(), "small")
+    assert found.content["defaults"] == asked.document.data["defaults"] | {"gpu_type": "a100", "time_limit": "01:00:00"}
+    changes = listed(found.changes)
+    assert ("gpu_type", "h100", "a100", 3) in changes
+    assert ("time_limit_s", 36000, 3600, 3) in changes
+    assert ("gpus", 4, 2, 1) in changes
+    (claim,) = found.content["claims"]
+    assert claim["test"] == "throughput_per_s(gpus=2, gpu_type='a100') > 0"
+    assert claim["adapted"].startswith("gpu_type a100 instead of h100")
+    cells = resolve(read(text(asked, found.content), tmp_path), cluster=room)
+    assert {cell.hash() for cell in cells} == found.expected
+    assert {(cell.gpus, cell.gpu_type, cell.time_limit_s) for cell in cells} == {(1, "a100", 3600), (2, "a100", 3600)}
+
+
+def test_a_default_that_an_entry_depends_on_changes_in_the_cells(tmp_path):
+    head = HEAD.replace("steps: 2}", "steps: 2, gpu_type: h100}")
+    words = "axes: {gpus: [1, 2]}\ninclude: [{when: \"gpu_type == 'h100'\", seed: 7}]\n"
+    asked = read((head + words).encode(), tmp_path)
+    found = adapt(asked, Capacity(nodes=1, gpus=2), OwnPlugins(), "small")
+    cells = resolve(read(text(asked, found.content), tmp_path), cluster=machine(1, 2))
+    assert [(cell.gpus, cell.gpu_type, cell.seed) for cell in cells] == [(1, None, 7), (2, None, 7)]
+    assert {cell.hash() for cell in cells} == found.expected
+
+
+def test_memory_changes_no_cell_and_the_plan_says_so():
+    foreseen = {"a": Prediction(fits="no"), "b": Prediction(fits="unlikely"), "c": Prediction(fits="yes")}
+    unfit, unlikely, adapts = planner_table.sums(foreseen, dict.fromkeys(foreseen, 1))
+    assert unfit.startswith("predicted: 1 of 3 cell(s) do not fit the memory of a GPU")
+    assert unlikely == "predicted: 1 of 3 cell(s) are unlikely to fit the memory of a GPU."
+    assert "--adapt changes no batch size" in adapts
+    assert planner_table.sums({"c": foreseen["c"]}, {"c": 1}) == []
+
+
+def test_cells_on_types_that_become_one_type_run_once(tmp_path):
+    words = """\
+axes: {gpus: [2], gpu_type: [a100, h100]}
+claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpu_type='h100') > throughput_per_s(gpu_type='a100')"}]
+"""
+    a100 = Capacity(nodes=1, gpus=2)
+    again, cells, changes = on(msgspec.structs.replace(a100, types={"a100": a100}), words, tmp_path)
+    assert [cell.gpu_type for cell in cells] == ["a100"]
+    assert again.file.claims == []
+    assert [change.why for change in changes if change.key == "claims.c"] == [
+        "left out: cells that it compares are the same cell here"
+    ]
+
+
+def test_what_the_file_excludes_stays_excluded_with_another_launcher(tmp_path):
+    words = """\
+axes: {gpus: [2], launcher: [submitit, deepspeed]}
+exclude: [{launcher: torchrun, why: not with torchrun}]
+"""
+    _, cells, changes = on(machine(1, 2), words, tmp_path)
+    assert [cell.launcher for cell in cells] == ["deepspeed"]
+    (gone,) = (change for change in changes if change.key == "cell")
+    assert gone.why == "with the values that the cluster has the matrix excludes it: not with torchrun"
 
 
 def test_adapting_twice_keeps_the_changes_of_both(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import support_collect as support
 
 from collect import cli
-from collect.explain.noted_run import spans
+from collect.explain.read_files import spans
 
 
 @pytest.fixture(scope="module")

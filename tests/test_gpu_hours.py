@@ -1,5 +1,7 @@
 """GPU hours: how many the runs of a submission may use, the option --max-gpu-hours, and the remaining hours of an account."""
 
+import json
+
 import msgspec
 import pytest
 import support_collect as support
@@ -9,8 +11,10 @@ from jobs import gpu_hours
 from jobs.schedulers import slurm
 from jobs.slurm import share
 from jobs.slurm.share import Share
+from shardlab.cell import CheckpointSettings, Instruments
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError
+from shardlab.retry import Retry
 from shardlab.slurm_keys import Gpus, Slurm
 
 SITE = Cluster(schema=1, name="c", provider="slurm", gpus=Gpus(per_node=4), slurm=Slurm(time="02:00:00"))
@@ -65,6 +69,75 @@ def test_submit_refuses_more_and_writes_nothing(tmp_path, monkeypatch, capsys):
     assert (queue.calls("sbatch"), study.workspace.runs.exists()) == ([], False)
     assert study.jobs("submit", "--max-gpu-hours", "6") == 0
     assert study.jobs("submit", "--max-gpu-hours", "0.1") == 0  # no run is left, so no GPU hours are needed
+
+
+@pytest.mark.parametrize(
+    ("retry", "expected"),
+    [
+        (Retry(), (0, 2)),  # node_fail and preempted together; a run without checkpoints is not started again after a timeout
+        (Retry(failed=1, oom=3), (4, 2)),
+        (Retry(node_fail=1), (1, 1)),  # the larger number counts: slurm.requeue for preempted
+        (Retry(node_fail=4), (4, 0)),
+        (Retry(node_fail=0, preempted=0), (0, 0)),
+    ],
+)
+def test_the_most_retries_of_a_run_are_those_of_all_states(retry, expected):
+    found = gpu_hours.most_retries(cell("ddp", 2), retry, 2, on_slurm=True)
+    assert (found.matrix, found.cluster) == expected
+
+
+def test_states_that_cannot_be_retried_do_not_count():
+    retry = Retry(oom=1, node_fail=2, preempted=8, timeout=16)
+    saves = Instruments(checkpoints=CheckpointSettings(every_steps=2))
+    for which, on_slurm, most in [
+        (cell("ddp", 2), False, 1 + 2),
+        (cell("ddp", 2, instruments=saves), False, 1 + 2 + 16),
+        (cell("ddp", 2, expect=["oom"]), False, 2),
+        (cell("ddp", 2), True, 1 + 8),
+        (cell("ddp", 2, expect=["node_fail"]), True, 1 + 8),
+        (cell("ddp", 2, expect=["node_fail", "preempted"]), True, 1),
+    ]:
+        assert gpu_hours.most_retries(which, retry, 0, on_slurm=on_slurm) == gpu_hours.MostRetries(most, 0)
+
+
+def test_a_retry_takes_up_to_its_time_limit():
+    known, new = cell("ddp", 2), cell("ddp", 2, seed=7)
+    retries = {known.name(): gpu_hours.MostRetries(1, 2), new.name(): gpu_hours.MostRetries(2, 0)}
+    hours = gpu_hours.total(gpu_hours.of([known, new], named([known, new], [1, 1]), {known.name(): 1800.0}, SITE, retries))
+    assert (hours.measured, hours.limits, hours.retries, hours.requeues) == pytest.approx((2, 8, 8 + 16, 16))
+    assert gpu_hours.retries_in_words(hours) == (
+        "up to 50 GPU hours with all retries (24 by `retry` of the matrix, 16 by `slurm.requeue`)"
+    )
+    local = Cluster(schema=1, name="l", provider="local")
+    (recorded,) = gpu_hours.of([known], {known.name(): 1}, {known.name(): 1800.0}, local, retries)
+    assert (recorded.hours, recorded.retries) == pytest.approx((1.0, 1.0))  # without a time limit, by the recorded time
+
+
+def test_a_bound_counts_the_retries_of_the_matrix_and_no_restart_of_the_cluster():
+    (one,) = cells = [cell("ddp", 4)]
+    hours = gpu_hours.of(cells, {one.name(): 1}, {}, SITE, {one.name(): gpu_hours.MostRetries(1, 2)})
+    gpu_hours.must_be_within(16, hours)
+    with pytest.raises(
+        InputError, match=r"8 GPU hours .*and 8 GPU hours more with all retries of the matrix.*numbers of `retry`"
+    ):
+        gpu_hours.must_be_within(15.9, hours)
+
+
+def test_a_plan_shows_the_hours_with_retries_and_submit_bounds_them(tmp_path, monkeypatch, capsys):
+    Queue(tmp_path / "slurm", monkeypatch)
+    study = Study(tmp_path, 3)
+    file = study.workspace.path / "cluster.yaml"
+    file.write_text(file.read_text() + "gpus: {per_node: 2}\n")
+    study.matrix.write_text(study.matrix.read_text() + "retry: {failed: 1}\n")
+    assert study.jobs("plan", "--matrix", str(study.matrix)) == 0
+    said = capsys.readouterr().out
+    assert "about 6 GPU hours (6 by time limits)." in said
+    assert "up to 24 GPU hours with all retries (6 by `retry` of the matrix, 12 by `slurm.requeue`)." in said
+    assert study.jobs("plan", "--matrix", str(study.matrix), "--json") == 0
+    document = json.loads(capsys.readouterr().out)["gpu_hours"]
+    assert document == {"measured": 0, "limits": 6, "unknown": 0, "retries": 6, "requeues": 12}
+    assert study.jobs("submit", "--dry-run", "--max-gpu-hours", "11.9") == 2
+    assert study.jobs("submit", "--dry-run", "--max-gpu-hours", "12") == 0
 
 
 ROWS = """\

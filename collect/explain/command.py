@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from collect import notation, own_metrics
 from collect.explain import explanation
-from collect.explain.explanation import ExplainedRun, Explanation
+from collect.explain.explanation import ExplainedRun, Explanation, UsedWindow
+from collect.explain.read_file import EventPlace, ReadFile
 from collect.findings import comparability
 from collect.loading.load import load
 from collect.metric import menu
@@ -12,6 +15,8 @@ from collect.report import verdict_text
 from collect.summary import REHEARSAL, summarize
 from shardlab.console import Output
 from shardlab.workspace import Workspace
+
+LONGEST_NAME = 40  # the name of an event is cut to this many characters on the terminal; --json has the whole name
 
 
 def show(
@@ -57,18 +62,38 @@ def _show(output: Output, document: Explanation) -> None:
     output.line(f"definition: {document.definition} ({document.direction}; {document.source})")
     if document.formula:
         output.line(f"formula: {document.formula}")
-    heads = ["Cell", "Run", "Repeat", "State", "Value", "From", "File of the run", "Lines"]
+    heads = ["Cell", "Run", "Repeat", "State", "Value", "From", "File of the run", "Lines, keys or events"]
     rows = []
     for run in document.runs:
         first = [run.cell, run.run, str(run.repeat), run.state, _value(run), _inputs(run)]
-        read = [[file.file.removeprefix(f"runs/{run.run}/"), file.lines or ""] for file in run.files] or [["", ""]]
+        read = [line for file in run.files for line in _places(file, run.run)] or [["", ""]]
         rows += [[*(first if not number else [""] * len(first)), *file] for number, file in enumerate(read)]
     one_cell = len({run.cell for run in document.runs}) == 1  # then the table has no column Cell: the line above names the cell
     shown = [place for place in range(one_cell, len(heads)) if any(row[place] for row in rows)]
     output.table("", [heads[place] for place in shown], [[row[place] for place in shown] for row in rows])
     for run in document.runs:
+        if run.window is not None:
+            output.line(f"{run.run}: samples count {_moments(run.window)}")
         if run.why and run.why not in document.why:
             output.line(f"{run.run}: {run.why}", style="yellow")
+
+
+def _places(file: ReadFile, run: str) -> list[list[str]]:
+    """The rows of a file in the table: its path in the folder of the run, and for each place in it what is there."""
+    events = [f"{group.count:,} {group.kind}: {_event(group.first)} ... {_event(group.last)}" for group in file.events]
+    places = events or [file.lines or ", ".join(file.keys)]
+    short = file.file.removeprefix(f"runs/{run}/")
+    return [[short if not number else "", place] for number, place in enumerate(places)]
+
+
+def _event(place: EventPlace) -> str:
+    name = place.name if len(place.name) <= LONGEST_NAME else f"{place.name[: LONGEST_NAME - 3]}..."
+    return f"{name} at ts {place.start_ns // 1000}.{place.start_ns % 1000:03d}"
+
+
+def _moments(window: UsedWindow) -> str:
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (window.first_s, window.last_s))
+    return f"from {first:%Y-%m-%d %H:%M:%S.%f} to {last:%H:%M:%S.%f} UTC, the timed window"
 
 
 def _value(run: ExplainedRun) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from collect.explain import noted_run
-from collect.explain.noted_run import NotedRun, Notes, ReadFile
+from collect.explain import noted_run, read_files
+from collect.explain.noted_run import NotedRun, Notes
+from collect.explain.read_file import ReadFile
 from collect.findings.comparability import baseline_of, families
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import Estimate
@@ -19,6 +20,13 @@ from collect.summary import Summary, why_not_compared
 from shardlab.errors import InputError, UnknownName
 
 FEWEST = "the run has no two timed steps, so it has no timed window"
+
+
+class UsedWindow(msgspec.Struct, frozen=True):
+    """The timed window of a run: the time in which telemetry counts."""
+
+    first_s: float  # end of the first timed step, in seconds since the epoch
+    last_s: float  # end of the last timed step, in seconds since the epoch
 
 
 class ExplainedRun(msgspec.Struct, frozen=True):
@@ -34,6 +42,7 @@ class ExplainedRun(msgspec.Struct, frozen=True):
     kind: str  # what was measured, if the metric can be measured in several ways; else ''
     why: str  # why the value is not known, or what the reader must know about it; else ''
     inputs: dict[str, float]  # sums over the steps from which the value was computed: steps, step_ms (ms), units (of data)
+    window: UsedWindow | None  # the time in which samples of telemetry count; null: the value is not from such samples
     files: list[ReadFile]  # the files from which the value was computed
 
 
@@ -166,6 +175,7 @@ def _why_unknown(row: CellRow, runs: Sequence[ExplainedRun]) -> str:
 def _run(cell_id: str, shown: RunRow, run: LoadedRun, metric: Metric) -> ExplainedRun:
     quantity = quantities(run).get(metric.name) if run.completed else None
     inputs: dict[str, float] = {}
+    window: UsedWindow | None = None
     found: list[ReadFile] = []
     why = ""
     if not run.completed:
@@ -174,12 +184,14 @@ def _run(cell_id: str, shown: RunRow, run: LoadedRun, metric: Metric) -> Explain
         why = "" if quantity is not None else "the file of the workspace gave no value"
     else:
         again, noted, notes = noted_run.of_run(metric.of_run, run)
-        found = noted_run.read_files(noted, notes)
+        found = read_files.read_files(noted, notes)
         if quantity is None:
             why = _why_none(noted, notes, found)
         elif again is None or again != quantity:
             why = "the files of this run changed while the command read them; run the command again"
         inputs = _inputs(noted, notes)
+        if {"sample_records", "window"} <= notes.every and noted.window is not None:
+            window = UsedWindow(*noted.window)
     return ExplainedRun(
         run=shown.run_id,
         cell=cell_id,
@@ -191,6 +203,7 @@ def _run(cell_id: str, shown: RunRow, run: LoadedRun, metric: Metric) -> Explain
         kind=quantity.kind if quantity else "",
         why=why,
         inputs=inputs,
+        window=window,
         files=found,
     )
 
@@ -199,13 +212,14 @@ def _why_none(run: NotedRun, notes: Notes, found: Sequence[ReadFile]) -> str:
     """The reason why a completed run has no value of a metric. notes: which attributes of the run the metric read."""
     if run.resumed and "whole_samples" in notes.every:
         return "the run resumed from a checkpoint, so telemetry does not cover the whole run"
-    if absent := noted_run.missing(notes, found):
+    if absent := read_files.missing(run, notes):
         return f"the run has no {' and no '.join(absent)}"
     if "window" in notes.every and run.window is None:
         return FEWEST
     if "clock_stepped" in notes.every and run.clock_stepped:
         return "the clock of a host was set during the run"
-    names = ", ".join(dict.fromkeys(file.file.rpartition("/")[2] for file in found))
+    lacks = read_files.absent_keys(run, notes) or list(dict.fromkeys(file.file.rpartition("/")[2] for file in found))
+    names = "; ".join(lacks)
     return (
         f"its records do not have what the definition needs ({names})" if names else "the definition does not apply to the run"
     )

@@ -1,53 +1,37 @@
-"""A run that notes which of its attributes a metric reads. They show from which files and lines a value was computed."""
+"""A run that notes what a metric reads of it, so that the files behind a value and the places in them are known without a
+second formula."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
+from collect.explain import noted_values
+from collect.explain.noted_values import KeyPath, Note
+from collect.loading import records
 from collect.loading.loaded_run import LoadedRun, Quantity
-from shardlab import files, prediction
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.record import Record, Sample, StepRecord
-from shardlab.rundir import VALIDATION
+from collect.traces.run_traces import RunTraces
+from shardlab.prediction import Prediction
 
-# Attribute of a run -> pattern of the files from which the attribute is read, in the run folder. A metric that reads none of
-# these attributes, for example because it needs only the source code of the strategy, has no files.
-FILES = {
-    "run": "run.json",
-    "result": "result.json",
-    "step_records": "steps/rank-*.jsonl",
-    "sample_records": "samples/*.jsonl",
-    "validation": VALIDATION,
-    "hosts": "env/*.json",
-    "events": "events*.jsonl",
-    "clocks": "events*.jsonl",
-    "backend": "events*.jsonl",
-    "paused": "events*.jsonl",
-    "memory": "memory/rank-00000.json",
-    "traces": "trace/*",
-    "predicted": prediction.path_in(Path()).name,
-}
+RUN, RESULT, PREDICTION, ENVIRONMENT, TRACES = "run.json", "result.json", "prediction.json", "env/{}", "trace"
 _NOTES = "_notes"
-
-
-class ReadFile(msgspec.Struct, frozen=True):
-    """A file from which the value of a metric was computed."""
-
-    file: str  # path of the file, relative to the workspace
-    lines: str | None = None  # numbers of the lines that were used, from 1, such as `3-12, 14`; null: the file has no records
 
 
 class Notes(msgspec.Struct):
     """The attributes of a run that a metric read."""
 
     direct: set[str] = msgspec.field(default_factory=set)  # attributes that the metric itself read
-    every: set[str] = msgspec.field(default_factory=set)  # `direct`, and the attributes from which those are computed
-    depth: int = 0  # nesting: how many attributes are being computed now, each for the one before
+    every: set[str] = msgspec.field(default_factory=set)  # these attributes, and the attributes from which they are computed
+    depth: int = 0  # how many attributes are being computed
+    # JSON file in the folder of the run -> the paths of the keys that were read; TRACES -> the fields of the figures of ranks.
+    keys: dict[str, set[KeyPath]] = msgspec.field(default_factory=dict)
+
+    def of(self, file: str) -> Note:
+        """The function that notes a path of this file."""
+        return self.keys.setdefault(file, set()).add
 
 
 class NotedRun(LoadedRun, dict=True):
@@ -66,74 +50,33 @@ class NotedRun(LoadedRun, dict=True):
         finally:
             notes.depth -= 1
 
+    @cached_property
+    def predicted(self) -> Prediction | None:
+        """As in `LoadedRun`, with noted keys."""
+        predicted: Prediction | None = noted_values.noted(super().predicted, self.__dict__[_NOTES].of(PREDICTION))
+        return predicted
+
+    @cached_property
+    def traces(self) -> RunTraces:
+        """As in `LoadedRun`; the fields of the figures of a rank that are read are noted."""
+        found, note = super().traces, self.__dict__[_NOTES].of(TRACES)
+        return RunTraces(
+            *([noted_values.noted(one, note) for one in part] for part in (found.exact, found.analyses, found.like_hta))
+        )
+
 
 def of_run(function: Callable[[LoadedRun], Quantity | None], run: LoadedRun) -> tuple[Quantity | None, NotedRun, Notes]:
     """Read the files of a run again and compute a metric. Returns (value, the newly read run, attributes that were read)."""
     noted = NotedRun.read(run.folder)
     noted.verdict, noted.reads_traces = run.verdict, run.reads_traces
     notes = Notes()
+    noted.run = noted_values.noted(noted.run, notes.of(RUN))
+    noted.result = noted_values.noted(noted.result, notes.of(RESULT))
+    paths = sorted(run.folder.path.glob(ENVIRONMENT.format("*.json")))
+    hosts = {ENVIRONMENT.format(path.name): records.read_host(str(path)) for path in paths}
+    noted.hosts = [noted_values.noted(host, notes.of(file)) for file, host in hosts.items() if host is not None]
     noted.__dict__[_NOTES] = notes
     quantity = function(noted)
     del noted.__dict__[_NOTES]
-    return quantity, noted, notes
-
-
-def read_files(run: NotedRun, notes: Notes) -> list[ReadFile]:
-    """The files from which the noted attributes of a run were read, with the lines that were used."""
-    found = []
-    for pattern in dict.fromkeys(pattern for name, pattern in FILES.items() if name in notes.every):
-        for path in sorted(run.folder.path.glob(pattern)):
-            short = str(path.relative_to(run.folder.path.parent.parent))
-            found.append(ReadFile(short, _lines(path, pattern, run, notes) if path.suffix == ".jsonl" else None))
-    return found
-
-
-def missing(notes: Notes, found: Iterable[ReadFile]) -> list[str]:
-    """The patterns of the files that the metric reads and that the run does not have."""
-    there = [Path(file.file) for file in found]
-    patterns = dict.fromkeys(pattern for name, pattern in FILES.items() if name in notes.every)
-    return [pattern for pattern in patterns if not any(path.match(f"runs/*/{pattern}") for path in there)]
-
-
-def _lines(path: Path, pattern: str, run: NotedRun, notes: Notes) -> str | None:
-    """The lines of a file that were used: those of timed steps, of samples around the timed window, or else all lines."""
-    wanted: Callable[[Any], bool] = lambda _: True  # noqa: E731 - the usual case of three
-    kind: type[Record] | None = None
-    if pattern == FILES["step_records"]:
-        kind = StepRecord
-        if not notes.direct & {"steps", "recorded", "step_records", "step_frames"}:
-            # Other attributes are computed from timed steps only. `undisturbed` has the timed steps that no instrument slowed.
-            frame = run.undisturbed if not notes.direct & {"timed", "world", "window"} else run.timed
-            steps = set(frame["step"].to_list())
-            wanted = lambda record: not record.warmup and record.step in steps  # noqa: E731
-    elif pattern == FILES["sample_records"]:
-        kind = Sample
-        if (window := run.window) is not None:
-            moments = sorted(sample.wall_s for _, sample in _records(path, Sample))
-            first = max((at for at in moments if at <= window[0]), default=window[0])
-            last = min((at for at in moments if at >= window[1]), default=window[1])
-            wanted = lambda sample: first <= sample.wall_s <= last  # noqa: E731
-    if kind is None:
-        return spans(range(1, files.read(path).count(b"\n") + 1))
-    return spans(number for number, record in _records(path, kind) if wanted(record))
-
-
-def _records(path: Path, kind: type[Any]) -> list[tuple[int, Any]]:
-    """(number of the line, record) of each line of a file that can be read."""
-    found = []
-    for number, line in enumerate(files.read(path).split(b"\n"), 1):
-        try:
-            found.append((number, decoder(kind).decode(line)))
-        except DECODE_FAULTS:
-            continue
-    return found
-
-
-def spans(numbers: Iterable[int]) -> str | None:
-    """Numbers in increasing order as text, such as `3-12, 14`; None if `numbers` is empty."""
-    ordered: Sequence[int] = list(numbers)
-    if not ordered:
-        return None
-    breaks = [place for place, (one, other) in enumerate(pairwise(ordered), 1) if other != one + 1]
-    edges = zip([0, *breaks], [*breaks, len(ordered)], strict=True)
-    return ", ".join(f"{ordered[start]}-{ordered[end - 1]}" if end - start > 1 else str(ordered[start]) for start, end in edges)
+    # The keys are copied, because reading the attributes of `noted` from now on must not add to them.
+    return quantity, noted, msgspec.structs.replace(notes, keys={file: set(paths) for file, paths in notes.keys.items()})

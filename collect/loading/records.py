@@ -159,7 +159,7 @@ class RunRecords(msgspec.Struct):
             self.verdict = judged(self.run, self.result, self.events, self.step_records)
         except (InputError, WorkspaceError) as error:
             self._note_unreadable(str(error))
-        self.hosts = [host for name in parts.get("env", ()) if (host := _host(f"{self.folder.path}/{name}")) is not None]
+        self.hosts = [host for name in parts.get("env", ()) if (host := read_host(f"{self.folder.path}/{name}")) is not None]
         met = [backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)]
         self.backend = met[-1] if met else ""
         ends = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
@@ -240,7 +240,7 @@ def _clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
     return found
 
 
-def _host(path: str) -> Host | None:
+def read_host(path: str) -> Host | None:
     """Read the description of a host from a file in the folder `env`. None if the file is damaged or is not a JSON file."""
     try:
         return _decoded(files.read(path)) if path.endswith(".json") else None

@@ -25,6 +25,7 @@ class Activity(NamedTuple):
 
     operators: which events are operators of the main thread.
     c10d: which of these operators launch collectives or wait for them. launches: which of these operators launch collectives.
+    computing: which of these operators compute: all but those of c10d and the wrappers of autograd.
     collectives: which events are spans of gloo, on any thread.
     compute: when an operator other than a wrapper of autograd runs and no operator of c10d runs, within start_ns to end_ns.
     communication: when a span of gloo runs, including its waiting for other ranks, within start_ns to end_ns. `gloo:send` and
@@ -36,6 +37,7 @@ class Activity(NamedTuple):
     operators: NDArray[np.bool_]
     c10d: NDArray[np.bool_]
     launches: NDArray[np.bool_]
+    computing: NDArray[np.bool_]
     collectives: NDArray[np.bool_]
     compute: Intervals
     communication: Intervals
@@ -61,6 +63,7 @@ def activity(trace: Trace) -> Activity | None:
         operators=operators,
         c10d=c10d,
         launches=c10d & _named(trace, lambda label: label.startswith("c10d::")),
+        computing=computing,
         collectives=collectives,
         compute=intervals.within(compute, start, end),
         communication=intervals.within(intervals.of(trace, collectives), start, end),

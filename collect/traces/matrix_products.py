@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from collect.traces import gloo
 from collect.traces.activities import Activities
+from collect.traces.details import EventSpans
 from collect.traces.nesting import containing, innermost
 from collect.traces.trace import Trace
 from shardlab.decoders import DECODE_FAULTS
@@ -58,8 +59,7 @@ class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
 
 def matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
     """The matrix products of a trace, longest time first; empty if the trace records no shapes of matrix products."""
-    details = trace.details
-    rows = np.flatnonzero(innermost(details.products) & gloo.starts_in_steps(trace, details.products.start_ns))
+    details, rows = trace.details, _profiled(trace)
     spans = details.products.only(rows)
     time, timed = _times(trace, active, rows)
     shapes = details.shapes[rows]
@@ -87,6 +87,21 @@ def matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
             )
         )
     return sorted(found, key=lambda one: (-one.total_ns, one.operator, one.batch, one.m, one.n, one.k))
+
+
+def timed_calls(trace: Trace, active: Activities) -> EventSpans:
+    """The calls that `matrix_products` counts: products of known sizes whose time is known, in the order of the file."""
+    details, rows = trace.details, _profiled(trace)
+    _, timed = _times(trace, active, rows)
+    texts = zip(details.products.name[rows].tolist(), details.shapes[rows].tolist(), strict=True)
+    sized = [product_sizes(trace.labels[name], details.texts[text]) is not None for name, text in texts]
+    return details.products.only(rows[timed & np.array(sized, bool)])
+
+
+def _profiled(trace: Trace) -> NDArray[np.intp]:
+    """The products in the profiled steps that call no other product, as indexes in `trace.details.products`."""
+    products = trace.details.products
+    return np.flatnonzero(innermost(products) & gloo.starts_in_steps(trace, products.start_ns))
 
 
 def product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, int] | None:

@@ -18,9 +18,9 @@ from collect.traces.details import MemoryEvents
 from collect.traces.trace import Trace
 
 MOST_POINTS = 300  # the most points of the curve of a device
+CPU = "cpu"
 # Number of a type of device in c10/core/DeviceType.h -> its name. ROCm uses the number of CUDA.
-_DEVICES = {0: "cpu", 1: "cuda", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
-_CPU = 0
+_DEVICES = {0: CPU, 1: "cuda", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
 
 
 class MemoryPoint(msgspec.Struct, frozen=True, array_like=True):
@@ -54,41 +54,56 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 def memory_use(trace: Trace) -> list[MemoryUse]:
     """The memory of each device, sorted by device; empty if the trace records no allocations in the profiled steps."""
-    events = trace.details.memory
-    if not len(events.at_ns):
-        return []
-    steps = gloo.steps_of(trace)
-    begin = int(trace.start_ns[steps].min()) if steps.any() else int(events.at_ns.min())
-    end = int(trace.end_ns[steps].max()) if steps.any() else int(events.at_ns.max()) + 1
-    devices = sorted(set(zip(events.device_type.tolist(), events.device.tolist(), strict=True)))
+    begin, _ = _steps(trace)
     uses = []
-    for kind, number in devices:
-        rows = np.flatnonzero((events.device_type == kind) & (events.device == number))
-        rows = rows[np.argsort(events.at_ns[rows], kind="stable")]
-        if (use := _use(events, rows, begin, end, _named(kind, number))) is not None:
+    for device, before, inside in counted_rows(trace):
+        if (use := _use(trace.details.memory, before, inside, begin, device)) is not None:
             uses.append(use)
     return uses
 
 
+def counted_rows(trace: Trace) -> list[tuple[str, NDArray[np.intp], NDArray[np.intp]]]:
+    """For each device, sorted: (its name, its last event before the profiled steps, its events within them, sorted by time).
+
+    Events are indexes in `trace.details.memory`. The array of the event before is empty if no event is before the steps.
+    """
+    events = trace.details.memory
+    begin, end = _steps(trace)
+    found = []
+    for kind, number in sorted(set(zip(events.device_type.tolist(), events.device.tolist(), strict=True))):
+        rows = np.flatnonzero((events.device_type == kind) & (events.device == number))
+        rows = rows[np.argsort(events.at_ns[rows], kind="stable")]
+        before, inside = rows[events.at_ns[rows] < begin], rows[(events.at_ns[rows] >= begin) & (events.at_ns[rows] < end)]
+        found.append((_named(kind, number), before[-1:], inside))
+    return found
+
+
+def _steps(trace: Trace) -> tuple[int, int]:
+    """Returns (start of the first profiled step, end of the last) in ns; without steps, the time of all allocations."""
+    steps, moments = gloo.steps_of(trace), trace.details.memory.at_ns
+    if steps.any():
+        return int(trace.start_ns[steps].min()), int(trace.end_ns[steps].max())
+    return (int(moments.min()), int(moments.max()) + 1) if len(moments) else (0, 0)
+
+
 def _named(kind: int, number: int) -> str:
     name = _DEVICES.get(kind, f"device type {kind}")
-    return name if kind == _CPU or number < 0 else f"{name}:{number}"
+    return name if name == CPU or number < 0 else f"{name}:{number}"
 
 
-def _use(events: MemoryEvents, rows: NDArray[np.intp], begin: int, end: int, device: str) -> MemoryUse | None:
-    """The memory of one device within [begin, end). None if nothing is known about this time.
+def _use(events: MemoryEvents, before: NDArray[np.intp], inside: NDArray[np.intp], begin: int, device: str) -> MemoryUse | None:
+    """The memory of one device from `begin` on, in ns. None if nothing is known about this time.
 
-    rows: the indexes of the device's events, sorted by time.
+    before, inside: as in `counted_rows`.
     """
-    before, inside = rows[events.at_ns[rows] < begin], rows[(events.at_ns[rows] >= begin) & (events.at_ns[rows] < end)]
-    used = np.concatenate([before[-1:], inside])
+    used = np.concatenate([before, inside])
     if not len(used):
         return None
     # If no event is before `begin`, the memory at `begin` is the memory after the first event minus the size of this event.
     allocated, reserved, moments = events.allocated[used], events.reserved[used], np.maximum(0, events.at_ns[used] - begin)
     start = int(allocated[0]) if len(before) else max(0, int(allocated[0] - events.bytes[used[0]]))
     # Some versions and allocators write 0 for the reserved memory, which cannot be less than the allocated memory.
-    known = device != _DEVICES[_CPU] and bool((reserved >= allocated).all())
+    known = device != CPU and bool((reserved >= allocated).all())
     return MemoryUse(
         device=device,
         start_bytes=start,

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from jobs.adaptation import adapted_means
 from jobs.adaptation.adapted_cells import AdaptedCell, adapted_cells, is_crossed
 from jobs.adaptation.adapted_questions import Cannot, Questions, changed_names, values
 from jobs.own_plugins import OwnPlugins
@@ -41,8 +42,9 @@ def adapt(asked: Matrix, machine: Capacity, own: OwnPlugins, cluster: str) -> Ad
     machine: what the cluster can give to a run. own: the plug-ins of the workspace. cluster: the name of the cluster.
     Raises InputError if no cell fits, or if the matrix is not valid on any cluster.
     """
-    adapted = adapted_cells(asked, machine, own)
-    if all(one.is_unchanged for one in adapted):
+    study, asked = asked, adapted_means.with_defaults(asked, machine)
+    adapted = adapted_cells(asked, machine, own, study)
+    if asked is study and all(one.is_unchanged for one in adapted):
         return None
     kept = {one.after.hash() for one in adapted if one.after is not None}
     if not kept:
@@ -50,6 +52,10 @@ def adapt(asked: Matrix, machine: Capacity, own: OwnPlugins, cluster: str) -> Ad
     content = copy.deepcopy(asked.document.data)
     name = asked.name.removesuffix(SUFFIX)[: LONGEST_NAME - len(SUFFIX)] + SUFFIX
     content["name"] = name
+    if asked is not study:
+        content["defaults"] = content["defaults"] | {
+            key: value for key, value in asked.file.defaults.items() if value != study.file.defaults[key]
+        }
     staying = _staying(asked, adapted)
     content["exclude"] = [*content.get("exclude", []), *_exclusions(adapted, staying, cluster)]
     content["include"] = _inclusions(asked, adapted, staying, content.get("include", []))
@@ -103,7 +109,7 @@ def _exclusions(adapted: Sequence[AdaptedCell], staying: set[int], cluster: str)
             entry = {**size, "why": f"does not fit the cluster {cluster}, or is listed in `include`; see `deviations`"}
         else:
             varying = {key: keys[key] for key, place in one.point.origin.items() if place[0] in ("axes", "zip")}
-            why = "listed in `include`" if one.is_unchanged else f"does not fit the cluster {cluster}: {one.why}"
+            why = "listed in `include`" if one.is_unchanged else f"does not fit the cluster {cluster}: {one.reason}"
             entry = {**varying, "why": why}
         if entry not in found:
             found.append(entry)
@@ -171,8 +177,9 @@ def _of_cells(adapted: Sequence[AdaptedCell]) -> list[Deviation]:
             continue
         new, names = values(one.after), changed_names(one)
         because = f"follows from gpus {new['gpus']} instead of {old['gpus']}"
+        whys = {"gpus": one.why, "nnodes": one.why} | {value.name: value.why for value in one.replaced}
         for key in names:
-            changed[key, old[key], new.get(key), one.why if key in ("gpus", "nnodes") else because] += 1
+            changed[key, old[key], new.get(key), whys.get(key, because)] += 1
     found = [Deviation(key, old, new, why, count) for (key, old, new, why), count in changed.items()]
     found += [Deviation("cell", dict(named), None, why, count) for (named, why), count in left_out.items()]
     after = [one.after.hash() for one in adapted if one.after is not None]

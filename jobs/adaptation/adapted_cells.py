@@ -3,15 +3,18 @@
 Changes are tried in this order, and the first that fits is used:
 
 1. No change.
-2. Fewer GPUs. All cells with the same number of GPUs and nodes get the same new number, so that strategies stay comparable: the
-   largest divisor of the number of GPUs on which at least one of these cells can run. For each divisor that is tried, the
-   number of nodes is kept if a cell fits; otherwise the largest divisor of the number of nodes that fits is used. A cell of
-   several GPUs never becomes a cell of one GPU, because a cell of one GPU distributes nothing.
-3. Smaller degrees of the parallelism that a strategy combines (dp, tp, pp), if the file gives degrees whose product has to
+2. A GPU type, a launcher and a time limit that the cluster has (`adapted_means`). If such a change is not enough, it is part of
+   the changes below.
+3. Fewer GPUs. All cells with one number of GPUs and nodes get the same new number, so that strategies stay comparable: the
+   largest divisor of the number of GPUs on which one of these cells can run. For each number of GPUs, the number of nodes is
+   kept if possible; else its largest divisor that fits is used. A cell of several GPUs never becomes a cell of one GPU, because
+   such a cell distributes nothing.
+4. Smaller degrees of the parallelism that a strategy combines (dp, tp, pp), if the file gives degrees whose product has to
    match the new number of GPUs. Each new degree divides the old one, and a degree above 1 stays above 1.
-4. The cell is left out.
+5. The cell is left out.
 
-Batch sizes are not changed: a batch for each GPU stays the batch for each GPU, and a global batch stays the global batch.
+Batch sizes are not changed: a batch for each GPU stays the batch for each GPU, and a global batch stays the global batch. So
+memory is not looked at: out of memory is a result of a cell, and another batch would be another question.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from typing import Any
 
 import msgspec
 
+from jobs.adaptation import adapted_means
+from jobs.adaptation.adapted_means import ReplacedValue
 from jobs.own_plugins import OwnPlugins
 from jobs.resolve import Capacity, misfits, resolve
 from shardlab import matrix
@@ -44,9 +49,9 @@ class CellSize(msgspec.Struct, frozen=True):
 class AdaptedCell(msgspec.Struct, frozen=True):
     """What becomes of a cell of a matrix.
 
-    point: the combination of the matrix file. before: the cell of this combination in the original matrix. keys: the keys of
-    the new cell; None if the cell is left out. after: the new cell; None if the cell is left out. why: the reason for the
-    change, in a sentence without a full stop; empty if the cell does not change.
+    point: the combination of the matrix file, with its new `defaults`. before: the cell of the study. keys: the keys of the new
+    cell; None if the cell is left out. after: the new cell; None if the cell is left out. why: the reason for another number of
+    GPUs, or why the cell is left out, in a sentence without a full stop; else empty. replaced: the other values that changed.
     """
 
     point: Point
@@ -54,11 +59,17 @@ class AdaptedCell(msgspec.Struct, frozen=True):
     keys: dict[str, Any] | None
     after: Cell | None
     why: str
+    replaced: tuple[ReplacedValue, ...] = ()
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the adaptation does not change the cell."""
+        """Whether the combination stays what it is in the file. Its cell may have changed with `defaults`."""
         return self.keys == self.point.keys
+
+    @property
+    def reason(self) -> str:
+        """Why the cell changes or is left out; empty if it does not change."""
+        return self.why or ", ".join(value.why for value in self.replaced)
 
 
 class Fitting(msgspec.Struct, frozen=True):
@@ -99,42 +110,57 @@ def without_questions(asked: Matrix, points: list[Point]) -> Matrix:
     return msgspec.structs.replace(asked, points=points, file=msgspec.structs.replace(asked.file, claims=[]))
 
 
-def adapted_cells(asked: Matrix, machine: Capacity, own: OwnPlugins) -> list[AdaptedCell]:
-    """What becomes of each cell of a matrix on these machines, in the order of the matrix. own: the plug-ins of the workspace.
+def adapted_cells(asked: Matrix, machine: Capacity, own: OwnPlugins, study: Matrix | None = None) -> list[AdaptedCell]:
+    """What becomes of each cell of a matrix on these machines, in the order of the matrix.
 
+    own: the plug-ins of the workspace. study: the matrix with the `defaults` of the study; None: `asked` has them.
     Raises InputError if the matrix is not valid on any machine.
     """
-    fitting = Fitting(asked, machine, own)
-    cells = resolve(without_questions(asked, asked.points), own=own)
+    fitting, study = Fitting(asked, machine, own), study or asked
+    cells = resolve(without_questions(study, study.points), own=own)
+    replaced = [adapted_means.replaced(point.keys, machine) for point in study.points]
+    # The combinations with all values that the cluster has, apart from numbers of GPUs.
+    starts = [
+        Point(point.keys | {key: value.new for key, value in values.items()}, point.origin)
+        for point, values in zip(asked.points, replaced, strict=True)
+    ]
     groups: dict[CellSize, list[tuple[Point, Cell]]] = {}
-    for point, cell in zip(asked.points, cells, strict=True):
-        groups.setdefault(_size(point, cell), []).append((point, cell))
+    for start, cell in zip(starts, cells, strict=True):
+        groups.setdefault(_size(start, cell), []).append((start, cell))
     sizes = {size: _nearest(fitting, size, group) for size, group in groups.items()}
-    return [_adapted(fitting, point, cell, sizes[_size(point, cell)]) for point, cell in zip(asked.points, cells, strict=True)]
+    return [
+        msgspec.structs.replace(
+            _adapted(fitting, point, start, cell, sizes[_size(start, cell)]), replaced=tuple(values.values())
+        )
+        for point, start, cell, values in zip(asked.points, starts, cells, replaced, strict=True)
+    ]
 
 
-def _adapted(fitting: Fitting, point: Point, before: Cell, size: tuple[int, int | None] | None) -> AdaptedCell:
-    as_is = fitting.try_keys(point, point.keys)
+def _adapted(fitting: Fitting, point: Point, start: Point, before: Cell, size: tuple[int, int | None] | None) -> AdaptedCell:
+    """What becomes of one cell. point: its combination. start: the same with the values that the cluster has."""
+    as_is = fitting.try_keys(start, start.keys)
+    has = ""
     if isinstance(as_is, Cell):
-        return AdaptedCell(point, before, point.keys, as_is, "")
-    if size is None or size == (before.gpus, point.keys.get("nnodes")):
-        # no size fits, or the size fits other cells, so this cell does not fit for another reason
-        return AdaptedCell(point, before, None, None, as_is)
-    found = fitting.resized(point, before, *size)
-    has = f"a run can have {_room(fitting.machine, before)}"
-    if isinstance(found, str):
-        return AdaptedCell(point, before, None, None, f"{has}; on {size[0]} GPUs: {found}")
-    keys, after = found
-    if is_crossed(point):
-        plain = {key: value for key, value in keys.items() if point.origin[key][0] != "include"}
+        keys, after = start.keys, as_is
+    elif size is None or size == (before.gpus, start.keys.get("nnodes")):
+        return AdaptedCell(point, before, None, None, as_is)  # no size fits, or the size is not why the cell does not fit
+    else:
+        found = fitting.resized(start, before, *size)
+        has = f"a run can have {_room(fitting.machine, start)}"
+        if isinstance(found, str):
+            return AdaptedCell(point, before, None, None, f"{has}; on {size[0]} GPUs: {found}")
+        keys, after = found
+    if is_crossed(start) and keys != point.keys:
+        plain = {key: value for key, value in keys.items() if start.origin[key][0] != "include"}
         if (excluded := matrix.why_excluded(fitting.asked.document, fitting.asked.file, plain)) is not None:
-            return AdaptedCell(point, before, None, None, f"{has}; on {size[0]} GPUs the matrix excludes it: {excluded}")
+            on = f"{has}; on {size[0]} GPUs" if has and size is not None else "with the values that the cluster has"
+            return AdaptedCell(point, before, None, None, f"{on} the matrix excludes it: {excluded}")
     return AdaptedCell(point, before, keys, after, has)
 
 
-def _room(machine: Capacity, cell: Cell) -> str:
-    """The machines that a run of a cell can have, in words."""
-    room = machine.of(cell.gpu_type) or machine
+def _room(machine: Capacity, start: Point) -> str:
+    """The machines that a run of a combination can have, in words."""
+    room = machine.of(start.keys.get("gpu_type")) or machine
     nodes = "" if room.nodes is None else f"{room.nodes} node{'' if room.nodes == 1 else 's'}"
     gpus = "" if room.gpus is None else f"{room.gpus} GPU{'' if room.gpus == 1 else 's'} on each node"
     return " and ".join(filter(None, (nodes, gpus)))
@@ -146,8 +172,9 @@ def is_crossed(point: Point) -> bool:
     return bool(sections & {"axes", "zip"}) or "include" not in sections
 
 
-def _size(point: Point, cell: Cell) -> CellSize:
-    return CellSize(cell.gpus, point.keys.get("nnodes"), cell.gpu_type, cell.launcher)
+def _size(start: Point, cell: Cell) -> CellSize:
+    keys = start.keys
+    return CellSize(cell.gpus, keys.get("nnodes"), keys.get("gpu_type"), keys.get("launcher", cell.launcher))
 
 
 def _nearest(fitting: Fitting, size: CellSize, group: list[tuple[Point, Cell]]) -> tuple[int, int | None] | None:

@@ -19,9 +19,16 @@ from shardlab.expression import MAX_LENGTH, Expression
 
 # The values that are added to a filter if it would otherwise select too many cells. They are tried in this order.
 FURTHER = tuple(dict.fromkeys(("nnodes", "gradient_accumulation_steps", "micro_batch_size", *cell_names.PLAIN)))
-SHOWN = ("gpus", "nnodes", "tp", "pp", "global_batch_size")  # the values of a cell whose changes `differences` names
-# metrics whose names begin with these words measure links between nodes
-BETWEEN_NODES = ("network_", "rdma_", "pause_frames", "wire_")
+SHOWN = (
+    "gpu_type",
+    "launcher",
+    "gpus",
+    "nnodes",
+    "tp",
+    "pp",
+    "global_batch_size",
+)  # values of a cell that a reader sees as changed
+BETWEEN_NODES = ("network_", "rdma_", "pause_frames", "wire_")  # metrics whose names begin so are about links between nodes
 Values = dict[str, Any]  # the values of a resolved cell, by name (shardlab.cell_names)
 
 
@@ -93,7 +100,7 @@ class Questions:
         instead of 8`."""
         found = []
         for one in self.selected(wanted).adapted:
-            if one.after is not None and not one.is_unchanged:
+            if one.after is not None:
                 old, new = values(one.before), values(one.after)
                 found += [f"{key} {new[key]} instead of {old[key]}" for key in SHOWN if key in changed_names(one)]
         return list(dict.fromkeys(found))

@@ -31,11 +31,18 @@ def columns(predictions: Sequence[Prediction]) -> dict[str, list[str]]:
 def sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]) -> list[str]:
     """Sentences with the predicted sums over all runs. runs: the number of runs of each cell, by the name of the cell."""
     said = []
-    unfit = [name for name, one in predictions.items() if one.fits == "no"]
+    unfit, unlikely = (sum(one.fits == fits for one in predictions.values()) for fits in ("no", "unlikely"))
     if unfit:
         said.append(
-            f"predicted: {len(unfit)} of {len(predictions)} cell(s) do not fit the memory of a GPU; `jobs submit` leaves them "
+            f"predicted: {unfit} of {len(predictions)} cell(s) do not fit the memory of a GPU; `jobs submit` leaves them "
             "out, unless they expect oom, or with --no-fit-check."
+        )
+    if unlikely:
+        said.append(f"predicted: {unlikely} of {len(predictions)} cell(s) are unlikely to fit the memory of a GPU.")
+    if unfit or unlikely:
+        said.append(
+            "Out of memory is a result, so --adapt changes no batch size. The column `largest micro` has the micro-batch that "
+            "is likely to fit, where it is known; `search: {key: gpu_batch_size, for: largest_that_fits}` finds it."
         )
     for field, words, text in _SUMS:
         known = {name: value for name, one in predictions.items() if (value := getattr(one, field)) is not None}

@@ -89,11 +89,11 @@ def damaged(workspace: Workspace) -> list[str]:
 
 def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
     """The state of each run, from its own records and from one query to Slurm for all jobs."""
-    notes = [_note(run.events) for run in runs]
+    notes = [last_sending(run.events) for run in runs]
     masters = sorted({str(note.data["job"]).split("_")[0] for note in notes if note is not None and note.data.get("job")})
     since = min((note.wall_s for note in notes if note is not None), default=0.0)
     answer = query.of(masters, since, _at_work(runs, notes))
-    packs = _packs_at_work(workspace) if any(note is not None and note.data.get("kind") == "pack" for note in notes) else set()
+    packs = _packs_at_work(workspace) if any(claim.is_packed(run.events) for run in runs) else set()
     is_open = any(note is not None and note.event == "submitting" for note in notes)
     unreadable = submission.unreadable(workspace) if is_open else {}
     observed_runs = []
@@ -125,9 +125,12 @@ def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
 
 def _packs_at_work(workspace: Workspace) -> set[str]:
     """The numbers of the packed allocations that contain a run that has not ended."""
-    return {
-        sent.job for sent in submission.all_of(workspace) if sent.kind == "pack" and sent.job and _unfinished(workspace, sent)
-    }
+    return {sent.job for sent in _packs(workspace) if sent.job and _unfinished(workspace, sent)}
+
+
+def _packs(workspace: Workspace) -> list[submission.Submission]:
+    """The submissions of packed allocations, each with several runs in one job."""
+    return [sent for sent in submission.all_of(workspace) if sent.kind == "pack"]
 
 
 def _at_work(runs: Sequence[RunOnDisk], notes: Sequence[Event | None]) -> set[str]:
@@ -145,17 +148,16 @@ def _at_work(runs: Sequence[RunOnDisk], notes: Sequence[Event | None]) -> set[st
 def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
     """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
     ended = {run.run.run_id for run in runs}
-    packs = [sent for sent in submission.all_of(workspace) if sent.kind == "pack"]
-    whole = {sent.job for sent in packs if ended >= _unfinished(workspace, sent)}
+    whole = {sent.job for sent in _packs(workspace) if ended >= _unfinished(workspace, sent)}
     jobs: list[str] = []
     for run in runs:
-        note = _note(run.events)
+        note = last_sending(run.events)
         if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
             run.folder.write_event("controller", "cancel_requested")
         job = note.data.get("job") if note is not None else None
         # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue, and
         # the supervisor of a running run ends this run.
-        if note is not None and job is not None and (note.data.get("kind") != "pack" or job in whole):
+        if job is not None and (not claim.is_packed(run.events) or job in whole):
             jobs.append(str(job))
     jobs = list(dict.fromkeys(jobs))
     for begin in range(0, len(jobs), AT_A_TIME):
@@ -221,7 +223,7 @@ def _unended(workspace: Workspace, runs: Sequence[str]) -> list[str]:
     jobs: dict[str, None] = {}
     for run in runs:
         folder = RunDir(workspace.runs / run)
-        note = _note(folder.events())
+        note = last_sending(folder.events())
         if not _has_ended(folder) and note is not None and note.data.get("job"):
             jobs[str(note.data["job"])] = None
     return list(jobs)
@@ -294,16 +296,12 @@ def _literal(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def _note(events: Sequence[Event]) -> Event | None:
-    """The last event of a run that names the job or the submission to which the run belongs; None if there is none."""
-    return last_sending(events)
-
-
 def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Mapping[str, str]) -> ObservedRun:
     """The state of one run from its records and Slurm's answer.
 
-    note: the event that `_note` returned. answer: Slurm's answer. unreadable: for each submission file that cannot be read, the
-    reason, by the token of the submission; it is not known whether the jobs of these submissions exist.
+    note: the last event of the run that names its job or its submission; None if there is none.
+    answer: Slurm's answer. unreadable: for each submission file that cannot be read, the reason, by the
+    token of the submission; it is not known whether the jobs of these submissions exist.
     """
     if note is None or note.event == "refused":
         return ObservedRun(run.verdict, "-", "-")
@@ -327,7 +325,7 @@ def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Map
         return ObservedRun(run.verdict, job_id, raw)  # the accounting may know the end later than the run's records
     if run.verdict.state not in FINAL and states.ours(job.state) not in ("pending", "running"):
         run = _again(run)
-    shared = note.data.get("kind") == "pack" or run.run.search is not None
+    shared = claim.is_packed(run.events) or run.run.search is not None
     return ObservedRun(_together(run, job, shared=shared), job_id, raw)
 
 
