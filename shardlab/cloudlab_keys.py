@@ -70,7 +70,7 @@ class ExperimentNode(msgspec.Struct, frozen=True):
     hardware: str | None
     site: str
     control: str | None
-    network: ManifestInterface | None  # on the network that all nodes share; None: an experiment with one node and no network
+    network: ManifestInterface | None  # interface on the network that all nodes share; None: a single node without a network
 
 
 def select(experiment: Experiment, user: str | None, what: str) -> list[ExperimentNode]:

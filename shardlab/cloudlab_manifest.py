@@ -28,7 +28,7 @@ HOST = re.compile(r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}\.)*[A-Za-z0-9-]{0,62}$")
 NODE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 FULL_NAME = re.compile(
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_-]{1,63})*$"
-)  # the name begins with a client_id, so it may contain _
+)  # a full name begins with a client_id, which may contain _
 LOGIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]{0,31}$")
 MOUNT = re.compile(r"^/[A-Za-z0-9._/-]{1,200}$")
 MAC = re.compile(r"^(?:[0-9a-f]{12}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})$")

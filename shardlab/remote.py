@@ -56,7 +56,7 @@ mv -fT -- "$new" "$1"
 
 
 class CommandOutput(msgspec.Struct, frozen=True):
-    """The output of a command. code: its exit code; None if the time limit was over; -N if signal N ended it here."""
+    """The output of a command. code: its exit code; None after the time limit; -N if signal N ended it on this machine."""
 
     code: int | None
     stdout: str
@@ -133,7 +133,7 @@ class Remote:
         try:
             transport = self._transport()
             self._running[mark] = in_short(argv)
-            if self._ended:  # checked after the command is in _running: either `end` sees it, or it does not start
+            if self._ended:  # checked after the command is in _running, so that `end` sees each command that starts
                 raise Unreachable(f"{self.address.host}: this program was interrupted.")
             channel = transport.open_session(timeout=CONNECT_S)
             channel.exec_command(f"exec sh -c {shlex.quote(script)}")

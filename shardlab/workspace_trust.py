@@ -77,10 +77,10 @@ def trust(workspace: Workspace) -> None:
     key = _key_or_new()
     new = workspace.own / f".{MARK}.{secrets.token_hex(4)}.tmp"
     with files.as_workspace_error("write"):
-        for answer in (workspace.own / ANSWERS).glob("*.json"):  # another person may have written these answers
+        for answer in (workspace.own / ANSWERS).glob("*.json"):  # perhaps from another person, so not trusted
             answer.unlink(missing_ok=True)
         for folder in (workspace.own / SOURCE, *_folders(workspace)):
-            for bytecode in folder.glob("**/__pycache__"):  # Python would execute bytecode, not the source that the user read
+            for bytecode in folder.glob("**/__pycache__"):  # else Python may run it, not the source that the user read
                 shutil.rmtree(bytecode, ignore_errors=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
