@@ -36,7 +36,7 @@ WIRE_FACTORS = {
     # gloo implements a reduce-scatter as an all-reduce of the whole input (tests/test_trainers_wire.py measures all six
     # collectives).
     "gloo": {**FACTORS, "reduce_scatter": FACTORS["all_reduce"]},
-    "nccl": FACTORS,  # by the ring algorithm, which NCCL uses for large messages; not measured
+    "nccl": FACTORS,  # factors of the ring algorithm, which NCCL uses for large messages; no test measures them
 }
 """Backend -> collective -> factor of the bytes that its algorithm sends."""
 

@@ -120,7 +120,7 @@ def _instruments(
     if (asked := cell.instruments.checkpoints) is not None:
         checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch, train_time)
         resumed = checkpoints.resume()
-        chosen.append(checkpoints)  # the last one, so that a checkpoint is saved after all other instruments have run
+        chosen.append(checkpoints)  # the last instrument: a checkpoint is saved after all other instruments have run
     note = partial(instrument_span.write, run_dir, ranks.rank)
     return RunInstruments(chosen, ranks.device, train_time, note), resumed
 

@@ -289,7 +289,7 @@ def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
 
 
 def _can_be_compared(reference: Trajectory) -> bool:
-    """Whether the reference can be compared with: none of its gradients overflowed, and its parameters changed."""
+    """Whether a strategy can be compared with the reference: its gradients must be finite, and its parameters have changed."""
     return _is_finite(reference) and _squared_movement(reference) > 0
 
 
@@ -312,7 +312,7 @@ def _within(allowed: Tolerance, loss: float, norm: float, parameters: float) -> 
 
 
 def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) -> Trajectory:
-    """Make the steps of the proof with a new engine, then free the engine. On the rank of a parameter server, serve them."""
+    """Make the steps of the proof with a new engine, then free the engine. A parameter server serves the workers' steps."""
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
         return _serve(strategy.build_server(cell, task, ranks), steps, ranks.backend)
@@ -355,8 +355,8 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
 
 
 def _serve(server: Server, steps: int, backend: str) -> Trajectory:
-    """Serve the steps as a parameter server. Its bytes per step are the mean over all steps, because a server does not know
-    where a step begins."""
+    """Serve the workers' steps as a parameter server. The server's bytes per step are the mean over all steps, because a server
+    does not know where a step begins."""
     with communication.counting() as calls:
         server.serve()
     return Trajectory(

@@ -76,8 +76,8 @@ class Ranks:
         # The device on which the training ranks compute: a GPU's name, or `cpu`. Parameter servers have the same value.
         self.trains_on = torch.cuda.get_device_name() if cuda else "cpu"
         torch.set_num_threads(threads(place, os.environ, host.usable_processors(), gpus=cuda))
-        # Torch's default timeouts (10 or 30 minutes) could end a rank that may still wait, or act before the supervisor, which
-        # makes every rank log its stacks. The defaults themselves are replaced, because process groups that strategies create
+        # With its default timeouts (10 or 30 minutes), torch could end a rank that may still wait, or end a hanging rank before
+        # every rank has logged its stacks. The defaults themselves are replaced, because process groups that strategies create
         # use the defaults and not the timeout of the first group.
         waits = timedelta(seconds=WAITS * hang_limit_s + MARGIN_S)
         for name in ("default_pg_timeout", "default_pg_nccl_timeout"):

@@ -18,7 +18,7 @@ from trainers.data.tokens import TokenFile
 
 MOST_BYTES = 8 * 2**20  # the largest size of the text from the standard library
 BYTES = 256  # the vocabulary of a text whose tokens are its bytes
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}  # unused folders
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}  # folders whose files are not used
 
 
 def open_tokens(

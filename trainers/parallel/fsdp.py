@@ -46,7 +46,7 @@ def policy(precision: str) -> MixedPrecisionPolicy:
 
 
 def padded(shape: torch.Size, ranks: int) -> int:
-    """The number of elements of a parameter when it is sharded over ranks: its rows are padded to a multiple of the ranks."""
+    """The number of elements of a parameter when it is sharded over ranks: its rows are padded to a multiple of `ranks`."""
     rows = shape[0] if shape else 1
     return shape.numel() // rows * -(-rows // ranks) * ranks
 

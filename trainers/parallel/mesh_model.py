@@ -42,7 +42,7 @@ class MeshModel:
     blocks: the repeated blocks in the parts, with their wrappers.
     parameters: number of trainable parameters of the whole model.
     padded: number of elements inside (True) and outside (False) of blocks, when they are sharded over dp: the rows of each
-        parameter are padded to a multiple of the dp ranks.
+        parameter are padded to a multiple of the number of dp ranks.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class LlamaStage(nn.Module):
         body = whole.model
         first, last = index == 0, index == count - 1
         self.embed_tokens: nn.Module | None = body.embed_tokens if first else None
-        self.rotary_emb = body.rotary_emb  # has no parameters, so each stage computes the position embeddings itself
+        self.rotary_emb = body.rotary_emb  # without parameters: each stage computes the position embeddings itself
         self.layers = nn.ModuleList(body.layers[share(len(body.layers), index, count)])
         self.norm: nn.Module | None = body.norm if last else None
         self.lm_head: nn.Module | None = whole.lm_head if last else None

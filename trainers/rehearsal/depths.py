@@ -19,7 +19,7 @@ WHOLE = 12  # a model with at most this many blocks per rank is rehearsed at its
 LEAST, MORE = (
     4,
     2,
-)  # blocks per rank at the smaller depth (so some are neither first nor last), and how many more at the other depth
+)  # blocks per rank at the smaller depth (some are neither the first nor the last), and how many more at the larger depth
 
 
 def blocks_option(cell: Cell) -> str | None:

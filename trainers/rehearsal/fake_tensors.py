@@ -35,7 +35,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
 
 def alive() -> list[FakeTensor]:
-    """All fake tensors that exist, so that real tensors in their place would occupy memory."""
+    """All fake tensors that still exist. If they were real tensors, they would occupy memory."""
     gc.collect()  # otherwise, unused tensors in reference cycles would still exist
     return [found for found in gc.get_objects() if issubclass(type(found), FakeTensor) and found.device.type != "meta"]
 

@@ -121,8 +121,8 @@ def counted(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
 
 
 def _first_steps(cell: Cell) -> int:
-    """The number of steps before the counted step. A strategy of the workspace may use any engine, so it makes as many steps as
-    the strategy that needs most."""
+    """The number of steps before the counted step. A strategy of the workspace may use any engine, so the largest number of
+    all strategies is used."""
     return FIRST_STEPS.get(cell.strategy, 1) if cell.strategy_code is None else MOST_FIRST_STEPS
 
 

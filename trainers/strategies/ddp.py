@@ -77,6 +77,6 @@ VARIANTS = (
         cuts=(),
         options=OPTIONS,
         other_work=lambda _: "PowerSGD approximates gradients, so its computation differs from that of one process",
-        communication_period=lambda _: None,  # PowerSGD starts its second all-reduce in a callback of the first all-reduce
+        communication_period=lambda _: None,  # a callback, which is not counted, starts PowerSGD's second all-reduce
     ),
 )
