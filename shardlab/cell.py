@@ -330,7 +330,7 @@ def keys_of(*roles: Role) -> frozenset[str]:
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
-    """The hash of a resolved cell, which is given as in run.json. For a tiny twin, the hash of the original cell counts too."""
+    """The hash of a resolved cell, which is given as in run.json. The hash of a tiny twin also depends on the original cell."""
     bookkeeping = keys_of(Role.BOOKKEEPING)
     newer = ("gpu_type", "workload_code", "strategy_code")  # not in the hash if null: cells of older versions lack these keys
     identity = {key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer or value is not None)}

@@ -77,7 +77,7 @@ def select(experiment: Experiment, user: str | None, what: str) -> list[Experime
     """The nodes of an experiment, each with a login and with its interface on the network that all nodes share.
 
     user: the member of the CloudLab project whose login is used; None: the member whose name is that of this machine's user, or
-    else the only member. what: the names of the manifests for errors. Raises InputError.
+    else the only member. what: the names of the manifests for error messages. Raises InputError.
     """
     member = _member(experiment, user, what)
     network = _common_network(experiment.nodes)

@@ -154,7 +154,7 @@ def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
 def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> Cluster:
     """The cluster with the nodes of a CloudLab experiment. `with_experiment` calls it with the manifests that it has read.
 
-    manifests: for each manifest, (its name for errors, its content).
+    manifests: for each manifest, (its name for error messages, its content).
     """
     what = ", ".join(name for name, _ in manifests)
     experiment = cloudlab_manifest.parse(manifests)

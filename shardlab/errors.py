@@ -2,7 +2,7 @@
 
 ::
 
-    ShardlabError            something asked for did not succeed          exit 1
+    ShardlabError            the command failed                           exit 1
     ├── InputError           the input is wrong, nothing was changed      exit 2
     │   └── UnknownName      no plug-in, file or key has this name        exit 2
     ├── WorkspaceError       the workspace cannot be read or written      exit 1

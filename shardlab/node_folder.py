@@ -113,13 +113,13 @@ def _use(folder: Path, fill: Callable[[Path], None]) -> int:
             return lock
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process is about to fill the folder
+        except BlockingIOError:  # another process holds a lock too, so try again
             os.close(lock)
             time.sleep(PAUSE_S)
             continue
         try:
             if _is_current(folder, lock) and not _is_filled(folder, lock):
-                shutil.rmtree(folder, ignore_errors=True)  # a process may have been killed while it filled the folder
+                shutil.rmtree(folder, ignore_errors=True)  # incomplete, if a process was killed while it filled the folder
                 folder.mkdir(mode=0o700)
                 fill(folder)
                 (folder / FILLED).touch()

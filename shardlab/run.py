@@ -88,11 +88,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_be_retried(self) -> bool:
-        """Whether the run may be started again by itself after at least one state."""
+        """Whether there is a state after which the run may be started again automatically."""
         return any(self.retries_after(state) for state in Retry.__struct_fields__)
 
     def retries_after(self, state: str) -> int:
-        """How often the run may be started again by itself after it ended in this state.
+        """How often the run may be started again automatically after it ended in this state.
 
         On Slurm, node_fail and preempted share the larger of their numbers: Slurm starts a job again after both, and does not
         tell the run which of the two happened.

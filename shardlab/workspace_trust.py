@@ -134,7 +134,7 @@ def _key_or_new() -> bytes:
             new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
             files.write_new(new, secrets.token_bytes(KEY_BYTES), mode=0o600)
             with contextlib.suppress(FileExistsError):
-                os.link(new, path)  # fails if another process has just made the key
+                os.link(new, path)  # FileExistsError: another process has just made the key
             new.unlink()
         key = files.read(path)
     if len(key) != KEY_BYTES:

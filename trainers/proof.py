@@ -3,7 +3,7 @@
 Losses, gradient norms and the parameters after the last step must agree. The steps use SGD, also if the cell has another
 optimizer: Adam divides by the size of the gradient and so hides a gradient of the wrong scale. The reference, the steps of one
 process, uses no activation checkpointing and no compilation, but the precision and the gradient clipping of the cell.
-Differences that are not errors are switched off on both sides: dropout is off, and BatchNorm is frozen
+Differences that are not errors are switched off for the strategy and the reference: dropout is off, and BatchNorm is frozen
 (`trainers.frozen_statistics`).
 """
 
@@ -43,9 +43,9 @@ MOST_COUNTED = 64
 # Keys of a cell that have no effect on the numbers of the proof.
 WITHOUT_EFFECT = keys_of(Role.NODES, Role.START, Role.LENGTH, Role.OPTIMIZER, Role.INSTRUMENTS, Role.BOOKKEEPING)
 LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # the libraries whose versions can change the numbers
-# The first loss scale for fp16. Torch's default of 65536 is not used, because with many models the first steps overflow; both
-# sides then skip these steps, and nothing is compared. With this scale, gradients overflow above 64 (65504 / scale) and vanish
-# below 6e-11 (2^-24 / scale).
+# The first loss scale for fp16. Torch's default of 65536 is not used, because with many models the first steps overflow; the
+# strategy and the reference then skip these steps, and nothing is compared. With this scale, gradients overflow above
+# 64 (65504 / scale) and vanish below 6e-11 (2^-24 / scale).
 LOSS_SCALE = 2.0**10
 SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9)
 # BatchNorm is frozen with the statistics of this many micro-batches, in one forward pass. Without gradients, they fit in

@@ -136,10 +136,10 @@ class Ranks:
 def threads(place: Rank, environment: Mapping[str, str], usable: int, *, gpus: bool) -> int:
     """The number of threads that a rank uses.
 
-    On a node with GPUs it is the rank's share of the node's processors. OMP_NUM_THREADS is ignored there, because launchers set
-    it to 1, and one thread is too slow for a parameter server or for offloading. On a node without GPUs it is OMP_NUM_THREADS,
-    or else 1. This is also so for a single rank, because its time is compared with the time of several ranks with one thread
-    each.
+    On a node with GPUs, the number is the rank's share of the node's processors. OMP_NUM_THREADS is ignored there, because
+    launchers set it to 1, and one thread is too slow for a parameter server or for offloading. On a node without GPUs, the
+    number is OMP_NUM_THREADS, or else 1. A single rank on a node without GPUs also uses this number, because its time is
+    compared with the time of several ranks with one thread each.
 
     usable: number of processors that this process may use. gpus: whether the node has GPUs. Raises InputError if a variable is
     not a number.

@@ -56,7 +56,7 @@ class Order:
         """The micro-batches of one slice of a step's global batch, as indices of `size` items each.
 
         The global batch is divided into `parts` equal slices; `part` is the number of the slice, from 0. In a short step, the
-        first slices have their full size and the others are empty. Raises InputError if the sizes are not divisible.
+        first slices have their full size and all later slices are empty. Raises InputError if the sizes are not divisible.
         """
         share, rest = divmod(self._size, parts)
         if rest or share % size:

@@ -1,4 +1,4 @@
-"""Generates synthetic images that a model can learn, in any size and with any number of classes. They need no files."""
+"""Generates synthetic images that a model can learn, in any size and with any number of classes. No files are needed."""
 
 from __future__ import annotations
 

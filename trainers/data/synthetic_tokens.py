@@ -1,5 +1,5 @@
-"""Generates synthetic token sequences that a model can learn: a rule gives most tokens, the others are random. They need no
-files."""
+"""Generates synthetic token sequences that a model can learn: a rule gives most tokens, all other tokens are random. No files
+are needed."""
 
 from __future__ import annotations
 

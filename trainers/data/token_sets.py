@@ -24,7 +24,7 @@ LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 def open_tokens(
     name: str, data_path: Path, split: str, *, seq_len: int, vocabulary: int | None, tokens_file: str | None
 ) -> TokenSet:
-    """Open one split of a set. The last tenth of the sequences is for validation, the others are for training.
+    """Open one split of a set. The last tenth of the sequences is for validation, all other sequences are for training.
 
     name: the data set, one of TOKENS.
     split: `train` or `validation`.

@@ -173,7 +173,7 @@ def _in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP accepts
 
 
 def _with_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # imports modules that no other strategy needs
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # it imports modules that only PowerSGD needs
 
     engine = _wrapped(cell, task, ranks, PowerSgdEngine)
     engine.kept = state = powerSGD_hook.PowerSGDState(

@@ -57,7 +57,7 @@ def serve(path: Path) -> int:
         except BlockingIOError:
             return 0
         _import_everything()
-        path.unlink(missing_ok=True)  # the socket of a warm parent that was killed
+        path.unlink(missing_ok=True)  # left by a warm parent that was killed
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
             listening.bind(str(path))
             listening.listen(128)

@@ -234,9 +234,9 @@ class Checkpoints(Instrument):
         return OutOfTime(f"{self._why or 'another rank was told to end'}: saved after step {step}")
 
     def found(self) -> dict[str, Any]:
-        """saves: number of checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per checkpoint.
-        load_s: seconds of this rank to load a checkpoint, without the check of its checksums; absent if none was loaded.
-        agreeing_s: seconds that this rank spent, in all steps together, on the agreement whether to end. A collective."""
+        """saves: number of saved checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per
+        checkpoint. load_s: seconds of this rank to load a checkpoint, without the check of its checksums; absent if none was
+        loaded. agreeing_s: seconds that this rank spent, in all steps together, on the agreement whether to end. A collective."""
         if self._asking is not None:
             self._asking[1].wait()  # no collective may be unfinished when the process group is destroyed
         found: dict[str, Any] = {"saves": self._saves, "agreeing_s": round(self._agreeing_s, 6)}

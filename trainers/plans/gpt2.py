@@ -51,8 +51,8 @@ class Gpt2Plan(ModelPlan):
 
 
 class Gpt2Stage(nn.Module):
-    """A pipeline stage of GPT-2. The first stage gets token ids (items, positions), the others a hidden state. The last stage
-    returns logits (items, positions, vocabulary), the others a hidden state."""
+    """A pipeline stage of GPT-2. The first stage gets token ids (items, positions), each other stage a hidden state. The last
+    stage returns logits (items, positions, vocabulary), each other stage a hidden state."""
 
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()

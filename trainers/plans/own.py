@@ -137,8 +137,8 @@ class OwnStage(nn.Module):
     """A pipeline stage of a user's model.
 
     before: the module before the blocks, only in the first stage, else None. blocks: the blocks of this stage. behind: the
-    module after the blocks, only in the last stage, else None. The first stage gets the model's inputs, the others a hidden
-    state; the last stage returns the model's outputs, the others a hidden state.
+    module after the blocks, only in the last stage, else None. The first stage gets the model's inputs, each other stage
+    a hidden state; the last stage returns the model's outputs, each other stage a hidden state.
     """
 
     def __init__(self, before: nn.Module | None, blocks: Sequence[nn.Module], behind: nn.Module | None) -> None:

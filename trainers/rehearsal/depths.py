@@ -96,7 +96,7 @@ class DepthLine:
 
 
 def as_collectives(calls: Mapping[Call, float]) -> tuple[RehearsedCollective, ...]:
-    """Convert the collectives of a step to the form of the answer. calls: for each collective, how often it starts."""
+    """Convert the collectives of a step to the type of the result. calls: for each collective, how often it starts."""
     ordered = sorted(calls.items(), key=lambda item: (item[0].op, item[0].ranks, item[0].payload_bytes))
     return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in ordered if times)
 
