@@ -145,7 +145,7 @@ def _root(name: str, content: bytes) -> Element:
         root: Element = fromstring(content, forbid_dtd=True)
     except DefusedXmlException:
         raise InputError(f"{name}: has a DOCTYPE. Allowed: a manifest as CloudLab writes it, which has none.") from None
-    except (ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
+    except (ParseError, ValueError, LookupError) as error:  # LookupError: the XML names an unknown encoding
         raise InputError(f"{name}: is not XML ({error}). Allowed: the manifest of an experiment.") from None
     if _tag(root) != "rspec":
         raise InputError(f"{name}: its first element is {_tag(root)[:40]!r}. Allowed: a manifest, which begins with <rspec>.")

@@ -108,7 +108,7 @@ def _use(folder: Path, fill: Callable[[Path], None]) -> int:
     """
     while True:
         lock = os.open(f"{folder}{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process fills the folder
+        fcntl.flock(lock, fcntl.LOCK_SH)  # this call waits while another process fills the folder
         if _is_filled(folder, lock):
             return lock
         try:

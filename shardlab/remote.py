@@ -171,7 +171,7 @@ class Remote:
         self._ended = True
         ends = time.monotonic() + limit_s
         with contextlib.suppress(Exception):  # if the connection broke, the commands stay in `running`
-            transport = self._connection.transport  # without the lock: another thread holds it during a login
+            transport = self._connection.transport  # not locked: another thread holds the lock during a login
             pattern = f"[{SESSION[0]}]{SESSION[1:]}"  # does not match the command line of pkill itself
             kill = shlex.quote(f"pkill -TERM -f {shlex.quote(pattern)}")
             channel = transport.open_session(timeout=limit_s)

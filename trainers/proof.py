@@ -268,7 +268,7 @@ def _reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    if found is None:  # not inside the except clause, because there the traceback would keep the model in memory
+    if found is None:  # after the except clause, in which the traceback keeps the model in memory
         gc.collect()
         torch.cuda.empty_cache()
     return found

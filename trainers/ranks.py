@@ -72,7 +72,7 @@ class Ranks:
         device, self.backend = devices(place, servers, gpus=torch.cuda.device_count() if cuda else 0)
         self.device = torch.device(device)
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # before any other CUDA call, which may allocate memory on the current GPU
+            torch.cuda.set_device(self.device)  # first, because other CUDA calls may allocate memory on the current GPU
         # The device on which the training ranks compute: a GPU's name, or `cpu`. Parameter servers have the same value.
         self.trains_on = torch.cuda.get_device_name() if cuda else "cpu"
         torch.set_num_threads(threads(place, os.environ, host.usable_processors(), gpus=cuda))

@@ -23,8 +23,8 @@ class Order:
     """
 
     def __init__(self, items: int, global_batch_size: int, seed: int, rest: int = 0) -> None:
-        self._whole = items // global_batch_size  # steps with a whole global batch per epoch
-        self.steps_per_epoch = self._whole + (rest > 0)  # steps of a timed epoch, with the short step
+        self._whole = items // global_batch_size  # number of steps of an epoch that have a whole global batch
+        self.steps_per_epoch = self._whole + (rest > 0)  # number of steps of a timed epoch, including the short step
         if self._whole == 0:
             raise InputError(
                 f"global_batch_size: found {global_batch_size}, but the data has {items} items. Allowed: at most {items}."

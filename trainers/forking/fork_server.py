@@ -79,9 +79,9 @@ def _import_everything() -> None:
         if importlib.util.find_spec(library) is not None:
             for name in names:
                 importlib.import_module(name)
-    host.packages()  # called here once, because reading the versions of packages imports more modules
+    host.packages()  # called here, because reading the versions of packages imports further modules
     gc.collect()
-    gc.freeze()  # the garbage collector of a forked process then does not touch these objects, so their pages stay shared
+    gc.freeze()  # then a forked process does not collect garbage among these objects, so their pages stay shared
 
 
 def _answer(listening: socket.socket, lock: int, path: Path) -> None:

@@ -236,7 +236,7 @@ class Checkpoints(Instrument):
     def found(self) -> dict[str, Any]:
         """saves: number of saved checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per
         checkpoint. load_s: seconds of this rank to load a checkpoint, without the check of its checksums; absent if none was
-        loaded. agreeing_s: seconds that this rank spent, in all steps together, on the agreement whether to end. A collective."""
+        loaded. agreeing_s: seconds of this rank, in all steps together, for the agreement whether to end. A collective."""
         if self._asking is not None:
             self._asking[1].wait()  # no collective may be unfinished when the process group is destroyed
         found: dict[str, Any] = {"saves": self._saves, "agreeing_s": round(self._agreeing_s, 6)}

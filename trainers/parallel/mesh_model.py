@@ -213,7 +213,7 @@ class MeshModel:
                 if here == self._holders[name][0]:
                     whole.copy_(gathered)
             if self.mesh["pp"].size() > 1:
-                dist.all_reduce(whole, group=pipeline)  # works as a broadcast: all ranks but one add zeros
+                dist.all_reduce(whole, group=pipeline)  # this sum is a broadcast: all ranks but one add zeros
             found[name] = whole.cpu()
         return found
 

@@ -76,7 +76,7 @@ def _rehearse(request: RehearsalRequest, *, full_depth: bool) -> Answer:
         own_strategy.add(Path(strategy.file), request.cell.strategy_code)
     from trainers.tasks import vision_library
 
-    vision_library.load()  # must run before any model of transformers is imported
+    vision_library.load()  # needed before any model of transformers is imported
     from trainers.rehearsal import rehearse
 
     with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as data_path:

@@ -56,7 +56,7 @@ def task_of(cell: Cell, data_path: Path) -> Task:
     options |= {name: None for name in ("tokens_file", "subset") if name in options}
     task = menu.workload_of(cell).build(msgspec.structs.replace(cell, options=options), data_path)
     if isinstance(data, str) and data in CLASSES:
-        from trainers.tasks.image_task import ImageTask  # imports a library that language models do not need
+        from trainers.tasks.image_task import ImageTask  # it imports a library that language models do not need
 
         assert isinstance(task, ImageTask), "only these read labelled images"
         task.imitate(CLASSES[data])
