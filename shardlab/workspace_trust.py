@@ -1,9 +1,9 @@
 """Decides whether code in a workspace may be executed: only if this user created the workspace, or trusts it (--trust).
 
 A workspace that was unpacked from an archive, or copied from elsewhere, may contain code of another person. A file in
-.shardlab, the mark, says that the workspace was created on this account or that the user trusts it. A mark that was copied is
-not valid: it contains a seal, which is computed with a key in the user's home folder from the inode numbers of the workspace,
-of .shardlab and of the mark, and a copy has other inode numbers.
+.shardlab, the mark, says that the workspace was created on this account or that the user trusts it. A mark contains a
+seal, which is computed from the inode numbers of the workspace, of .shardlab and of the mark, with a key in the user's home
+folder. A copy of the workspace has other inode numbers, so the mark is not valid there.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Gpt2Plan(ModelPlan):
             "mlp.c_fc": ColwiseParallel(input_layouts=between),
             "mlp.c_proj": RowwiseParallel(output_layouts=between),
         }
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: the weights are not broadcast, because they are equal
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return [*layer.ln_1.parameters(), *layer.ln_2.parameters()] if sequence else []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:

@@ -32,7 +32,7 @@ class LlamaPlan(ModelPlan):
             styles["self_attn"] = PrepareModuleInput(
                 input_kwarg_layouts={"hidden_states": between}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
             )
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: the weights are not broadcast, because they are equal
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         layer = cast("Any", block)
         return [layer.input_layernorm.weight, layer.post_attention_layernorm.weight] if sequence else []
 

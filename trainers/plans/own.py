@@ -95,7 +95,7 @@ class OwnPlan(ModelPlan):
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         assert not sequence, "refused at plan time: the menu gives own workloads no positions"
         styles = {name: STYLES[how]() for name, how in _layers(self._own, block, mesh.size()).items()}
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: the weights are not broadcast, because they are equal
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:

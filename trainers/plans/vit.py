@@ -28,7 +28,7 @@ class VitPlan(ModelPlan):
             "mlp.fc1": ColwiseParallel(),
             "mlp.fc2": RowwiseParallel(),
         }
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: the weights are not broadcast, because they are equal
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
