@@ -18,7 +18,7 @@ from shardlab.cloudlab_experiment import MANIFESTS
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 
-STALE = timedelta(hours=6)  # if the end of the lease was read longer ago, somebody may have extended or ended the lease since
+STALE = timedelta(hours=6)  # if the end of the lease was read longer ago, the lease may have been extended or ended since
 AHEAD = timedelta(minutes=5)  # allowed error of a clock; if a lease was read further in the future, some clock is wrong
 URGED = timedelta(hours=2)  # before the end of the lease, users are asked to copy their runs; enough time on a home network
 SOURCES = {"manifest": "the manifest", "portal": "the portal"}

@@ -112,7 +112,7 @@ class Matrix(msgspec.Struct, frozen=True):
 
     document: the content of the file, with the place of each value. path: the path of the file.
     points: the combinations, in the order of the axes. excluded: the combinations that the file excludes.
-    models: the models that the file describes by their configuration, by the names that stand for them in `file` and `points`.
+    models: the models that the file describes by their configuration, by the names that replace them in `file` and `points`.
     """
 
     file: MatrixFile

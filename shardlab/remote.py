@@ -121,7 +121,7 @@ class Remote:
             *(f"{name}={value}" for name, value in (env or {}).items()),
             *argv,
         ]
-        # `timeout` on the machine ends the command even if this process is gone. sudo comes before `timeout`, because otherwise
+        # `timeout` on the machine ends the command even if this process has ended. sudo comes before `timeout`: otherwise
         # `timeout` could not end a process of root.
         words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
         mark = secrets.token_hex(8)  # printed on a line before the output of the command, because a .bashrc may print text too

@@ -37,7 +37,7 @@ from trainers.stage import stage
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import SideStream
 
-SLOTS = 3  # number of host tensors for losses: for the current step, for the step before, and one spare
+SLOTS = 3  # number of host tensors for losses: of this step, of the previous step, and one in reserve
 
 
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:

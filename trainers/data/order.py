@@ -18,8 +18,8 @@ WARMUP, TIMED, PROOF = 0, 1, 2
 class Order:
     """The items of each step: a new permutation of all items in every epoch, cut into global batches.
 
-    The items after the last whole global batch of an epoch are left out. rest: number of these items that are used in spite of
-    this, in a short step at the end of each timed epoch.
+    The items after the last whole global batch of an epoch are left out. rest: number of these items that are not left out,
+    because each timed epoch has a short step with them at its end.
     """
 
     def __init__(self, items: int, global_batch_size: int, seed: int, rest: int = 0) -> None:

@@ -75,7 +75,7 @@ class MemoryCategories(Instrument):
         files.make_folder(self._path.parent)
         files.write_json(self._path, {**written, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
         del self._memory
-        self._company.barrier()  # otherwise, a rank that is ready early would wait inside its next step, which is timed
+        self._company.barrier()  # else a rank that is ready early would wait in its next step, which is timed
 
     def found(self) -> dict[str, Any]:
         """The results, from the rank with the highest peak. peak_bytes: bytes by category at the peak. largest_bytes: the

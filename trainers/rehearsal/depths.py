@@ -73,7 +73,7 @@ class DepthLine:
         return {name: max(0, round(self.at(low[name], high[name]))) for name in high}
 
     def step(self, low: CountedStep, high: CountedStep) -> CountedStep:
-        """The memory and the operations of a step at the cell's depth. `collectives` computes the collectives."""
+        """The memory and the operations of a step at the cell's depth, with the collectives of the step `high`."""
         sections = [section for section in high.peaks if section in low.peaks]
         peaks = {section: self.memory(low.peaks[section], high.peaks[section]) for section in sections}
         return CountedStep(peaks, self.memory(low.kept, high.kept), high.calls, self.at(low.flops, high.flops))
