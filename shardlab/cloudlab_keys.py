@@ -118,7 +118,7 @@ def _network(interface: ManifestInterface) -> ipaddress.IPv4Network:
 
 
 def _common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
-    """The first network of the first node to which all nodes are connected; None if there is no such network."""
+    """The network to which all nodes are connected; None if there is none. If there are several, the first node's first one."""
     for interface in nodes[0].interfaces:
         network = _network(interface)
         if all(any(_network(other) == network for other in node.interfaces) for node in nodes):

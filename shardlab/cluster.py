@@ -76,7 +76,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def controller(self) -> NodeEntry | None:
-        """The node on which commands about runs are executed; without Slurm the first node, if no node has this role."""
+        """The node on which commands about runs are executed: the first node with the role controller, else the first node."""
         return next(iter(self.with_role("controller") or self.nodes), None)
 
     @property

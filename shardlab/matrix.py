@@ -367,7 +367,7 @@ def _accepts(point: Placed, wanted: Placed, varying: set[str], when: str | None,
 
 
 def why_excluded(text: Document, file: MatrixFile, keys: dict[str, Any]) -> str | None:
-    """The reason why a matrix file excludes a combination; None if it does not. text, file: the file. keys: the combination."""
+    """Why a matrix file excludes the combination `keys`; None if it does not. text: the matrix file. file: its content."""
     for index, entry in enumerate(file.exclude):
         conditions = {k: v for k, v in entry.items() if k not in ("why", "when")}
         if any(keys.get(key) != value for key, value in conditions.items()):

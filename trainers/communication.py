@@ -138,8 +138,8 @@ _C10D = {
     "broadcast_": ("broadcast", 0),
     "send": ("send", 0),
 }
-# functional operator -> (collective, whether the S bytes are the size of the input times the number of ranks; False: S is
-# the size of the input)
+# functional operator -> (collective; whether the S bytes of `FACTORS` are the size of the input times the number of ranks. If
+# not, the S bytes are the size of the input)
 _FUNCTIONAL = {
     "all_reduce": ("all_reduce", False),
     "all_reduce_": ("all_reduce", False),

@@ -44,7 +44,7 @@ def of(task: Task, items: Batch) -> Counted:
 
 
 def counter() -> FlopCounterMode:
-    """A context that counts operations by SOURCE; `flop_registry` has its formulas."""
+    """A context that counts operations as the text SOURCE says, by torch's formulas except for the backward of convolutions."""
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_of_convolution})
 
 

@@ -294,8 +294,8 @@ def _can_be_compared(reference: Trajectory) -> bool:
 
 
 def _is_finite(result: Trajectory) -> bool:
-    """Whether all gradient norms are finite. In fp16, a rank's part of the batch can overflow although the whole batch does
-    not."""
+    """Whether all gradient norms are finite. In fp16, the gradients of a rank's part of the batch can overflow although
+    the gradients of the whole batch do not."""
     return all(map(math.isfinite, result.norms))
 
 

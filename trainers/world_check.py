@@ -61,7 +61,7 @@ def interfaces() -> tuple[list[str], list[str]]:
 
 
 def number(name: str) -> int:
-    """A number for a host's name (a part of its hash), which float64 represents exactly, for a collective on plain numbers."""
+    """A part of the hash of a host's name, as a number that float64 represents exactly: collectives exchange only numbers."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
 
 

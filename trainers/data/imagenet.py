@@ -85,7 +85,7 @@ def decode(content: bytes, path: Path, size: int, image: np.ndarray) -> None:
             if opened.width * opened.height > MOST_PIXELS:
                 raise InputError(f"{path}: found {opened.width} x {opened.height} pixels. Allowed: at most {MOST_PIXELS}.")
             side = min(opened.size) / MARGIN
-            # The JPEG decoder may skip detail finer than an image of twice the needed size, which makes it faster.
+            # The JPEG decoder is faster if it may decode to a smaller image, which has at least twice the needed size.
             opened.draft("RGB", (round(2 * opened.width * size / side), round(2 * opened.height * size / side)))
             colours = opened.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
