@@ -113,7 +113,7 @@ def publish(run: Path, step: int) -> None:
     """
     final = path_of(run, step)
     with files.as_workspace_error("write"):
-        if final.exists():  # an earlier process of the run wrote it, but it was damaged and not used
+        if final.exists():  # an earlier checkpoint of this step, which was damaged and not used
             shutil.rmtree(final)
         growing_path(run, step).rename(final)
         files.sync_folder(final.parent)

@@ -118,7 +118,7 @@ def _network(interface: ManifestInterface) -> ipaddress.IPv4Network:
 
 
 def _common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
-    """The network to which all nodes are connected; None if there is none. If there are several, the first node's first one."""
+    """The network to which all nodes are connected, or the first of them on the first node; None if there is none."""
     for interface in nodes[0].interfaces:
         network = _network(interface)
         if all(any(_network(other) == network for other in node.interfaces) for node in nodes):

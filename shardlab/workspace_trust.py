@@ -80,7 +80,7 @@ def trust(workspace: Workspace) -> None:
         for answer in (workspace.own / ANSWERS).glob("*.json"):  # perhaps from another person, so not trusted
             answer.unlink(missing_ok=True)
         for folder in (workspace.own / SOURCE, *_folders(workspace)):
-            for bytecode in folder.glob("**/__pycache__"):  # else Python may run it, not the source that the user read
+            for bytecode in folder.glob("**/__pycache__"):  # else Python may run bytecode that differs from the source
                 shutil.rmtree(bytecode, ignore_errors=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:

@@ -159,7 +159,7 @@ class ZeroEngine(ReplicatedEngine):
         zero_state.restored(self.model)
 
     def parameters(self) -> int:
-        return sum(self._sizes.values())  # sizes before sharding: a sharded parameter has the size 0
+        return sum(self._sizes.values())  # sizes before sharding, because a sharded parameter has the size 0
 
     def theory(self) -> list[Term]:
         """As `Accounted.theory`. For ZeRO++, the bytes of quantised values are derived from the source of DeepSpeed 0.19,

@@ -81,7 +81,7 @@ def _import_everything() -> None:
                 importlib.import_module(name)
     host.packages()  # called here, because reading the versions of packages imports further modules
     gc.collect()
-    gc.freeze()  # then a forked process does not collect garbage among these objects, so their pages stay shared
+    gc.freeze()  # then the garbage collector of a forked process does not write to these objects: pages stay shared
 
 
 def _answer(listening: socket.socket, lock: int, path: Path) -> None:

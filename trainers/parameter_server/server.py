@@ -128,7 +128,7 @@ class ParameterServer(Server):
             return
         self._pushed[request.worker] = request
         if self._pushed.keys() == self._ledger.present:
-            self._update([self._pushed[worker] for worker in sorted(self._pushed)])  # sorted: rounding is the same each time
+            self._update([self._pushed[worker] for worker in sorted(self._pushed)])  # a fixed order, so rounding is repeatable
             self._held, self._pushed = self._pushed, {}
 
     def _update(self, pushes: list[Request]) -> None:

@@ -79,7 +79,7 @@ class OwnPlan(ModelPlan):
         divisors = [n for n in range(2, min(common, MOST_RANKS) + 1) if common % n == 0]
         found = tuple(n for n in divisors if self._splits(n))
         if divisors and not found:
-            self._layers_of_first(divisors[0])  # raises the error for the first of them
+            self._layers_of_first(divisors[0])  # raises the error of the file for this number of ranks
         return found
 
     def _layers_of_first(self, ranks: int) -> dict[str, str]:
