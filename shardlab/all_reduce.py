@@ -10,7 +10,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class AllReduceTime(msgspec.Struct, frozen=True):
-    """All-reduces of one size. The time of an all-reduce is that of its slowest rank."""
+    """The times of all-reduces of tensors of one size. The time of an all-reduce is the time of its slowest rank."""
 
     bytes: Annotated[int, msgspec.Meta(gt=0)]
     """Size of the tensor that each rank contributes."""
@@ -23,7 +23,7 @@ class AllReduceTime(msgspec.Struct, frozen=True):
 
 
 class MeasuredAllReduce(msgspec.Struct, frozen=True):
-    """All-reduces of several sizes between the same ranks."""
+    """The times of all-reduces of tensors of several sizes between the same ranks."""
 
     nodes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """The nodes of the ranks: one node that has all ranks, or several nodes that have one rank each."""
@@ -39,7 +39,7 @@ class MeasuredAllReduce(msgspec.Struct, frozen=True):
 
 
 def bus_bandwidth(ranks: int, size_bytes: int, time_s: float) -> float:
-    """The bus bandwidth of an all-reduce in bytes per second, which is comparable for any number of ranks.
+    """The bus bandwidth of an all-reduce in bytes per second. Values for different numbers of ranks can be compared.
 
     size_bytes: the size of the tensor of one rank. time_s: the seconds of one all-reduce.
     """

@@ -17,8 +17,8 @@ from shardlab.cell import Cell
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Goal = Literal["largest_that_fits", "fastest"]
 GOAL_WORDS = {"largest_that_fits": "the largest that fits", "fastest": "the fastest"}
-# The batch size of one pass in the cell until the planner chooses the size of the first try. It is not 1, because with one unit
-# of data, a model with BatchNorm may have nothing to normalize over, and the cell would be refused.
+# The batch size of one pass in the cell until the planner chooses the size of the first try. It is not 1, because in a pass
+# with one unit of data, BatchNorm may get only one value per channel; a cell with such a pass is refused.
 PLACEHOLDER = 2
 SMALLEST_GAP = 8  # the search for the fastest size ends when the tried sizes next to it differ by at most 1/SMALLEST_GAP of it
 # The most tries that the search for the fastest size makes after it has stopped doubling and halving. Each of these tries
@@ -76,7 +76,7 @@ class BatchSearch(msgspec.Struct, frozen=True):
         if self.goal == "fastest":
             return 1 + max(up, 1 + down) + REFINEMENTS
         # The search doubles (or halves) the size until one size fits and its double does not. After that, each try halves the
-        # number of sizes that can still be the answer.
+        # number of sizes that can still be the largest size that fits.
         ups = [(start << step, min(start << (step + 1), largest)) for step in range(up)]
         found_up = [2 + step + _halvings(high - low) for step, (low, high) in enumerate(ups)]
         downs = [(max(start >> (step + 1), smallest), start >> step) for step in range(down)]
@@ -138,8 +138,8 @@ def _halvings(gap: int) -> int:
 def _next_for_largest(tried: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
     """The next size in the search for the largest size that fits; None if it was found, or if even `smallest` does not fit.
 
-    The size is doubled or halved until one size fits and a larger size does not. Then the size in the middle of these two is
-    tried, until their difference is 1. tried: for each size of a pass that was tried, how the try ended.
+    The size is doubled or halved until one size fits and a larger size does not. Then the size in the middle of these two
+    sizes is tried, until the two sizes differ by 1. tried: for each size of a pass that was tried, how the try ended.
     """
     fits = max((size for size, outcome in tried.items() if outcome.fits), default=None)
     over = min((size for size, outcome in tried.items() if not outcome.fits and size > (fits or 0)), default=None)
@@ -154,8 +154,9 @@ def _next_for_largest(tried: Mapping[int, TryOutcome], smallest: int, largest: i
 def _next_for_fastest(tried: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
     """The next size in the search for the fastest size; None if it was found, or if even `smallest` does not fit.
 
-    The size is doubled and halved until larger and smaller sizes than the fastest have been tried. Then the middle of the
-    larger gap next to the fastest size is tried, until both gaps are small. tried: as in `_next_for_largest`.
+    The size is doubled and halved until a larger and a smaller size than the fastest size have been tried. Then the search has
+    two gaps: from the fastest size to the next larger tried size, and to the next smaller tried size. The middle of the larger
+    gap is tried, until both gaps are small. tried: as in `_next_for_largest`.
     """
     fitting = {size: outcome.throughput for size, outcome in tried.items() if outcome.fits}
     if not fitting:

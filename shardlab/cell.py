@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 
 FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler made the ranks on its node slower by a fifth
-SLOWEST_HZ = 0.5  # smallest rate of telemetry; if a run fails, a node without telemetry for 10 s is treated as lost
+SLOWEST_HZ = 0.5  # smallest rate of telemetry: 1 sample in 2 s, because a node without samples for 10 s may be treated as lost
 TELEMETRY_HZ = 2.0  # default rate of telemetry
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -328,11 +328,11 @@ def keys_of(*roles: Role) -> frozenset[str]:
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
-    """The hash of a resolved cell, which is given as in run.json. For a tiny twin, the hash of the original cell counts too."""
+    """The hash of a resolved cell, which is given as in run.json. The hash of a tiny twin also depends on the original cell."""
     bookkeeping = keys_of(Role.BOOKKEEPING)
-    newer = ("gpu_type", "workload_code", "strategy_code")  # a cell of an older version lacks these, and keeps its hash
+    newer = ("gpu_type", "workload_code", "strategy_code")  # not in the hash if null: cells of older versions lack these keys
     identity = {key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer or value is not None)}
-    defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1))  # the same holds for these keys
+    defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1))  # not in the hash with these values, for the same reason
     instruments = {key: value for key, value in identity["instruments"].items() if (key, value) not in defaults}
     if (saved := instruments.get("checkpoints")) is not None and not saved.get("time_loading"):
         instruments["checkpoints"] = {key: value for key, value in saved.items() if key != "time_loading"}

@@ -12,8 +12,8 @@ from shardlab.cell import Cell, Optimizer, Schedule
 # Keys of a cell whose value is a mapping with known members. Each member has a dotted name, such as optimizer.lr.
 _REFINED: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "schedule": Schedule}
 _WITHOUT = ("instruments", "options", "rehearses", *_REFINED)
-ARGUMENTS = frozenset({"accuracy_pct", "of"})  # arguments of a metric in a claim that do not select a cell
-# All names without a dot.
+ARGUMENTS = frozenset({"accuracy_pct", "of"})  # these arguments of a metric in a claim do not select a cell; all others do
+# The names of the values that are not members of a mapping, so that the name has no dot.
 PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _WITHOUT), "gpu_batch_size")
 
 

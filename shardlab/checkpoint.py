@@ -109,11 +109,11 @@ def commit(run: Path, manifest: CheckpointManifest, keep: int) -> None:
 def publish(run: Path, step: int) -> None:
     """Rename the temporary folder of a checkpoint to its final name. Raises WorkspaceError.
 
-    If the nodes of the run share no folder, each node does this with its own files, and only the node of rank 0 has a manifest.
+    If the nodes of the run share no folder, each node renames its own folder; only the folder of rank 0's node has a manifest.
     """
     final = path_of(run, step)
     with files.as_workspace_error("write"):
-        if final.exists():  # an earlier process of the run wrote this checkpoint, and it was found damaged and not used
+        if final.exists():  # an earlier checkpoint of this step, which was damaged and not used
             shutil.rmtree(final)
         growing_path(run, step).rename(final)
         files.sync_folder(final.parent)

@@ -69,7 +69,7 @@ def _parser() -> console.Parser:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "shell-init":
-        sys.stdout.buffer.write(os.fsencode(shell_init.init(arguments.name)))  # a path may contain bytes that are not UTF-8
+        sys.stdout.buffer.write(os.fsencode(shell_init.init(arguments.name)))  # as bytes, because paths are not always UTF-8
     elif arguments.command == "schema":
         if arguments.name not in SCHEMAS:
             raise UnknownName("schema", arguments.name or "", SCHEMAS)

@@ -71,14 +71,14 @@ class ExperimentNode(msgspec.Struct, frozen=True):
     hardware: str | None
     site: str
     control: str | None
-    network: ManifestInterface | None  # on the network that all nodes share; None: an experiment with one node and no network
+    network: ManifestInterface | None  # interface on the network that all nodes share; None: a single node without a network
 
 
 def select(experiment: Experiment, user: str | None, what: str) -> list[ExperimentNode]:
     """The nodes of an experiment, each with a login and with its interface on the network that all nodes share.
 
     user: the member of the CloudLab project whose login is used; None: the member whose name is that of this machine's user, or
-    else the only member. what: the names of the manifests for errors. Raises InputError.
+    else the only member. what: the names of the manifests for error messages. Raises InputError.
     """
     member = _member(experiment, user, what)
     network = _common_network(experiment.nodes)
@@ -119,7 +119,7 @@ def _network(interface: ManifestInterface) -> ipaddress.IPv4Network:
 
 
 def _common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
-    """The first network of the first node to which all nodes are connected; None if there is no such network."""
+    """The network to which all nodes are connected, or the first of them on the first node; None if there is none."""
     for interface in nodes[0].interfaces:
         network = _network(interface)
         if all(any(_network(other) == network for other in node.interfaces) for node in nodes):

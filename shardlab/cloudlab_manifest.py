@@ -28,7 +28,7 @@ HOST = re.compile(r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}\.)*[A-Za-z0-9-]{0,62}$")
 NODE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 FULL_NAME = re.compile(
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_-]{1,63})*$"
-)  # the name begins with a client_id, so it may contain _
+)  # a full name begins with a client_id, which may contain _
 LOGIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]{0,31}$")
 MOUNT = re.compile(r"^/[A-Za-z0-9._/-]{1,200}$")
 MAC = re.compile(r"^(?:[0-9a-f]{12}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})$")
@@ -82,7 +82,7 @@ def read(path: Path) -> bytes:
 def aggregate(name: str, urn: str) -> str:
     """The name of the aggregate (site) in a URN: wisc.cloudlab.us for urn:publicid:IDN+wisc.cloudlab.us+authority+cm.
 
-    The name is safe as a file name. name: the name of the manifest for errors. Raises InputError.
+    The name is safe as a file name. name: the name of the manifest for error messages. Raises InputError.
     """
     found = _URN.match(urn)
     if found is None or HOST.fullmatch(found[1]) is None:
@@ -93,7 +93,7 @@ def aggregate(name: str, urn: str) -> str:
 def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     """Read an experiment from its manifests, one manifest of each aggregate.
 
-    manifests: for each manifest, (its name for errors, its content).
+    manifests: for each manifest, (its name for error messages, its content).
 
     The manifest of an aggregate also lists the nodes of the other aggregates, as they were requested, without a login. Nodes
     without a login are ignored if the manifest of their own aggregate lists them.
@@ -101,7 +101,7 @@ def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     Raises InputError with the name of the manifest, and MissingExtra if defusedxml is not installed.
     """
     nodes: dict[str, ManifestNode] = {}
-    passed_through: dict[str, str] = {}  # for each node without a login: its name -> its manifest and name as text for errors
+    passed_through: dict[str, str] = {}  # for each node without a login: its name -> `MANIFEST: NAME` for error messages
     ends: list[tuple[datetime, str]] = []
     for name, content in manifests:
         root = _root(name, content)
@@ -145,7 +145,7 @@ def _root(name: str, content: bytes) -> Element:
         root: Element = fromstring(content, forbid_dtd=True)
     except DefusedXmlException:
         raise InputError(f"{name}: has a DOCTYPE. Allowed: a manifest as CloudLab writes it, which has none.") from None
-    except (ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
+    except (ParseError, ValueError, LookupError) as error:  # LookupError: the XML names an unknown encoding
         raise InputError(f"{name}: is not XML ({error}). Allowed: the manifest of an experiment.") from None
     if _tag(root) != "rspec":
         raise InputError(f"{name}: its first element is {_tag(root)[:40]!r}. Allowed: a manifest, which begins with <rspec>.")
@@ -171,7 +171,7 @@ def _links(root: Element) -> dict[str, str]:
 def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | None:
     """Read a <node> element. Returns None if the node is not a machine but, for example, a blockstore. Raises InputError.
 
-    name: the name of the manifest for errors. links: as `_links` returns them.
+    name: the name of the manifest for error messages. links: as `_links` returns them.
     """
     sliver = next((child.get("name", "") for child in _children(element, "sliver_type")), "")
     if sliver not in MACHINES:

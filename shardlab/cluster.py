@@ -21,7 +21,7 @@ from shardlab.network_keys import Network
 from shardlab.slurm_keys import Gpus, Slurm
 
 Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
-MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # a path that can be mounted in a container: other characters have a meaning there
+MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # a path that can be mounted in a container; : and , separate mounts
 # Keys of a cluster file that are not allowed with provider local.
 REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
 
@@ -76,7 +76,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def controller(self) -> NodeEntry | None:
-        """The node on which commands about runs are executed; without Slurm the first node, if no node has this role."""
+        """The node on which commands about runs are executed: the first node with the role controller, else the first node."""
         return next(iter(self.with_role("controller") or self.nodes), None)
 
     @property
@@ -154,7 +154,7 @@ def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
 def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> Cluster:
     """The cluster with the nodes of a CloudLab experiment. `with_experiment` calls it with the manifests that it has read.
 
-    manifests: for each manifest, (its name for errors, its content).
+    manifests: for each manifest, (its name for error messages, its content).
     """
     what = ", ".join(name for name, _ in manifests)
     experiment = cloudlab_manifest.parse(manifests)

@@ -33,11 +33,11 @@ def start(package: str) -> int:
     package: jobs, provision, collect or shardlab.
     """
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell starts a background command with SIGINT (Ctrl-C) ignored
+        if signal.getsignal(number) is not signal.SIG_IGN:  # SIGINT is ignored in a background command
             signal.signal(number, _handle)
     __import__(f"{package}.cli")
     code: int = sys.modules[f"{package}.cli"].main()
-    on_signal(lambda: os._exit(code))  # the command is finished, so a signal only ends the interpreter sooner
+    on_signal(lambda: os._exit(code))  # the command is finished: a signal may end this process at once
     return code
 
 

@@ -179,7 +179,7 @@ class Output:
     def log(self, log: printable.LogText, part: bytes) -> None:
         """Print the next part of a log of a run on standard output, cleaned.
 
-        log: cleans the parts of this log one after another. part: the next bytes of the log.
+        log: the object that cleans this log, part by part. part: the next bytes of the log.
         """
         self.results.file.write(log.add(part))
         self.results.file.flush()

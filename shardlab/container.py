@@ -42,8 +42,8 @@ def srun_options(cluster: Cluster, folder: str, *, node_disk: bool = False) -> l
         f"--container-image={environment.container}",
         f"--container-mounts={','.join(f'{path}:{path}' for path in mounts)}",
         f"--container-workdir={folder}",
-        # By default, every user is root in the container. The folder with a copy of a data set has the user's number in its
-        # name, so the folders of all users would have the same name.
+        # Without this option, every user is root (number 0) in the container. The folder with a copy of a data set has the
+        # user's number in its name, so the folders of all users would have the same name.
         *(["--no-container-remap-root"] if node_disk else []),
     ]
 

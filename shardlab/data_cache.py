@@ -1,4 +1,4 @@
-"""The folder for shardlab's own files about data sets whose folder this user cannot write to, such as a copy of the site."""
+"""The folder for shardlab's own files about data sets that are in a folder of the site, where this user cannot write."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Problem(msgspec.Struct, frozen=True):
 class Document(msgspec.Struct):
     """The content of a YAML file, and the place of every value and of every key in the file.
 
-    file: the name of the file for errors. data: the content as dicts, lists, text and numbers.
+    file: the name of the file for error messages. data: the content as dicts, lists, text and numbers.
     values: the place of each value in the file, by the path of the value in `data`.
     keys: the place of each key in the file, by the path in `data` of the value of this key.
     """
@@ -114,7 +114,7 @@ def load(path: Path) -> Document:
 
 
 def parse(raw: bytes, file: str) -> Document:
-    """Parse one YAML document. raw: the bytes of the document. file: the name of the file for errors. Raises InputError."""
+    """Parse one YAML document. raw: its bytes. file: the name of the file for error messages. Raises InputError."""
     document = Document(file)
     try:
         text = raw.decode("utf-8")

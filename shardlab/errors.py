@@ -2,7 +2,7 @@
 
 ::
 
-    ShardlabError            something asked for did not succeed          exit 1
+    ShardlabError            the command failed                           exit 1
     ├── InputError           the input is wrong, nothing was changed      exit 2
     │   └── UnknownName      no plug-in, file or key has this name        exit 2
     ├── WorkspaceError       the workspace cannot be read or written      exit 1
@@ -59,7 +59,7 @@ class WorkspaceError(ShardlabError):
     def from_os_error(cls, error: OSError, doing: str) -> WorkspaceError:
         """Turn an OSError into a WorkspaceError, whose message says what failed and what to do next.
 
-        doing: a verb for what failed, such as `read`.
+        doing: the action that failed, as a verb such as `read`.
         """
         place = f" {Path(error.filename)}" if error.filename else ""
         advice = {

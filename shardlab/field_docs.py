@@ -15,7 +15,7 @@ from msgspec import inspect as types
 
 
 def of(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """The docstring of each field of a struct that has a docstring, as one line, by the name that the field has in a file.
+    """For each field of a struct that has a docstring: the name of the field in a file -> the docstring as one line.
 
     If a subclass documents a field of its base class again, the docstring in the subclass is used.
 

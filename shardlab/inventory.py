@@ -76,7 +76,7 @@ def read(workspace: Workspace, cluster: str) -> Inventory:
 
 
 def of_workspace(workspace: Workspace) -> Inventory | None:
-    """The inventory in this workspace, whatever its cluster is; None if `provision` has not written it. Raises InputError."""
+    """The inventory in this workspace, of any cluster; None if `provision` has not written it. Raises InputError."""
     path = path_of(workspace)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Inventory)

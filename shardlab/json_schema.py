@@ -87,7 +87,7 @@ def _values(schema: Schema) -> Schema:
 
 
 def _cell_keys() -> tuple[Schema, Schema]:
-    """Returns (cell key -> its schema, also for dotted keys; name of a type -> its schema, for types to which these refer)."""
+    """Returns (cell key -> its schema, also for dotted keys; name of each type that these schemas name -> its schema)."""
     names = [field.name for field in msgspec.structs.fields(Draft)]
     definitions = _components(Draft, ModelByConfiguration)
     keys: Schema = dict(definitions.pop("Draft")["properties"])

@@ -18,9 +18,9 @@ from shardlab.cloudlab_experiment import MANIFESTS
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 
-STALE = timedelta(hours=6)  # if the end of the lease was read longer ago, somebody may have extended or ended the lease since
-AHEAD = timedelta(minutes=5)  # allowed difference between two clocks; if a lease was read later than this, a clock is wrong
-URGED = timedelta(hours=2)  # time before the end of the lease when users are told to copy their runs; enough at home internet
+STALE = timedelta(hours=6)  # if the end of the lease was read longer ago, the lease may have been extended or ended since
+AHEAD = timedelta(minutes=5)  # allowed error of a clock; if a lease was read further in the future, some clock is wrong
+URGED = timedelta(hours=2)  # before the end of the lease, users are asked to copy their runs; enough time on a home network
 SOURCES = {"manifest": "the manifest", "portal": "the portal"}
 PORTAL_FILE = "lease.json"  # a file in the folder of the stored manifests, with the end of the lease as the portal reported it
 
@@ -91,7 +91,7 @@ def newest(own: Path, manifests: Sequence[Path]) -> Lease | None:
     manifests in .shardlab are used. Raises InputError.
     """
     manifests = manifests or cloudlab_experiment.manifests(own)
-    said = _of_portal(own / MANIFESTS / PORTAL_FILE)  # first in the list, so that the portal wins if both have the same time
+    said = _of_portal(own / MANIFESTS / PORTAL_FILE)  # first in the list: the portal is used if the manifests are as new
     leases = [lease for lease in (said, _of_manifests(manifests)) if lease is not None]
     now = datetime.now(UTC)
     return max(leases, key=lambda lease: (not lease.lies_ahead(now), lease.read), default=None)

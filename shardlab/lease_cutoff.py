@@ -1,6 +1,6 @@
 """Decides the state of a run that was interrupted because the lease of its nodes (the time for which they are lent) ended.
 
-The state follows only from the records of the run, because the scheduler that could report the state is gone with the nodes.
+The state follows only from the records of the run, because the scheduler, which could report the state, was on the nodes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def is_login_node() -> bool:
     except OSError:
         return False
     except subprocess.TimeoutExpired:
-        return True  # the controller is busy, but this machine is still a login node
+        return True  # Slurm's controller is busy, but Slurm is installed, so this is a login node
     return asked.returncode == 0 and bool(asked.stdout.strip())
 
 

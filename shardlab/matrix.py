@@ -112,7 +112,7 @@ class Matrix(msgspec.Struct, frozen=True):
 
     document: the content of the file, with the place of each value. path: the path of the file.
     points: the combinations, in the order of the axes. excluded: the combinations that the file excludes.
-    models: the models that the file describes by their configuration, by the names that stand for them in `file` and `points`.
+    models: the models that the file describes by their configuration, by the names that replace them in `file` and `points`.
     """
 
     file: MatrixFile
@@ -128,7 +128,7 @@ class Matrix(msgspec.Struct, frozen=True):
         return self.file.name
 
     def problem(self, point: Point, key: str, sentence: str) -> Problem:
-        """A problem at the place in the file that gives `point` its value of `key`; without this key, at its strategy."""
+        """A problem at the place of `key` of the combination `point` in the file; if `key` is missing, at its strategy."""
         return self.document.problem(origin(point, key) or origin(point, "strategy"), sentence)
 
     @property
@@ -169,7 +169,7 @@ def load(path: Path) -> Matrix:
 
 
 def of(text: Document, folder: Path) -> Matrix:
-    """Check and expand a matrix file that was read. folder: where the models are that the file names. Raises InputError."""
+    """Check and expand a matrix file that was read. folder: contains the models that the file names. Raises InputError."""
     file = validation.convert(text, MatrixFile)
     problems: list[Problem] = []
     _check_keys(text, file, problems)
@@ -189,7 +189,7 @@ def key_type(key: str) -> Any:
     """The type that the value of a cell key must have; None if the key does not exist. The key may be dotted (optimizer.lr)."""
     head, _, tail = key.partition(".")
     if key == "workload":
-        return str | ModelByConfiguration  # `load` replaces the configuration of a model by its name
+        return str | ModelByConfiguration  # a name, or a configuration, which `load` replaces by a name
     fields = {field.name: field.type for field in msgspec.structs.fields(Draft)}
     if not tail:
         return fields.get(head)
@@ -279,7 +279,7 @@ def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> 
             known = [field.name for field in msgspec.structs.fields(Draft)]
             problems.append(text.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, known))))
             continue
-        for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list has the values of an axis
+        for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: each item is a value
             _check_value(text, assumed.key, value, ("assumed", index, "value"), problems)
     described: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
     for what, entries in described:
@@ -367,7 +367,7 @@ def _accepts(point: Placed, wanted: Placed, varying: set[str], when: str | None,
 
 
 def why_excluded(text: Document, file: MatrixFile, keys: dict[str, Any]) -> str | None:
-    """The reason why a matrix file excludes a combination; None if it does not. text, file: the file. keys: the combination."""
+    """Why a matrix file excludes the combination `keys`; None if it does not. text: the matrix file. file: its content."""
     for index, entry in enumerate(file.exclude):
         conditions = {k: v for k, v in entry.items() if k not in ("why", "when")}
         if any(keys.get(key) != value for key, value in conditions.items()):

@@ -108,18 +108,18 @@ def _use(folder: Path, fill: Callable[[Path], None]) -> int:
     """
     while True:
         lock = os.open(f"{folder}{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process fills the folder
+        fcntl.flock(lock, fcntl.LOCK_SH)  # this call waits while another process fills the folder
         if _is_filled(folder, lock):
             return lock
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process is about to fill the folder
+        except BlockingIOError:  # another process holds a lock too, so try again
             os.close(lock)
             time.sleep(PAUSE_S)
             continue
         try:
             if _is_current(folder, lock) and not _is_filled(folder, lock):
-                shutil.rmtree(folder, ignore_errors=True)  # a process may have been killed while it filled the folder
+                shutil.rmtree(folder, ignore_errors=True)  # incomplete, if a process was killed while it filled the folder
                 folder.mkdir(mode=0o700)
                 fill(folder)
                 (folder / FILLED).touch()

@@ -14,7 +14,7 @@ from shardlab.cell import Cell, Precision
 from shardlab.own_workload import OwnWorkload
 from shardlab.registry import Option
 
-FOLDER = "strategies"  # the folder of these files in a workspace; a run folder has a folder of the same name for its copies
+FOLDER = "strategies"  # folder of a workspace with the files of strategies; a run folder has copies in a folder of this name
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 

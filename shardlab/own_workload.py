@@ -10,7 +10,7 @@ import msgspec
 from shardlab.cell import Optimizer
 from shardlab.registry import Option
 
-FOLDER = "workloads"  # the folder of these files in a workspace; a run folder has a folder of the same name for its copies
+FOLDER = "workloads"  # folder of a workspace with the files of workloads; a run folder has copies in a folder of this name
 
 
 class OwnWorkload(msgspec.Struct, frozen=True):

@@ -65,7 +65,7 @@ def json(value: Any) -> bytes:
 
 def escaped(document: bytes) -> bytes:
     """A JSON document with an escape such as \\u202e instead of every character that is not printable."""
-    if document.isascii() and b"\x7f" not in document:  # JSON always escapes the other control characters of ASCII
+    if document.isascii() and b"\x7f" not in document:  # JSON escapes all control characters of ASCII except 7f
         return document
     return "".join(char if char.isprintable() else _json_escape(char) for char in document.decode()).encode()
 

@@ -19,7 +19,7 @@ _JUMP = re.compile(r"(?:ssh://)?(?:(.*)@)?(?:\[(.+)\]|([^:]+))(?::(\d+))?/?")
 
 
 class Jump(msgspec.Struct, frozen=True):
-    """A machine through which a connection goes (a proxy jump), or the machine at its end.
+    """A machine through which a connection goes (a proxy jump), or the machine to which it leads.
 
     user, port: for the login to this machine; None: `~/.ssh/config` decides.
     """
@@ -74,7 +74,7 @@ def option(jumps: Sequence[Jump], rules: Sequence[str]) -> list[str]:
     through: list[str] = []
     for jump in jumps:
         words = shlex.join([*rules, *through, *jump.words]).replace("%", "%%")
-        through = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # OpenSSH replaces %h and %p; every % in `words` is doubled
+        through = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # OpenSSH replaces %h and %p, and turns %% into %
     return through
 
 

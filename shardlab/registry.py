@@ -75,7 +75,7 @@ class Option(msgspec.Struct, frozen=True):
         if value is None:
             return self.nullable
         if self.choices:
-            return any(type(value) is type(choice) and value == choice for choice in self.choices)  # types too: 1 == True
+            return any(type(value) is type(choice) and value == choice for choice in self.choices)  # types too: 1 equals True
         if type(value).__name__ != self._kind and not (self._kind == "float" and type(value) is int):
             return False
         if isinstance(value, str):

@@ -37,9 +37,9 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
     """The strategy of the cell, if a file of the workspace defines it; the file must be where `own_strategy.file` says."""
 
     def key(self, *, full_depth: bool) -> str:
-        """The name of the answer to this request in the cache of answers: a digest of 16 hexadecimal digits.
+        """The name of the result for this request in the cache of results: a digest of 16 hexadecimal digits.
 
-        The digest covers everything on which the answer depends: the keys of the cell that change a step, shardlab's source,
+        The digest covers everything on which the result depends: the keys of the cell that change a step, shardlab's source,
         the installed packages, and full_depth. full_depth: whether a deep model is rehearsed with all its blocks, and not
         extrapolated from two smaller numbers of blocks.
         """
@@ -161,7 +161,7 @@ class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class NotRehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="answer", tag="not_rehearsed"):
-    """The answer for a cell that cannot be rehearsed, so that the planner has to use a formula."""
+    """The result for a cell that cannot be rehearsed. The planner then uses a formula."""
 
     schema: int
     cell: str
@@ -175,9 +175,9 @@ Answer = Rehearsed | NotRehearsed
 
 
 def decode(document: bytes) -> Answer:
-    """Decode the answer of ``python -m trainers rehearse``.
+    """Decode the JSON document that ``python -m trainers rehearse`` writes, which is the result for a cell.
 
-    Raises msgspec.DecodeError for an invalid document, and for an answer with another schema version.
+    Raises msgspec.DecodeError for an invalid document, and for a document with another schema version.
     """
     answer: Answer = msgspec.json.decode(document, type=Answer)
     if answer.schema != SCHEMA:

@@ -56,7 +56,7 @@ mv -fT -- "$new" "$1"
 
 
 class CommandOutput(msgspec.Struct, frozen=True):
-    """The output of a command. code: its exit code; None if the time limit was over; -N if signal N ended it here."""
+    """The output of a command. code: its exit code; None after the time limit; -N if signal N ended it on this machine."""
 
     code: int | None
     stdout: str
@@ -121,7 +121,7 @@ class Remote:
             *(f"{name}={value}" for name, value in (env or {}).items()),
             *argv,
         ]
-        # `timeout` on the machine ends the command even if this process is gone. sudo comes before `timeout`, because otherwise
+        # `timeout` on the machine ends the command even if this process has ended. sudo comes before `timeout`: otherwise
         # `timeout` could not end a process of root.
         words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
         mark = secrets.token_hex(8)  # printed on a line before the output of the command, because a .bashrc may print text too
@@ -133,7 +133,7 @@ class Remote:
         try:
             transport = self._transport()
             self._running[mark] = in_short(argv)
-            if self._ended:  # checked after the command is in _running: either `end` sees it, or it does not start
+            if self._ended:  # checked after the command is in _running, so that `end` sees each command that starts
                 raise Unreachable(f"{self.address.host}: this program was interrupted.")
             channel = transport.open_session(timeout=CONNECT_S)
             channel.exec_command(f"exec sh -c {shlex.quote(script)}")
@@ -171,7 +171,7 @@ class Remote:
         self._ended = True
         ends = time.monotonic() + limit_s
         with contextlib.suppress(Exception):  # if the connection broke, the commands stay in `running`
-            transport = self._connection.transport  # without the lock: another thread holds it during a login
+            transport = self._connection.transport  # not locked: another thread holds the lock during a login
             pattern = f"[{SESSION[0]}]{SESSION[1:]}"  # does not match the command line of pkill itself
             kill = shlex.quote(f"pkill -TERM -f {shlex.quote(pattern)}")
             channel = transport.open_session(timeout=limit_s)

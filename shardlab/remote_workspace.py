@@ -220,7 +220,7 @@ def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
 
 
 def twin(workspace: Workspace, cluster: Cluster) -> Workspace:
-    """The workspace on the cluster in which the runs of `workspace` are stored, as an object for use on the cluster itself.
+    """The workspace on the cluster in which the runs of `workspace` are stored; its path is a path on the cluster.
 
     Raises InputError.
     """

@@ -1,4 +1,4 @@
-"""The key `retry` of a matrix: how often a run is started again by itself, for each state in which it may end."""
+"""The key `retry` of a matrix: how often a run is started again automatically, for each state in which it may end."""
 
 from __future__ import annotations
 

@@ -19,15 +19,15 @@ from shardlab.errors import ShardlabError
 # them.
 FROM_OTHERS = (
     "--no-links", "--no-devices", "--no-specials",
-    "--perms", "--chmod=D700,F600",  # the modes on the other machine are ignored
+    "--perms", "--chmod=D700,F600",  # permissions on the other machine are ignored
     "--ignore-missing-args",  # a file that no longer exists is skipped, and the other files are copied
     "--partial-dir=.rsync-partial",  # an incomplete file is stored in a separate folder, and the next transfer resumes there
 )  # fmt: skip
-MOST_TEXT = 2000  # bytes of rsync's error messages that are read
+MOST_TEXT = 2000  # largest number of bytes of rsync's error messages that are read
 LOOK_S = 0.1  # seconds between two checks whether rsync has ended
-PROGRESS = ("--info=progress2", "--no-human-readable")  # rsync then prints the number of bytes transferred so far
+PROGRESS = ("--info=progress2", "--no-human-readable")  # with them, rsync prints the number of bytes transferred so far
 _ARRIVED = re.compile(rb"(?:^|\r)\s*([0-9]+)\s+[0-9]+%")
-MOST_PROGRESS = 1000  # bytes at the end of the progress output that are read; enough for several lines
+MOST_PROGRESS = 1000  # number of bytes that are read at the end of the progress output: several lines
 # A part of rsync's error message if the other machine sends other text before the data of rsync.
 NOT_CLEAN = "is your shell clean"
 NOT_CLEAN_WHY = (

@@ -87,7 +87,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_be_retried(self) -> bool:
-        """Whether the run may be started again by itself after at least one state."""
+        """Whether there is a state after which the run may be started again automatically."""
         return any(self.retries_after(state) for state in Retry.__struct_fields__)
 
     def retries_after(self, state: str) -> int:

@@ -74,7 +74,7 @@ def open_connection(command: Sequence[str], host: str) -> None:
     before, host_words = _before_host(words), _host(words)
     # ssh uses the first value of an option, so BatchMode comes before the options in `command`.
     login = [before[0], "-o", f"BatchMode={'no' if may_ask else 'yes'}", *before[1:], "-f", "-N", *host_words]
-    with tempfile.TemporaryFile() as errors:  # not a pipe: the ssh in the background would keep a pipe open
+    with tempfile.TemporaryFile() as errors:  # not a pipe, which the ssh in the background would keep open
         try:
             code: int | None = subprocess.run(login, stdout=errors, stderr=errors, timeout=LOGIN_S, check=False).returncode
         except subprocess.TimeoutExpired:

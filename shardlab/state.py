@@ -49,7 +49,7 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     starts = [position for position, event in enumerate(ordered) if event.event == "started"]
     ordered = ordered[starts[-1] :] if len(starts) > 1 else ordered
     by_name = {event.event: event for event in ordered}
-    # If several ranks failed, the first failure is the reason: the other ranks failed because the first failed rank was gone.
+    # If several ranks failed, the first failure is the reason: the other ranks failed because the first failed rank had ended.
     by_name.update({event.event: event for event in reversed(ordered) if event.event == "failed"})
     ended = by_name.get("exited")
     if ended is None:

@@ -61,7 +61,7 @@ def holds(begin_s: float, end_s: float, pauses: Iterable[Pause]) -> bool:
 
 
 class SuspensionWatch:
-    """Measures how long this process was suspended, because its job was suspended or somebody stopped the process.
+    """Measures how long this process was suspended, because its job was suspended or the process was stopped by a signal.
 
     When this process, the supervisor of a run, is suspended, the ranks of the run are suspended as well. A separate thread
     reads the clock twice a second, and a long gap between two readings is a suspension. The main thread could not do this,

@@ -4,8 +4,8 @@ The user's machine sends the files of its own workspace with shardlab.remote_wor
 the path of each file to its text.
 
 The templates, workload files and strategy files of a workspace are always sent together with its cluster file. If the input
-contains a cluster file, every template, workload file or strategy file that is on the cluster but not in the input was removed
-on the user's machine, so it is removed on the cluster.
+contains a cluster file but lacks a template, workload file or strategy file that is on the cluster, the user has removed this
+file. The program then removes it on the cluster, too.
 
 python -m shardlab.upload --workspace DIR --json
 """

@@ -65,7 +65,7 @@ class Workspace:
         for folder in (self.path, self.own, self.runs):
             try:
                 status = folder.stat()
-            except OSError:  # it does not exist yet, or the code that needs the folder reports the error
+            except OSError:  # no folder yet; any other error is reported where the folder is needed
                 continue
             if status.st_uid not in trusted:
                 whys.append(f"{folder}: it belongs to another user (uid {status.st_uid}), who can change its content.")

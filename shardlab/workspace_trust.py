@@ -1,9 +1,9 @@
 """Decides whether code in a workspace may be executed: only if this user created the workspace, or trusts it (--trust).
 
 A workspace that was unpacked from an archive, or copied from elsewhere, may contain code of another person. A file in
-.shardlab, the mark, says that the workspace was created on this account or that the user trusts it. A mark that was copied is
-not valid: it contains a seal, which is computed with a key in the user's home folder from the inode numbers of the workspace,
-of .shardlab and of the mark, and a copy has other inode numbers.
+.shardlab, the mark, says that the workspace was created on this account or that the user trusts it. A mark contains a
+seal, which is computed from the inode numbers of the workspace, of .shardlab and of the mark, with a key in the user's home
+folder. A copy of the workspace has other inode numbers, so the mark is not valid there.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def trust(workspace: Workspace) -> None:
     key = _key_or_new()
     new = workspace.own / f".{MARK}.{secrets.token_hex(4)}.tmp"
     with files.as_workspace_error("write"):
-        for answer in (workspace.own / ANSWERS).glob("*.json"):  # another person may have written these answers
+        for answer in (workspace.own / ANSWERS).glob("*.json"):  # perhaps from another person, so not trusted
             answer.unlink(missing_ok=True)
         for folder in (workspace.own / SOURCE, *_folders(workspace)):
-            for bytecode in folder.glob("**/__pycache__"):  # Python would execute bytecode, not the source that the user read
+            for bytecode in folder.glob("**/__pycache__"):  # else Python may run bytecode that differs from the source
                 shutil.rmtree(bytecode, ignore_errors=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -134,7 +134,7 @@ def _key_or_new() -> bytes:
             new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
             files.write_new(new, secrets.token_bytes(KEY_BYTES), mode=0o600)
             with contextlib.suppress(FileExistsError):
-                os.link(new, path)  # fails if another process has just made the key
+                os.link(new, path)  # FileExistsError: another process has just made the key
             new.unlink()
         key = files.read(path)
     if len(key) != KEY_BYTES:

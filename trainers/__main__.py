@@ -71,7 +71,7 @@ def _describe(file: Path, seq_len: int | None, out: Path) -> int:
     if file.suffix == ".json":
         from trainers.tasks import vision_library
 
-        vision_library.load()  # must run before any model of transformers is imported
+        vision_library.load()  # needed before any model of transformers is imported
         from trainers import describe_model
 
         files.write_json(out, describe_model.describe(file.absolute(), seq_len), sync=False)

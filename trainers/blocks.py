@@ -51,7 +51,7 @@ def classes(blocks: Sequence[nn.Module]) -> str:
 
 def _outermost(found: Sequence[str] | dict[str, nn.Module]) -> Iterator[str]:
     last = None
-    for name in found:  # a module comes before the modules inside it, so only the last outer name needs to be compared
+    for name in found:  # a module comes directly before all modules inside it, so `last` is the only name to compare with
         if last is None or not name.startswith(f"{last}."):
             yield name
             last = name

@@ -47,6 +47,6 @@ def is_copy(tensor: torch.Tensor) -> bool:
 
 def _marked(copy: Any) -> torch.Tensor:
     copy._is_copy_of_weight = True
-    if (local := getattr(copy, "_local_tensor", None)) is not None:  # operators see the local tensor of a DTensor
+    if (local := getattr(copy, "_local_tensor", None)) is not None:  # an operator gets the local tensor of a DTensor
         local._is_copy_of_weight = True
     return copy  # type: ignore[no-any-return]

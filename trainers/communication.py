@@ -36,7 +36,7 @@ WIRE_FACTORS = {
     # gloo implements a reduce-scatter as an all-reduce of the whole input (tests/test_trainers_wire.py measures all six
     # collectives).
     "gloo": {**FACTORS, "reduce_scatter": FACTORS["all_reduce"]},
-    "nccl": FACTORS,  # by the ring algorithm, which NCCL uses for large messages; not measured
+    "nccl": FACTORS,  # factors of the ring algorithm, which NCCL uses for large messages; no test measures them
 }
 """Backend -> collective -> function of the number of ranks that gives the bytes that a rank sends, divided by the payload."""
 
@@ -138,8 +138,8 @@ _C10D = {
     "broadcast_": ("broadcast", 0),
     "send": ("send", 0),
 }
-# functional operator -> (collective, whether the S bytes are the size of the input times the number of ranks; False: S is
-# the size of the input)
+# functional operator -> (collective; whether the S bytes of `FACTORS` are the size of the input times the number of ranks. If
+# not, the S bytes are the size of the input)
 _FUNCTIONAL = {
     "all_reduce": ("all_reduce", False),
     "all_reduce_": ("all_reduce", False),

@@ -44,7 +44,7 @@ def of(task: Task, items: Batch) -> Counted:
 
 
 def counter() -> FlopCounterMode:
-    """A context that counts operations by SOURCE; `flop_registry` has its formulas."""
+    """A context that counts operations as the text SOURCE says, by torch's formulas except for the backward of convolutions."""
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_of_convolution})
 
 
@@ -63,8 +63,8 @@ def _backward_of_convolution(
     """The operations of a convolution's backward. The arguments are the arguments of torch's `aten.convolution_backward`, with
     the shape of each tensor instead of the tensor.
 
-    The gradient of the inputs and the gradient of the weight each need as many operations as forward. This replaces torch's own
-    formula, which ignores the groups of a convolution in the gradient of the weight.
+    The gradient of the inputs and the gradient of the weight each need as many operations as forward. Torch's own formula is
+    not used, because it ignores the groups of a convolution in the gradient of the weight.
     """
     # `outputs` is the shape of the tensor in which each element is a sum over all weights of one channel: the outputs of a
     # convolution, or, for a transposed convolution, the gradient of its inputs.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trainers.plans.derived import Split
 
 OPTIMIZER = Optimizer(name="adamw", lr=3e-4)
-LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # limits: blocks, parameters, FLOPs of an item
+LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # largest numbers of blocks, parameters, FLOPs per item
 IMAGE_SIZE = 224
 IMAGE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512)
 # The outputs for one item in two different batches may differ by this much, relative to the largest output, by rounding.

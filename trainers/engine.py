@@ -79,7 +79,7 @@ class Trained(ABC):
         return ranks
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to do here
-        """Release what the engine holds. Called after the result is written; this rank makes no more steps."""
+        """End the engine, for example tell parameter servers that this worker leaves. Called after the result is written."""
 
 
 class Proven(Trained):

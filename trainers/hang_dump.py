@@ -9,9 +9,9 @@ import time
 # ms are not slowed down: a start of the timer takes about 50 us, reading the clock 0.1 us. The timer is a thread in C, so it
 # works even if Python waits in a collective.
 RENEWED = 0.1
-# The timer fires when this share of the limit has passed since the timer's last start, which is 0.8 to 0.9 of the limit after
-# the last progress, so before the supervisor ends the run. Then the timer fires repeatedly: in each period as long as the
-# limit, a rank without progress writes its stacks at least once, even if the run goes on because other ranks make progress.
+# The timer fires when this share of the limit has passed since its last start. Its last start was at most 0.1 of the limit
+# before the last progress, so it fires 0.8 to 0.9 of the limit after the last progress: before the supervisor ends the run.
+# It fires again after each further 0.9 of the limit, because the run may go on if other ranks make progress.
 FIRES = 0.9
 
 

@@ -37,7 +37,7 @@ from trainers.stage import stage
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import SideStream
 
-SLOTS = 3  # number of host tensors for losses: for the current step, for the step before, and one spare
+SLOTS = 3  # number of host tensors for losses: of this step, of the previous step, and one in reserve
 
 
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
@@ -120,7 +120,7 @@ def _instruments(
     if (asked := cell.instruments.checkpoints) is not None:
         checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch, train_time)
         resumed = checkpoints.resume()
-        chosen.append(checkpoints)  # the last one, so that a checkpoint is saved after all other instruments have run
+        chosen.append(checkpoints)  # the last instrument: a checkpoint is saved after all other instruments have run
     note = partial(instrument_span.write, run_dir, ranks.rank)
     return RunInstruments(chosen, ranks.device, train_time, note), resumed
 

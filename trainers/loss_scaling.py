@@ -80,7 +80,7 @@ class LossScaler:
         self.skipped, self._made_in_a_row = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
 
     def effective(self) -> dict[str, Any]:
-        """For a run's `knobs.effective`: the scale of the next step, and the number of skipped steps (warm-up included)."""
+        """For `knobs.effective` of result.json: the scale of the next step, the number of skipped steps (warm-up included)."""
         return {"loss_scale": self.scale, "skipped_steps": self.skipped}
 
 

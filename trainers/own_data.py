@@ -88,7 +88,7 @@ def tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], name: str = "ten
     sha256 = hashlib.sha256()
     for part in (inputs, targets):
         sha256.update(f"{part.dtype} {tuple(part.shape)}\n".encode())
-        sha256.update(part.reshape(-1).view(torch.uint8).numpy().data)  # numpy has no bfloat16
+        sha256.update(part.reshape(-1).view(torch.uint8).numpy().data)  # as bytes: numpy has no bfloat16
     source = DataSource(name=name, sha256=sha256.hexdigest(), synthetic=False, items=len(both))
     whole = not targets.is_floating_point() and targets.dtype != torch.bool
     classes = int(targets.max()) + 1 if whole and targets.numel() else None

@@ -76,7 +76,7 @@ def describe(file: Path) -> StrategyDescription:
 
 
 def answer(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:
-    """Answer questions of `jobs` whether and why a strategy of the file cannot run a cell. Each question and each answer is one
+    """Answer the questions of `jobs`: does a strategy of the file refuse a cell, and why? Each question and each answer is one
     line of JSON.
 
     If the file itself has an error, this error is the answer to every question.

@@ -3,7 +3,7 @@
 Losses, gradient norms and the parameters after the last step must agree. The steps use SGD, also if the cell has another
 optimizer: Adam divides by the size of the gradient and so hides a gradient of the wrong scale. The reference, the steps of one
 process, uses no activation checkpointing and no compilation, but the precision and the gradient clipping of the cell.
-Differences that are not errors are switched off on both sides: dropout is off, and BatchNorm is frozen
+Differences that are not errors are switched off for the strategy and the reference: dropout is off, and BatchNorm is frozen
 (`trainers.frozen_statistics`).
 """
 
@@ -43,9 +43,9 @@ MOST_COUNTED = 64
 # Keys of a cell that have no effect on the numbers of the proof.
 WITHOUT_EFFECT = keys_of(Role.NODES, Role.START, Role.LENGTH, Role.OPTIMIZER, Role.INSTRUMENTS, Role.BOOKKEEPING)
 LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # the libraries whose versions can change the numbers
-# The first loss scale for fp16. Torch's default of 65536 is not used, because with many models the first steps overflow; both
-# sides then skip these steps, and nothing is compared. With this scale, gradients overflow above 64 (65504 / scale) and vanish
-# below 6e-11 (2^-24 / scale).
+# The first loss scale for fp16. Torch's default of 65536 is not used, because with many models the first steps overflow; the
+# strategy and the reference then skip these steps, and nothing is compared. With this scale, gradients overflow above
+# 64 (65504 / scale) and vanish below 6e-11 (2^-24 / scale).
 LOSS_SCALE = 2.0**10
 SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9)
 # BatchNorm is frozen with the statistics of this many micro-batches, in one forward pass. Without gradients, they fit in
@@ -268,7 +268,7 @@ def _reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    if found is None:  # not inside the except clause, because there the traceback would keep the model in memory
+    if found is None:  # after the except clause, in which the traceback keeps the model in memory
         gc.collect()
         torch.cuda.empty_cache()
     return found
@@ -289,13 +289,13 @@ def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
 
 
 def _can_be_compared(reference: Trajectory) -> bool:
-    """Whether the reference can be compared with: none of its gradients overflowed, and its parameters changed."""
+    """Whether a strategy can be compared with the reference: its gradients must be finite, and its parameters have changed."""
     return _is_finite(reference) and _squared_movement(reference) > 0
 
 
 def _is_finite(result: Trajectory) -> bool:
-    """Whether all gradient norms are finite. In fp16, a rank's part of the batch can overflow although the whole batch does
-    not."""
+    """Whether all gradient norms are finite. In fp16, the gradients of a rank's part of the batch can overflow although
+    the gradients of the whole batch do not."""
     return all(map(math.isfinite, result.norms))
 
 
@@ -312,7 +312,7 @@ def _within(allowed: Tolerance, loss: float, norm: float, parameters: float) -> 
 
 
 def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) -> Trajectory:
-    """Make the steps of the proof with a new engine, then free the engine. On the rank of a parameter server, serve them."""
+    """Make the steps of the proof with a new engine, then free the engine. A parameter server serves the workers' steps."""
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
         return _serve(strategy.build_server(cell, task, ranks), steps, ranks.backend)
@@ -355,8 +355,8 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
 
 
 def _serve(server: Server, steps: int, backend: str) -> Trajectory:
-    """Serve the steps as a parameter server. Its bytes per step are the mean over all steps, because a server does not know
-    where a step begins."""
+    """Serve the workers' steps as a parameter server. The server's bytes per step are the mean over all steps, because a server
+    does not know where a step begins."""
     with communication.counting() as calls:
         server.serve()
     return Trajectory(

@@ -72,12 +72,12 @@ class Ranks:
         device, self.backend = devices(place, servers, gpus=torch.cuda.device_count() if cuda else 0)
         self.device = torch.device(device)
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # before any other CUDA call, which may allocate memory on the current GPU
+            torch.cuda.set_device(self.device)  # first, because other CUDA calls may allocate memory on the current GPU
         # The device on which the training ranks compute: a GPU's name, or `cpu`. Parameter servers have the same value.
         self.trains_on = torch.cuda.get_device_name() if cuda else "cpu"
         torch.set_num_threads(threads(place, os.environ, host.usable_processors(), gpus=cuda))
-        # Torch's default timeouts (10 or 30 minutes) could end a rank that may still wait, or act before the supervisor, which
-        # makes every rank log its stacks. The defaults themselves are replaced, because process groups that strategies create
+        # With its default timeouts (10 or 30 minutes), torch could end a rank that may still wait, or end a hanging rank before
+        # every rank has logged its stacks. The defaults themselves are replaced, because process groups that strategies create
         # use the defaults and not the timeout of the first group.
         waits = timedelta(seconds=WAITS * hang_limit_s + MARGIN_S)
         for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
@@ -136,10 +136,10 @@ class Ranks:
 def threads(place: Rank, environment: Mapping[str, str], usable: int, *, gpus: bool) -> int:
     """The number of threads that a rank uses.
 
-    On a node with GPUs it is the rank's share of the node's processors. OMP_NUM_THREADS is ignored there, because launchers set
-    it to 1, and one thread is too slow for a parameter server or for offloading. On a node without GPUs it is OMP_NUM_THREADS,
-    or else 1. This is also so for a single rank, because its time is compared with the time of several ranks with one thread
-    each.
+    On a node with GPUs, the number is the rank's share of the node's processors. OMP_NUM_THREADS is ignored there, because
+    launchers set it to 1, and one thread is too slow for a parameter server or for offloading. On a node without GPUs, the
+    number is OMP_NUM_THREADS, or else 1. A single rank on a node without GPUs also uses this number, because its time is
+    compared with the time of several ranks with one thread each.
 
     usable: number of processors that this process may use. gpus: whether the node has GPUs. Raises InputError if a variable is
     not a number.

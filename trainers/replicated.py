@@ -126,7 +126,7 @@ class ReplicatedEngine(Engine):
             value.dtype
             for entry in self.optimizer.state.values()
             for value in entry.values()
-            if hasattr(value, "dtype") and value.dim() > 0  # step counters are 0-dim
+            if hasattr(value, "dtype") and value.dim() > 0  # not the 0-dim step counters
         }
         group = self.optimizer.param_groups[0]
         return {

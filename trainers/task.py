@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Batch(msgspec.Struct):
-    """Inputs and targets of one micro-batch, on the device. The first dimension of both is the item."""
+    """Inputs and targets of one micro-batch, on the device. The first dimension of both tensors is the item."""
 
     inputs: torch.Tensor
     targets: torch.Tensor

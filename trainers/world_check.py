@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 def check(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """Check the machines and the network interfaces of all ranks. A collective, called after the rendezvous.
 
-    Rank 0 writes the event `met`, even if the check then fails. Raises InputError on all ranks if the ranks are not on as many
-    machines as run.json says, or if ranks on several machines are connected only over a loopback interface.
+    Rank 0 writes the event `met` (all ranks have found each other) before the check, which may fail. Raises InputError on all
+    ranks if the ranks are not on as many machines as run.json says, or if ranks on several machines are connected only over a
+    loopback interface.
     """
     outside, loopback = interfaces()
     over = math.nan if not (outside or loopback) else float(bool(outside))
@@ -60,7 +61,7 @@ def interfaces() -> tuple[list[str], list[str]]:
 
 
 def number(name: str) -> int:
-    """A number for a host's name (a part of its hash), which float64 represents exactly, for a collective on plain numbers."""
+    """A part of the hash of a host's name, as a number that float64 represents exactly: collectives exchange only numbers."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
 
 

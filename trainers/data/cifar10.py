@@ -20,7 +20,7 @@ FOLDER = FOLDERS["cifar10"]
 FILES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "validation": ("test_batch.bin",)}
 CLASSES, SIDE = 10, 32
 RECORD_BYTES = 1 + 3 * SIDE * SIDE
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # per channel of the official training set, pixels in 0..1
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # per channel of the training set, with pixels from 0 to 1
 
 
 def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:

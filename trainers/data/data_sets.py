@@ -54,7 +54,7 @@ def of(options: Mapping[str, Any], data_path: Path) -> DataPath | None:
 
 
 def not_staged(name: str, missing: Path) -> InputError:
-    """The error for missing files of a data set. It is an error because the data are never silently replaced by other data."""
+    """The error for missing files of a data set. shardlab does not silently use other data instead, such as synthetic data."""
     return InputError(
         f"{missing}: not found, so the data set {name} cannot be read. To let `provision` stage it, write "
         f"`data: {{sets: [{{name: {name}, archive: PATH_OR_URL}}]}}` into cluster.yaml (docs/data.md). "

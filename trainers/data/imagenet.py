@@ -25,7 +25,7 @@ from trainers.data.images import ImageSet
 FOLDER = data_sets.FOLDERS["imagenet"]
 FOLDERS = {"train": "train", "validation": "val"}
 MARGIN = 256 / 224  # length of the image's shorter side / side of the square that is cut out
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # per channel of the official training set, pixels in 0..1
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # per channel of the training set, with pixels from 0 to 1
 MOST_PIXELS = 2**27  # twice the largest image of the official set; a larger image is damaged or an attack
 MOST_THREADS = 8
 
@@ -58,7 +58,7 @@ class ImageFolders(ImageSet):
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = [self._entries[int(index)] for index in indices]
         images = np.empty((len(entries), 3, self._size, self._size), np.float32)
-        if self._pool is None:  # not created earlier, because a forked process would inherit a pool without threads
+        if self._pool is None:  # made at the first use: a process that is forked later would inherit a pool without threads
             self._pool = ThreadPoolExecutor(threads())
         for _ in self._pool.map(self._fill, images, entries):
             pass  # iterating over the results raises the exception of a thread
@@ -85,7 +85,7 @@ def decode(content: bytes, path: Path, size: int, image: np.ndarray) -> None:
             if opened.width * opened.height > MOST_PIXELS:
                 raise InputError(f"{path}: found {opened.width} x {opened.height} pixels. Allowed: at most {MOST_PIXELS}.")
             side = min(opened.size) / MARGIN
-            # The JPEG decoder may skip detail finer than an image of twice the needed size, which makes it faster.
+            # The JPEG decoder is faster if it may decode to a smaller image, which has at least twice the needed size.
             opened.draft("RGB", (round(2 * opened.width * size / side), round(2 * opened.height * size / side)))
             colours = opened.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

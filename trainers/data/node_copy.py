@@ -97,7 +97,7 @@ def _copy(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -> None:
     with files.as_workspace_error("copy the data set"):
         names = _files(cell, data_path)
         size = 0
-        for path in names.values():  # this loop may take minutes for the files of ImageNet on a network disk
+        for path in names.values():  # this may take minutes for ImageNet on a network disk, so it reports progress
             size += path.stat().st_size
             progress.add(0)
         free = shutil.disk_usage(folder).free

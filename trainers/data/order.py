@@ -18,13 +18,13 @@ WARMUP, TIMED, PROOF = 0, 1, 2
 class Order:
     """The items of each step: a new permutation of all items in every epoch, cut into global batches.
 
-    The items after the last whole global batch of an epoch are left out. rest: number of these items that are used in spite of
-    this, in a short step at the end of each timed epoch.
+    The items after the last whole global batch of an epoch are left out. rest: number of these items that are not left out,
+    because each timed epoch has a short step with them at its end.
     """
 
     def __init__(self, items: int, global_batch_size: int, seed: int, rest: int = 0) -> None:
-        self._whole = items // global_batch_size  # steps with a whole global batch per epoch
-        self.steps_per_epoch = self._whole + (rest > 0)  # steps of a timed epoch, with the short step
+        self._whole = items // global_batch_size  # number of steps of an epoch that have a whole global batch
+        self.steps_per_epoch = self._whole + (rest > 0)  # number of steps of a timed epoch, including the short step
         if self._whole == 0:
             raise InputError(
                 f"global_batch_size: found {global_batch_size}, but the data has {items} items. Allowed: at most {items}."
@@ -56,7 +56,7 @@ class Order:
         """The micro-batches of one slice of a step's global batch, as indices of `size` items each.
 
         The global batch is divided into `parts` equal slices; `part` is the number of the slice, from 0. In a short step, the
-        first slices have their full size and the others are empty. Raises InputError if the sizes are not divisible.
+        first slices have their full size and all later slices are empty. Raises InputError if the sizes are not divisible.
         """
         share, rest = divmod(self._size, parts)
         if rest or share % size:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
-AHEAD = 2  # the number of steps that are fetched ahead: one step's batches are ready while another's are being fetched
+AHEAD = 2  # number of steps that are fetched ahead: one is ready, and the next one is being fetched
 
 
 def prefetched(steps: Iterable[Callable[[], T]], ahead: int = AHEAD) -> Generator[T, None, None]:

@@ -1,4 +1,4 @@
-"""Generates synthetic images that a model can learn, in any size and with any number of classes. They need no files."""
+"""Generates synthetic images that a model can learn, in any size and with any number of classes. No files are needed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from trainers.data.data_sets import DataSource
 from trainers.data.images import ImageSet
 
 CLASSES, ITEMS = 10, {"train": 2_000, "validation": 500}
-SEED, VERSION = 10, 1  # if the rule for the images changes, the version must change, because the checksum is made from it
+SEED, VERSION = 10, 1  # if the rule for the images changes, the version must change, because it is in the checksum
 COARSE = 4  # the pattern of a class has 4 x 4 fields in each colour
-PATTERN, NOISE = 1.3, 1.15  # half-widths of two uniform distributions, whose sum has the standard deviation 1
+PATTERN, NOISE = 1.3, 1.15  # half-widths of two uniform distributions; a pixel is their sum, with standard deviation 1
 
 
 class SyntheticImages(ImageSet):
@@ -27,11 +27,11 @@ class SyntheticImages(ImageSet):
             raise InputError(f"classes: found {classes}. Allowed: at least 2, or there is nothing to learn.")
         self.classes, self._size = classes, size
         count = items or ITEMS[split]
-        self._first = 0 if split == "train" else 2**40  # so far apart that the two splits have no common image
+        self._first = 0 if split == "train" else 2**40  # far above each number of a `train` image: no common image
         drawn = np.random.Philox(key=np.array([SEED, 2**63], np.uint64)).random_raw(classes * 3 * COARSE**2) / 2.0**64
         patterns = (2 * drawn - 1).reshape(classes, 3, COARSE, COARSE) * PATTERN - NOISE
         self._field = np.arange(size) * COARSE // size
-        self._rows = patterns.astype(np.float32)[..., self._field]  # already as wide as the image, but only COARSE rows high
+        self._rows = patterns.astype(np.float32)[..., self._field]  # patterns with `size` columns, but only COARSE rows
         rule = f"synthetic images {VERSION}, seed {SEED}, {split}, {count} of {size} x {size} in {classes} classes"
         self.source = DataSource(
             name=f"synthetic images, {size} x {size}, {classes} classes",

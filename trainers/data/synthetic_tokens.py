@@ -1,5 +1,5 @@
-"""Generates synthetic token sequences that a model can learn: a rule gives most tokens, the others are random. They need no
-files."""
+"""Generates synthetic token sequences that a model can learn: a rule gives most tokens, all other tokens are random. No files
+are needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainers.data.data_sets import DataSource
 from trainers.data.sequences import TokenSet, part
 
 VOCABULARY, SEQUENCES = 256, 10_000
-SEED, VERSION = 10, 1  # if the rule for the tokens changes, the version must change, because the checksum is made from it
+SEED, VERSION = 10, 1  # if the rule for the tokens changes, the version must change, because it is in the checksum
 # If the vocabulary is larger than 256, only its first 256 tokens are used; else a short run would hardly see any token twice.
 MOST_SYMBOLS = 256
 SURPRISE = 0.1  # the probability that a token is random, with the same probability for each symbol

@@ -18,13 +18,13 @@ from trainers.data.tokens import TokenFile
 
 MOST_BYTES = 8 * 2**20  # the largest size of the text from the standard library
 BYTES = 256  # the vocabulary of a text whose tokens are its bytes
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}  # unused folders
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}  # folders whose files are not used
 
 
 def open_tokens(
     name: str, data_path: Path, split: str, *, seq_len: int, vocabulary: int | None, tokens_file: str | None
 ) -> TokenSet:
-    """Open one split of a set. The last tenth of the sequences is for validation, the others are for training.
+    """Open one split of a set. The last tenth of the sequences is for validation, all other sequences are for training.
 
     name: the data set, one of TOKENS.
     split: `train` or `validation`.

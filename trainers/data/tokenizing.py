@@ -69,7 +69,7 @@ def _encoder(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
 
 
 def _pieces(text: Path) -> Iterator[str]:
-    """Read a text file in pieces. Each piece ends at the last line end that was read; the rest is kept for the next piece."""
+    """Read a text file in pieces. A piece ends at the last line end that was read; the text after it is in the next piece."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     held, read = "", 0
     try:

@@ -56,7 +56,7 @@ def _dynamic_scale() -> dict[str, Any]:
     """The keys that make DeepSpeed scale losses by the rule of trainers.loss_scaling, as far as DeepSpeed can do this. Unlike
     that rule, DeepSpeed stops the run if the scale is too small."""
     return {
-        "auto_cast": True,  # casts inputs, because images come in fp32
+        "auto_cast": True,  # DeepSpeed casts the inputs to fp16, because images come in fp32
         "loss_scale": 0,  # 0: the scale is dynamic
         "initial_scale_power": int(math.log2(loss_scaling.START)),
         "loss_scale_window": loss_scaling.INTERVAL,
@@ -71,7 +71,7 @@ def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, 
     """The part `zero_optimization` of the configuration: buckets (sizes in elements), prefetching, ZeRO++ and offloading."""
     if stage == 0:
         return {}
-    options, every = cell.options, min(elements + elements % 2, BUCKET)  # DeepSpeed refuses odd sizes
+    options, every = cell.options, min(elements + elements % 2, BUCKET)  # DeepSpeed refuses buckets of odd size
     zero: dict[str, Any] = {
         "reduce_bucket_size": options["reduce_bucket_size"] or every,
         "overlap_comm": options["overlap_comm"],

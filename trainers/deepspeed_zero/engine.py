@@ -53,13 +53,13 @@ class ZeroEngine(ReplicatedEngine):
             blocks = activation_checkpointing.units(task, model)
             drawn = sharded_build.shard(model, deferred, blocks, ranks, self.config, low)
         else:
-            # DeepSpeed moves its part of the model to the device, in stage 3 one parameter at a time. `drawn` keeps the fp32
-            # weights without a copy, because casting the model allocates new memory for each parameter.
+            # DeepSpeed moves this rank's part of the model to the device, at stage 3 one parameter at a time. `drawn` keeps the
+            # fp32 weights without a copy, because casting the model allocates new memory for each parameter.
             drawn = {name: p.detach() for name, p in model.named_parameters()} if low else {}
             model.to(low or dtypes.weight_dtype(cell.precision))
         super().__init__(cell, task, ranks, model)
-        self.scaler = None  # DeepSpeed has its own loss scaler
-        # The number of elements of each parameter (a sharded parameter has no size of its own), and the order of use.
+        self.scaler = None  # shardlab's loss scaler is not used, because DeepSpeed has its own
+        # The number of elements of each parameter before sharding, because afterwards its size is 0, and the order of use.
         self._sizes = dict(zip((id(p) for p in model.parameters() if p.requires_grad), elements, strict=True))
         self._uses = order_of_use(model)
         self.model, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=self.config)
@@ -159,7 +159,7 @@ class ZeroEngine(ReplicatedEngine):
         zero_state.restored(self.model)
 
     def parameters(self) -> int:
-        return sum(self._sizes.values())  # not the sizes in the model, because a sharded parameter has no size of its own
+        return sum(self._sizes.values())  # sizes before sharding, because a sharded parameter has the size 0
 
     def theory(self) -> list[Term]:
         """As `Accounted.theory`. For ZeRO++, the bytes of quantised values are derived from the source of DeepSpeed 0.19,
@@ -262,7 +262,7 @@ class ZeroEngine(ReplicatedEngine):
 
 def has_quantiser() -> bool:
     """Whether DeepSpeed was installed with its compiled quantiser, or can compile it at first use (needs nvcc)."""
-    from torch.utils import cpp_extension  # imported here, because it imports setuptools, which no other run needs
+    from torch.utils import cpp_extension  # imported here: this module imports setuptools, which no other run needs
 
     toolkit = cpp_extension.CUDA_HOME
     return bool(installed_ops.get("quantizer")) or (toolkit is not None and (Path(toolkit) / "bin" / "nvcc").exists())

@@ -78,7 +78,7 @@ class DdpEngine(ReplicatedEngine):
 
     def effective(self) -> dict[str, Any]:
         logged = cast("DistributedDataParallel", self.model)._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        buckets = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]  # rebuilt after the first step
+        buckets = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]  # DDP makes new buckets after the first step
         return {
             **super().effective(),
             "bucket_cap_mb": logged["bucket_cap_bytes"] / MIB,
@@ -120,7 +120,7 @@ class PowerSgdEngine(DdpEngine):
 
     def restored(self, numbers: dict[str, float]) -> None:
         super().restored(numbers)
-        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0 if another strategy saved the checkpoint
+        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0: another strategy saved the checkpoint
 
 
 def _powersgd(model: nn.Module) -> tuple[int, int]:
@@ -173,7 +173,7 @@ def _in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP accepts
 
 
 def _with_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # imports modules that no other strategy needs
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # it imports modules that only PowerSGD needs
 
     engine = _wrapped(cell, task, ranks, PowerSgdEngine)
     engine.kept = state = powerSGD_hook.PowerSGDState(

@@ -38,7 +38,7 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, sizes: tuple[int, int], sharding: str) -> None:
         super().__init__(cell, task, ranks, model)
-        self._blocks, self._rest = sizes  # number of elements in the units of blocks, and in the outermost unit
+        self._blocks, self._rest = sizes  # number of elements in the FSDP units of blocks, and in the outermost FSDP unit
         self._sharding = sharding
         self._replicas = cast("int", cell.options["replicas"]) if sharding in HYBRID else 1
 
@@ -58,7 +58,7 @@ class Fsdp1Engine(ReplicatedEngine):
         return overflowed
 
     def gradient_norm(self) -> float:
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # shards of this rank; may be offloaded
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards, perhaps on the CPU
         squares = [g.float().square().sum().to(self.device) for g in grads]
         square = torch.stack([torch.zeros((), device=self.device), *squares]).sum()
         if self._sharding != "NO_SHARD":

@@ -49,7 +49,7 @@ class Fsdp2Engine(FullySharded):
 
     def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
         mesh = cast("DTensor", next(self.model.parameters())).device_mesh
-        dist.all_reduce(overflowed, group=mesh.get_group(mesh.ndim - 1))  # only within a replica: replicas have equal shards
+        dist.all_reduce(overflowed, group=mesh.get_group(mesh.ndim - 1))  # summed only within a replica: all replicas are equal
         return overflowed
 
     def gradient_norm(self) -> float:
@@ -58,7 +58,7 @@ class Fsdp2Engine(FullySharded):
         gradients = [cast("DTensor", p.grad) for p in self.model.parameters() if p.grad is not None]
         square = torch.stack([g.to_local().float().square().sum() for g in gradients]).sum().to(self.device)
         mesh = gradients[0].device_mesh
-        dist.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # on the GPU, because NCCL reduces no CPU tensors
+        dist.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # `square` is on the GPU: NCCL reduces no CPU tensors
         return float(square.sqrt())
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:

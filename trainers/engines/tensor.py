@@ -31,8 +31,8 @@ class TensorEngine(MeshModelEngine):
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: MeshModel) -> None:
         super().__init__(cell, task, ranks, held)
         if held.sequence:
-            # The hooks are on the outermost wrappers, where recomputation does not repeat the hooks, and fully_shard does not
-            # see their results.
+            # The hooks are on the outermost wrappers. Recomputation runs only the modules inside, so it does not repeat
+            # the hooks. The hooks of fully_shard run before these hooks, so fully_shard never gets their results.
             cut_between(held.blocks[0], held.blocks[-1], held.mesh["tp"])
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:

@@ -22,7 +22,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, stage: int) -> ZeroEngine:
     """The engine of a ZeRO stage (0 to 3). Raises InputError if an option needs a GPU or a compiler, and this rank has none."""
     if ranks.device.type == "cpu":
         _refuse_without_gpu(cell)
-    os.environ["DS_ACCELERATOR"] = ranks.device.type  # without it, DeepSpeed guesses the device and logs messages about it
+    os.environ["DS_ACCELERATOR"] = ranks.device.type  # else DeepSpeed guesses the device, and logs messages
     # DeepSpeed requires LOCAL_RANK even for one process, and uses it as the index of the GPU.
     os.environ["LOCAL_RANK"] = str(ranks.local_rank if ranks.device.index is None else ranks.device.index)
     from trainers.deepspeed_zero import engine  # this import reads DS_ACCELERATOR

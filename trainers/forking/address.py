@@ -58,7 +58,7 @@ def folder() -> Path:
     """
     name, temporary = f"shardlab-{os.getuid()}", Path(tempfile.gettempdir())
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or temporary)
-    bases = [runtime, temporary] if _belongs_to_us(runtime, 0o022) else [temporary]  # 0o022: no other user may write there
+    bases = [runtime, temporary] if _belongs_to_us(runtime, 0o022) else [temporary]  # 0o022: others must not write there
     for base in bases:
         with contextlib.suppress(OSError):
             (base / name).mkdir(mode=0o700)

@@ -51,7 +51,7 @@ def _take_over(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update({name: value for name, value in request["environment"].items() if name not in OF_OTHER_LAUNCHERS})
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # without it, gloo looks up the host name, which may fail
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo looks up the host name, which may fail
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(request["world_size"])
     os.chdir(request["folder"])
     for descriptor, standard in zip(descriptors, (1, 2)):
@@ -98,7 +98,7 @@ def _dispensable(run_dir: RunDir) -> list[int]:
     """
     run = run_dir.read_run()
     cell = run.cell
-    if not (run.own_strategy or menu.strategy(cell.strategy)).tolerates_lost_ranks:  # does not execute a user's code
+    if not (run.own_strategy or menu.strategy(cell.strategy)).tolerates_lost_ranks:  # no code of a user is executed here
         return []
     return [rank for rank in range(1, cell.gpus) if run_dir.steps_file(rank).exists()]
 
@@ -117,7 +117,7 @@ def _wait(ranks: list[int], connection: socket.socket, run_dir: RunDir) -> int |
     failed, gone = 0, False
     while living:
         for descriptor, _ in waiting.poll():
-            if descriptor == connection.fileno():  # the client sends no more messages, so this means that it has ended
+            if descriptor == connection.fileno():  # the client sends no more messages, so it has ended
                 gone = True
                 waiting.unregister(descriptor)
             else:

@@ -57,7 +57,7 @@ def serve(path: Path) -> int:
         except BlockingIOError:
             return 0
         _import_everything()
-        path.unlink(missing_ok=True)  # the socket of a warm parent that was killed
+        path.unlink(missing_ok=True)  # left by a warm parent that was killed
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
             listening.bind(str(path))
             listening.listen(128)
@@ -79,9 +79,9 @@ def _import_everything() -> None:
         if importlib.util.find_spec(library) is not None:
             for name in names:
                 importlib.import_module(name)
-    host.packages()  # called here once, because reading the versions of packages imports more modules
+    host.packages()  # called here, because reading the versions of packages imports further modules
     gc.collect()
-    gc.freeze()  # the garbage collector of a forked process then does not touch these objects, so their pages stay shared
+    gc.freeze()  # then the garbage collector of a forked process does not write to these objects: pages stay shared
 
 
 def _answer(listening: socket.socket, lock: int, path: Path) -> None:

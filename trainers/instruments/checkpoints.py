@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from trainers.ranks import Peers, Ranks
 
 
-# Seconds to wait if the run may have been suspended. The supervisor resumes at the same time as this rank, and within this time
-# it has recorded the suspension as an event.
+# How many seconds a rank waits if the run may have been suspended. The supervisor resumes at the same time as the rank, and
+# needs less than this time to record the suspension as an event.
 NOTED_S = 1.0
 
 
@@ -133,8 +133,8 @@ class Checkpoints(Instrument):
             self._saved_step = manifest.step if run is self._run_dir else 0
             self._train_time.before_s = manifest.train_time_s if ours else 0.0
             return Resumed(manifest.step, records)
-        # If the nodes share no folder, the first node has checked a checkpoint and sent it to the other nodes. That no node can
-        # use a checkpoint is therefore an error.
+        # If the nodes share no folder, the first node has checked a checkpoint and sent it to the other nodes. So all nodes
+        # should have a usable checkpoint, and it is an error if they have none.
         if self._run.separate_folders and self._run.resume:
             raise InputError(f"no checkpoint of {', '.join(self._run.resume)} can be used on all nodes; see the run's events.")
         if self._run_dir.steps(self._rank).records:
@@ -209,7 +209,7 @@ class Checkpoints(Instrument):
         since_s, self._asked_s = time.monotonic() - self._asked_s, time.monotonic()
         if time.time() < self._save_at:
             return False
-        if since_s > suspension.LEAST_S:  # after so long a time since the last call, the run may have been suspended
+        if since_s > suspension.LEAST_S:  # the last call was long ago: the run may have been suspended since
             time.sleep(NOTED_S)
         own = [pause for pause in suspension.of(self._run_dir.events()) if pause[1] > self._began_s]
         self._save_at = self._save_first + suspension.total_s(own)
@@ -234,9 +234,9 @@ class Checkpoints(Instrument):
         return OutOfTime(f"{self._why or 'another rank was told to end'}: saved after step {step}")
 
     def found(self) -> dict[str, Any]:
-        """saves: number of checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per checkpoint.
-        load_s: seconds of this rank to load a checkpoint, without the check of its checksums; absent if none was loaded.
-        agreeing_s: seconds that this rank spent, in all steps together, on the agreement whether to end. A collective."""
+        """saves: number of saved checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per
+        checkpoint. load_s: seconds of this rank to load a checkpoint, without the check of its checksums; absent if none was
+        loaded. agreeing_s: seconds of this rank, in all steps together, for the agreement whether to end. A collective."""
         if self._asking is not None:
             self._asking[1].wait()  # no collective may be unfinished when the process group is destroyed
         found: dict[str, Any] = {"saves": self._saves, "agreeing_s": round(self._agreeing_s, 6)}

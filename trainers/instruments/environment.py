@@ -64,8 +64,8 @@ def _interfaces() -> dict[str, int]:
 
 
 def interface(address: str, names: dict[str, str]) -> str:
-    """The network interface that has an address. names: address -> interface. Every address in 127.0.0.0/8 is the loopback
-    interface's."""
+    """The network interface that has an address. names: address -> interface. Every address in 127.0.0.0/8 belongs to the
+    loopback interface."""
     plain = address.removeprefix("::ffff:")  # the prefix of an IPv4 address in an IPv6 socket
     if ip_address(plain.partition("%")[0]).is_loopback:
         return "lo (loopback)"

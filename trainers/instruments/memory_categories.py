@@ -47,7 +47,7 @@ class MemoryCategories(Instrument):
         self._path, self._steps, self._ranks, self._company = path, steps, ranks, company
         self._timeline: Timeline | None = None
         self._unknown_bytes = self._allocated = 0
-        self._memory: StepMemory  # from the first of these steps to the last
+        self._memory: StepMemory  # exists from the first to the last of `steps`
 
     def watches(self, step: int) -> bool:
         return step in self._steps
@@ -75,7 +75,7 @@ class MemoryCategories(Instrument):
         files.make_folder(self._path.parent)
         files.write_json(self._path, {**written, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
         del self._memory
-        self._company.barrier()  # without it, a rank that is done early would wait inside its next step, which is timed
+        self._company.barrier()  # else a rank that is ready early would wait in its next step, which is timed
 
     def found(self) -> dict[str, Any]:
         """The results, from the rank with the highest peak. peak_bytes: bytes by category at the peak. largest_bytes: the

@@ -32,7 +32,7 @@ class Profiler(Instrument):
         self._here = ranks.rank in profile.ranks
         activities = [ProfilerActivity.CPU]
         if ranks.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)  # torch uses CUPTI for it
+            activities.append(ProfilerActivity.CUDA)  # torch records kernels with CUPTI
         self._activities = activities
         self._step = ExitStack()
 
@@ -50,8 +50,8 @@ class Profiler(Instrument):
                 profile_memory=self._profile.memory,
             )
             self._profiler.start()
-        # Programs that read traces look for this name. Torch's own numbers are not used, because they count from the start of
-        # the profiler.
+        # Programs that read traces look for the name ProfilerStep#NUMBER. Torch's profiler could add it itself, but would count
+        # the steps from the start of the profiler.
         self._step.enter_context(torch.profiler.record_function(f"ProfilerStep#{step}"))
 
     def after(self, step: int) -> None:

@@ -42,7 +42,7 @@ class StepMemory:
             self._name(self._engine.keeps())
 
     def next_step(self) -> None:
-        """Another step of the engine begins: its backward pass makes gradients again."""
+        """Record that another step of the engine begins, whose backward pass allocates gradients again."""
         self._looking = True
 
     def category(self, number: int) -> str:

@@ -96,7 +96,7 @@ class StorageLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            # DTensor and similar classes then call operators on their inner tensors, which have the memory.
+            # After NotImplemented, DTensor and similar classes call operators on their inner tensors, which have the memory.
             return NotImplemented
         taken = list(_plain(pytree.tree_leaves((args, kwargs))))
         self._turn(_phase())

@@ -90,7 +90,7 @@ class Validator(Instrument):
             t_s=time.monotonic(),
             wall_s=time.time(),
             loss=float(sums[:, 0].mean()),
-            accuracy=float(sums[:, 1].sum() / sums[:, 2].sum()),  # ranks that share a slice have equal counts, so this is right
+            accuracy=float(sums[:, 1].sum() / sums[:, 2].sum()),  # a slice that n ranks share is n times in both sums
             items=self._batches * self._cell.global_batch_size,
         )
         if self._ranks.rank == 0:

@@ -35,7 +35,7 @@ class MeshModelEngine(ReplicatedEngine):
         self.held.clip(max_norm)
 
     def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(overflowed)  # over all dimensions of the mesh, because every rank has another part of the gradient
+        dist.all_reduce(overflowed)  # summed over the whole mesh, because every rank has another part of the gradient
         return overflowed
 
     def gradient_norm(self) -> float:

@@ -46,7 +46,7 @@ def policy(precision: str) -> MixedPrecisionPolicy:
 
 
 def padded(shape: torch.Size, ranks: int) -> int:
-    """The number of elements of a parameter when it is sharded over ranks: its rows are padded to a multiple of the ranks."""
+    """The number of elements of a parameter when it is sharded over ranks: its rows are padded to a multiple of `ranks`."""
     rows = shape[0] if shape else 1
     return shape.numel() // rows * -(-rows // ranks) * ranks
 
@@ -66,7 +66,7 @@ def terms(precision: str, blocks: int, others: int, ranks: int, *, block_gathers
 
 
 def effective(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, Any]:
-    """How `fully_shard` has sharded a model, for a run's `knobs.effective`. blocks: the blocks that are sharded one by one.
+    """How `fully_shard` has sharded a model, for `knobs.effective` of result.json. blocks: the separately sharded blocks.
 
     The settings are read from private fields, because torch has no public interface for them. The version of torch is pinned,
     and a test reads these fields. torch 2.11 and earlier have another name for the groups of a module.

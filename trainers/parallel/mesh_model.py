@@ -42,7 +42,7 @@ class MeshModel:
     blocks: the repeated blocks in the parts, with their wrappers.
     parameters: number of trainable parameters of the whole model.
     padded: number of elements inside (True) and outside (False) of blocks, when they are sharded over dp: the rows of each
-        parameter are padded to a multiple of the dp ranks.
+        parameter are padded to a multiple of the number of dp ranks.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class MeshModel:
                 if here == self._holders[name][0]:
                     whole.copy_(gathered)
             if self.mesh["pp"].size() > 1:
-                dist.all_reduce(whole, group=pipeline)  # works as a broadcast: all ranks but one add zeros
+                dist.all_reduce(whole, group=pipeline)  # this sum is a broadcast: all ranks but one add zeros
             found[name] = whole.cpu()
         return found
 

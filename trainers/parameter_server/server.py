@@ -92,7 +92,7 @@ class ParameterServer(Server):
                 if kind is Kind.BYE:
                     return
         except RuntimeError as error:  # the connection was closed, or no message came before gloo's timeout
-            print(f"worker {worker} is lost: {error}", flush=True)  # goes to this rank's log
+            print(f"worker {worker} is lost: {error}", flush=True)  # printed to this rank's log
             self._requests.put(Request(worker, Kind.LOST))
 
     def _answer(self, request: Request) -> None:
@@ -128,7 +128,7 @@ class ParameterServer(Server):
             return
         self._pushed[request.worker] = request
         if self._pushed.keys() == self._ledger.present:
-            self._update([self._pushed[worker] for worker in sorted(self._pushed)])  # a fixed order gives equal rounding
+            self._update([self._pushed[worker] for worker in sorted(self._pushed)])  # a fixed order, so rounding is repeatable
             self._held, self._pushed = self._pushed, {}
 
     def _update(self, pushes: list[Request]) -> None:

@@ -71,7 +71,7 @@ class WorkerEngine(ReplicatedEngine):
         return nullcontext()
 
     def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
-        sign = overflowed.cpu()  # the group of workers uses gloo
+        sign = overflowed.cpu()  # copied to the CPU, because the group of workers uses gloo
         if self._workers is not None:
             dist.all_reduce(sign, group=self._workers)
         return sign  # if servers do not wait for all workers, each worker has its own loss scale and skips steps alone
@@ -167,7 +167,7 @@ class WorkerEngine(ReplicatedEngine):
         return [gradient, *loss_scaling.sign(self.cell.precision, self.data_ranks if self._mode.waits else 1)]
 
     def textbook_bytes(self) -> float:
-        return 2.0 * self._psi()  # gradients are pushed, and parameters are pulled
+        return 2.0 * self._psi()  # psi for pushed gradients, psi for pulled parameters
 
     def _psi(self) -> float:
         return float(self._gradients.numel() * self._gradients.element_size())

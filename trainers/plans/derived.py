@@ -75,7 +75,7 @@ class DerivedPlan(ModelPlan):
         assert not sequence, "refused at plan time"
         styles: dict[str, Any] = {name: ColwiseParallel() for name in self._split.columns}
         styles |= {name: RowwiseParallel() for name in self._split.rows}
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: no broadcast, because all ranks have equal weights
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:

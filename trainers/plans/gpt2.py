@@ -38,7 +38,7 @@ class Gpt2Plan(ModelPlan):
             "mlp.c_fc": ColwiseParallel(input_layouts=between),
             "mlp.c_proj": RowwiseParallel(output_layouts=between),
         }
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: no broadcast, because all ranks have equal weights
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return [*layer.ln_1.parameters(), *layer.ln_2.parameters()] if sequence else []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
@@ -51,8 +51,8 @@ class Gpt2Plan(ModelPlan):
 
 
 class Gpt2Stage(nn.Module):
-    """A pipeline stage of GPT-2. The first stage gets token ids (items, positions), the others a hidden state. The last stage
-    returns logits (items, positions, vocabulary), the others a hidden state."""
+    """A pipeline stage of GPT-2. The first stage gets token ids (items, positions), each other stage a hidden state. The last
+    stage returns logits (items, positions, vocabulary), each other stage a hidden state."""
 
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()

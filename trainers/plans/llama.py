@@ -32,7 +32,7 @@ class LlamaPlan(ModelPlan):
             styles["self_attn"] = PrepareModuleInput(
                 input_kwarg_layouts={"hidden_states": between}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
             )
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: no broadcast, because all ranks have equal weights
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         layer = cast("Any", block)
         return [layer.input_layernorm.weight, layer.post_attention_layernorm.weight] if sequence else []
 
@@ -44,8 +44,8 @@ class LlamaPlan(ModelPlan):
 
 
 class LlamaStage(nn.Module):
-    """A pipeline stage of LLaMA. The first stage gets token ids (items, positions), the others a hidden state. The last stage
-    returns logits (items, positions, vocabulary), the others a hidden state."""
+    """A pipeline stage of LLaMA. The first stage gets token ids (items, positions), each other stage a hidden state. The last
+    stage returns logits (items, positions, vocabulary), each other stage a hidden state."""
 
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class LlamaStage(nn.Module):
         body = whole.model
         first, last = index == 0, index == count - 1
         self.embed_tokens: nn.Module | None = body.embed_tokens if first else None
-        self.rotary_emb = body.rotary_emb  # has no parameters, so each stage computes the position embeddings itself
+        self.rotary_emb = body.rotary_emb  # without parameters: each stage computes the position embeddings itself
         self.layers = nn.ModuleList(body.layers[share(len(body.layers), index, count)])
         self.norm: nn.Module | None = body.norm if last else None
         self.lm_head: nn.Module | None = whole.lm_head if last else None

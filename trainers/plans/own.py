@@ -79,7 +79,7 @@ class OwnPlan(ModelPlan):
         divisors = [n for n in range(2, min(common, MOST_RANKS) + 1) if common % n == 0]
         found = tuple(n for n in divisors if self._splits(n))
         if divisors and not found:
-            self._layers_of_first(divisors[0])  # raises the error of the file
+            self._layers_of_first(divisors[0])  # raises the error of the file for this number of ranks
         return found
 
     def _layers_of_first(self, ranks: int) -> dict[str, str]:
@@ -95,7 +95,7 @@ class OwnPlan(ModelPlan):
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         assert not sequence, "refused at plan time: the menu gives own workloads no positions"
         styles = {name: STYLES[how]() for name, how in _layers(self._own, block, mesh.size()).items()}
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: no broadcast, because all ranks have equal weights
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
@@ -137,8 +137,8 @@ class OwnStage(nn.Module):
     """A pipeline stage of a user's model.
 
     before: the module before the blocks, only in the first stage, else None. blocks: the blocks of this stage. behind: the
-    module after the blocks, only in the last stage, else None. The first stage gets the model's inputs, the others a hidden
-    state; the last stage returns the model's outputs, the others a hidden state.
+    module after the blocks, only in the last stage, else None. The first stage gets the model's inputs, each other stage
+    a hidden state; the last stage returns the model's outputs, each other stage a hidden state.
     """
 
     def __init__(self, before: nn.Module | None, blocks: Sequence[nn.Module], behind: nn.Module | None) -> None:

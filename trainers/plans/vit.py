@@ -28,7 +28,7 @@ class VitPlan(ModelPlan):
             "mlp.fc1": ColwiseParallel(),
             "mlp.fc2": RowwiseParallel(),
         }
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: no broadcast, because all ranks have equal weights
+        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
     def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
@@ -39,8 +39,8 @@ class VitPlan(ModelPlan):
 
 
 class VitStage(nn.Module):
-    """A pipeline stage of a Vision Transformer. The first stage gets images (items, colours, height, width), the others a
-    hidden state. The last stage returns logits (items, classes), the others a hidden state."""
+    """A pipeline stage of a Vision Transformer. The first stage gets images (items, colours, height, width), each other
+    stage a hidden state. The last stage returns logits (items, classes), each other stage a hidden state."""
 
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()

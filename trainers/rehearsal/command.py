@@ -1,5 +1,5 @@
-"""``python -m trainers rehearse``: reads a request to rehearse a cell, and writes the result (the answer). torch is imported
-only if the cache does not have the answer."""
+"""``python -m trainers rehearse``: reads a request to rehearse a cell, and writes the result. torch is imported only if the
+cache does not have the result."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NICE = 10  # the niceness of a rehearsal: it uses all processors, and other proc
 
 
 def run(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
-    """Write the answer to a request as JSON to standard output; all other output goes to standard error.
+    """Write the result of a rehearsal as JSON to standard output; all other output goes to standard error.
 
-    file: the file with the request; None: standard input. cache: a folder with earlier answers, which is made if it does not
+    file: the file with the request; None: standard input. cache: a folder with earlier results, which is made if it does not
     exist. Raises InputError if the request is not valid.
     """
     request = _read(file)
@@ -50,7 +50,7 @@ def _read(file: Path | None) -> RehearsalRequest:
 
 
 def _keep_for_answer() -> int:
-    """Make a copy of standard output for the answer. Standard output itself is redirected to standard error, because libraries
+    """Make a copy of standard output for the result. Standard output itself is redirected to standard error, because libraries
     may print text."""
     sys.stdout.flush()
     kept = os.dup(1)
@@ -59,7 +59,7 @@ def _keep_for_answer() -> int:
 
 
 def _cached(place: Path) -> Answer | None:
-    """Read an earlier answer from a file; None if the file does not exist or cannot be read."""
+    """Read the result of an earlier rehearsal from a file; None if the file does not exist or cannot be read."""
     try:
         return rehearsed.decode(place.read_bytes())
     except (OSError, msgspec.DecodeError):
@@ -68,7 +68,7 @@ def _cached(place: Path) -> Answer | None:
 
 def _rehearse(request: RehearsalRequest, *, full_depth: bool) -> Answer:
     os.nice(NICE)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the answer must not depend on the GPUs of this machine
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the result must not depend on the GPUs of this machine
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     if (workload := request.own_workload) is not None:
         menu.add_own_workload(workload, Path(workload.file))
@@ -76,7 +76,7 @@ def _rehearse(request: RehearsalRequest, *, full_depth: bool) -> Answer:
         own_strategy.add(Path(strategy.file), request.cell.strategy_code)
     from trainers.tasks import vision_library
 
-    vision_library.load()  # must run before any model of transformers is imported
+    vision_library.load()  # needed before any model of transformers is imported
     from trainers.rehearsal import rehearse
 
     with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as data_path:

@@ -31,8 +31,9 @@ class CountedStep(NamedTuple):
     """What was recorded in one step of one rank.
 
     peaks: for each section of the step, the bytes by category at the peak of the section. The sections are forward, the first
-    and the second half of backward, and the rest. The peak of the step is the largest of these peaks. kept: bytes by category
-    after the step. calls: each collective, with the number of its starts. flops: floating-point operations.
+    and the second half of backward, and everything else, such as the update. The peak of the step is the largest of these
+    peaks. kept: bytes by category after the step. calls: each collective, with the number of its starts. flops:
+    floating-point operations.
     """
 
     peaks: dict[str, Memory]
@@ -46,7 +47,7 @@ def count(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep
     optimizer's state."""
     memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
     for tensor in alive():
-        memory.log.find(tensor)  # so that the log also knows tensors that no operator reads, or that the step replaces
+        memory.log.find(tensor)  # the log would not find tensors that no operator reads, or that the step replaces
     clock.start()
     with memory, operations, communication.counting() as calls:
         engine.forward_backward(batches, clock)
@@ -108,7 +109,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # DTensor and similar classes then call operators on their inner tensors, which are counted
+            return NotImplemented  # then DTensor and similar classes call operators on their inner tensors: these are counted
         given = operator(*args, **(kwargs or {}))
         if (formula := self._formulas.get(operator._overloadpacket)) is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=given)

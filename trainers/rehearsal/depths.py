@@ -19,7 +19,7 @@ WHOLE = 12  # a model with at most this many blocks per rank is rehearsed at its
 LEAST, MORE = (
     4,
     2,
-)  # blocks per rank at the smaller depth (so some are neither first nor last), and how many more at the other depth
+)  # blocks per rank at the smaller depth (some are neither the first nor the last), and how many more at the larger depth
 
 
 def blocks_option(cell: Cell) -> str | None:
@@ -73,7 +73,7 @@ class DepthLine:
         return {name: max(0, round(self.at(low[name], high[name]))) for name in high}
 
     def step(self, low: CountedStep, high: CountedStep) -> CountedStep:
-        """The memory and the operations of a step at the cell's depth. `collectives` computes the collectives."""
+        """The memory and the operations of a step at the cell's depth, with the collectives of the step `high`."""
         sections = [section for section in high.peaks if section in low.peaks]
         peaks = {section: self.memory(low.peaks[section], high.peaks[section]) for section in sections}
         return CountedStep(peaks, self.memory(low.kept, high.kept), high.calls, self.at(low.flops, high.flops))
@@ -96,7 +96,7 @@ class DepthLine:
 
 
 def as_collectives(calls: Mapping[Call, float]) -> tuple[RehearsedCollective, ...]:
-    """Convert the collectives of a step to the form of the answer. calls: for each collective, how often it starts."""
+    """Convert the collectives of a step to the type of the result. calls: for each collective, how often it starts."""
     ordered = sorted(calls.items(), key=lambda item: (item[0].op, item[0].ranks, item[0].payload_bytes))
     return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in ordered if times)
 

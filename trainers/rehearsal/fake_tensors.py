@@ -35,7 +35,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
 
 def alive() -> list[FakeTensor]:
-    """All fake tensors that exist, so that real tensors in their place would occupy memory."""
+    """All fake tensors that still exist. If they were real tensors, they would occupy memory."""
     gc.collect()  # otherwise, unused tensors in reference cycles would still exist
     return [found for found in gc.get_objects() if issubclass(type(found), FakeTensor) and found.device.type != "meta"]
 
@@ -49,7 +49,7 @@ class _RealNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # DTensor and similar classes then call operators on their inner tensors
+            return NotImplemented  # then DTensor and similar classes call operators on their inner tensors
         named = kwargs or {}
         if operator is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return _number(args[0].dtype)

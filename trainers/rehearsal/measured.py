@@ -1,4 +1,4 @@
-"""The measured error of rehearsals, which each answer names. tests/test_trainers_rehearsal.py repeats the measurements."""
+"""The measured error of rehearsals, which each result contains. tests/test_trainers_rehearsal.py repeats the measurements."""
 
 ERROR_PCT = 1.1
 """The largest difference of peak_bytes from the peak that torch's CPU allocator counted, in percent of the counted peak."""

@@ -36,8 +36,8 @@ MOST_FIRST_STEPS = max(FIRST_STEPS.values())
 
 
 def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
-    """Rehearse a cell and return the answer. full_depth: whether to rehearse a deep model with all its blocks. data_path: a
-    folder for data that tasks make, such as a text. If a library raises an error, the answer says that the rehearsal failed."""
+    """Rehearse a cell and return the result. full_depth: whether to rehearse a deep model with all its blocks. data_path: a
+    folder for data that tasks make, such as a text. If a library raises an error, the result says that the rehearsal failed."""
     began = time.perf_counter()
     try:
         if (why := menu.refuse(cell) or why_not(cell)) is not None:
@@ -121,8 +121,8 @@ def counted(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
 
 
 def _first_steps(cell: Cell) -> int:
-    """The number of steps before the counted step. A strategy of the workspace may use any engine, so it makes as many steps as
-    the strategy that needs most."""
+    """The number of steps before the counted step. A strategy of the workspace may use any engine, so the largest number of
+    all strategies is used."""
     return FIRST_STEPS.get(cell.strategy, 1) if cell.strategy_code is None else MOST_FIRST_STEPS
 
 

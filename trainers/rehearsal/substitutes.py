@@ -33,7 +33,7 @@ def why_not(cell: Cell) -> str | None:
 
 
 def substitute(cell: Cell) -> tuple[Cell, list[str]]:
-    """Replace what a rehearsal cannot do. Returns (the changed cell, which is rehearsed; a sentence for each change)."""
+    """Replace the settings of a cell that a rehearsal cannot have. Returns (the changed cell; a sentence for each change)."""
     remarks: list[str] = []
     changes: dict[str, object] = {}
     if cell.compile:
@@ -48,7 +48,7 @@ def substitute(cell: Cell) -> tuple[Cell, list[str]]:
 
 
 def task_of(cell: Cell, data_path: Path) -> Task:
-    """The task of a cell, with synthetic data of the same shape instead of the cell's data set, which need not be there."""
+    """The task of a cell, with synthetic data of the same shape instead of the cell's data set, whose files may be missing."""
     data = cell.options.get("data")
     if data is None:
         return menu.workload_of(cell).build(cell, data_path)
@@ -56,7 +56,7 @@ def task_of(cell: Cell, data_path: Path) -> Task:
     options |= {name: None for name in ("tokens_file", "subset") if name in options}
     task = menu.workload_of(cell).build(msgspec.structs.replace(cell, options=options), data_path)
     if isinstance(data, str) and data in CLASSES:
-        from trainers.tasks.image_task import ImageTask  # imports a library that language models do not need
+        from trainers.tasks.image_task import ImageTask  # it imports a library that language models do not need
 
         assert isinstance(task, ImageTask), "only these read labelled images"
         task.imitate(CLASSES[data])

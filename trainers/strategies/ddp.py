@@ -7,7 +7,7 @@ from shardlab.registry import Option
 from trainers.precision import ALL, scales_loss
 from trainers.strategy import SWITCHES, Strategy
 
-MOST_MIB = 2**43 - 1  # torch stores the bytes of a bucket in 64 bits
+MOST_MIB = 2**43 - 1  # the largest bucket: torch stores its number of bytes in 64 bits
 WITHOUT_GPU = "torch supports SyncBatchNorm on GPUs only, and the ranks of this run compute on a CPU. Allowed: false."
 RANK = 1  # rank of the matrices with which PowerSGD approximates gradients
 
@@ -77,6 +77,6 @@ VARIANTS = (
         cuts=(),
         options=OPTIONS,
         other_work=lambda _: "PowerSGD approximates gradients, so its computation differs from that of one process",
-        communication_period=lambda _: None,  # PowerSGD starts its second all-reduce in a callback of the first all-reduce
+        communication_period=lambda _: None,  # a callback, which is not counted, starts PowerSGD's second all-reduce
     ),
 )

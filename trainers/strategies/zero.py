@@ -52,8 +52,8 @@ def quantized(cell: Cell) -> str:
 
 
 def unprovable(cell: Cell) -> str | None:
-    """Why a cell is not compared with one process, as a sentence, or None. The quantisers of ZeRO++ round each value to one of
-    255 or 15 steps of the largest value in a group."""
+    """Why a cell is not compared with one process, as a sentence, or None. The quantisers of ZeRO++ round the values of a
+    group to 255 or 15 levels, so the values differ too much from those of one process."""
     if found := quantized(cell):
         return f"{found}: ZeRO++ rounds what it sends to integers of 8 or 4 bits, which no tolerance of a precision covers"
     return None

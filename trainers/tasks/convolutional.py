@@ -66,7 +66,7 @@ def flops_per_image(model: nn.Module, image: torch.Tensor) -> float:
     found: list[int] = []
 
     def count(layer: Any, _: object, output: torch.Tensor) -> None:
-        found.append(output.numel() * layer.weight[0].numel())  # each output is a sum over the weights of its channel
+        found.append(output.numel() * layer.weight[0].numel())  # an element of the output is a sum over its channel's weights
 
     hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
     model(image)
@@ -101,5 +101,5 @@ def mix(model: nn.Module) -> nn.Module:
     """Turn every BatchNorm2d of a network into MixedBatchNorm2d, in place. Parameters and their names stay the same."""
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
-            module.__class__ = MixedBatchNorm2d  # changed here, because some networks of torchvision always use BatchNorm2d
+            module.__class__ = MixedBatchNorm2d  # done afterwards: some networks of torchvision always use BatchNorm2d
     return model

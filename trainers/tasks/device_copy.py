@@ -14,7 +14,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
-    with torch.cuda.device(device):  # else a new thread would use GPU 0, and pinning memory would create a CUDA context there
+    with torch.cuda.device(device):  # a new thread would use GPU 0, and pinning memory would create a CUDA context there
         return tensor.pin_memory().to(device, non_blocking=True)
 
 
@@ -31,8 +31,8 @@ class SideStream:
         if self._stream is None:
             yield
             return
-        # The device is set too: at its end, torch.cuda.stream restores the previous device of the thread. In a new thread this
-        # is GPU 0, which would then get a CUDA context.
+        # The device is set too: when the context of torch.cuda.stream ends, it restores the previous device of the thread. In a
+        # new thread, the previous device is GPU 0, which would then get a CUDA context.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 

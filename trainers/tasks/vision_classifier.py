@@ -67,7 +67,7 @@ def _shorten(model: nn.Module) -> None:
             del holder._modules[inner]
     for outer in lists:
         holder = model.get_submodule(outer)
-        if isinstance(holder, nn.ModuleList):  # its members need consecutive numbers as names
+        if isinstance(holder, nn.ModuleList):  # a ModuleList needs consecutive numbers as names
             holder._modules = {str(number): module for number, module in enumerate(holder._modules.values())}
 
 

@@ -35,7 +35,8 @@ def load() -> ModuleType:
 
 @functools.cache
 def _name_operators() -> object:
-    """Define the names of the operators. They exist as long as the returned library, to which the cache keeps a reference."""
+    """Define the names of the operators. The names exist as long as the returned object, which the cache of this function
+    keeps."""
     library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]

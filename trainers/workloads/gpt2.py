@@ -8,8 +8,8 @@ from trainers.workload import Workload
 from trainers.workload_options import Shape, of_tokens, refuse_shape, refuse_tokens
 
 VOCABULARY = 50_257  # size of the published byte-pair encoding
-# Value of the option -> name in transformers. Both compute the same formula, GELU with the tanh approximation (Hendrycks and
-# Gimpel, 2016).
+# Value of the option -> name in transformers. Both names stand for the same formula, GELU with the tanh approximation
+# (Hendrycks and Gimpel, 2016).
 GELU = {"fused": "gelu_pytorch_tanh", "unfused": "gelu_new"}
 GELU_OPTION = Option("gelu", "fused", "GELU as one operator, or as the eight operators of transformers' GPT-2", tuple(GELU))
 PAD_OPTION = Option(

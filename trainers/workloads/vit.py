@@ -22,7 +22,8 @@ def flops_per_image(shape: Shape, image_size: int, patch: int, classes: int) -> 
 
     A block has 12*d^2 weights. Each weight is used at S positions, in one multiply-add in forward and in two in backward. The
     two matrix products of attention with all S positions also count once in forward and twice in backward. The pixels of
-    patches need no gradient, so the projection of patches counts 4 instead of 6. The head is used at one position.
+    patches need no gradient, so a weight of the projection of patches counts 4 operations per position
+    instead of 6. The head is used at one position.
     """
     layers, width = shape.layers, shape.width
     patches = (image_size // patch) ** 2
