@@ -22,7 +22,7 @@ ImageName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{
 
 
 class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An experiment of CloudLab (provider cloudlab): one that exists, by its manifest, or one that `provision` creates."""
+    """An experiment of CloudLab (provider cloudlab): either it exists and has a manifest, or `provision` creates it."""
 
     manifest: str | list[str] | None = None
     """The file of the experiment's manifest, relative to the cluster file; a list: one manifest of each aggregate. null: if

@@ -40,7 +40,7 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Data sets."""
+    """The data sets that `provision` stages, and where."""
 
     path: str | None = None
     """The folder that contains the data sets; null: `.shardlab/data` in the workspace."""

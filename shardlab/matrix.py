@@ -35,7 +35,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 class Repeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The number of runs of each cell, if the cells of claims need more runs than others."""
+    """The number of runs of each cell, if the cells that claims name need more runs than the other cells."""
 
     claims: Count
     """The number of runs of each cell that occurs in the test of a claim."""
@@ -67,7 +67,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repeats: Count | Repeats = 1
     """The number of runs of each cell; of a cell whose batch size is searched: the number of searches."""
     retry: Retry = Retry()
-    """How often a run is started again by itself, for each state in which it may end (docs/how-to/retry-by-itself.md)."""
+    """How often a run is started again automatically, for each state in which it may end (docs/how-to/retry-by-itself.md)."""
     search: SearchRequest | None = None
     """How the batch size of each cell is searched (docs/how-to/search-a-batch-size.md); null: it is not searched."""
     settings: list[Setting] = []

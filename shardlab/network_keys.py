@@ -14,7 +14,7 @@ LinkName = Literal[
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The links between GPUs. They change no run: `jobs plan` and `jobs advise` calculate with them."""
+    """The links between GPUs. `jobs plan` and `jobs advise` calculate with them; runs do not use them."""
 
     link: LinkName | None = None
     """The link between the GPUs of one node; null: the link that the data sheet of the GPU model names."""

@@ -28,16 +28,16 @@ class OwnStrategy(msgspec.Struct, frozen=True):
     """
 
     name: Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]  # the name in a matrix
-    summary: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]  # what it does, in one line
+    summary: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]  # what the strategy does, in one line
     code: str
     file: str
-    precisions: Annotated[tuple[Precision, ...], msgspec.Meta(min_length=1)]  # the precisions that it supports
-    options: tuple[Option, ...] = ()  # its options, with defaults and bounds
+    precisions: Annotated[tuple[Precision, ...], msgspec.Meta(min_length=1)]  # the precisions that the strategy supports
+    options: tuple[Option, ...] = ()  # options of the strategy, with defaults and bounds
     degrees: Annotated[tuple[Literal["dp", "tp", "pp"], ...], msgspec.Meta(min_length=1)] = ("dp",)
     """The kinds of parallelism that the strategy has: data (dp), tensor (tp), pipeline (pp)."""
     switches: tuple[Literal["activation_checkpointing", "compile", "max_grad_norm"], ...] = ()
     """Which of these keys of a cell the strategy supports."""
-    servers: bool = False  # whether it has parameter servers
+    servers: bool = False  # whether the strategy has parameter servers
     cuts: tuple[Literal["parameter", "gradient", "optimizer_state"], ...] | None = None
     """What the strategy shards according to textbooks; null: not known."""
     tolerates_lost_ranks: bool = False  # whether the run continues without a rank that ended

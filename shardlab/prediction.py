@@ -27,7 +27,7 @@ Source = Literal["rehearsal", "formula"]
 
 
 class PredictedRange(msgspec.Struct, frozen=True):
-    """A predicted number: between `low` and `high`, most likely `likely`. The unit is in the name of the field that has it."""
+    """A predicted number, which lies between `low` and `high`. The unit is in the name of the field whose value is this range."""
 
     low: float  # lower end
     likely: float  # most likely value

@@ -98,11 +98,11 @@ class GpuSample(Record, kw_only=True):
     sm_clock_mhz: float | None = None  # clock of the multiprocessors
     memory_clock_mhz: float | None = None  # clock of the memory
     energy_j: float | None = None  # counter
-    pcie_rx_bytes: int | None = None  # counter, like the next five
+    pcie_rx_bytes: int | None = None  # counter
     pcie_tx_bytes: int | None = None  # counter
     nvlink_rx_bytes: int | None = None  # over all links, without protocol overhead
     nvlink_tx_bytes: int | None = None  # counter, over all links, without protocol overhead
-    ecc_corrected: int | None = None  # number of memory errors
+    ecc_corrected: int | None = None  # counter of memory errors that were corrected
     ecc_uncorrected: int | None = None  # counter of memory errors that could not be corrected
     processes: int | None = None  # number of processes of all users that compute on the GPU
     throttled: list[str] | None = None  # reasons why the clocks of the GPU are lowered: values of `shardlab.nvml.THROTTLES`
@@ -111,7 +111,7 @@ class GpuSample(Record, kw_only=True):
 
 class NicSample(Record, kw_only=True):
     """The counters of one network interface at one moment. The fields from `wire_rx_bytes` on are counters of the driver, the
-    fields before are counters of the kernel."""
+    fields before `wire_rx_bytes` are counters of the kernel."""
 
     name: str  # name of the interface, such as eth0
     kind: str  # loopback, physical or virtual
@@ -119,20 +119,20 @@ class NicSample(Record, kw_only=True):
     pci: str | None = None
     rx_bytes: int | None = None  # without RDMA traffic, which the kernel does not see
     tx_bytes: int | None = None  # without RDMA traffic
-    rx_packets: int | None = None  # packets
-    tx_packets: int | None = None  # packets
+    rx_packets: int | None = None  # packets received
+    tx_packets: int | None = None  # packets sent
     rx_errors: int | None = None  # packets with errors
     tx_errors: int | None = None  # packets with errors
-    rx_dropped: int | None = None  # packets
-    tx_dropped: int | None = None  # packets
-    wire_rx_bytes: int | None = None  # everything on the wire, RDMA and Ethernet headers included
-    wire_tx_bytes: int | None = None  # the same, sent
+    rx_dropped: int | None = None  # received packets that were dropped
+    tx_dropped: int | None = None  # packets to be sent that were dropped
+    wire_rx_bytes: int | None = None  # everything received on the wire, RDMA and Ethernet headers included
+    wire_tx_bytes: int | None = None  # everything sent on the wire, RDMA and Ethernet headers included
     rdma_rx_bytes: int | None = None  # payload and headers of RDMA
     rdma_tx_bytes: int | None = None  # payload and headers of RDMA
     rx_pauses: int | None = None  # pause frames
     tx_pauses: int | None = None  # pause frames
     rx_priority_pauses: int | None = None  # pause frames of single traffic classes (PFC), which RoCE uses; sum of all classes
-    tx_priority_pauses: int | None = None  # the same, sent
+    tx_priority_pauses: int | None = None  # sent pause frames of single traffic classes (PFC); sum of all classes
     rx_discards: int | None = None  # packets that the card dropped
     rx_crc_errors: int | None = None  # frames whose checksum was wrong
     rx_out_of_buffer: int | None = None  # packets dropped because the receiver had no buffer
@@ -170,7 +170,7 @@ class Sample(Record, kw_only=True):
     boot_id: str
     started_hz: float | None = None  # requested samples per second; only in the first sample of a sampler process
     cpu_pct: float | None = None
-    memory_used_bytes: int | None = None  # without what the kernel can free at once
+    memory_used_bytes: int | None = None  # without memory that the kernel can free at once
     memory_total_bytes: int | None = None  # physical memory
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
@@ -268,7 +268,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     train_time_s: float | None = None  # sum over all parts of a resumed run; a step that was repeated counts once
     epoch_time_s: list[float] | None = None  # seconds of each epoch
     peak_memory_bytes: dict[str, int] | None = (
-        None  # allocated, reserved (GPUs), rss, categories if measured; each of the rank where it is largest
+        None  # allocated, reserved (GPUs), rss, categories if measured; each is the largest value of any rank
     )
     parameters: int | None = None  # number of parameters of the model
     flops_per_unit: float | None = None  # forward and backward, by the workload's formula

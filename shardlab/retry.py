@@ -11,7 +11,7 @@ Times = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
 class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often a run is started again by itself after it ended in each of these states.
+    """How often a run is started again automatically after it ended in each of these states.
 
     null: as often as `slurm.requeue` of the cluster file says; on clusters without Slurm never. A run that completed or that a
     person cancelled is never started again, and neither is a run that ended in a state that its cell expects.

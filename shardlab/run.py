@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
     attempt: int
     launcher: str  # what starts the ranks
-    rehearsal: bool  # the speed says nothing: ranks forked on a CPU, practice nodes, or a tiny twin
+    rehearsal: bool  # the run does not show real speed: ranks forked on a CPU, practice nodes, or a tiny twin
     world: World
     cluster: dict[str, str]  # name and provider of the cluster
     data_path: str  # the folder of data sets
@@ -73,17 +73,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     environment: str | None = None  # only in runs that older versions rendered: one digest of packages and source
     limit_s: int | None = None  # seconds after which the supervisor ends the run: the limit of the cell or of the scheduler
     requeues: int = 0  # how often the run may be started again after a state for which `retry` has no number
-    retry: Retry = Retry()  # how often the run may be started again by itself, for each state in which it may end
-    retried: list[str] = []  # for each earlier attempt after which this attempt was submitted by itself: its state
+    retry: Retry = Retry()  # how often the run may be started again automatically, for each state in which it may end
+    retried: list[str] = []  # for each earlier attempt after which this attempt was submitted automatically: its state
     avoid: list[str] = []  # nodes that failed during earlier attempts and are not used
     shares_nodes: bool = False  # other jobs may run on the same nodes at the same time, which may change the speed of the run
     separate_folders: bool = False  # the nodes share no folder: each node has its own part of the run's folder (docs/ssh.md)
     track: str | None = None  # the experiment tracker to which the run is logged while it is running: shardlab.trackers
     wait_gpus_s: int = 0  # how many seconds the run waits for its GPUs before its ranks start, if other processes use them
-    own_workload: OwnWorkload | None = None  # if a file of the workspace defines the workload; a copy is in the run's folder
-    own_strategy: OwnStrategy | None = None  # if a file of the workspace defines the strategy; a copy is in the run's folder
-    traces: TracePart | None = None  # if the run trains nothing but analyses profiler traces: `jobs trace`
-    search: BatchSearch | None = None  # if the run is a try of a search: its supervisor starts the next try in the same job
+    own_workload: OwnWorkload | None = None  # the workload that a file of the workspace defines; the run folder has a copy
+    own_strategy: OwnStrategy | None = None  # the strategy that a file of the workspace defines; the run folder has a copy
+    traces: TracePart | None = None  # the traces that the run analyses instead of training (`jobs trace`)
+    search: BatchSearch | None = None  # the search to which the run belongs; its supervisor starts the next try
 
     @property
     def may_be_retried(self) -> bool:
@@ -91,7 +91,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return any(self.retries_after(state) for state in Retry.__struct_fields__)
 
     def retries_after(self, state: str) -> int:
-        """How often the run may be started again by itself after it ended in this state."""
+        """How often the run may be started again automatically after it ended in this state."""
         return self.retry.after(state, self.requeues, on_slurm=self.scheduler == "slurm")
 
 
