@@ -40,9 +40,9 @@ class SearchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BatchSearch(msgspec.Struct, frozen=True):
     """The search to which a run belongs. All sizes are values of `key`, in units of data per data-parallel rank and step.
 
-    key: the key whose value is searched. goal: `largest_that_fits` or `fastest`. start: the size of the first try. smallest, largest:
-    the sizes between which the search stays. unit: the number of passes of a step; every size is a multiple of it, so that all
-    tries have the same number of passes.
+    key: the key whose value is searched. goal: `largest_that_fits` or `fastest`. start: the size of the first try. smallest,
+    largest: the sizes between which the search stays. unit: the number of passes of a step; every size is a multiple of it, so
+    that all tries have the same number of passes.
     """
 
     key: str

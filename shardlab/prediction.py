@@ -27,7 +27,7 @@ Source = Literal["rehearsal", "formula"]
 
 
 class PredictedRange(msgspec.Struct, frozen=True):
-    """A predicted number, which lies between `low` and `high`. The unit is in the name of the field whose value is this range."""
+    """A predicted number, which lies between `low` and `high`. The name of the field whose value is this range has the unit."""
 
     low: float  # lower end
     likely: float  # most likely value
