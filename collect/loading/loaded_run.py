@@ -84,7 +84,10 @@ class LoadedRun(RunRecords, dict=True):
     @property
     def recorded(self) -> Recorded:
         """The step records and the number of ranks, from which the frames of steps are made."""
-        return Recorded(self.step_records, self.cell.gpus, self.cell.dp) if self.run else Recorded({})
+        if self.run is None:
+            return Recorded({})
+        lost = self.cell.instruments.lost_worker
+        return Recorded(self.step_records, self.cell.gpus, self.cell.dp, None if lost is None else lost.step)
 
     @cached_property
     def step_frames(self) -> Frames:
