@@ -55,9 +55,9 @@ def write(
     """Gather the results of the ranks in `company`; rank 0 writes the file. A collective: it returns when the file is written.
 
     All values are from the ranks that trained to the end. If a rank was lost, the state of the result is `failed`, unless the
-    cell asked for the loss of one rank. Memory is that of the rank with the highest peak. train_time_s in the file is the wall-clock time of the slowest rank, from the start
-    of the first timed step to the end of the last timed step. It includes the time between steps, but not the time of
-    instruments between steps.
+    cell asked for the loss of one rank. Memory is that of the rank with the highest peak. train_time_s in the file is the
+    wall-clock time of the slowest rank, from the start of the first timed step to the end of the last timed step. It includes
+    the time between steps, but not the time of instruments between steps.
 
     company: the ranks that train. mine: the results of this rank. same_work: the verdict of the proof. instruments: the results
     of the instruments by name. resumed_from_step: the step of the checkpoint from which the run resumed; None if it did not

@@ -1,5 +1,6 @@
-"""Faults on purpose: slows one rank in every step, or ends the process of one rank before a step. They measure nothing; they are
-instruments because a cell asks for them in the same place, and because the results are not those of an ordinary run."""
+"""Faults on purpose: slows one rank in every step, or ends the process of one rank before a step.
+
+They measure nothing. They are instruments because they too make a run differ from the same run without them."""
 
 from __future__ import annotations
 

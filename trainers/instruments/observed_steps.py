@@ -1,5 +1,5 @@
-"""The timed steps in which the instruments `memory` and `profile` measure, and why a run cannot have an instrument or a fault on
-purpose. Needs no torch."""
+"""The timed steps in which the instruments `memory` and `profile` measure, and why a run cannot have an instrument or a fault.
+Needs no torch."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ def period(cell: Cell) -> int:
     assert isinstance(interval, int)
     return interval
 
+
 VARIANTS = (
     Strategy(
         name="ps-sync",
