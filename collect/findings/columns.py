@@ -145,7 +145,7 @@ def label_of(rows: Sequence[CellRow]) -> dict[str, str]:
 
 def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The cell keys that identify the rows: strategy and ranks, then other keys if needed, the usual ones first."""
-    return telling(cells, _ALWAYS, _USUAL)
+    return telling(cells, _ALWAYS, (*_USUAL, "fault"))
 
 
 def telling(cells: Sequence[Mapping[str, Any]], always: Sequence[str], usual: Sequence[str]) -> list[str]:
