@@ -130,7 +130,7 @@ def test_the_page_has_both_tables_and_the_figure(summarized, tmp_path):
     for table in fault_text.tables(summary):
         assert table.title in text
     slowed, lost = fault_text.tables(summary)
-    assert slowed.rows[0][4:7] == ["2,000 (4,000)", "2,000 (4,000)", "0: 50, 1: 0"]
+    assert slowed.rows[0][4:7] == ["2,000 (4,000)", "2,000 (4,000)", "50, 0"]
     assert lost.rows[0][4] == ""
     (group,) = figure.groups(loaded, summary)
     drawn = stragglers.draw(group)

@@ -221,6 +221,8 @@ def _said(key: str, value: Any) -> str:
     name = key.removeprefix("options.").removesuffix(".name").replace("_", " ")
     if value is None or value is False or (key.startswith("instruments.") and value == "none"):
         return ""
+    if key == "fault":  # the value says that it is a fault
+        return str(value)
     if isinstance(value, dict):
         inner = ", ".join(f"{one.replace('_', ' ')} {of}" for one, of in value.items() if of is not None)
         return f"{name} ({inner})"

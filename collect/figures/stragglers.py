@@ -44,10 +44,10 @@ def draw(group: Group) -> Figure | None:
     caption = (
         "Left: a step, mean over ranks and repeats, so a delay of one rank counts by its share. Waiting is what forward, "
         "backward and update take longer than on the rank where they are the shortest. At the end: the longest waiting of a "
-        "rank. Right: the sum of the rates of the ranks, each over its own time. A cell with a slowed rank is no ordinary run; "
+        "rank in ms. Right: the sum of the rates of the ranks, each over its own time. A cell with a slowed rank is no ordinary run; "
         f"its name says so.{left_out}"
     )
-    ends = [f"{notation.number(max(_waits(mark)), 2)} ms" for mark in marks]
+    ends = [notation.number(max(_waits(mark)), 2) for mark in marks]
     panels = [
         BarPanel("ms per step", "ms", steps, ends),
         BarPanel(unit, unit, [BarPart("throughput of the ranks", "var(--series-4)", rates)], [_rate(rate) for rate in rates]),

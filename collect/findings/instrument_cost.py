@@ -12,7 +12,6 @@ from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import LoadedRun
 from collect.sources.steps import of_world, undisturbed
 
-
 LOST = "lost_worker"  # it ends a rank on purpose and measures nothing, so it has no cost
 
 

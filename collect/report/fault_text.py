@@ -21,10 +21,11 @@ SLOWED_NOTE = (
     "as the straggler."
 )
 LOST_NOTE = (
-    "Before and after: units that ranks finished in a second until the rank was lost, and from then until the first other rank "
-    "had made all its steps. Not seen: units of the asked steps on which no rank trained. Loss: at the last step that all "
-    "ranks made, of the ranks that were left."
+    "Before and after: units of data (tokens, images) that ranks finished in a second until the rank was lost, and from then "
+    "until the first other rank had made all its steps. Not seen: units of the asked steps on which no rank trained. Loss: at "
+    "the last step that all ranks made, of the ranks that were left; in brackets at the end of the cell without the fault."
 )
+MOST_RANKS = 8  # the most ranks whose waiting is written
 
 
 def tables(summary: Summary) -> list[TextTable]:
@@ -36,8 +37,9 @@ def tables(summary: Summary) -> list[TextTable]:
         TextTable(
             "slowed",
             "Ranks that were slowed on purpose",
-            ["Cell", "n", "Delay of a step (ms)", "Found", "By the slowest rank (units/s)", "By each rank's own time (units/s)",
-             "Waiting of each rank (ms)", "Staleness, mean"],
+            ["Cell", "n", "Delay of a step (ms)", "Found", "Throughput by the slowest rank (units/s)",
+             "By each rank's own time (units/s)",
+             "Waiting of ranks 0, 1, ... (ms)", "Staleness, mean"],
             slowed,
             frozenset({1, 2, 4, 5, 7}),
         ),
@@ -54,7 +56,8 @@ def tables(summary: Summary) -> list[TextTable]:
 
 
 def _slowed(one: StragglerEffect, label: str) -> list[str]:
-    waiting = ", ".join(f"{rank}: {notation.number(ms, 2)}" for rank, ms in enumerate(one.waiting_ms))
+    waiting = [notation.number(ms, 2) for ms in one.waiting_ms[:MOST_RANKS]]
+    waiting += ["..."] if len(one.waiting_ms) > MOST_RANKS else []
     return [
         label,
         str(one.n),
@@ -62,7 +65,7 @@ def _slowed(one: StragglerEffect, label: str) -> list[str]:
         "" if one.found is None else f"rank {one.found}",
         _beside(one.throughput_per_s, one.ordinary_throughput_per_s),
         _beside(one.rank_throughput_per_s, one.ordinary_rank_throughput_per_s),
-        waiting,
+        ", ".join(waiting),
         _beside(one.staleness_mean, one.ordinary_staleness_mean),
     ]
 
