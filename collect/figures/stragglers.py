@@ -44,8 +44,8 @@ def draw(group: Group) -> Figure | None:
     caption = (
         "Left: a step, mean over ranks and repeats, so a delay of one rank counts by its share. Waiting is what forward, "
         "backward and update take longer than on the rank where they are the shortest. At the end: the longest waiting of a "
-        "rank in ms. Right: the sum of the rates of the ranks, each over its own time. A cell with a slowed rank is no ordinary run; "
-        f"its name says so.{left_out}"
+        "rank in ms. Right: the sum of the rates of the ranks, each over its own time. A cell with a slowed rank is no "
+        f"ordinary run; its name says so.{left_out}"
     )
     ends = [notation.number(max(_waits(mark)), 2) for mark in marks]
     panels = [
