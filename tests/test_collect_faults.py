@@ -172,7 +172,7 @@ def test_the_interval_of_pulls_is_an_axis_of_a_figure(tmp_path):
     assert [trace["y"] for trace in drawn.data[:3]] == [pytest.approx([51, 55]), [1, 5], [10, 2]]
     assert drawn.data[3]["y"] == pytest.approx([2e6 / 2**20, 1.25e6 / 2**20])
     assert [drawn.layout[f"yaxis{number}"]["title"]["text"].split(",")[0] for number in ("", 2, 3, 4)] == [
-        "accuracy", "mean staleness", "training time", "sent per step",
+        "accuracy", "staleness", "training time", "sent per step",
     ]  # fmt: skip
 
 

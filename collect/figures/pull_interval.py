@@ -14,7 +14,7 @@ from collect.strategy_style import Look, variants
 KEY = "options.pull_interval"
 PANELS = {  # metric -> the title of its panel without the unit, from top to bottom
     "final_accuracy_pct": "accuracy",
-    "staleness_mean": "mean staleness",
+    "staleness_mean": "staleness",
     "train_time_s": "training time",
     "sent_counted_bytes": "sent per step",
 }
