@@ -76,6 +76,7 @@ def summary(summarized: Summary) -> pl.DataFrame:
     numbers = {"gpus", "nnodes", "seq_len", "steps", "epochs", "warmup_steps", "seed"}
     for key in CELL_KEYS:
         schema[key] = pl.Int64 if key in numbers or key.endswith(("_size", "_steps")) else text
+    schema["fault"] = text  # of a fault on purpose, in words
     for metric in menu():
         name = metric.name
         schema |= {name: number, f"{name}_low": number, f"{name}_high": number, f"{name}_unit": text, f"{name}_kind": text}
@@ -83,7 +84,7 @@ def summary(summarized: Summary) -> pl.DataFrame:
     rows = []
     for row in summarized.rows:
         flat: dict[str, Any] = {"matrix": summarized.matrix, "cell": row.id, "state": row.state, "n": row.n}
-        flat |= {key: row.cell[key] for key in CELL_KEYS}
+        flat |= {key: row.cell[key] for key in CELL_KEYS} | {"fault": row.flat.get("fault")}
         for name, found in row.metrics.items():
             flat |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
             flat |= {f"{name}_unit": found.unit, f"{name}_kind": found.kind}

@@ -15,6 +15,7 @@ from collect.findings import (
     bytes_disputed,
     columns,
     equal_losses,
+    injected_faults,
     instrument_cost,
     prediction_scores,
     searches,
@@ -25,6 +26,7 @@ from collect.findings import (
 from collect.findings.columns import Table
 from collect.findings.comparability import baseline_of, families, gpu_trouble
 from collect.findings.equal_losses import LossComparison
+from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.prediction_scores import PredictionScore
 from collect.findings.row import CellRow, RunRow
@@ -112,7 +114,9 @@ class Summary(msgspec.Struct, dict=True):
     telemetry: list[Coverage]  # how complete the telemetry of each run is
     traffic: list[RunTraffic]  # bytes that each run sent, by host
     losses: list[LossComparison]  # comparisons of losses between cells
-    instruments: list[InstrumentCost]  # the time that each instrument cost in each cell
+    instruments: list[InstrumentCost]  # what the instruments cost
+    slowed: list[StragglerEffect]  # what ranks that were slowed on purpose did to their cells
+    lost: list[LostWorkerEffect]  # what cells lost with workers that were ended on purpose
     predictions: list[PredictionScore]  # the score of the planner; empty if no run has a prediction to compare
     rounding: list[Rounding]  # trace metrics with and without HTA's rounding; empty unless the matrix asks for HTA's
     collectives: list[Collective]  # calls and time of the collectives of profiled cells
@@ -182,6 +186,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
             *trace_tables.without_kernels(loaded),
             instrument_cost.differences(families(loaded.cells)),
         )
+        + injected_faults.remarks(rows)
         + ([ADAPTED.format(len(loaded.expansion.deviations))] if loaded.expansion.deviations else []),
         rows=rows,
         reported=beside(loaded, measurements),
@@ -198,6 +203,8 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         traffic=[found for cell in loaded.cells for run in cell.runs if (found := traffic(run)) is not None],
         losses=equal_losses.compare(loaded, baseline),
         instruments=instrument_cost.costs(loaded),
+        slowed=injected_faults.stragglers(loaded, rows),
+        lost=injected_faults.lost_workers(loaded, rows),
         predictions=prediction_scores.scores(loaded),
         rounding=trace_tables.roundings(loaded),
         collectives=trace_tables.collectives(loaded),

@@ -346,7 +346,7 @@ class Attempt:
         if code != 0 or reason is not None:
             return None
         with contextlib.suppress(WorkspaceError):
-            return self.folder.timed_steps(self.run.cell.gpus)
+            return self.folder.timed_steps(self.run.cell.gpus, self.run.cell.instruments.lost_worker)
         return None
 
     def _why(self, reason: str, progress: HangWatch) -> str:

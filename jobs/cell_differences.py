@@ -13,7 +13,7 @@ from trainers import menu
 
 COLUMNS = {  # keys that are not compared: they have their own column in a plan, or follow from keys that have a column
     "workload", "strategy", "launcher", "gpus", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps",
-    "gpu_batch_size", "steps", "epochs", "warmup_steps", "dp", "workload_code", "strategy_code",
+    "gpu_batch_size", "steps", "epochs", "warmup_steps", "dp", "workload_code", "strategy_code", "fault",
 }  # fmt: skip
 # keys whose values are seconds -> the names of these keys in matrix files
 CLOCKS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}

@@ -66,17 +66,20 @@ def measured(workspace: Workspace) -> Iterator[MeasuredRatio]:
 
 
 def _ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
-    """The ratios of measured to predicted values of one run; None if the run did not complete, if it is a rehearsal, or if no
-    prediction for its GPU was made before the run was submitted."""
+    """The ratios of measured to predicted values of one run; None if the run did not complete, is a rehearsal, had a fault
+    on purpose, or has no prediction for a GPU that was made before its submission."""
     predicted = prediction.read(folder.path)
     if predicted is None or predicted.gpu is None or (result := folder.read_result()) is None:
         return None
     if result.rehearsal or result.state != "completed":
         return None
+    cell = folder.read_run().cell
+    if cell.instruments.straggler is not None or cell.instruments.lost_worker is not None:
+        return None
     seconds = result.step_time_ms.median / 1000 if result.step_time_ms is not None else None
     peak = (result.peak_memory_bytes or {}).get("allocated")
     return MeasuredRatio(
-        folder.read_run().cell,
+        cell,
         predicted.gpu,
         seconds / predicted.formula_step_s if seconds and predicted.formula_step_s else None,
         peak / predicted.formula_tensor_bytes if peak and predicted.formula_tensor_bytes else None,

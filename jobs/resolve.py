@@ -12,8 +12,7 @@ import msgspec
 
 from jobs.launcher import Launcher, launchers
 from jobs.own_plugins import OwnPlugins
-from shardlab import cell as cell_sizes
-from shardlab import claim_check
+from shardlab import cell_sizes, claim_check
 from shardlab.cell import Cell, Draft
 from shardlab.document import Problem
 from shardlab.errors import UnknownName

@@ -15,6 +15,8 @@ The rules of `--scale tiny` are the same for every cell of a matrix:
 - launcher: fork. One cell uses torchrun: the last of the cells with the fewest ranks above one.
 - precision, optimizer, schedule, activation checkpointing, gradient clipping, seed and expected ends are kept. The time limit
   of a run is 5 minutes.
+- faults on purpose: kept; a worker is lost at step 3 or earlier. A cell with a lost worker does not use torchrun, which ends
+  all ranks.
 - instruments: kept, but their windows are made to fit the few steps. A validation reads one batch of the largest global batch
   size, or 64 items if that is more, but never more items than an epoch has. A validation of the usual size would take many
   times as long as the training.
@@ -38,6 +40,7 @@ STEPS, EPOCHS, BATCHES_AN_EPOCH, WARMUP_STEPS = 6, 2, 4, 1
 SEQ_LEN = 32
 LEAST_MICRO_BATCH = 2  # a rehearsal with micro-batches of one item would not test the mean over a batch
 LIMIT_S = 300  # time limit of a twin, in seconds
+LOST_AT = 3  # the latest step at which a twin loses a worker, so that steps before and after the loss are left
 VALIDATED = 64  # the number of items that a validation reads, unless a batch has more items or an epoch has fewer
 FORK, TORCHRUN = "fork", "torchrun"
 
@@ -56,7 +59,7 @@ def twins(cells: Sequence[Cell], workloads: Mapping[str, Workload]) -> list[Cell
         for name, group in groups.items()
     }
     launched = min(
-        (number for number, cell in enumerate(cells) if cell.world_size > 1),
+        (number for number, cell in enumerate(cells) if cell.world_size > 1 and cell.instruments.lost_worker is None),
         key=lambda number: (cells[number].world_size, -number),
         default=None,
     )
@@ -172,8 +175,12 @@ def _instruments(asked: Instruments, validated: int) -> Instruments:
         checkpoints = msgspec.structs.replace(
             checkpoints, every_steps=checkpoints.every_steps and 2, every_epochs=checkpoints.every_epochs and 1
         )
+    lost = asked.lost_worker
+    if lost is not None:
+        lost = msgspec.structs.replace(lost, step=min(lost.step, LOST_AT))
     memory = "peak" if asked.memory == "snapshot" else asked.memory
     memory_steps = min(asked.memory_steps, 1 if profile else 3)
     return msgspec.structs.replace(
-        asked, memory=memory, memory_steps=memory_steps, profile=profile, validation=validation, checkpoints=checkpoints
-    )
+        asked, memory=memory, memory_steps=memory_steps, profile=profile, validation=validation, checkpoints=checkpoints,
+        lost_worker=lost,
+    )  # fmt: skip

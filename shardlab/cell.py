@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
+from shardlab.faults import LostWorker, SlowedRank
+
 FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler made the ranks on its node slower by a fifth
 SLOWEST_HZ = 0.5  # smallest rate of telemetry: 1 sample in 2 s, because a node without samples for 10 s may be treated as lost
 TELEMETRY_HZ = 2.0  # default rate of telemetry
@@ -127,7 +129,8 @@ class CheckpointSettings(Recurring, frozen=True, forbid_unknown_fields=True, omi
 
 
 class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """What is measured while a run trains. Times, losses and peak memory are always measured."""
+    """What is measured while a run trains, and what is done to it on purpose. Times, losses and peak memory are always
+    measured."""
 
     memory: Literal["peak", "categories", "snapshot"] = "peak"
     """peak: only peak memory. categories: also what the memory contains. snapshot: also blocks and history of the CUDA
@@ -141,7 +144,11 @@ class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     checkpoints: CheckpointSettings | None = None
     """Settings of the checkpoints; null: no checkpoints are saved."""
     telemetry_hz: Annotated[float, msgspec.Meta(ge=SLOWEST_HZ, le=FASTEST_HZ)] = TELEMETRY_HZ
-    """Samples of telemetry per second on each node. More samples take more processor time from the ranks."""
+    """Samples of telemetry per second on each node. The sampler costs processor time, so a rate is an instrument."""
+    straggler: SlowedRank | None = None
+    """A rank that is slowed on purpose; null: none."""
+    lost_worker: LostWorker | None = None
+    """A rank whose process ends on purpose in the middle of the run; null: none."""
 
 
 class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -316,6 +323,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             head += f"-{self.gpu_type}"
         if self.launcher != "torchrun":
             head += f"-{self.launcher}"
+        faults = (("slowed", self.instruments.straggler), ("lost", self.instruments.lost_worker))
+        head += "".join(f"-{mark}" for mark, fault in faults if fault is not None)
         head = re.sub(r"[^a-z0-9._-]+", "-", head.lower())[:39].strip("-._")
         return f"{head}-{self.hash()}"
 
@@ -332,7 +341,8 @@ def cell_hash(cell: dict[str, Any]) -> str:
     bookkeeping = keys_of(Role.BOOKKEEPING)
     newer = ("gpu_type", "workload_code", "strategy_code")  # not in the hash if null: cells of older versions lack these keys
     identity = {key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer or value is not None)}
-    defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1))  # not in the hash with these values, for the same reason
+    # The same holds for these keys.
+    defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1), ("straggler", None), ("lost_worker", None))
     instruments = {key: value for key, value in identity["instruments"].items() if (key, value) not in defaults}
     if (saved := instruments.get("checkpoints")) is not None and not saved.get("time_loading"):
         instruments["checkpoints"] = {key: value for key, value in saved.items() if key != "time_loading"}
@@ -340,59 +350,3 @@ def cell_hash(cell: dict[str, Any]) -> str:
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
-
-
-class BatchError(ValueError):
-    """The batch sizes of a cell contradict each other. key: the name of the cell key whose value has to change."""
-
-    def __init__(self, key: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.key = key
-
-
-def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
-    """Compute (global_batch_size, micro_batch_size, gradient_accumulation_steps) of a draft on `dp` data-parallel ranks.
-
-    Raises BatchError if the sizes contradict each other, or if a size cannot be divided evenly.
-    """
-    if (draft.global_batch_size is None) == (draft.gpu_batch_size is None):
-        found = "neither" if draft.global_batch_size is None else "both"
-        raise BatchError(
-            "global_batch_size",
-            f"exactly one of global_batch_size (strong scaling) and gpu_batch_size (weak scaling) is needed, found {found}.",
-        )
-    if draft.global_batch_size is not None:
-        if draft.global_batch_size % dp:
-            raise BatchError(
-                "global_batch_size",
-                f"{draft.global_batch_size} cannot be divided among {dp} data-parallel ranks. Allowed: a multiple of {dp}.",
-            )
-        per_rank = draft.global_batch_size // dp
-    else:
-        assert draft.gpu_batch_size is not None
-        per_rank = draft.gpu_batch_size
-    key, parts = "micro_batch_size", draft.micro_batch_size or per_rank
-    if draft.microbatches is not None:
-        if draft.micro_batch_size is not None:
-            raise BatchError("microbatches", "found micro_batch_size as well. Allowed: one of the two; it implies the other.")
-        key, parts = "microbatches", draft.microbatches
-    if per_rank % parts:
-        raise BatchError(
-            key,
-            f"{parts} does not divide a rank's batch: {per_rank} items, the global batch of {per_rank * dp} divided among {dp} "
-            f"data-parallel ranks. Allowed: a divisor of {per_rank}.",
-        )
-    micro = per_rank // parts if key == "microbatches" else parts
-    return per_rank * dp, micro, per_rank // micro
-
-
-def seconds(text: str) -> int:
-    """The number of seconds in a duration ``[D-]HH:MM:SS``. Raises ValueError for text in another format, and for 0 seconds."""
-    match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,2}):([0-5]\d):([0-5]\d)", text)
-    if not match:
-        raise ValueError(f'found {text!r}. Allowed: a time as "HH:MM:SS" or "D-HH:MM:SS", in quotes.')
-    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-    total = ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    if total == 0:
-        raise ValueError("found a limit of 0 seconds. Allowed: one second or more.")
-    return total

@@ -7,14 +7,15 @@ from typing import Any
 
 import msgspec
 
+from shardlab import faults
 from shardlab.cell import Cell, Optimizer, Schedule
 
 # Keys of a cell whose value is a mapping with known members. Each member has a dotted name, such as optimizer.lr.
 _REFINED: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "schedule": Schedule}
 _WITHOUT = ("instruments", "options", "rehearses", *_REFINED)
-ARGUMENTS = frozenset({"accuracy_pct", "of"})  # these arguments of a metric in a claim do not select a cell; all others do
-# The names of the values that are not members of a mapping, so that the name has no dot.
-PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _WITHOUT), "gpu_batch_size")
+ARGUMENTS = frozenset({"accuracy_pct", "of"})  # arguments of a metric in a claim that do not select a cell
+# All names without a dot. `fault` says which faults the cell asks for (`faults.kinds`).
+PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _WITHOUT), "gpu_batch_size", "fault")
 
 
 def names(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,7 +26,8 @@ def names(cell: Mapping[str, Any]) -> dict[str, Any]:
     flat = {name: cell[name] for name in PLAIN if name in cell}
     for key in (*_REFINED, "options"):
         flat |= {f"{key}.{inner}": value for inner, value in cell[key].items()}
-    return flat | {"gpu_batch_size": cell["micro_batch_size"] * cell["gradient_accumulation_steps"]}
+    size = cell["micro_batch_size"] * cell["gradient_accumulation_steps"]
+    return flat | {"gpu_batch_size": size, "fault": faults.kinds(cell.get("instruments", {}))}
 
 
 def is_name(name: str) -> bool:

@@ -62,7 +62,7 @@ class Expression:
         Raises ExpressionError for an argument that is not a constant.
         """
         return [
-            (node.func.id, {k.arg: Evaluator({}).value(k.value) for k in node.keywords if k.arg})
+            (node.func.id, {argument(k.arg): Evaluator({}).value(k.value) for k in node.keywords if k.arg})
             for node in ast.walk(self.tree)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         ]
@@ -76,6 +76,12 @@ class Expression:
             return Evaluator(names, calls).value(self.tree)
         except (TypeError, ZeroDivisionError, OverflowError, RecursionError) as error:
             raise ExpressionError(f"{self.text!r} cannot be evaluated: {error}") from None
+
+
+def argument(keyword: str) -> str:
+    """The name of a cell key that a keyword of a call stands for. A keyword cannot contain a dot, so `options__pull_interval`
+    stands for `options.pull_interval`."""
+    return keyword.replace("__", ".", 1)
 
 
 def _check(node: ast.AST, names: set[str], calls: set[str]) -> None:
@@ -184,7 +190,7 @@ class Evaluator:
         name = node.func.id
         if name not in self.calls:
             raise ExpressionError(f"unknown function {name!r}. Allowed: {', '.join(sorted(self.calls)) or 'none here'}")
-        return self.calls[name](**{k.arg: self.value(k.value) for k in node.keywords if k.arg})
+        return self.calls[name](**{argument(k.arg): self.value(k.value) for k in node.keywords if k.arg})
 
     def _comparisons(self, left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> Iterator[Any]:
         """The results of the comparisons in a chain such as `1 < x < 9`. An operand is evaluated once, and only if needed."""

@@ -12,6 +12,7 @@ from shardlab import files, state
 from shardlab import run as run_file
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
+from shardlab.faults import LostWorker
 from shardlab.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, damaged_line, read_lines
 
 VALIDATION = "validation.jsonl"
@@ -140,9 +141,12 @@ class RunDir:
         """The step records of a rank, and how many lines of the file are damaged."""
         return read_lines(self.steps_file(rank), StepRecord)
 
-    def timed_steps(self, gpus: int) -> int:
-        """The number of timed steps that every rank from 0 to gpus - 1 has recorded, including ranks that were lost."""
-        return _timed_steps([self.steps(rank).records for rank in range(gpus)], self.events())
+    def timed_steps(self, gpus: int, asked_to_end: LostWorker | None = None) -> int:
+        """The number of timed steps that every rank from 0 to gpus - 1 has recorded, including ranks that were lost.
+
+        asked_to_end: the rank that the cell ends on purpose. If this rank made all steps before its end, it does not count.
+        """
+        return _timed_steps([self.steps(rank).records for rank in range(gpus)], self.events(), asked_to_end)
 
     def judge(self) -> state.JudgedState:
         """The state of this run according to its files."""
@@ -173,7 +177,7 @@ class RunDir:
             return state.JudgedState("unknown", str(error)), None
         asked, counted = _asked(run, result), exited.data.get("steps")
         if asked is None or not isinstance(counted, int) or counted < asked:
-            counted = self.timed_steps(run.cell.gpus)
+            counted = self.timed_steps(run.cell.gpus, run.cell.instruments.lost_worker)
         return state.judge(events, has_result=result is not None, steps=counted, steps_asked=asked), result
 
 
@@ -184,7 +188,8 @@ def judged(
 
     run: the content of run.json. result: the content of result.json, or None. steps: the step records of each rank, by rank.
     """
-    recorded = _timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events)
+    lost = run.cell.instruments.lost_worker
+    recorded = _timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events, lost)
     return state.judge(events, has_result=result is not None, steps=recorded, steps_asked=_asked(run, result))
 
 
@@ -194,12 +199,17 @@ def _asked(run: run_file.Run, result: Result | None) -> int | None:
     return run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
 
 
-def _timed_steps(ranks: Sequence[Sequence[StepRecord]], events: Sequence[Event]) -> int:
+def _timed_steps(ranks: Sequence[Sequence[StepRecord]], events: Sequence[Event], asked_to_end: LostWorker | None) -> int:
     """The number of timed steps that every rank that trains has recorded, including ranks that were lost during the run.
+
+    A rank that ended on purpose does not count if it made all steps that were asked of it (asked_to_end).
 
     ranks: the step records of each rank. If the run resumed from a checkpoint of another cell, the run has no records of the
     steps before the checkpoint; these steps count as well.
     """
     resumed = any(event.event == "resumed" for event in events)
     timed = [[record.step for record in records if not record.warmup] for records in ranks]
-    return min((len(steps) + (min(steps, default=1) - 1 if resumed else 0) for steps in timed), default=0)
+    made = [len(steps) + (min(steps, default=1) - 1 if resumed else 0) for steps in timed]
+    if asked_to_end is not None and [*made[asked_to_end.rank :], 0][0] >= asked_to_end.step - 1:
+        del made[asked_to_end.rank]
+    return min(made, default=0)

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from shardlab import document
-from shardlab.cell import GpuType, seconds
+from shardlab.cell import GpuType
+from shardlab.cell_sizes import seconds
 
 MOST_GPUS = 64  # the largest allowed number of GPUs of a node
 MOST_NODES = 100_000  # the largest allowed number of nodes of a job

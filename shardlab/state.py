@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shardlab.faults import ENDED
 from shardlab.record import Event
 
 STATES = {
@@ -101,6 +102,7 @@ def last_sending(ordered: Sequence[Event]) -> Event | None:
 
 def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int, asked: int | None) -> JudgedState:
     reason, code = ended.data.get("reason"), ended.data.get("code")
+    on_purpose = str(by_name[ENDED].data.get("why", "")) if ENDED in by_name else ""
     if reason in FINAL - {"completed"}:
         return JudgedState(str(reason), str(ended.data.get("why", "")))
     if code == 0:
@@ -108,10 +110,12 @@ def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int
             return JudgedState("failed", "exit code 0, but there is no result.json")
         if asked is None or steps < asked:
             return JudgedState("failed", f"exit code 0, but {steps} steps are recorded of {asked or 'an unknown number'}")
-        return JudgedState("completed")
+        return JudgedState("completed", on_purpose)
     if "oom" in by_name:
         return JudgedState("oom", str(by_name["oom"].data.get("why", "out of memory")))
     if "timeout" in by_name:
         return JudgedState("timeout", str(by_name["timeout"].data.get("why", "")))
+    if on_purpose:  # the other ranks failed because this rank was gone
+        return JudgedState("failed", on_purpose)
     failed = by_name.get("failed")
     return JudgedState("failed", str((failed or ended).data.get("why") or f"exit code {code}"))

@@ -374,6 +374,7 @@ COMMANDS = (
             "uncorrected": Key("list of text", "hosts whose clock was not compared"),
             "instruments": Key("list", "rank, host, end_s, and the fields of InstrumentAct"),
             "straggler": Key("Straggler or null", "null: no rank is slower than the others"),
+            "faults": Key("text", "the faults on purpose, in words; empty: none"),
             "file": Key("text", "with `--perfetto`: the file that was written", False),
             "events": Key("integer", "with `--perfetto`: number of its events", False),
         },

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support_cells import CELL
 
 from shardlab import cell as cells
+from shardlab import cell_sizes
 from shardlab.cell import Cell, CheckpointSettings, Draft, Instruments, Optimizer, Role
 from shardlab.run import RUN_ID, attempt_of, run_id
 
@@ -29,8 +30,8 @@ def test_each_key_of_a_cell_has_one_role():
 
 @given(ranks=st.integers(1, 64), micro=st.integers(1, 32), passes=st.integers(1, 8))
 def test_both_spellings_of_a_batch_come_to_the_same_work(ranks, micro, passes):
-    strong = cells.batch(draft(gpus=ranks, global_batch_size=ranks * micro * passes, micro_batch_size=micro), ranks)
-    weak = cells.batch(draft(gpus=ranks, gpu_batch_size=micro * passes, microbatches=passes), ranks)
+    strong = cell_sizes.batch(draft(gpus=ranks, global_batch_size=ranks * micro * passes, micro_batch_size=micro), ranks)
+    weak = cell_sizes.batch(draft(gpus=ranks, gpu_batch_size=micro * passes, microbatches=passes), ranks)
     assert strong == weak == (ranks * micro * passes, micro, passes)
 
 
@@ -45,9 +46,8 @@ def test_both_spellings_of_a_batch_come_to_the_same_work(ranks, micro, passes):
     ],
 )
 def test_what_does_not_divide_is_refused(keys, key, words):
-    """A cell is refused if its batch sizes are missing, contradict each other or do not divide."""
-    with pytest.raises(cells.BatchError) as caught:
-        cells.batch(draft(**keys), keys.get("gpus", 1))
+    with pytest.raises(cell_sizes.BatchError) as caught:
+        cell_sizes.batch(draft(**keys), keys.get("gpus", 1))
     assert caught.value.key == key
     assert words in str(caught.value)
 
@@ -99,12 +99,11 @@ def test_run_ids_are_safe_folder_names_whatever_the_names(strategy, workload, re
 
 @pytest.mark.parametrize(("text", "value"), [("00:05:00", 300), ("1-00:00:01", 86401), ("9:00:00", 32400)])
 def test_times(text, value):
-    """Texts of the form [D-]H:MM:SS become seconds."""
-    assert cells.seconds(text) == value
+    assert cell_sizes.seconds(text) == value
 
 
 @pytest.mark.parametrize("text", ["5", "05:00", "00:60:00", "1:2:3", "-00:05:00", "00:00:00", "", "00:05:00\n"])
 def test_times_that_are_none(text):
     """Texts that are not a time of the form [D-]H:MM:SS, or that mean 0 s, are refused."""
     with pytest.raises(ValueError, match="Allowed"):
-        cells.seconds(text)
+        cell_sizes.seconds(text)

@@ -123,7 +123,7 @@ def drawn(path, cells, completed):
     return figure.groups(loaded, summarized), page.drawings(loaded, summarized)
 
 
-@pytest.mark.parametrize("name", ["paper1", "paper2", "paper3", "paper4", "paper5", "quickstart"])
+@pytest.mark.parametrize("name", ["paper1", "paper2", "paper3", "paper4", "paper5", "quickstart", "paper3-faults"])
 def test_every_cell_of_a_shipped_matrix_has_a_look_of_its_own(name, tmp_path):
     cells = resolve(matrix.load(matrix.find(name)))
     groups, _ = drawn(tmp_path, cells, [])

@@ -74,6 +74,10 @@ class Trained(ABC):
         and the proof read the parameters afterwards. A collective.
         """
 
+    def refresh(self) -> None:  # noqa: B027 - the parameters of most engines are always up to date
+        """Bring the parameters of this rank up to date before they are evaluated. No collective: ranks need not call it
+        together."""
+
     def company(self, ranks: Ranks) -> Peers:
         """The ranks that wait for each other before the timed steps and gather the result."""
         return ranks
@@ -124,6 +128,11 @@ class Accounted(ABC):
 
         They are 2 psi for data parallelism, and 3 psi for ZeRO-3 and FSDP, where psi is the bytes of all gradients.
         """
+        return None
+
+    def sent_by_all(self) -> dict[str, float] | None:
+        """The bytes that all ranks together send in a step, with parameter servers, by kind as in `SameWork`; None if only
+        the terms of all ranks (`theory`) give this number."""
         return None
 
     def parameters(self) -> int:

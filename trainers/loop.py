@@ -29,6 +29,7 @@ from trainers.engine import Engine, Trained
 from trainers.instrument import RunInstruments, TrainTime
 from trainers.instruments import environment, selection
 from trainers.instruments.checkpoints import Checkpoints, Resumed
+from trainers.instruments.faults import Delay, LostRank
 from trainers.instruments.memory import MemoryMeter
 from trainers.instruments.process_usage import ProcessUsage
 from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
@@ -86,7 +87,8 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         clock_check.check(run, run_dir, ranks, company, "start")
     with stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as lines:
         recorder = Recorder(lines, resumed.records if resumed else ())
-        train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, resumed)
+        delay = Delay(cell.instruments.straggler, ranks.rank, ranks.device)
+        train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, resumed, delay)
     if meets:
         clock_check.check(run, run_dir, ranks, company, "end")
     # If the run resumed from a checkpoint of another cell's run, the records of the steps before the checkpoint are in that
@@ -120,7 +122,9 @@ def _instruments(
     if (asked := cell.instruments.checkpoints) is not None:
         checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch, train_time)
         resumed = checkpoints.resume()
-        chosen.append(checkpoints)  # the last instrument: a checkpoint is saved after all other instruments have run
+        chosen.append(checkpoints)  # so late that a checkpoint is saved after all other instruments have run
+    if cell.instruments.lost_worker is not None:
+        chosen.append(LostRank(cell.instruments.lost_worker, ranks.rank, run_dir))
     note = partial(instrument_span.write, run_dir, ranks.rank)
     return RunInstruments(chosen, ranks.device, train_time, note), resumed
 
@@ -135,6 +139,7 @@ def _steps(
     recorder: Recorder,
     watch: RunInstruments,
     resumed: Resumed | None = None,
+    delay: Delay | None = None,
 ) -> float:
     """Run the warm-up steps, then the timed steps. Returns the wall-clock seconds of the timed steps on this rank, without the
     time of instruments between steps.
@@ -145,7 +150,7 @@ def _steps(
     done = resumed.step if resumed else 0
     settled = done + cell.warmup_steps if resumed else 0
     phases = ((WARMUP, range(0 if resumed else cell.warmup_steps)), (TIMED, range(done, order.timed_steps(cell))))
-    maker = StepMaker(cell, task, order, engine, device, phases)
+    maker = StepMaker(cell, task, order, engine, device, phases, delay)
     for phase, steps in phases:
         company.barrier()  # no rank starts its timed steps before all ranks are ready
         watch.train_time.start()
@@ -184,8 +189,11 @@ class StepMaker:
         engine: Trained,
         device: torch.device,
         phases: Sequence[tuple[int, range]],
+        delay: Delay | None = None,
     ) -> None:
-        """phases: the steps that will be made, in this order, as pairs (WARMUP or TIMED, range of step numbers)."""
+        """phases: the steps that will be made, in this order, as pairs (WARMUP or TIMED, range of step numbers). delay: slows
+        this rank on purpose; None: not."""
+        self._delay = delay
         self._cell, self._task, self._order, self._engine, self._device = cell, task, order, engine, device
         self._timed = order.timed_steps(cell)
         self._clock, self._memory, self._late = clock_for(device), MemoryMeter(device), LateLoss(device)
@@ -214,6 +222,8 @@ class StepMaker:
         clock.start(goes_on=goes_on)
         units, batches, copied = next(self._coming)
         self._side.take((tensor for batch in batches for tensor in (batch.inputs, batch.targets)), copied)
+        if self._delay is not None:
+            self._delay.wait()
         clock.mark(DATA)
         whole = self._order.items_in(phase, step) == self._cell.global_batch_size
         with nullcontext() if whole else engine.join():

@@ -54,10 +54,10 @@ def write(
 ) -> None:
     """Gather the results of the ranks in `company`; rank 0 writes the file. A collective: it returns when the file is written.
 
-    All values are from the ranks that trained to the end. If a rank was lost, the state of the result is `failed`. Memory is
-    that of the rank with the highest peak. train_time_s in the file is the wall-clock time of the slowest rank, from the start
-    of the first timed step to the end of the last timed step. It includes the time between steps, but not the time of
-    instruments between steps.
+    All values are from the ranks that trained to the end. If a rank was lost, the state of the result is `failed`, unless the
+    cell asked for the loss of one rank. Memory is that of the rank with the highest peak. train_time_s in the file is the
+    wall-clock time of the slowest rank, from the start of the first timed step to the end of the last timed step. It includes
+    the time between steps, but not the time of instruments between steps.
 
     company: the ranks that train. mine: the results of this rank. same_work: the verdict of the proof. instruments: the results
     of the instruments by name. resumed_from_step: the step of the checkpoint from which the run resumed; None if it did not
@@ -79,7 +79,7 @@ def write(
         files.write_json(run_dir.result, Result(
             schema=SCHEMA,
             run_id=run.run_id,
-            state="completed" if len(everyone) == run.cell.gpus else "failed",
+            state="completed" if len(everyone) >= run.cell.gpus - (run.cell.instruments.lost_worker is not None) else "failed",
             rehearsal=run.rehearsal or ranks.forked,
             steps=brought + len(timing.steps_ms),
             unit=menu.workload_of(run.cell).unit,
@@ -134,15 +134,17 @@ class _Timing(msgspec.Struct, frozen=True):
 def _by_theory(run: Run, company: Peers, engine: Accounted, backend: str) -> dict[str, float] | None:
     """The bytes that all ranks send in a step by theory: `theory`, `wire` and, if textbooks give a number, `textbook`.
 
-    None if the run has parameter servers, because their bytes are not known here, or if a rank was lost. A collective.
+    With parameter servers, they are `theory`, `counted` and `textbook`. None if a rank was lost. A collective.
     """
     terms = engine.theory()
     everyone = company.gather([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
     textbook = engine.textbook_bytes()
-    if run.cell.servers or len(everyone) < run.cell.gpus:
+    own = engine.sent_by_all()
+    if len(everyone) < run.cell.gpus:
         return None
     theory, wire = map(float, everyone.sum(axis=0))
-    return {"theory": theory, "wire": wire, **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
+    sent = own or {"theory": theory, "wire": wire}
+    return {**sent, **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
 
 
 def _asked(run: Run) -> dict[str, Any]:

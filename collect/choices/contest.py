@@ -94,7 +94,7 @@ def grounds(rows: Sequence[CellRow]) -> list[Ground]:
     found = []
     for workload, families in sorted(shown.items()):
         distinguishing_keys = telling(list(families.values()), (), _USUAL)
-        for key, cell in sorted(families.items()):
+        for key, cell in sorted(families.items(), key=lambda family: ("fault" in family[1], family[0])):  # ordinary cells first
             about = ", ".join(filter(None, (_said(one, cell.get(one)) for one in distinguishing_keys)))
             contests: dict[tuple[int, int, int], list[CellRow]] = defaultdict(list)
             for row in by_work[key]:
@@ -221,6 +221,8 @@ def _said(key: str, value: Any) -> str:
     name = key.removeprefix("options.").removesuffix(".name").replace("_", " ")
     if value is None or value is False or (key.startswith("instruments.") and value == "none"):
         return ""
+    if key == "fault":  # the value says that it is a fault
+        return str(value)
     if isinstance(value, dict):
         inner = ", ".join(f"{one.replace('_', ' ')} {of}" for one, of in value.items() if of is not None)
         return f"{name} ({inner})"

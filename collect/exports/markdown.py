@@ -10,7 +10,7 @@ from collect import notation
 from collect.export import Export
 from collect.loading.load import Loaded
 from collect.report import text_tables
-from collect.report.text_tables import TextTable
+from collect.report.text_table import TextTable
 from collect.summary import Summary
 from shardlab import files, printable
 

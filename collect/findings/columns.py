@@ -87,8 +87,9 @@ def table(every: Sequence[CellRow], shown: Sequence[CellRow] | None = None) -> T
     rows = every if shown is None else shown
     cells = [row.flat for row in every]
     keys = distinguishing(cells)
-    # The batch size has its column right after the column of the ranks.
-    keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]
+    keys += [key for key in ("global_batch_size",) if key not in keys and _kinds(cells, [key]) > 1]  # column after the ranks
+    # A cell with a fault on purpose must be told from an ordinary cell even if all cells of the matrix have the fault.
+    keys += ["fault"] if "fault" not in keys and any("fault" in cell for cell in cells) else []
     common = [(heading(key), plain(cells[0].get(key))) for key in _USUAL if cells and _kinds(cells, [key]) == 1]
     cells = [row.flat for row in rows]
     identity = [
@@ -120,19 +121,20 @@ def _known(columns: Iterable[Column]) -> list[Column]:
 def labels(rows: Sequence[CellRow]) -> list[str]:
     """A short and unique name for each row, such as `ddp ×2, fork`: its strategy, its ranks, and its unusual values.
 
-    A value is unusual if the rows differ in its key and most rows have another value.
+    A value is unusual if the rows differ in its key and most rows have another value. A fault on purpose is always named.
     """
     return labels_of([row.flat for row in rows])
 
 
 def labels_of(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The same as `labels`, for cells with flat keys (`optimizer.name`) in place of rows."""
-    others = [key for key in distinguishing(cells) if key not in _ALWAYS]
+    others = [key for key in distinguishing(cells) if key not in (*_ALWAYS, "fault")]
     usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
     names = []
     for cell in cells:
         unusual = [_named(key, cell.get(key)) for key in others if repr(cell.get(key)) != usual[key]]
-        names.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual]))
+        fault = [cell["fault"]] if "fault" in cell else []
+        names.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual, *fault]))
     return names
 
 
@@ -143,7 +145,7 @@ def label_of(rows: Sequence[CellRow]) -> dict[str, str]:
 
 def distinguishing(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The cell keys that identify the rows: strategy and ranks, then other keys if needed, the usual ones first."""
-    return telling(cells, _ALWAYS, _USUAL)
+    return telling(cells, _ALWAYS, (*_USUAL, "fault"))
 
 
 def telling(cells: Sequence[Mapping[str, Any]], always: Sequence[str], usual: Sequence[str]) -> list[str]:

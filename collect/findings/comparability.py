@@ -17,6 +17,7 @@ from collect.loading.loaded_run import LoadedRun
 from collect.metric import Compared
 from collect.sources.samples import measured, within
 from collect.sources.steps import window
+from shardlab import faults
 from shardlab.cell import Cell, Role, keys_of
 from shardlab.errors import UnknownName
 from shardlab.nvml import POWER_CAP
@@ -49,6 +50,8 @@ def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
     plain = {key: value for key, value in cell.items() if key not in _MEANS}
     plain["options"] = {key: value for key, value in cell["options"].items() if key in options}
     plain["rehearses"] = work(cell["rehearses"], options) if cell.get("rehearses") else None
+    if faulty := faults.said(cell["instruments"]):  # a cell with a fault on purpose is only compared with its like
+        plain["fault"] = faulty
     return plain
 
 
@@ -78,9 +81,9 @@ def baseline_strategy(asked: str | None, loaded: Loaded) -> str:
 def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) -> LoadedCell | None:
     """The completed cell of the baseline strategy with which `cell` is compared, or None if there is no such cell.
 
-    The baseline cell has the same workload, launcher, precision, sequence length and optimizer as `cell`, and the same global
-    batch size or the same batch size per rank. If there are several such cells, a cell with the same instruments is preferred,
-    then the cell with the fewest ranks, then a cell with the same global batch size.
+    The baseline cell has the same workload, launcher, precision, sequence length, optimizer and faults on purpose as `cell`,
+    and the same global batch size or the same batch size per rank. If there are several such cells, a cell with the same
+    instruments is preferred, then the cell with the fewest ranks, then a cell with the same global batch size.
     """
     candidates: list[tuple[bool, int, bool, LoadedCell]] = []
     for other in cells:
@@ -88,7 +91,7 @@ def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) ->
             continue
         alike = _without(cell.cell, _MEANS | _LENGTH) == _without(other.cell, _MEANS | _LENGTH)
         how = Compared(cell.cell, 1, other.cell, 1).scaling
-        if alike and how and _options_agree(cell.cell, other.cell):
+        if alike and how and _options_agree(cell.cell, other.cell) and _same_faults(cell.cell, other.cell):
             other_instruments = other.cell.instruments != cell.cell.instruments
             candidates.append((other_instruments, other.cell.gpus, how != "strong", other))
     return min(candidates, key=lambda entry: entry[:3])[3] if candidates else None
@@ -110,6 +113,15 @@ def without_instruments(cell: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(others, order="deterministic")
 
 
+def without_faults(cell: Mapping[str, Any]) -> bytes:
+    """A key that is equal for cells that differ only in their faults on purpose, and in keys that cannot change what is
+    measured. cell: in its plain form."""
+    kept = {key: value for key, value in cell.items() if key not in keys_of(Role.BOOKKEEPING)}
+    kept["instruments"] = {key: value for key, value in cell["instruments"].items() if key not in ("straggler", "lost_worker")}
+    inner = without_faults(cell["rehearses"]).decode() if cell.get("rehearses") else None
+    return msgspec.json.encode([kept, inner], order="deterministic")
+
+
 def families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
     """Group the cells by the keys that must be equal for any comparison in this module.
 
@@ -124,6 +136,12 @@ def families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
 
 def _without(cell: Cell, keys: AbstractSet[str]) -> dict[str, Any]:
     return {key: value for key, value in msgspec.to_builtins(cell).items() if key not in keys}
+
+
+def _same_faults(one: Cell, other: Cell) -> bool:
+    """Whether two cells have the same faults on purpose."""
+    ours, theirs = one.instruments, other.instruments
+    return (ours.straggler, ours.lost_worker) == (theirs.straggler, theirs.lost_worker)
 
 
 def _options_agree(one: Cell, other: Cell) -> bool:

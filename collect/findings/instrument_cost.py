@@ -12,6 +12,8 @@ from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import LoadedRun
 from collect.sources.steps import of_world, undisturbed
 
+LOST = "lost_worker"  # it ends a rank on purpose and measures nothing, so it has no cost
+
 
 class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The cost of one instrument in one cell, as the mean over completed runs."""
@@ -32,7 +34,9 @@ def costs(loaded: Loaded) -> list[InstrumentCost]:
     for cell in loaded.cells:
         by_name: dict[str, list[LoadedRun]] = {}
         for run in cell.completed:
-            for name in run.result.instruments if run.result else ():
+            for name in run.result.instruments if run.result else {}:
+                if name == LOST:
+                    continue
                 by_name.setdefault(name, []).append(run)
         for name, runs in by_name.items():
             cost = [msgspec.convert(_said(run, name)["cost_s"], float) for run in runs]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from collect.findings.statistics import Estimate
+from shardlab import faults
 from shardlab.record import SameWork
 
 
@@ -25,11 +26,14 @@ class RunRow(msgspec.Struct):
 
 def flat(cell: dict[str, Any]) -> dict[str, Any]:
     """A cell with flat keys: the parts of a nested key are joined with a dot (`optimizer.name`), as a matrix file may write
-    them."""
+    them. Faults on purpose are one key, `fault`, with all of them in words; without a fault, the key is absent."""
     flat: dict[str, Any] = {}
     for key, value in cell.items():
         flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
-    return flat
+    faulty = faults.said(cell.get("instruments") or {})
+    for name in ("straggler", "lost_worker"):
+        flat.pop(f"instruments.{name}", None)
+    return flat | ({"fault": faulty} if faulty else {})
 
 
 class CellRow(msgspec.Struct, dict=True):

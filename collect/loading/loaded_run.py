@@ -84,7 +84,10 @@ class LoadedRun(RunRecords, dict=True):
     @property
     def recorded(self) -> Recorded:
         """The step records and the number of ranks, from which the frames of steps are made."""
-        return Recorded(self.step_records, self.cell.gpus, self.cell.dp) if self.run else Recorded({})
+        if self.run is None:
+            return Recorded({})
+        lost = self.cell.instruments.lost_worker
+        return Recorded(self.step_records, self.cell.gpus, self.cell.dp, None if lost is None else lost.step)
 
     @cached_property
     def step_frames(self) -> Frames:
@@ -137,7 +140,13 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def predicted(self) -> Prediction | None:
-        """What the planner predicted before the run was submitted; None if there is no prediction, or if it is damaged."""
+        """What the planner predicted before the run was submitted; None if there is no prediction, or if it is damaged.
+
+        Also None for a run with a fault on purpose, because a prediction does not contain the fault.
+        """
+        asked = self.run.cell.instruments if self.run is not None else None
+        if asked is not None and (asked.straggler is not None or asked.lost_worker is not None):
+            return None
         return prediction.read(self.folder.path)
 
     @cached_property

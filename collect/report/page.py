@@ -41,12 +41,14 @@ from collect.figures import (
     overlap,
     phases,
     profiled_memory,
+    pull_interval,
     run_timeline,
     scaling,
     sharding,
     slow_ranks,
     step_time,
     step_timeline,
+    stragglers,
     telemetry,
     theory,
     throughput,
@@ -60,6 +62,7 @@ from collect.loading.load import Loaded
 from collect.metric import menu
 from collect.report import (
     choice_text,
+    fault_text,
     palette,
     printed_text,
     provenance,
@@ -78,13 +81,14 @@ from templates import render_page
 TEMPLATE = "report/index.html.j2"
 WIDE = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
-    "memory_of_categories", "head_to_head", "step_timeline", "run_timeline", "why_slower", "layers", "theory",
+    "memory_of_categories", "head_to_head", "stragglers", "step_timeline", "run_timeline", "why_slower", "layers", "theory",
 )  # fmt: skip  # figures that take a whole row of the page
 MOST_UNLIKE = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
 # The modules of the figures, in the order in which the page shows the figures.
 FIGURES: tuple[ModuleType, ...] = (
     head_to_head,
-    throughput, scaling, batch_scaling, step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
+    throughput, stragglers, scaling, batch_scaling, pull_interval,
+    step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
     breakdown, why_slower, overlap, slow_ranks, collectives, bandwidth, idle_causes, phases,
     layers, matrix_products, attention, profiled_memory,
     operator_differences, bubble, memory_categories, sharding, theory, memory_timeline, memory_of_categories,
@@ -97,6 +101,7 @@ SECTIONS = {
     "answer": "In short",
     "choices": "Which strategy to choose",
     "figures": "Figures",
+    "faults": fault_text.TITLE,
     "searches": "Searches for a batch size",
     "summary": "All cells",
     "reported": "Reported and measured numbers",
@@ -165,6 +170,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         place_of=place_of,
         text=verdict_text,
         scores=score_text,
+        faults=fault_text,
         reported=reported,
         redrawn=study_tables.redraw(summary.reported),
         remarks_of=lambda places: study_tables.remarks(summary.reported, [line.own for line in reported], places),
@@ -211,6 +217,7 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         "instruments": summary.instruments,
         "predictions": summary.predictions,
         "searches": summary.searches,
+        "faults": [*summary.slowed, *summary.lost],
         "choices": choice_text.families_shown(summary),
         "traces": [
             *summary.rounding,

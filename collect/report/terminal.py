@@ -8,7 +8,7 @@ from collect import notation
 from collect.findings import columns, searches
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
-from collect.report import choice_text, score_text, truncation, verdict_text
+from collect.report import choice_text, fault_text, score_text, truncation, verdict_text
 from collect.summary import Summary
 from shardlab.console import Output
 
@@ -40,6 +40,8 @@ def show(output: Output, summary: Summary) -> None:
         output.line(losses(comparison, labels))
     for cost in summary.instruments:
         output.line(instrument(cost, labels))
+    for faults in fault_text.tables(summary):
+        output.table(faults.title.lower(), faults.headings, faults.rows)
     if summary.predictions:
         output.table(score_text.TITLE.lower(), score_text.HEADINGS, score_text.rows(summary.predictions))
     for failure in summary.failures:

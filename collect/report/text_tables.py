@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from collect.findings import searches
 from collect.findings.columns import Column
-from collect.report import score_text, verdict_text
+from collect.report import fault_text, score_text, verdict_text
+from collect.report.text_table import TextTable
 from collect.report.verdict_text import ReportedLine
 from collect.summary import Summary
 
@@ -16,23 +15,6 @@ _REPORTED = {
     "where": "Where", "cell": "Cell", "metric": "Metric", "printed": "Reported", "measured": "Measured",
     "spread": "95 % interval", "n": "n", "ratio": "Ratio", "agrees": "", "says": "Why",
 }  # fmt: skip
-
-
-class TextTable(msgspec.Struct, frozen=True):
-    """A table whose fields are all text.
-
-    name: a short name, used as the name of a file. title: the title that readers see. headings: the headings of the columns.
-
-    rows: for each row, the texts of its columns. numbers: the indexes of the columns that contain numbers and are aligned to
-    the right. long: the indexes of the columns that contain sentences.
-    """
-
-    name: str
-    title: str
-    headings: list[str]
-    rows: list[list[str]]
-    numbers: frozenset[int] = frozenset()
-    long: frozenset[int] = frozenset()
 
 
 def title(summary: Summary) -> str:
@@ -50,12 +32,14 @@ def about(summary: Summary) -> list[str]:
 def tables(summary: Summary) -> list[TextTable]:
     """The tables of a summary that have rows.
 
-    They are: cells, other measurements, searches, the score of the planner's predictions, claims, and reported numbers.
+    They are: cells, other measurements, faults on purpose, searches, the score of the planner's predictions, claims, and
+    reported numbers.
     """
     table = summary.table
     found = [
         _of_columns("summary", "Cells", table.columns, range(len(summary.rows))),
         *(_of_columns(further.name, further.title, further.columns, further.rows) for further in table.further),
+        *fault_text.tables(summary),
         _searches(summary),
         TextTable(
             "predictions", score_text.TITLE, score_text.HEADINGS, score_text.rows(summary.predictions), score_text.NUMBERS

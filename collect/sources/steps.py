@@ -42,18 +42,22 @@ class Recorded(NamedTuple):
 
     data_ranks: the number of ranks that get different data; it is smaller than `ranks` if several ranks share one model (tensor
     and pipeline parallel).
+
+    lost_from: the first timed step that one rank did not make because the cell ended its process on purpose; None: no rank.
     """
 
     steps: Mapping[int, Sequence[StepRecord]]
     ranks: int = 0
     data_ranks: int = 0
+    lost_from: int | None = None
 
 
 class Frames(NamedTuple):
     """The steps of a run as frames.
 
     every: all recorded steps, one row per rank and step, including warm-up.
-    timed: the timed steps that every rank recorded, one row per rank and step.
+    timed: the timed steps that every rank recorded, one row per rank and step. A rank that the cell ended on purpose is not
+        missing in the steps after its end.
     world: the same timed steps, joined over all ranks, one row per step.
     """
 
@@ -90,9 +94,10 @@ def of_runs(runs: Sequence[Recorded]) -> Frames:
     schema = {"run": pl.Int64, **SCHEMA}
     rows = pl.DataFrame({name: columns[name] for name in schema}, schema=schema)
     rows = rows.unique(["run", "rank", "step", "warmup"], keep="last", maintain_order=True)
-    worlds = {"ranks": [run.ranks for run in runs], "data_ranks": [run.data_ranks for run in runs]}
+    names = Recorded._fields[1:]
+    worlds = {name: [getattr(run, name) for run in runs] for name in names}
     sizes = pl.DataFrame(worlds, schema=dict.fromkeys(worlds, pl.Int64)).with_row_index("run").cast(pl.Int64)
-    whole = _timed(rows.join(sizes, "run", maintain_order="left")).drop("ranks", "data_ranks")
+    whole = _timed(rows.join(sizes, "run", maintain_order="left")).drop(names)
     return Frames(rows, whole, _world(whole, "run", "step"))
 
 
@@ -110,13 +115,14 @@ def timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
     all record the same units (samples or tokens). This function divides these units among the ranks, so that the sum over the
     ranks is the number of units on which the step trained.
     """
-    rows = steps.with_columns(run=pl.lit(0, pl.Int64), ranks=pl.lit(ranks), data_ranks=pl.lit(data_ranks))
-    return _timed(rows).drop("run", "ranks", "data_ranks")
+    world = {"ranks": pl.lit(ranks), "data_ranks": pl.lit(data_ranks), "lost_from": pl.lit(None, pl.Int64)}
+    return _timed(steps.with_columns(run=pl.lit(0, pl.Int64), **world)).drop("run", *world)
 
 
 def _timed(steps: pl.DataFrame) -> pl.DataFrame:
     rows = steps.filter(~pl.col("warmup"), pl.col("rank") < pl.col("ranks"))
-    whole = rows.filter(pl.len().over("run", "step") == pl.col("ranks")).sort("run", "step", "rank")
+    lost = (pl.col("step") >= pl.col("lost_from")).fill_null(value=False).cast(pl.Int64)
+    whole = rows.filter(pl.len().over("run", "step") == pl.col("ranks") - lost).sort("run", "step", "rank")
     return whole.with_columns(pl.col("units") * (pl.col("data_ranks") / pl.col("ranks")))
 
 

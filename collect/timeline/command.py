@@ -16,7 +16,7 @@ from collect.timeline import perfetto
 from collect.timeline.clocks import ComparedClock
 from collect.timeline.straggler import PHASES
 from collect.timeline.timeline import RunTimeline, act_label, of_run, profiled
-from shardlab import instrument_span
+from shardlab import faults, instrument_span
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.instrument_span import InstrumentSpan
@@ -53,6 +53,8 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
         headings = ["Instrument", "Acts (n)", "Median (ms)", "Longest (ms)", "Longest on", "Longest was"]
         output.table("instruments between steps, over all ranks", headings, _acts(acts))
     output.line(_straggler(timeline))
+    if run.run is not None and (on_purpose := faults.said(msgspec.to_builtins(run.cell.instruments))):
+        output.line(f"on purpose, so this is no ordinary run: {on_purpose}.")
     for host in timeline.uncorrected:
         output.remark(f"{host}: its clock was not compared with the others, so its times are as its own clock had them.")
     document: dict[str, Any] = {
@@ -64,6 +66,7 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
             {"rank": one.rank, "host": one.host, "end_s": one.end_s} | msgspec.to_builtins(one.act) for one in acts
         ],
         "straggler": _straggler_document(timeline),
+        "faults": faults.said(msgspec.to_builtins(run.cell.instruments)) if run.run is not None else "",
     }
     if file is not None:
         count = perfetto.write(Path(file), timeline, profiled(run))

@@ -129,7 +129,9 @@ class Questions:
             if new != wanted:
                 is_changed = True
                 arguments = {key: value for key, value in given.items() if key in cell_names.ARGUMENTS}
-                call.keywords = [ast.keyword(key, ast.Constant(value)) for key, value in (new | arguments).items()]
+                call.keywords = [
+                    ast.keyword(key.replace(".", "__"), ast.Constant(value)) for key, value in (new | arguments).items()
+                ]
         test = ast.unparse(tree) if is_changed else text
         if len(test) > MAX_LENGTH:
             raise Cannot(f"its test would have more than {MAX_LENGTH} characters")

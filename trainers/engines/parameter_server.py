@@ -36,10 +36,10 @@ def mode(cell: Cell, *, waits: bool) -> Mode:
     all). If the cell has the options of bounded staleness (section 5.3.1, which gives no numbers), the bound is the bound of Ho
     et al. (2013), and the weight of a gradient is 1 / (1 + staleness).
     """
-    if "staleness_bound" not in cell.options:
-        return Mode(waits=waits)
+    bound, weighted = cell.options.get("staleness_bound"), cell.options.get("staleness_weighted", False)
     return Mode(
-        staleness_bound=cast("int", cell.options["staleness_bound"]),
-        staleness_weighted=cast("bool", cell.options["staleness_weighted"]),
-        pull_interval=cast("int", cell.options["pull_interval"]),
+        waits=waits,
+        staleness_bound=cast("int | None", bound),
+        staleness_weighted=cast("bool", weighted),
+        pull_interval=cast("int", cell.options.get("pull_interval", 1)),
     )

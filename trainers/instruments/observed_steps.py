@@ -1,5 +1,5 @@
-"""The timed steps in which the instruments `memory` and `profile` measure, and why a run cannot have an instrument. Needs no
-torch."""
+"""The timed steps in which the instruments `memory` and `profile` measure, and why a run cannot have an instrument or a fault.
+Needs no torch."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iter
 
     steps: number of timed steps; None if it depends on the data. cuda: whether ranks have GPUs; None if this is not known yet.
     """
+    yield from _faults(cell, steps)
     profile, memory = cell.instruments.profile, cell.instruments.memory
     if profile is not None:
         last = profile.first_step + profile.steps - 1
@@ -58,3 +59,13 @@ def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iter
             "instruments.memory",
             "snapshot records the CUDA allocator, and ranks on a CPU have none. Allowed: peak, categories.",
         )
+
+
+def _faults(cell: Cell, steps: int | None) -> Iterator[tuple[str, str]]:
+    slowed, lost = cell.instruments.straggler, cell.instruments.lost_worker
+    for key, fault in (("straggler", slowed), ("lost_worker", lost)):
+        if fault is not None and fault.rank >= cell.gpus:
+            yield f"instruments.{key}", f"rank: found {fault.rank}. Allowed: 0 to {cell.gpus - 1}, the ranks that train."
+    if lost is not None and steps is not None and lost.step > steps:
+        allowed = f"Allowed: 2 to {steps}." if steps > 1 else "Allowed: a run of two steps or more."
+        yield "instruments.lost_worker", f"step: found {lost.step}, but the last timed step is {steps}. {allowed}"

@@ -1,4 +1,4 @@
-"""Creates the instruments that a cell asks for, except checkpoints, which the training loop creates."""
+"""Creates the instruments that a cell asks for, except checkpoints and the lost worker, which the training loop creates."""
 
 from __future__ import annotations
 

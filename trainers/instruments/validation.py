@@ -70,6 +70,9 @@ class Validator(Instrument):
         return step == self._steps or (self._meets and step % self._every == 0)
 
     def after(self, step: int) -> None:
+        if not self._meets:  # all ranks evaluate the parameters that servers have after the last push of the last rank
+            self._company.barrier()
+        self._engine.refresh()
         loss = torch.zeros((), device=self._ranks.device)
         correct = torch.zeros((), dtype=torch.int64, device=self._ranks.device)
         targets = 0

@@ -35,7 +35,7 @@ class Ledger:
         self.mode = mode
         self.updates = 0  # the number of updates so far, which is also the version of the parameters
         self.steps = [0] * workers  # number of steps that each worker has pushed
-        self.pulls = 0  # number of pulls of all workers
+        self.pulls = 0  # number of pushes of all workers with which they pulled parameters
         self.staleness: Counter[int] = Counter()  # staleness -> number of pushes
         self.largest_lead = 0  # the most steps that a worker was ahead of the slowest worker when it began a step
         self.present = set(range(workers))

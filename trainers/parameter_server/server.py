@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 
+def pulled(cell: Cell, mode: Mode, size: float) -> Term:
+    """What servers send in a step, as the mean over `pull_interval` steps. size: bytes of the parameters that they store."""
+    calls = cell.gpus / mode.pull_interval
+    return Term("the share of the parameters, to every worker that pulls", "send", size, cell.world_size, calls)
+
+
 class Request(msgspec.Struct, frozen=True):
     """A request of a worker that a thread received. a, b, c: as in `Kind`. payload: a buffer, which the thread reuses after the
     answer."""
@@ -72,8 +78,7 @@ class ParameterServer(Server):
             listener.join()
 
     def theory(self) -> list[Term]:
-        size, pulls = float(bytes_of([self._parameters])), self._cell.gpus / self._ledger.mode.pull_interval
-        return [Term("its share of the parameters, to every worker that pulls", "send", size, self._cell.world_size, pulls)]
+        return [pulled(self._cell, self._ledger.mode, float(bytes_of([self._parameters])))]
 
     def _listen(self, worker: int) -> None:
         """Receive the requests of a worker until the worker leaves or is lost. Runs in its own thread."""
@@ -161,6 +166,7 @@ class ParameterServer(Server):
         for worker in [worker for worker in self._held if self._ledger.may_begin(worker)]:
             self._ledger.begin(worker)
             push = self._held.pop(worker)
+            self._ledger.pulls += push.c == 1
             self._reply_parameters(push, wanted=push.c == 1)
 
     def _meet(self) -> None:
@@ -179,7 +185,6 @@ class ParameterServer(Server):
     def _reply_parameters(self, request: Request, *, wanted: bool) -> None:
         # A copy is sent, because the next update must not change a message that is still being sent.
         parameters = self._parameters.detach().clone() if wanted else None
-        self._ledger.pulls += wanted
         self._reply(request.worker, (self._ledger.updates,), parameters)
 
     def _reply_bytes(self, worker: int, text: bytes) -> None:
@@ -214,4 +219,5 @@ class ParameterServer(Server):
             "waits_for_all_workers": ledger.mode.waits,
             "staleness_bound": ledger.mode.staleness_bound,
             "staleness_weighted": ledger.mode.staleness_weighted,
+            "pull_interval": ledger.mode.pull_interval,
         }

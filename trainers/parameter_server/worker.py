@@ -20,6 +20,7 @@ from trainers.communication import Term
 from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Mode
 from trainers.parameter_server.protocol import Kind, ServerLink
+from trainers.parameter_server.server import pulled
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
@@ -155,11 +156,14 @@ class WorkerEngine(ReplicatedEngine):
             mean /= self.data_ranks
         return float(torch.linalg.vector_norm(mean, dtype=torch.float64))  # fp32 would lose digits in one sum over all elements
 
-    def whole_parameters(self) -> dict[str, torch.Tensor]:
-        if not self._mode.waits:  # other workers may have pushed since this worker's last pull
+    def refresh(self) -> None:
+        if not self._mode.waits:  # other workers, and with an interval this worker, may have pushed since the last pull
             for server in self._servers:
                 self._link.send(server, (Kind.PULL,))
             self._await_parameters(pulls=True)
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        self.refresh()
         return model_options.whole_parameters(self.model)
 
     def theory(self) -> list[Term]:
@@ -168,6 +172,21 @@ class WorkerEngine(ReplicatedEngine):
 
     def textbook_bytes(self) -> float:
         return 2.0 * self._psi()  # psi for pushed gradients, psi for pulled parameters
+
+    def sent_by_all(self) -> dict[str, float] | None:
+        """As `Accounted.sent_by_all`. Workers push and pull in every run, so the first server's counts replace a proof."""
+        counts, psi = self._counts(), self._psi()
+        pushes = sum(counts["pushes_by_worker"])
+        gradients = self.cell.gpus * sum(term.sent_bytes for term in self.theory())
+        theory = gradients + pulled(self.cell, self._mode, psi).sent_bytes
+        if not pushes:
+            return {"theory": theory}
+        steps = pushes / self.cell.gpus
+        return {"theory": theory, "counted": psi * (pushes + counts["pulls"]) / steps}
+
+    def _counts(self) -> dict[str, Any]:
+        self._link.send(self._servers[0], (Kind.ASK,))
+        return self._read(self._servers[0])
 
     def _psi(self) -> float:
         return float(self._gradients.numel() * self._gradients.element_size())

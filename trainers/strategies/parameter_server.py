@@ -27,6 +27,22 @@ def refuse(cell: Cell) -> str | None:
 SUPPORTED = ("activation_checkpointing", "compile")  # no clipping, because no server knows the norm of the whole gradient
 NO_COMMON_STEP = "workers are at different steps, so the parameters never belong to one step of all workers"
 OWN_ORDER = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
+PULL_INTERVAL = Option("pull_interval", 1, "a worker pulls parameters once in this many pushes", least=1)
+
+
+def unprovable(cell: Cell) -> str:
+    """Why an asynchronous server cannot be compared with one process."""
+    interval = cell.options.get("pull_interval", 1)
+    own = f"; workers pull parameters once in {interval} pushes, so their own last pushes are missing in them too"
+    return OWN_ORDER + (own if interval != 1 else "")
+
+
+def period(cell: Cell) -> int:
+    """The number of steps after which the communication of a worker repeats."""
+    interval = cell.options.get("pull_interval", 1)
+    assert isinstance(interval, int)
+    return interval
+
 
 VARIANTS = (
     Strategy(
@@ -47,7 +63,9 @@ VARIANTS = (
         engine="trainers.engines.parameter_server",
         servers=True,
         switches=SUPPORTED,
-        unprovable=lambda _: OWN_ORDER,
+        options=(PULL_INTERVAL,),
+        unprovable=unprovable,
+        communication_period=period,
         no_checkpoints=NO_COMMON_STEP,
         tolerates_lost_ranks=True,
     ),
@@ -62,9 +80,10 @@ VARIANTS = (
         options=(
             Option("staleness_bound", 4, "maximum number of steps that a worker may be ahead of the slowest worker", least=0),
             Option("staleness_weighted", True, "weight a gradient by 1 / (1 + updates since its worker pulled parameters)"),
-            Option("pull_interval", 1, "a worker pulls parameters once in this many pushes", least=1),
+            PULL_INTERVAL,
         ),
-        unprovable=lambda _: OWN_ORDER,
+        unprovable=unprovable,
+        communication_period=period,
         no_checkpoints=NO_COMMON_STEP,
         tolerates_lost_ranks=True,
     ),

@@ -34,5 +34,9 @@ def names(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], but: Collection[s
 
 
 def _without(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """The cell without the keys of bookkeeping and without `keys`, which may be options (`options.NAME`)."""
     left_out = keys_of(Role.BOOKKEEPING).union(keys)
-    return {key: value for key, value in cell.items() if key not in left_out}
+    kept = {key: value for key, value in cell.items() if key not in left_out}
+    if "options" in kept:
+        kept["options"] = {name: value for name, value in kept["options"].items() if f"options.{name}" not in left_out}
+    return kept
