@@ -23,7 +23,9 @@ from shardlab.cell import Cell
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_POINTS = 600  # the most points of one line in a figure: about as many as a screen can show
 FEW = 40  # a line of at most this many points gets a mark at each point: without marks, a point between gaps is invisible
-MOST_SHOWN = 12  # the most lines that are visible when the page opens; the reader can turn on the other lines in the legend
+# How much a reader can tell apart in one plot. Of a figure with more, small multiples are made (drawing/small_multiples.py).
+MOST_SHOWN = 12  # lines: with more, looks differ only in details, and at 390 px the legend is larger than the plot
+MOST_ROWS = 24  # rows, such as bars: 24 rows are 576 px high, so that the axis is still on the screen of a phone
 MOST_CELLS = 100  # the most cells of a workload that are drawn: the largest study has 59 cells; a longer legend is not readable
 LEGEND_HEIGHT_PX = 132  # a higher legend scrolls; otherwise, on a phone, the legend would leave no room for the figure
 LABELS_PX = 64  # space to the left of a plot, for the tick labels and the title of a numeric y axis

@@ -8,6 +8,7 @@ from typing import Any
 from collect import notation
 from collect.figure import INK, CellMark, Figure, Group, by_cell, by_cell_height
 from collect.figures.collectives import KINDS
+from collect.figures.drawing.panel_rows import rows
 from collect.figures.drawing.stacked_bars import some
 from collect.findings.trace_answers import GroupTraffic, of_cell
 
@@ -38,7 +39,7 @@ def draw(group: Group) -> Figure | None:
         "bandwidth of a link. Without traces of all ranks the time includes waiting for slow ranks. The stroke: the link "
         f"between the GPUs of a host in one direction, by the data sheet.{left_out}"
     )
-    return Figure(NAME, "Bandwidth of collectives", caption, by_cell_height(shown) + LEGEND_PX, data, shape)
+    return rows(Figure(NAME, "Bandwidth of collectives", caption, by_cell_height(shown) + LEGEND_PX, data, shape), shown.marks)
 
 
 def known(mark: CellMark) -> list[GroupTraffic]:

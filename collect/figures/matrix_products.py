@@ -6,6 +6,7 @@ from typing import Any
 
 from collect import notation
 from collect.figure import INK, CellMark, Figure, Group, by_cell, by_cell_height
+from collect.figures.drawing.panel_rows import rows
 from collect.figures.drawing.stacked_bars import some
 from collect.findings.trace_answers import profiled
 from collect.findings.trace_details import ProductOfStep, products_of
@@ -52,7 +53,7 @@ def draw(group: Group) -> Figure | None:
         "of a mark is its time in a step. The stroke: the peak of the GPU in the precision of the cell, by the data sheet."
         f"{left_out}"
     )
-    return Figure(NAME, "Matrix products", caption, by_cell_height(shown) + LEGEND_PX, data, shape)
+    return rows(Figure(NAME, "Matrix products", caption, by_cell_height(shown) + LEGEND_PX, data, shape), shown.marks)
 
 
 def known(mark: CellMark) -> list[ProductOfStep]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collect import notation
 from collect.figure import INK, Figure, Group, by_cell, by_cell_height, states
+from collect.figures.drawing.panel_rows import rows
 
 NAME = "peak_memory_bytes"
 
@@ -37,4 +38,4 @@ def draw(group: Group) -> Figure | None:
     caption = f"Highest over ranks and timed steps, mean over repeats: {' or '.join(kinds)}."
     shape = by_cell(group, unit)
     shape["margin"]["r"] = 56
-    return Figure(NAME, "Peak memory", caption, by_cell_height(group), data, shape)
+    return rows(Figure(NAME, "Peak memory", caption, by_cell_height(group), data, shape), group.marks)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect.figure import INK, MUTED, Figure, Group, axis, by_cell, by_cell_height, interval, states
+from collect.figures.drawing.panel_rows import rows
 from collect.findings.statistics import Estimate
 
 NAME = "throughput_per_s"
@@ -42,7 +43,7 @@ def draw(group: Group) -> Figure | None:
         caption += f" {CUT}"
     shape = by_cell(group, unit)
     shape["xaxis"] = axis(unit, range=[-PADDING * end, end], nticks=5, tickangle=0)
-    return Figure(NAME, "Throughput", caption, by_cell_height(group), data, shape)
+    return rows(Figure(NAME, "Throughput", caption, by_cell_height(group), data, shape), group.marks)
 
 
 def _end(found: Sequence[Estimate]) -> float:
