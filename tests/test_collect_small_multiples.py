@@ -1,7 +1,6 @@
 """A figure with too many lines or rows for one plot becomes small multiples, with all values in the panel of their strategy."""
 
 import itertools
-import math
 
 import pytest
 import support_browser
@@ -19,8 +18,8 @@ STRATEGIES = ["single", "ddp", "fsdp2", "fsdp2-zero2", "zero0", "zero1", "zero2"
 BATCHES = [8, 16, 24, 32, 40, 48, 56, 64]
 # JavaScript: pairs of texts of a figure that lie on each other, and texts that reach beyond the figure.
 COLLIDING = """(figure) => {
-  const texts = [...figure.querySelectorAll('.annotation-text, .xtick text, .ytick text, .legendtext')].filter((one) => one.textContent);
-  const boxes = texts.map((one) => [one.textContent, one.getBoundingClientRect()]).filter(([, box]) => box.width);
+  const texts = [...figure.querySelectorAll('.annotation-text, .xtick text, .ytick text, .legendtext')];
+  const boxes = texts.map((one) => [one.textContent, one.getBoundingClientRect()]).filter(([text, box]) => text && box.width);
   const whole = figure.getBoundingClientRect();
   const beyond = boxes.filter(([, box]) => box.left < whole.left - 2 || box.right > whole.right + 2).map(([text]) => text);
   const meeting = boxes.flatMap(([text, one], place) => boxes.slice(place + 1).filter(([, other]) =>
@@ -197,9 +196,6 @@ def test_ticks_that_would_lie_on_each_other_are_left_out():
     kept = small_multiples._with_few_ticks(log)
     assert kept["tickvals"] == [1, 2, 4, 8, 16, 32, 64]
     assert kept["ticktext"] == ["1", "2", "4", "8", "16", "32", "64"]
-    assert all(
-        math.log(b / a) >= math.log(64) / small_multiples.MOST_TICKS - 1e-9 for a, b in itertools.pairwise(kept["tickvals"])
-    )
     assert small_multiples._with_few_ticks(figure.axis("")) == figure.axis("")
 
 
