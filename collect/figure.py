@@ -37,7 +37,10 @@ LEGEND_PX, LINE_PX = 200, 20  # for the legend of an image file: approximate wid
 
 
 class Figure(msgspec.Struct):
-    """A figure of the report. `data` and `layout` have the form that plotly expects."""
+    """A figure of the report. `data` and `layout` have the form that plotly expects.
+
+    `meta` of a trace is the id of the cell that it shows, or a list with an id for each of its points.
+    """
 
     name: str
     title: str
@@ -45,6 +48,12 @@ class Figure(msgspec.Struct):
     height_px: int  # the width is not fixed: a figure fills the width of the page
     data: list[dict[str, Any]]
     layout: dict[str, Any]
+
+    @property
+    def cells(self) -> list[str]:
+        """The ids of the cells that the figure shows, each once, in the order in which they are drawn."""
+        metas = [trace["meta"] for trace in self.data if "meta" in trace]
+        return list(dict.fromkeys(cell for meta in metas for cell in ([meta] if isinstance(meta, str) else meta)))
 
 
 class CellMark(msgspec.Struct, frozen=True):
@@ -128,6 +137,11 @@ def shown_first(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool | str]]:
     return [(mark, True) for mark in shown] + [(mark, "legendonly") for mark in marks if mark.label not in labels_shown]
 
 
+def of_cell(mark: CellMark, traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The traces, marked as showing this cell (`Figure.cells`)."""
+    return [trace | {"meta": mark.row.id} for trace in traces]
+
+
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """The settings of an axis. title: its title with the unit. more: other settings of plotly, which override the defaults."""
     return {
@@ -203,13 +217,14 @@ def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:
 
     drawn: for each cell of the group, in the order of `marks`, whether the figure draws a value for this cell.
     """
-    missing = [(mark.label, mark.row.state) for mark, has in zip(group.marks, drawn, strict=True) if not has]
+    missing = [(mark.label, mark.row.state, mark.row.id) for mark, has in zip(group.marks, drawn, strict=True) if not has]
     return {
         "type": "scatter",
         "mode": "text",
         "x": [0] * len(missing),
-        "y": [label for label, _ in missing],
-        "text": [f"  {state}" for _, state in missing],
+        "y": [label for label, _, _ in missing],
+        "text": [f"  {state}" for _, state, _ in missing],
+        "meta": [cell for _, _, cell in missing],
         "textposition": "middle right",
         "textfont": {"color": MUTED, "size": 12},
         "hoverinfo": "skip",

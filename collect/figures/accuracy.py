@@ -21,6 +21,7 @@ def draw(group: Group) -> Figure | None:
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": mark.label,
+                "meta": mark.row.id,
                 "x": [seconds for seconds, _ in points[mark.label]],
                 "y": [accuracy for _, accuracy in points[mark.label]],
                 "line": mark.look.line,

@@ -54,6 +54,7 @@ def _marks(kind: str, colour: str, found: list[tuple[CellMark, GroupTraffic]]) -
         "name": kind,
         "x": [use.bus_gb_per_s for _, use in found],
         "y": [mark.label for mark, _ in found],
+        "meta": [mark.row.id for mark, _ in found],
         "customdata": [[mark.label, html.escape(_says(use), quote=False)] for mark, use in found],
         "marker": {"color": colour, "size": MARKER_PX},
         "hovertemplate": f"{kind}: %{{x:,.4~g}} GB/s<br>%{{customdata[1]}}<extra>%{{customdata[0]}}</extra>",

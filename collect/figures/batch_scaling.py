@@ -74,6 +74,7 @@ def _line(marks: Sequence[CellMark], look: Look, metric: str, size: float, unit:
         "type": "scatter",
         "mode": "lines+markers",
         "x": [mark.cell.cell.global_batch_size for mark, _ in known],
+        "meta": [mark.row.id for mark, _ in known],
         "y": [estimate.value / size for _, estimate in known],
         "error_y": spread | {"color": look.colour},
         "line": look.line,

@@ -24,7 +24,7 @@ def draw(group: Group) -> Figure | None:
         times = epochs[mark.label]
         numbers = [float(number) for number in range(1, len(times) + 1)]
         averages = [total / number for total, number in zip(accumulate(times), numbers, strict=True)]
-        shared = {"type": "scatter", "name": mark.label, "legendgroup": mark.label, "visible": visible}
+        shared = {"type": "scatter", "name": mark.label, "legendgroup": mark.label, "meta": mark.row.id, "visible": visible}
         for mode, values in (("markers", times), ("lines", averages)):
             x, y = thin(numbers, values, points_a_line(2 * len(epochs)))
             data.append(

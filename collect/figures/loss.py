@@ -20,6 +20,7 @@ def draw(group: Group) -> Figure | None:
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": mark.label,
+                "meta": mark.row.id,
                 "x": x,
                 "y": y,
                 "line": mark.look.line,

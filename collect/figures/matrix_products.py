@@ -79,6 +79,7 @@ def _marks(operator: str, colour: str, found: list[tuple[CellMark, ProductOfStep
         "name": operator,
         "x": [(product.flops_per_s or 0) / TERA for _, product in found],
         "y": [mark.label for mark, _ in found],
+        "meta": [mark.row.id for mark, _ in found],
         "customdata": [[mark.label, _says(product)] for mark, product in found],
         "marker": {"color": colour, "size": [max(SMALLEST_PX, LARGEST_PX * (one.ms / longest) ** 0.5) for _, one in found]},
         "hovertemplate": f"{operator}: %{{x:,.4~g}} TFLOP/s<br>%{{customdata[1]}}<extra>%{{customdata[0]}}</extra>",

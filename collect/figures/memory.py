@@ -26,6 +26,7 @@ def draw(group: Group) -> Figure | None:
                     "orientation": "h",
                     "x": [value],
                     "y": [mark.label],
+                    "meta": mark.row.id,
                     "text": [notation.number(value, 3)],
                     "textposition": "outside",
                     "textfont": {"color": INK, "size": 12},

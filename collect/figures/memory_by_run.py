@@ -34,6 +34,7 @@ def draw(group: Group) -> Figure | None:
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": mark.label,
+                "meta": mark.row.id,
                 "x": [round(moment, 3) for moment in x],
                 "y": [None if value is None else float(f"{value / size:.5g}") for value in y],
                 "line": mark.look.line,

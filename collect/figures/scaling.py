@@ -36,6 +36,7 @@ def draw(group: Group) -> Figure | None:
                 "mode": "lines+markers",
                 "name": name,
                 "x": [mark.cell.cell.gpus for mark in marks],
+                "meta": [mark.row.id for mark in marks],
                 "y": [mark.row.metrics[NAME].value for mark in marks],
                 "line": looks[index].line,
                 "marker": looks[index].marks(8),

@@ -29,6 +29,7 @@ def draw(group: Group) -> Figure | None:
                     "width": 0.45,
                     "hoverinfo": "x",
                     "name": mark.label,
+                    "meta": mark.row.id,
                 }
                 | {part: [times.quantile(share, "linear")] for part, share in SHARES.items()}
             )

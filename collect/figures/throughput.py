@@ -31,6 +31,7 @@ def draw(group: Group) -> Figure | None:
                     "mode": "markers",
                     "x": [estimate.value],
                     "y": [mark.label],
+                    "meta": mark.row.id,
                     "error_x": interval(estimate, mark.look.colour),
                     "marker": mark.look.marks(10),
                     "hovertemplate": f"%{{x:,.4~g}} {unit}, n = {estimate.n}<extra>%{{y}}</extra>",

@@ -37,6 +37,7 @@ def draw(group: Group) -> Figure | None:
                         "mode": "markers",
                         "x": [estimate.value],
                         "y": [mark.label],
+                        "meta": mark.row.id,
                         "error_x": interval(estimate, mark.look.colour),
                         "marker": {
                             "color": mark.look.colour,

@@ -41,7 +41,9 @@ def draw(group: Group) -> Figure | None:
         return None
     found, left_out = bounded(found, lambda entry: entry[0])
     summed = [parts(step) for _, step in found]
-    data = [_bars(name, [one.get(name, 0) for one in summed]) for name in COLOURS if any(one.get(name) for one in summed)]
+    cells = {"meta": [mark.row.id for mark, _ in found]}
+    drawn = [name for name in COLOURS if any(one.get(name) for one in summed)]
+    data = [_bars(name, [one.get(name, 0) for one in summed]) | cells for name in drawn]
     data.append(_totals([step for _, step in found], summed))
     shape = lines([mark.label for mark, _ in found], LABEL_PX, LINE_PX)
     ends = [sum(value for value in one.values() if (value > 0) == up) for one in summed for up in (True, False)]

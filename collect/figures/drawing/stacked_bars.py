@@ -132,6 +132,7 @@ def _part(group: Group, part: BarPart, panel: BarPanel, totals: Sequence[float])
         "name": part.name,
         "x": [value for _, value in known],
         "y": [_middle(line) for line, _ in known],
+        "meta": [group.marks[line].row.id for line, _ in known],
         "customdata": [[group.labels[line], share] for share, (line, _) in zip(shares, known, strict=True)],
         "text": written if one_of_many else "",
         "textposition": "inside",
