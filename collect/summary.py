@@ -42,6 +42,7 @@ from collect.metric import Compared, Metric, menu, quantities
 from collect.verdicts.claims import Verdict, is_illustrative, judge
 from collect.verdicts.reported import ReportedResult, beside
 from collect.verdicts.selection import Measurements
+from shardlab.citation import Citation
 from shardlab.state import STATES
 from shardlab.study import Assumed, Deviation, Note
 
@@ -106,6 +107,7 @@ class Summary(msgspec.Struct, dict=True):
     illustrative: bool  # whether the study measured none of the numbers that it prints
     assumed: list[Assumed]  # assumptions of the study
     notes: list[Note]  # notes of the matrix on places in the study
+    citation: Citation | None  # how to cite the study; null: not known
     deviations: list[Deviation]  # differences to the matrix of the study, so that it fits the cluster
     outliers: list[Outlier]  # repeats far from the others
     failures: list[Failure]  # runs that did not complete
@@ -191,6 +193,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         illustrative=is_illustrative(loaded),
         assumed=loaded.expansion.assumed,
         notes=loaded.expansion.notes,
+        citation=loaded.expansion.citation,
         deviations=loaded.expansion.deviations,
         outliers=[outlier for row in rows for outlier in _outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _failures(cell)],

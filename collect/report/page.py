@@ -72,7 +72,7 @@ from collect.report import (
     verdict_text,
 )
 from collect.summary import Summary
-from shardlab import __version__, printable
+from shardlab import __version__, citation, printable
 from templates import render_page
 
 TEMPLATE = "report/index.html.j2"
@@ -114,6 +114,7 @@ SECTIONS = {
     "runs": "Runs",
     "where": "Hosts and software",
     "reading": "Definitions of the metrics",
+    "cite": "How to cite",
 }
 
 
@@ -195,6 +196,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         hosts=provenance.hosts(loaded),
         worst=provenance.worst_coverage(summary),
         traffic=provenance.traffic_rows(summary),
+        citations=_citations(summary),
         metrics=menu(),
         defined={metric.name for metric in menu()},
         plotly=Markup(plotly_script()),
@@ -231,6 +233,12 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         ],
     }
     return [(name, title) for name, title in SECTIONS.items() if having.get(name, [title])]
+
+
+def _citations(summary: Summary) -> list[tuple[str, str]]:
+    """(what is cited, its BibTeX entry): shardlab, and the study if its citation is known."""
+    found = [("shardlab", citation.of_shardlab())]
+    return found + ([("The study", citation.of_study(summary.matrix, summary.citation))] if summary.citation else [])
 
 
 def _headline(drawn: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:
