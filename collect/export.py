@@ -20,7 +20,7 @@ from collect.loading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import Tracked, TrackedStep
 from shardlab import registry
-from shardlab.errors import MissingExtra, UnknownName
+from shardlab.errors import InputError, MissingExtra, UnknownName
 
 
 class OpenRun(Protocol):
@@ -62,15 +62,15 @@ def exports() -> dict[str, Export]:
 def export(name: str) -> Export:
     """The export format with this name.
 
-    Raises UnknownName, with a list of all formats, if there is no format of this name, and MissingExtra if a package that the
-    format needs is not installed.
+    Raises UnknownName, with a list of all formats, if there is no format of this name, and InputError with the words of
+    MissingExtra if a package that the format needs is not installed: another format can be named, and nothing was changed.
     """
     menu = exports()
     if name not in menu:
         raise UnknownName("export format", name, menu, summaries={name: format_.summary for name, format_ in menu.items()})
     found = menu[name]
     if found.extra and importlib.util.find_spec(found.package) is None:
-        raise MissingExtra(found.extra, f"collect export --to {name}", found.package)
+        raise InputError(str(MissingExtra(found.extra, f"collect export --to {name}", found.package)))
     return found
 
 

@@ -23,7 +23,9 @@ from shardlab.cell import Cell
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_POINTS = 600  # the most points of one line in a figure: about as many as a screen can show
 FEW = 40  # a line of at most this many points gets a mark at each point: without marks, a point between gaps is invisible
-MOST_SHOWN = 12  # the most lines that are visible when the page opens; the reader can turn on the other lines in the legend
+# How much a reader can tell apart in one plot. Of a figure with more, small multiples are made (drawing/small_multiples.py).
+MOST_SHOWN = 12  # lines: with more, looks differ only in details, and at 390 px the legend is larger than the plot
+MOST_ROWS = 24  # rows, such as bars: 24 rows are 576 px high, so that the axis is still on the screen of a phone
 MOST_CELLS = 100  # the most cells of a workload that are drawn: the largest study has 59 cells; a longer legend is not readable
 LEGEND_HEIGHT_PX = 132  # a higher legend scrolls; otherwise, on a phone, the legend would leave no room for the figure
 LABELS_PX = 64  # space to the left of a plot, for the tick labels and the title of a numeric y axis
@@ -35,7 +37,10 @@ LEGEND_PX, LINE_PX = 200, 20  # for the legend of an image file: approximate wid
 
 
 class Figure(msgspec.Struct):
-    """A figure of the report. `data` and `layout` have the form that plotly expects."""
+    """A figure of the report. `data` and `layout` have the form that plotly expects.
+
+    `meta` of a trace is the id of the cell that it shows, or a list with an id for each of its points.
+    """
 
     name: str
     title: str
@@ -43,6 +48,12 @@ class Figure(msgspec.Struct):
     height_px: int  # the width is not fixed: a figure fills the width of the page
     data: list[dict[str, Any]]
     layout: dict[str, Any]
+
+    @property
+    def cells(self) -> list[str]:
+        """The ids of the cells that the figure shows, each once, in the order in which they are drawn."""
+        metas = [trace["meta"] for trace in self.data if "meta" in trace]
+        return list(dict.fromkeys(cell for meta in metas for cell in ([meta] if isinstance(meta, str) else meta)))
 
 
 class CellMark(msgspec.Struct, frozen=True):
@@ -126,6 +137,11 @@ def shown_first(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool | str]]:
     return [(mark, True) for mark in shown] + [(mark, "legendonly") for mark in marks if mark.label not in labels_shown]
 
 
+def of_cell(mark: CellMark, traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The traces, marked as showing this cell (`Figure.cells`)."""
+    return [trace | {"meta": mark.row.id} for trace in traces]
+
+
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """The settings of an axis. title: its title with the unit. more: other settings of plotly, which override the defaults."""
     return {
@@ -201,13 +217,14 @@ def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:
 
     drawn: for each cell of the group, in the order of `marks`, whether the figure draws a value for this cell.
     """
-    missing = [(mark.label, mark.row.state) for mark, has in zip(group.marks, drawn, strict=True) if not has]
+    missing = [(mark.label, mark.row.state, mark.row.id) for mark, has in zip(group.marks, drawn, strict=True) if not has]
     return {
         "type": "scatter",
         "mode": "text",
         "x": [0] * len(missing),
-        "y": [label for label, _ in missing],
-        "text": [f"  {state}" for _, state in missing],
+        "y": [label for label, _, _ in missing],
+        "text": [f"  {state}" for _, state, _ in missing],
+        "meta": [cell for _, _, cell in missing],
         "textposition": "middle right",
         "textfont": {"color": MUTED, "size": 12},
         "hoverinfo": "skip",

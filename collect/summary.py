@@ -44,6 +44,7 @@ from collect.metric import Compared, Metric, menu, quantities
 from collect.verdicts.claims import Verdict, is_illustrative, judge
 from collect.verdicts.reported import ReportedResult, beside
 from collect.verdicts.selection import Measurements
+from shardlab.citation import Citation
 from shardlab.state import STATES
 from shardlab.study import Assumed, Deviation, Note
 
@@ -108,6 +109,7 @@ class Summary(msgspec.Struct, dict=True):
     illustrative: bool  # whether the study measured none of the numbers that it prints
     assumed: list[Assumed]  # values of cell keys that the study does not state, so the matrix assumes them
     notes: list[Note]  # notes in the matrix file about tables, sections or figures of the study
+    citation: Citation | None  # how to cite the study; null: not known
     deviations: list[Deviation]  # how the matrix was changed to fit the cluster, compared with the study
     outliers: list[Outlier]  # repeats whose value of a metric is far from that of other repeats
     failures: list[Failure]  # runs that did not complete
@@ -196,6 +198,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         illustrative=is_illustrative(loaded),
         assumed=loaded.expansion.assumed,
         notes=loaded.expansion.notes,
+        citation=loaded.expansion.citation,
         deviations=loaded.expansion.deviations,
         outliers=[outlier for row in rows for outlier in _outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _failures(cell)],

@@ -292,6 +292,7 @@ def keep(
             traces=matrix.file.traces,
             assumed=matrix.file.assumed,
             notes=matrix.file.notes,
+            citation=matrix.file.citation,
             deviations=matrix.file.deviations,
             scale="tiny" if tiny else "full",
             reported=matrix.file.reported,

@@ -11,6 +11,7 @@ import msgspec
 
 from shardlab.batch_search import BatchSearch
 from shardlab.cell import Cell
+from shardlab.citation import Citation
 from shardlab.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
 
 LAST_MATRIX = "last-matrix.json"  # a file in .shardlab, beside the folder of the expansions
@@ -51,6 +52,7 @@ class Expansion(msgspec.Struct, kw_only=True):
     assumed: list[Assumed] = []
     notes: list[Note] = []
     deviations: list[Deviation] = []
+    citation: Citation | None = None
 
 
 class LastMatrix(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from shardlab import claim_check, document, model_file, search_check, validation
 from shardlab.batch_search import PLACEHOLDER, SearchRequest
 from shardlab.cell import Draft, Instruments, Optimizer, Schedule
 from shardlab.cell_names import PLAIN, is_name
+from shardlab.citation import Citation
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import UnknownName
 from shardlab.expansion import Excluded
@@ -29,8 +30,6 @@ from shardlab.study import Assumed, Claim, Deviation, Note, PrintedTable, Report
 
 MAX_CELLS = 100_000
 Placed = dict[str, tuple[Any, Path_]]  # cell key -> (value of the key, path of this value in the matrix file)
-
-
 Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
@@ -54,6 +53,8 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line that says what the matrix compares."""
     source: str | None = None
     """The study that the matrix repeats; null: none."""
+    citation: Citation | None = None
+    """How to cite the study: the report has it as BibTeX; null: not known."""
     defaults: dict[str, Any] = {}
     """Keys with their values, for all cells for which no other section gives another value."""
     axes: dict[str, list[Any]] = {}

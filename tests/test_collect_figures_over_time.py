@@ -10,7 +10,7 @@ import pytest
 import support_collect as support
 
 from collect import figure, summary
-from collect.figures import batch_scaling, loss, memory_by_run, scaling, telemetry, utilization
+from collect.figures import batch_scaling, memory_by_run, scaling, telemetry, utilization
 from collect.figures.drawing import curves
 from collect.loading import load
 from collect.metrics import network
@@ -375,19 +375,22 @@ def test_of_many_cells_the_comparable_ones_are_drawn_first_and_the_rest_wait(tmp
         batch(8 * size, strategy, gpus) for strategy in ("single", "ddp", "fsdp2") for gpus in (1, 2, 4) for size in (1, 2)
     ]
     cells = [what for what in cells if what.strategy != "single" or what.gpus == 1]
-    group = sweep(tmp_path, cells)
-    drawn = loss.draw(group)
-    assert len(drawn.data) == len(cells) == 14
-    shown = [line for line in drawn.data if line["visible"] is True]
-    assert [line["name"] for line in shown] == ["ddp ×4", "ddp ×4, batch 16", "fsdp2 ×4", "fsdp2 ×4, batch 16"]
-    assert [line["line"]["dash"] for line in shown] == ["solid", "dash"] * 2
-    assert {line["visible"] for line in drawn.data[len(shown) :]} == {"legendonly"}
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, cells, repeats=1)
+    drawn = figure.shown_first(group_of(workspace).marks)
+    assert len(drawn) == len(cells) == 14
+    shown = [mark for mark, visible in drawn if visible is True]
+    assert [mark.label for mark in shown] == ["ddp ×4", "ddp ×4, batch 16", "fsdp2 ×4", "fsdp2 ×4, batch 16"]
+    assert [mark.look.dash for mark in shown] == ["solid", "dash"] * 2
+    assert {visible for _, visible in drawn[len(shown) :]} == {"legendonly"}
 
 
 def test_of_too_many_cells_on_the_same_ranks_those_of_one_batch_are_drawn_first(tmp_path):
     cells = [batch(8 * size, strategy) for strategy in ("ddp", "fsdp2") for size in range(1, 8)] + [batch(80, "ddp")]
-    drawn = loss.draw(sweep(tmp_path, cells))
-    assert [line["name"] for line in drawn.data if line["visible"] is True] == ["ddp ×1", "fsdp2 ×1"]
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, cells, repeats=1)
+    drawn = figure.shown_first(group_of(workspace).marks)
+    assert [mark.label for mark, visible in drawn if visible is True] == ["ddp ×1", "fsdp2 ×1"]
 
 
 def test_figures_are_of_so_many_cells_at_most(tmp_path):

@@ -40,7 +40,9 @@ ESTIMATES = {
 def drawn(workspace, draw, baseline="single"):
     loaded = load.load(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, baseline))
-    return draw(group), group
+    found = draw(group)
+    assert found is None or {*found.cells} & {mark.row.id for mark in group.marks}, "a figure names the cells that it shows"
+    return found, group
 
 
 def profiled(workspace, cell, events, *, repeats=2, ranks=1):

@@ -50,6 +50,20 @@ def test_figures_are_exported_without_a_report(workspace, figures, tmp_path):
     assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} == {one.name for one in figures}
 
 
+def test_every_figure_names_the_cells_that_it_shows(workspace, figures):
+    loaded = load.load(workspace, None)
+    ids = {cell.id for cell in loaded.cells}
+    completed = {cell.id for cell in loaded.cells if cell.completed}
+    for one in figures:
+        assert one.cells, one.name
+        assert set(one.cells) <= ids
+        for trace in one.spec["data"]:
+            assert isinstance(trace.get("meta", ""), str) or len(trace["meta"]) == len(trace["x"])
+    shown = {one.kind: set(one.cells) for one in figures}
+    assert shown["loss"] == completed
+    assert shown["throughput_per_s"] == ids, "also the cells that have a state in place of a value"
+
+
 def test_names_are_unique_and_fit_for_files(tmp_path):
     workspace = Workspace(tmp_path)
     cells = [support.cell(workload=name) for name in ("gpt2-tiny", "vit-tiny")]

@@ -235,7 +235,7 @@ def tensorboard_is(folder, runs):
 def test_without_the_extra_a_sentence_says_what_to_install(workspace, tmp_path, monkeypatch, capsys):
     for name in PACKAGES:
         monkeypatch.setitem(sys.modules, name, None)
-        assert main(["export", "--to", name, "--workspace", str(workspace.path), "--out", str(tmp_path / "out")]) == 1
+        assert main(["export", "--to", name, "--workspace", str(workspace.path), "--out", str(tmp_path / "out")]) == 2
         said = capsys.readouterr().err
         assert f"collect export --to {name} needs the package {name!r}" in said
         assert f"pip install 'shardlab[{name}]'" in said

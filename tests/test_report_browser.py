@@ -179,6 +179,39 @@ def test_details_open_by_key_and_by_what_leads_to_them(show, study):
     found.page.wait_for_function("() => document.querySelector('.notes').open")
 
 
+def test_each_figure_leads_to_the_runs_of_its_cells(show, report):
+    found = show(report)
+    found.fold(True)
+    for figure in found.page.locator("figure").all():
+        links = figure.locator("a[data-cell]").all()
+        assert links
+        for link in links:
+            runs = found.page.locator(link.get_attribute("href"))
+            assert runs.locator("summary").text_content().startswith(link.text_content())
+            assert link.get_attribute("data-cell") in runs.locator("code").first.text_content()
+    found.fold(False)
+    links[-1].press("Enter")
+    runs = links[-1].get_attribute("href")
+    assert found.found("() => location.hash") == runs
+    found.fold(True)
+    links[-1].evaluate("(link) => link.click()")
+    found.page.wait_for_function("(runs) => document.querySelector(runs).open", arg=runs)
+    found.fold(True)
+
+
+def test_a_click_on_a_point_opens_the_runs_of_its_cell(show, study):
+    found = show(study)
+    found.fold(True)
+    found.page.locator("#figure-throughput-per-s .plot").scroll_into_view_if_needed()
+    box = found.page.locator("#figure-throughput-per-s .scatterlayer path.point").last.bounding_box()
+    found.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    found.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    found.page.wait_for_function("() => document.querySelector('#runs-2').open")  # the cell in the last row
+    assert found.found("() => location.hash") == "#runs-2"
+    assert found.page.locator("#runs details[open]").count() == 1
+    found.fold(True)
+
+
 def test_the_studys_table_has_both_numbers_and_says_which_agree(show, study):
     found = show(study)
     found.fold(True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from collect.figure import Figure, Group, axis, layout, shown_first
+from collect.figures.drawing import small_multiples
 from collect.loading.loaded_run import LoadedRun
 from collect.sources.steps import seconds_until
 
@@ -13,12 +14,14 @@ def draw(group: Group) -> Figure | None:
     """Draw one line for each cell that has validation results. The results are those of the cell's first completed repeat."""
     data: list[dict[str, Any]] = []
     points = {mark.label: _points(mark.cell.completed[0]) for mark in group.marks if mark.cell.completed}
-    for mark, visible in shown_first([mark for mark in group.marks if points.get(mark.label)]):
+    marks = [mark for mark in group.marks if points.get(mark.label)]
+    for mark, visible in shown_first(marks):
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": mark.label,
+                "meta": mark.row.id,
                 "x": [seconds for seconds, _ in points[mark.label]],
                 "y": [accuracy for _, accuracy in points[mark.label]],
                 "line": mark.look.line,
@@ -32,7 +35,10 @@ def draw(group: Group) -> Figure | None:
         "times, without warm-up steps and without the validation itself. First completed repeat of each cell."
     )
     shape = layout(axis("seconds of training", showgrid=False), axis("accuracy, %", rangemode="tozero"), showlegend=True)
-    return Figure("accuracy", "Validation accuracy", caption, 380, data, shape) if data else None
+    if not data:
+        return None
+    found = Figure("accuracy", "Validation accuracy", caption, 380, data, shape)
+    return small_multiples.lines(found, small_multiples.of_cells(marks))
 
 
 def _points(run: LoadedRun) -> list[tuple[float, float]]:

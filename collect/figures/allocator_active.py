@@ -37,4 +37,4 @@ def draw(group: Group) -> Figure | None:
         f"{allocator.about(mark, seen)} Blocks that were in use, stacked by the size of the block; a block counts until "
         "its memory is free again. Peaks are kept where points are left out."
     )
-    return allocator.over_history("allocator_active", "Blocks of the allocator in use", caption, unit, data)
+    return allocator.over_history("allocator_active", "Blocks of the allocator in use", caption, unit, mark, data)

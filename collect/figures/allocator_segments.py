@@ -32,4 +32,4 @@ def draw(group: Group) -> Figure | None:
         f"{allocator.about(mark, seen)} Reserved: all segments that the allocator took from the GPU. What is "
         "reserved and not in use is free for later, or lost to fragmentation."
     )
-    return allocator.over_history("allocator_segments", "Segments of the allocator", caption, unit, data)
+    return allocator.over_history("allocator_segments", "Segments of the allocator", caption, unit, mark, data)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect import notation
-from collect.figure import LINE, Figure, Group, axis, layout
+from collect.figure import LINE, Figure, Group, axis, layout, of_cell
 from collect.figures.drawing import allocator
 from collect.sources import snapshot
 from collect.sources.snapshot import AllocatorSegment
@@ -25,7 +25,7 @@ def draw(group: Group) -> Figure | None:
     ordered = sorted(seen.segments, key=lambda segment: -segment.total_size)
     shown = ordered[:MOST_SEGMENTS]
     unit, size = notation.bytes_unit([float(shown[0].total_size)])
-    data = [_blocks(name, shown, unit, size) for name in USES]
+    data = of_cell(mark, [_blocks(name, shown, unit, size) for name in USES])
     left = ordered[MOST_SEGMENTS:]
     left_out = f" {len(left)} smaller segments are not drawn." if left else ""
     caption = (

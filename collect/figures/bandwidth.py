@@ -8,6 +8,7 @@ from typing import Any
 from collect import notation
 from collect.figure import INK, CellMark, Figure, Group, by_cell, by_cell_height
 from collect.figures.collectives import KINDS
+from collect.figures.drawing.panel_rows import rows
 from collect.figures.drawing.stacked_bars import some
 from collect.findings.trace_answers import GroupTraffic, of_cell
 
@@ -38,7 +39,7 @@ def draw(group: Group) -> Figure | None:
         "bandwidth of a link. Without traces of all ranks the time includes waiting for slow ranks. The stroke: the link "
         f"between the GPUs of a host in one direction, by the data sheet.{left_out}"
     )
-    return Figure(NAME, "Bandwidth of collectives", caption, by_cell_height(shown) + LEGEND_PX, data, shape)
+    return rows(Figure(NAME, "Bandwidth of collectives", caption, by_cell_height(shown) + LEGEND_PX, data, shape), shown.marks)
 
 
 def known(mark: CellMark) -> list[GroupTraffic]:
@@ -53,6 +54,7 @@ def _marks(kind: str, colour: str, found: list[tuple[CellMark, GroupTraffic]]) -
         "name": kind,
         "x": [use.bus_gb_per_s for _, use in found],
         "y": [mark.label for mark, _ in found],
+        "meta": [mark.row.id for mark, _ in found],
         "customdata": [[mark.label, html.escape(_says(use), quote=False)] for mark, use in found],
         "marker": {"color": colour, "size": MARKER_PX},
         "hovertemplate": f"{kind}: %{{x:,.4~g}} GB/s<br>%{{customdata[1]}}<extra>%{{customdata[0]}}</extra>",

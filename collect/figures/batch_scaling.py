@@ -7,7 +7,10 @@ from typing import Any
 
 from collect import notation
 from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout
-from collect.figures.drawing.series import alike, names
+from collect.figures.drawing import small_multiples
+from collect.figures.drawing.series import alike
+from collect.figures.drawing.series import names as names_of
+from collect.figures.drawing.series import variants as variants_of
 from collect.strategy_style import Look, variants
 
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
@@ -33,12 +36,18 @@ def draw(group: Group) -> Figure | None:
     memory_unit, size = notation.bytes_unit(sizes)
     looks = variants([marks[0].strategy for marks in lines])
     data: list[dict[str, Any]] = []
-    for index, (name, marks) in enumerate(zip(names([(marks[0], {}) for marks in lines], BATCH), lines, strict=True)):
+    firsts = [marks[0] for marks in lines]
+    said: list[tuple[CellMark, dict[str, Any]]] = [(mark, {}) for mark in firsts]
+    names = names_of(said, BATCH)
+    panels = small_multiples.of_lines(firsts, names, variants_of(said, BATCH))
+    for index, (name, marks) in enumerate(zip(names, lines, strict=True)):
         visible = True if index < MOST_SHOWN else "legendonly"
         shared = {"name": name, "legendgroup": name, "visible": visible}
         data.append(shared | _line(marks, looks[index], THROUGHPUT, 1, unit) | {"yaxis": "y"})
         data.append(shared | _line(marks, looks[index], MEMORY, size, memory_unit) | {"yaxis": "y2", "showlegend": False})
-    data.append(_missing(of_lines))
+        if panels:  # the states of cells stand in the panel of their line
+            data.append(_missing(marks) | {"legendgroup": name})
+    data += [] if panels else [_missing(of_lines)]
     batches = sorted({mark.cell.cell.global_batch_size for mark in of_lines})
     x = axis("global batch size, log scale", type="log", tickvals=batches, ticktext=list(map(str, batches)), showgrid=False)
     upper = axis(unit, rangemode="tozero", domain=[0.54, 1], nticks=5)
@@ -48,7 +57,7 @@ def draw(group: Group) -> Figure | None:
         "Means over repeats. The cells of a line differ only in their batch size. A cell without a number shows its state "
         "instead of a mark."
     )
-    return Figure("batch_scaling", "Batch sizes", caption, 520, data, shape)
+    return small_multiples.lines(Figure("batch_scaling", "Batch sizes", caption, 520, data, shape), panels)
 
 
 def _line(marks: Sequence[CellMark], look: Look, metric: str, size: float, unit: str) -> dict[str, Any]:
@@ -65,6 +74,7 @@ def _line(marks: Sequence[CellMark], look: Look, metric: str, size: float, unit:
         "type": "scatter",
         "mode": "lines+markers",
         "x": [mark.cell.cell.global_batch_size for mark, _ in known],
+        "meta": [mark.row.id for mark, _ in known],
         "y": [estimate.value / size for _, estimate in known],
         "error_y": spread | {"color": look.colour},
         "line": look.line,

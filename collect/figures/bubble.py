@@ -82,6 +82,7 @@ def _measured(name: str, marks: list[CellMark], variant: int) -> dict[str, Any]:
             "width": 4,
         },
         "customdata": [mark.label for mark in marks],
+        "meta": [mark.row.id for mark in marks],
         "marker": own.marks(10),
         "hovertemplate": "%{y:.3~g} % measured at %{x} micro-batches<extra>%{customdata}</extra>",
     }

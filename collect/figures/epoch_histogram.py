@@ -39,6 +39,7 @@ def draw(group: Group) -> Figure | None:
             {
                 "type": "histogram",
                 "name": mark.label,
+                "meta": mark.row.id,
                 "x": times,
                 "xaxis": f"x{number}",
                 "yaxis": f"y{number}",

@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from collect.figure import Figure, Group, axis, layout, points_a_line, shown_first, thin
+from collect.figures.drawing import small_multiples
 
 MOST_TICKS = 10
 
@@ -18,11 +19,12 @@ def draw(group: Group) -> Figure | None:
     data: list[dict[str, Any]] = []
     results = {mark.label: mark.cell.completed[0].result for mark in group.marks if mark.cell.completed}
     epochs = {label: result.epoch_time_s for label, result in results.items() if result and result.epoch_time_s}
-    for mark, visible in shown_first([mark for mark in group.marks if mark.label in epochs]):
+    marks = [mark for mark in group.marks if mark.label in epochs]
+    for mark, visible in shown_first(marks):
         times = epochs[mark.label]
         numbers = [float(number) for number in range(1, len(times) + 1)]
         averages = [total / number for total, number in zip(accumulate(times), numbers, strict=True)]
-        shared = {"type": "scatter", "name": mark.label, "legendgroup": mark.label, "visible": visible}
+        shared = {"type": "scatter", "name": mark.label, "legendgroup": mark.label, "meta": mark.row.id, "visible": visible}
         for mode, values in (("markers", times), ("lines", averages)):
             x, y = thin(numbers, values, points_a_line(2 * len(epochs)))
             data.append(
@@ -44,4 +46,7 @@ def draw(group: Group) -> Figure | None:
     longest = max(map(len, epochs.values()), default=1)
     few = {"dtick": 1} if longest <= MOST_TICKS else {}  # without dtick, plotly would write fractions such as epoch 1.5
     shape = layout(axis("epoch", showgrid=False, **few), axis("seconds", rangemode="tozero"), showlegend=True)
-    return Figure("epoch_time", "Time of an epoch", caption, 380, data, shape) if data else None
+    if not data:
+        return None
+    found = Figure("epoch_time", "Time of an epoch", caption, 380, data, shape)
+    return small_multiples.lines(found, small_multiples.of_cells(marks))

@@ -37,8 +37,9 @@ class GpuLine(NamedTuple):
     """A GPU on which the run of a cell trained. The figure has one line for this GPU in each panel."""
 
     label: str
-    place: int  # number of the GPU in the list of GPUs of its cell, from 0
-    cell: int  # number of the GPU's cell in the list of cells of the figure, from 0
+    place: int  # the place of the GPU in its cell, from 0
+    cell: int  # the place of its cell among the cells of the figure, from 0
+    cell_id: str
 
 
 PANELS = (
@@ -73,7 +74,7 @@ def draw(group: Group) -> Figure | None:
             continue
         for place, ((host, _), uuid) in enumerate(zip(devices, _shown_uuids(devices), strict=True)):
             name = f"{mark.label}, {html.escape(f'{host} {uuid}', quote=False)}{PLAYED * run.plays_gpus}"
-            lines[_key(cells, place)] = GpuLine(name, place, cells)
+            lines[_key(cells, place)] = GpuLine(name, place, cells, mark.row.id)
         played += [mark.label] * run.plays_gpus
         parts.append(_rows(run, run.window[0], {device: _key(cells, place) for place, device in enumerate(devices)}))
         cells += 1
@@ -147,6 +148,7 @@ def _line(line: GpuLine, curve: Curve, number: int) -> dict[str, Any]:
         "type": "scatter",
         "mode": "lines+markers" if len(curve.values) <= FEW else "lines",
         "name": line.label,
+        "meta": line.cell_id,
         "x0": round(curve.first_s, 4),
         "dx": round(curve.width_s, 4),
         "y": curve.values,

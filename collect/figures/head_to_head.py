@@ -105,6 +105,7 @@ def _mark(mark: CellMark, name: str, unit: str, size_unit: str, size: float) -> 
         "type": "scatter",
         "mode": "markers",
         "name": name,
+        "meta": mark.row.id,
         "x": [memory.value / size],
         "y": [throughput.value],
         "error_x": _interval(memory, size, mark.look.colour),

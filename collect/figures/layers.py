@@ -78,6 +78,7 @@ def _bars(names: list[str], place: int, line_px: int, mark: CellMark, layers: di
         "customdata": [_says(mark, one) for _, one in rows],
         "hovertemplate": "%{customdata}<extra></extra>",
         "legendgroup": mark.label,
+        "meta": mark.row.id,
     }
     colour = {"color": mark.look.colour}
     forward = common | {"name": mark.label, "x": [one.forward_ms for _, one in rows], "marker": colour}

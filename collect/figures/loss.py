@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from collect.figure import Figure, Group, axis, layout, points_a_line, shown_first, thin
+from collect.figures.drawing import small_multiples
 
 
 def draw(group: Group) -> Figure | None:
     """Draw one line per cell, from the cell's first completed repeat."""
     data: list[dict[str, Any]] = []
-    lines = shown_first([mark for mark in group.marks if mark.cell.completed])
-    for mark, visible in lines:
+    marks = [mark for mark in group.marks if mark.cell.completed]
+    for mark, visible in shown_first(marks):
         world = mark.cell.completed[0].world
-        x, y = thin(world["step"].to_list(), world["loss"].to_list(), points_a_line(len(lines)))
+        x, y = thin(world["step"].to_list(), world["loss"].to_list(), points_a_line(len(marks)))
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": mark.label,
+                "meta": mark.row.id,
                 "x": x,
                 "y": y,
                 "line": mark.look.line,
@@ -29,4 +31,6 @@ def draw(group: Group) -> Figure | None:
         )
     caption = "Mean over the global batch at each timed step, before its update; the first completed repeat of each cell."
     shape = layout(axis("step", showgrid=False), axis("loss"), showlegend=True)
-    return Figure("loss", "Loss", caption, 380, data, shape) if data else None
+    if not data:
+        return None
+    return small_multiples.lines(Figure("loss", "Loss", caption, 380, data, shape), small_multiples.of_cells(marks))

@@ -6,6 +6,7 @@ from typing import Any
 
 from collect import notation
 from collect.figure import INK, CellMark, Figure, Group, by_cell, by_cell_height
+from collect.figures.drawing.panel_rows import rows
 from collect.figures.drawing.stacked_bars import some
 from collect.findings.trace_answers import profiled
 from collect.findings.trace_details import ProductOfStep, products_of
@@ -52,7 +53,7 @@ def draw(group: Group) -> Figure | None:
         "of a mark is its time in a step. The stroke: the peak of the GPU in the precision of the cell, by the data sheet."
         f"{left_out}"
     )
-    return Figure(NAME, "Matrix products", caption, by_cell_height(shown) + LEGEND_PX, data, shape)
+    return rows(Figure(NAME, "Matrix products", caption, by_cell_height(shown) + LEGEND_PX, data, shape), shown.marks)
 
 
 def known(mark: CellMark) -> list[ProductOfStep]:
@@ -78,6 +79,7 @@ def _marks(operator: str, colour: str, found: list[tuple[CellMark, ProductOfStep
         "name": operator,
         "x": [(product.flops_per_s or 0) / TERA for _, product in found],
         "y": [mark.label for mark, _ in found],
+        "meta": [mark.row.id for mark, _ in found],
         "customdata": [[mark.label, _says(product)] for mark, product in found],
         "marker": {"color": colour, "size": [max(SMALLEST_PX, LARGEST_PX * (one.ms / longest) ** 0.5) for _, one in found]},
         "hovertemplate": f"{operator}: %{{x:,.4~g}} TFLOP/s<br>%{{customdata[1]}}<extra>%{{customdata[0]}}</extra>",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collect import notation
 from collect.figure import INK, Figure, Group, by_cell, by_cell_height, states
+from collect.figures.drawing.panel_rows import rows
 
 NAME = "peak_memory_bytes"
 
@@ -25,6 +26,7 @@ def draw(group: Group) -> Figure | None:
                     "orientation": "h",
                     "x": [value],
                     "y": [mark.label],
+                    "meta": mark.row.id,
                     "text": [notation.number(value, 3)],
                     "textposition": "outside",
                     "textfont": {"color": INK, "size": 12},
@@ -37,4 +39,4 @@ def draw(group: Group) -> Figure | None:
     caption = f"Highest over ranks and timed steps, mean over repeats: {' or '.join(kinds)}."
     shape = by_cell(group, unit)
     shape["margin"]["r"] = 56
-    return Figure(NAME, "Peak memory", caption, by_cell_height(group), data, shape)
+    return rows(Figure(NAME, "Peak memory", caption, by_cell_height(group), data, shape), group.marks)

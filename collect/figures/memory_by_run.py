@@ -8,6 +8,7 @@ import polars as pl
 
 from collect import notation
 from collect.figure import FEW, Figure, Group, axis, layout, points_a_line, shown_first, thin
+from collect.figures.drawing import small_multiples
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.memory import KINDS, column_of
 from collect.sources.steps import unwatched, window
@@ -23,16 +24,17 @@ def draw(group: Group) -> Figure | None:
     if not found:
         return None
     unit, size = notation.bytes_unit([value for _, _, values in found.values() for value in values if value is not None])
-    lines = shown_first([mark for mark in group.marks if mark.label in found])
+    marks = [mark for mark in group.marks if mark.label in found]
     data: list[dict[str, Any]] = []
-    for mark, visible in lines:
+    for mark, visible in shown_first(marks):
         kind, seconds, values = found[mark.label]
-        x, y = thin(seconds, values, points_a_line(len(lines)))
+        x, y = thin(seconds, values, points_a_line(len(marks)))
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": mark.label,
+                "meta": mark.row.id,
                 "x": [round(moment, 3) for moment in x],
                 "y": [None if value is None else float(f"{value / size:.5g}") for value in y],
                 "line": mark.look.line,
@@ -50,7 +52,8 @@ def draw(group: Group) -> Figure | None:
     shape = layout(
         axis("s since the end of the first timed step", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True
     )
-    return Figure("memory_by_run", "Memory over time", caption, 380, data, shape)
+    drawn = Figure("memory_by_run", "Memory over time", caption, 380, data, shape)
+    return small_multiples.lines(drawn, small_multiples.of_cells(marks))
 
 
 def _curve(run: LoadedRun) -> tuple[str, list[float], list[int | None]] | None:

@@ -36,6 +36,7 @@ def draw(group: Group) -> Figure | None:
                     "type": "scatter",
                     "mode": "lines",
                     "name": mark.label,
+                    "meta": mark.row.id,
                     "legendgroup": mark.label,
                     "showlegend": number == 1,
                     "x": [float(f"{moment:.5g}") for moment in x],

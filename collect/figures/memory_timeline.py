@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from collect import notation
-from collect.figure import MUTED, CellMark, Figure, Group, axis, layout
+from collect.figure import MUTED, CellMark, Figure, Group, axis, layout, of_cell
 from collect.sources.memory import MemoryCurves
 
 PANEL_PX = 190
@@ -37,8 +37,8 @@ def draw(group: Group) -> Figure | None:
     unit, size = notation.bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in shown])
     data = [
         trace
-        for number, (_, curves) in enumerate(shown, 1)
-        for trace in _areas(curves, number, size, unit, {name for _, other in shown for name in other.points})
+        for number, (mark, curves) in enumerate(shown, 1)
+        for trace in of_cell(mark, _areas(curves, number, size, unit, {name for _, other in shown for name in other.points}))
     ]
     left_out = f" {len(found) - len(shown)} more cells are not drawn." if len(found) > len(shown) else ""
     how_many = sorted({curves.steps for _, curves in shown})

@@ -116,6 +116,7 @@ def _bars(names: list[str], place: int, line_px: int, pair: BaselinePair) -> dic
         "type": "bar",
         "orientation": "h",
         "name": pair.mark.label,
+        "meta": pair.mark.row.id,
         "x": more,
         "y": list(range(len(names))),
         "offset": (NAME_PX + BAR_PX * place) / line_px,

@@ -54,6 +54,7 @@ def _line(mark: CellMark, use: MemoryUse, unit: str, size: float) -> dict[str, A
         "type": "scatter",
         "mode": "lines",
         "name": mark.label,
+        "meta": mark.row.id,
         "x": [point.at_ns / 1e6 for point in use.points],
         "y": [point.allocated / size for point in use.points],
         "line": {"color": mark.look.colour, "dash": mark.look.dash, "shape": "hv", "width": 1.5},

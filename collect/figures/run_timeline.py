@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collect.figure import MUTED, PLAYED, CellMark, Figure, Group, axis, layout, played_note, thin
+from collect.figure import MUTED, PLAYED, CellMark, Figure, Group, axis, layout, of_cell, played_note, thin
 from collect.figures.drawing.panels import PANEL_PX, y_axis
 from collect.loading.loaded_run import LoadedRun
 from collect.strategy_style import COLOURS as SERIES
@@ -84,7 +84,9 @@ def draw(group: Group) -> Figure | None:
     titles = [f"{title}{PLAYED * (run.plays_gpus and title.startswith('GPU'))}" for title, _ in panels]
     rows_px = HEAD_PX + ROW_PX * len(bars)
     height_px = 110 + rows_px + PANEL_PX * len(panels)
-    return Figure("run_timeline", "One run on one clock", caption, height_px, data, _layout(list(bars), titles, rows_px))
+    return Figure(
+        "run_timeline", "One run on one clock", caption, height_px, of_cell(mark, data), _layout(list(bars), titles, rows_px)
+    )
 
 
 def _run(mark: CellMark) -> LoadedRun | None:

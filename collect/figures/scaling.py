@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout
-from collect.figures.drawing.series import alike, names
+from collect.figures.drawing import small_multiples
+from collect.figures.drawing.series import alike
+from collect.figures.drawing.series import names as names_of
+from collect.figures.drawing.series import variants as variants_of
 from collect.strategy_style import variants
 
 NAME = "speed_up"
@@ -23,15 +26,17 @@ def draw(group: Group) -> Figure | None:
     lines = _lines([mark for mark in group.marks if NAME in mark.row.metrics], group.baseline)
     if not any(_ranks(marks) > 1 for marks in lines.values()):
         return None
-    looks = variants([marks[0].strategy for marks in lines.values()])
+    looks, names = variants([marks[0].strategy for marks in lines.values()]), _names(lines)
+    panels = small_multiples.of_lines([marks[0] for marks in lines.values()], names, variants_of(_said(lines), SHARES))
     data: list[dict[str, Any]] = []
-    for index, (name, ((_, batch), marks)) in enumerate(zip(_names(lines), lines.items(), strict=True)):
+    for index, (name, ((_, batch), marks)) in enumerate(zip(names, lines.items(), strict=True)):
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": name,
                 "x": [mark.cell.cell.gpus for mark in marks],
+                "meta": [mark.row.id for mark in marks],
                 "y": [mark.row.metrics[NAME].value for mark in marks],
                 "line": looks[index].line,
                 "marker": looks[index].marks(8),
@@ -43,9 +48,9 @@ def draw(group: Group) -> Figure | None:
     data += _ideal(group, ranks)
     y = axis(f"speed-up relative to {group.baseline} (x)", rangemode="tozero")
     shape = layout(axis("ranks", tickvals=sorted({*ranks, *data[-1]["x"]}), showgrid=False), y, showlegend=True)
-    return Figure(
-        NAME, "Scaling", "Ratio of mean throughputs. Dotted: ideal scaling, in proportion to the ranks.", 380, data, shape
-    )
+    caption = "Ratio of mean throughputs. Dotted: ideal scaling, in proportion to the ranks."
+    found = Figure(NAME, "Scaling", caption, 380, data, shape)
+    return small_multiples.lines(found, panels)
 
 
 def _lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, str], list[CellMark]]:
@@ -81,10 +86,14 @@ def _ranks(line: Sequence[CellMark]) -> int:
 
 
 def _names(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[str]:
-    """The name of each line: its values of the keys in which the lines differ (except the number of ranks), and the batch size
-    that all its cells share."""
-    said = [(marks[0], {"gpus": 0, "batch": batch}) for (_, batch), marks in lines.items()]
-    return [name.replace(" ×0", "", 1) for name in names(said, SHARES)]
+    """The name of each line: the values in which the lines differ, without the number of ranks, and the batch size that is
+    constant."""
+    return [name.replace(" ×0", "", 1) for name in names_of(_said(lines), SHARES)]
+
+
+def _said(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[tuple[CellMark, dict[str, Any]]]:
+    """For each line a cell, and the keys that its name shows besides the keys of the cell."""
+    return [(marks[0], {"gpus": 0, "batch": batch}) for (_, batch), marks in lines.items()]
 
 
 def _ideal(group: Group, ranks: list[int]) -> list[dict[str, Any]]:

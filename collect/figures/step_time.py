@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from collect.figure import Figure, Group, by_cell, by_cell_height, states
+from collect.figures.drawing.panel_rows import rows
 from collect.sources.steps import undisturbed
 
 SHARES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence": 0.95}
@@ -28,6 +29,7 @@ def draw(group: Group) -> Figure | None:
                     "width": 0.45,
                     "hoverinfo": "x",
                     "name": mark.label,
+                    "meta": mark.row.id,
                 }
                 | {part: [times.quantile(share, "linear")] for part, share in SHARES.items()}
             )
@@ -35,4 +37,4 @@ def draw(group: Group) -> Figure | None:
         return None
     data.append(states(group, [bool(mark.cell.completed) for mark in group.marks]))
     caption = "The slowest rank in each timed step, all repeats. Box: quartiles and median; whiskers: 5th to 95th percentile."
-    return Figure("step_time", "Step time", caption, by_cell_height(group), data, by_cell(group, "ms"))
+    return rows(Figure("step_time", "Step time", caption, by_cell_height(group), data, by_cell(group, "ms")), group.marks)

@@ -166,6 +166,7 @@ def _bars(panel: Panel, number: int, named: set[str]) -> list[dict[str, Any]]:
                 "orientation": "h",
                 "name": phase,
                 "legendgroup": phase,
+                "meta": panel.mark.row.id,
                 "showlegend": phase not in named,
                 "marker": {"color": colour, "line": {"width": 0}},
                 "base": [round(one.start_ms, 3) for one in drawn],

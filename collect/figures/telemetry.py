@@ -139,6 +139,7 @@ def _line(mark: CellMark, curve: Curve, number: int, visible: bool | str, named:
         "type": "scatter",
         "mode": "lines+markers",
         "name": mark.label,
+        "meta": mark.row.id,
         "legendgroup": mark.label,
         "showlegend": named,
         "x0": round(curve.first_s, 4),

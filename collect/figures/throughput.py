@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect.figure import INK, MUTED, Figure, Group, axis, by_cell, by_cell_height, interval, states
+from collect.figures.drawing.panel_rows import rows
 from collect.findings.statistics import Estimate
 
 NAME = "throughput_per_s"
@@ -30,6 +31,7 @@ def draw(group: Group) -> Figure | None:
                     "mode": "markers",
                     "x": [estimate.value],
                     "y": [mark.label],
+                    "meta": mark.row.id,
                     "error_x": interval(estimate, mark.look.colour),
                     "marker": mark.look.marks(10),
                     "hovertemplate": f"%{{x:,.4~g}} {unit}, n = {estimate.n}<extra>%{{y}}</extra>",
@@ -42,7 +44,7 @@ def draw(group: Group) -> Figure | None:
         caption += f" {CUT}"
     shape = by_cell(group, unit)
     shape["xaxis"] = axis(unit, range=[-PADDING * end, end], nticks=5, tickangle=0)
-    return Figure(NAME, "Throughput", caption, by_cell_height(group), data, shape)
+    return rows(Figure(NAME, "Throughput", caption, by_cell_height(group), data, shape), group.marks)
 
 
 def _end(found: Sequence[Estimate]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from collect.figure import INK, Figure, Group, by_cell, by_cell_height, interval, states
+from collect.figures.drawing.panel_rows import rows
 
 # (metric, its name in the legend, symbol of its marks). The row in which a mark lies shows the cell.
 MARKS = (
@@ -36,6 +37,7 @@ def draw(group: Group) -> Figure | None:
                         "mode": "markers",
                         "x": [estimate.value],
                         "y": [mark.label],
+                        "meta": mark.row.id,
                         "error_x": interval(estimate, mark.look.colour),
                         "marker": {
                             "color": mark.look.colour,
@@ -54,7 +56,7 @@ def draw(group: Group) -> Figure | None:
     )
     shape = by_cell(group, "%") | {"showlegend": True}
     shape["xaxis"] |= {"range": [-2, 102]}
-    return Figure("utilization", "Utilization", caption, by_cell_height(group) + KEY_PX, data, shape)
+    return rows(Figure("utilization", "Utilization", caption, by_cell_height(group) + KEY_PX, data, shape), group.marks)
 
 
 def _key(says: str, symbol: str) -> dict[str, Any]:

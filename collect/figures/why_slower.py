@@ -6,7 +6,8 @@ from typing import Any
 
 from collect import notation
 from collect.figure import INK, MUTED, CellMark, Figure, Group, axis
-from collect.figures.drawing.stacked_bars import BAR_PX, GAP_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, MOST_BARS, lines
+from collect.figures.drawing.panel_rows import rows
+from collect.figures.drawing.stacked_bars import BAR_PX, GAP_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, bounded, lines
 from collect.findings.trace_answers import of_cells
 from collect.traces.difference import StepDifference
 
@@ -36,12 +37,13 @@ def draw(group: Group) -> Figure | None:
         against = by_id.get(mark.row.baseline or "")
         if against is not None and against is not mark and (step := of_cells(mark.cell, against.cell)) is not None:
             found.append((mark, step))
-    left_out = f" {len(found) - MOST_BARS} more cells are not drawn." if len(found) > MOST_BARS else ""
-    found = found[:MOST_BARS]
     if not found:
         return None
+    found, left_out = bounded(found, lambda entry: entry[0])
     summed = [parts(step) for _, step in found]
-    data = [_bars(name, [one.get(name, 0) for one in summed]) for name in COLOURS if any(one.get(name) for one in summed)]
+    cells = {"meta": [mark.row.id for mark, _ in found]}
+    drawn = [name for name in COLOURS if any(one.get(name) for one in summed)]
+    data = [_bars(name, [one.get(name, 0) for one in summed]) | cells for name in drawn]
     data.append(_totals([step for _, step in found], summed))
     shape = lines([mark.label for mark, _ in found], LABEL_PX, LINE_PX)
     ends = [sum(value for value in one.values() if (value > 0) == up) for one in summed for up in (True, False)]
@@ -56,7 +58,7 @@ def draw(group: Group) -> Figure | None:
         f"sum exactly. Communication counts while nothing computes.{left_out}"
     )
     height_px = MARGIN_PX + LEGEND_PX * len(data) + LINE_PX * len(found)
-    return Figure(NAME, "Why a step takes longer", caption, height_px, data, shape)
+    return rows(Figure(NAME, "Why a step takes longer", caption, height_px, data, shape), [mark for mark, _ in found])
 
 
 def parts(step: StepDifference) -> dict[str, float]:

@@ -18,6 +18,7 @@ from collect.metric import MetricColumn, menu
 
 _ALWAYS = ("strategy", "gpus")
 _USUAL = ("workload", "gpu_type", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")
+_SIZES = ("gpus", "global_batch_size", "batch")  # batch: the constant batch size of a line of cells
 _HEADINGS = {
     "gpus": "Ranks",
     "nnodes": "Nodes",
@@ -132,9 +133,25 @@ def labels_of(cells: Sequence[dict[str, Any]]) -> list[str]:
     usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in others}
     names = []
     for cell in cells:
-        unusual = [_named(key, cell.get(key)) for key in others if repr(cell.get(key)) != usual[key]]
+        unusual = [named(key, cell.get(key)) for key in others if repr(cell.get(key)) != usual[key]]
         fault = [cell["fault"]] if "fault" in cell else []
         names.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual, *fault]))
+    return names
+
+
+def variants(rows: Sequence[CellRow], but: str) -> list[str]:
+    """A name for each row that tells it apart from rows with the same value of the key `but`, such as `×2, batch 16`.
+
+    Ranks and batch sizes are in every name if the rows differ in them, because they are the sizes that a reader compares.
+    Another value is in the name only if it is unusual (`labels`).
+    """
+    cells = [row.flat for row in rows]
+    keys = [key for key in distinguishing(cells) if key != but and _kinds(cells, [key]) > 1]
+    usual = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in keys}
+    names = []
+    for cell in cells:
+        told = [key for key in keys if key in _SIZES or repr(cell.get(key)) != usual[key]]
+        names.append(", ".join(f"×{cell[key]}" if key == "gpus" else named(key, cell.get(key)) for key in told) or "usual")
     return names
 
 
@@ -167,7 +184,7 @@ def telling(cells: Sequence[Mapping[str, Any]], always: Sequence[str], usual: Se
     return keys
 
 
-def _named(key: str, value: Any) -> str:
+def named(key: str, value: Any) -> str:
     """A value in words, for a label. A text is clear without its key; a number or a boolean gets the name of its key."""
     return str(value) if isinstance(value, str) else f"{heading(key).lower()} {plain(value) or 'none'}"
 

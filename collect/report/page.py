@@ -75,7 +75,7 @@ from collect.report import (
     verdict_text,
 )
 from collect.summary import Summary
-from shardlab import __version__, printable
+from shardlab import __version__, citation, printable
 from templates import render_page
 
 TEMPLATE = "report/index.html.j2"
@@ -83,6 +83,7 @@ WIDE = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
     "memory_of_categories", "head_to_head", "stragglers", "step_timeline", "run_timeline", "why_slower", "layers", "theory",
 )  # fmt: skip  # figures that take a whole row of the page
+FEW_CELLS = 4  # the runs of a figure with more cells are in a list that the reader opens
 MOST_UNLIKE = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
 # The modules of the figures, in the order in which the page shows the figures.
 FIGURES: tuple[ModuleType, ...] = (
@@ -118,6 +119,7 @@ SECTIONS = {
     "runs": "Runs",
     "where": "Hosts and software",
     "reading": "Definitions of the metrics",
+    "cite": "How to cite",
 }
 
 
@@ -127,6 +129,7 @@ class DrawnFigure(msgspec.Struct, frozen=True):
     name: unique in the report; allowed as a file name.
     kind: the name of the figure in its module, such as "head_to_head"; the same for the figures of different workloads.
     wide: whether the figure takes a whole row of the page.
+    cells: the ids of the cells that the figure shows.
     spec: the data and the layout for plotly, and `picture`, the additional layout of the figure as a picture file.
     """
 
@@ -136,6 +139,7 @@ class DrawnFigure(msgspec.Struct, frozen=True):
     caption: str
     height_px: int
     wide: bool
+    cells: list[str]
     spec: dict[str, Any]
 
 
@@ -167,6 +171,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         dark=palette.DARK,
         labels=[label_of[row.id] for row in shown.rows],
         label_of=label_of,
+        few_cells=FEW_CELLS,
         place_of=place_of,
         text=verdict_text,
         scores=score_text,
@@ -197,6 +202,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         hosts=provenance.hosts(loaded),
         worst=provenance.worst_coverage(summary),
         traffic=provenance.traffic_rows(summary),
+        citations=_citations(summary),
         metrics=menu(),
         defined={metric.name for metric in menu()},
         plotly=Markup(plotly_script()),
@@ -234,6 +240,12 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         ],
     }
     return [(name, title) for name, title in SECTIONS.items() if having.get(name, [title])]
+
+
+def _citations(summary: Summary) -> list[tuple[str, str]]:
+    """(what is cited, its BibTeX entry): shardlab, and the study if its citation is known."""
+    found = [("shardlab", citation.of_shardlab())]
+    return found + ([("The study", citation.of_study(summary.matrix, summary.citation))] if summary.citation else [])
 
 
 def _headline(drawn: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:
@@ -302,9 +314,8 @@ def _drawn(found: figure.Figure, of: str, more: str, wide: bool) -> DrawnFigure:
     title = found.title + of
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{found.name}{of}".replace("_", "-").lower())
     spec = {"data": found.data, "layout": found.layout, "picture": figure.picture(found, title, wide)}
-    return DrawnFigure(
-        name, found.name, title, found.caption + more, found.height_px, wide, printable.mapped(spec, printable.one_line)
-    )
+    spec = printable.mapped(spec, printable.one_line)
+    return DrawnFigure(name, found.name, title, found.caption + more, found.height_px, wide, found.cells, spec)
 
 
 def _script_json(value: Any) -> Markup:

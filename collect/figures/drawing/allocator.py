@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from collect.figure import CellMark, Figure, Group, axis, layout
+from collect.figure import CellMark, Figure, Group, axis, layout, of_cell
 from collect.sources.snapshot import AllocatorSnapshot
 
 MOST_POINTS = 400  # about the most points of a curve
@@ -36,7 +36,7 @@ def picked(values: Sequence[int]) -> list[int]:
     return sorted(kept)
 
 
-def over_history(name: str, title: str, caption: str, unit: str, data: list[dict[str, Any]]) -> Figure:
-    """Make a figure whose x axis counts the entries of the allocator's history. unit: the unit of the y axis."""
+def over_history(name: str, title: str, caption: str, unit: str, mark: CellMark, data: list[dict[str, Any]]) -> Figure:
+    """A figure over the entries of the history of a cell. unit: the unit of the y axis."""
     shape = layout(axis("entries of the allocator's history", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True)
-    return Figure(name, title, caption, HEIGHT_PX, data, shape)
+    return Figure(name, title, caption, HEIGHT_PX, of_cell(mark, data), shape)

@@ -10,6 +10,7 @@ import msgspec
 
 from collect.figure import CellMark
 from collect.findings import columns
+from collect.findings.row import CellRow
 from shardlab.cell import Role, keys_of
 
 
@@ -28,9 +29,17 @@ def names(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], but: Collection[s
     lines: for each line, one of its cells, and additional keys with values that its label shows. but: keys of the cell that no
     label shows.
     """
+    return [html.escape(label, quote=False) for label in columns.labels(_rows(lines, but))]
+
+
+def variants(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], but: Collection[str]) -> list[str]:
+    """For each line a name, HTML-escaped, that tells it apart from the lines of its strategy. lines, but: as in `names`."""
+    return [html.escape(name, quote=False) for name in columns.variants(_rows(lines, but), "strategy")]
+
+
+def _rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], but: Collection[str]) -> list[CellRow]:
     cells = [_without(mark.row.cell, but) | {"gpus": mark.row.cell["gpus"]} | dict(said) for mark, said in lines]
-    rows = [msgspec.structs.replace(mark.row, cell=cell) for (mark, _), cell in zip(lines, cells, strict=True)]
-    return [html.escape(label, quote=False) for label in columns.labels(rows)]
+    return [msgspec.structs.replace(mark.row, cell=cell) for (mark, _), cell in zip(lines, cells, strict=True)]
 
 
 def _without(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:

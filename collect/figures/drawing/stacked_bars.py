@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from collect import notation
-from collect.figure import INK, CellMark, Figure, Group, axis, layout
+from collect.figure import INK, MOST_ROWS, CellMark, Figure, Group, axis, layout
+from collect.figures.drawing.panel_rows import FEWEST, rows
+from collect.figures.drawing.small_multiples import of_cells
 
-MOST_BARS = 60  # the most cells that a figure draws: nobody compares more cells at once
+MOST_BARS = 60  # the most cells that a figure draws in one plot: nobody compares more cells at once
 LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # heights in a row: the name of the cell, the bar below it, and the space to the next row
 MARGIN_PX, LEGEND_PX = 70, 15  # LEGEND_PX: height for each name in the legend; a phone shows one or two names side by side
 BETWEEN = 0.15  # space between two panels, as a share of the width of the figure
 END_PX = 7  # width of one character of the text at the end of a bar
+
+Entry = TypeVar("Entry")
 
 
 class BarPart(NamedTuple):
@@ -36,14 +40,23 @@ class BarPanel(NamedTuple):
 
 
 def some(group: Group, has: Callable[[CellMark], bool]) -> tuple[Group, str]:
-    """Select the cells that a figure draws: the first MOST_BARS cells for which `has` is true.
+    """Select the cells that a figure draws: those for which `has` is true; if no panels divide them, the first MOST_BARS.
 
     Returns (a group of the selected cells, a sentence for the caption about the number of cells that are not drawn). The
     sentence is '' if all cells for which `has` is true are drawn.
     """
-    marks = [mark for mark in group.marks if has(mark)]
-    left_out = f" {len(marks) - MOST_BARS} more cells are not drawn." if len(marks) > MOST_BARS else ""
-    return msgspec.structs.replace(group, marks=marks[:MOST_BARS]), left_out
+    marks, left_out = bounded([mark for mark in group.marks if has(mark)], lambda mark: mark)
+    return msgspec.structs.replace(group, marks=marks), left_out
+
+
+def bounded(entries: list[Entry], mark_of: Callable[[Entry], CellMark]) -> tuple[list[Entry], str]:
+    """The entries of the rows of a figure that are drawn, and the sentence about the others, as in `some`.
+
+    mark_of: gives the cell of an entry.
+    """
+    if len(entries) <= MOST_BARS or of_cells([mark_of(entry) for entry in entries], MOST_ROWS, FEWEST):
+        return entries, ""
+    return entries[:MOST_BARS], f" {len(entries) - MOST_BARS} more cells are not drawn."
 
 
 def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
@@ -65,7 +78,8 @@ def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
 
 
 def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
-    """Draw panels of stacked bars side by side. All panels have the same rows, one per cell of the group.
+    """Draw panels of stacked bars side by side. All panels have the same rows, one per cell of the group; too many rows become
+    small multiples.
 
     A panel without parts is left out, because it has no values from which the range of its x axis could follow.
     """
@@ -94,7 +108,7 @@ def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[Bar
             named.add(entry["name"])
         data.append(_ends(panel, totals) | {"xaxis": f"x{number}"})
     height_px = MARGIN_PX + LEGEND_PX * len(named) + line_px * len(group.marks)
-    return Figure(name, title, caption, height_px, data, shape)
+    return rows(Figure(name, title, caption, height_px, data, shape), group.marks)
 
 
 def _middle(line: int) -> float:
@@ -118,6 +132,7 @@ def _part(group: Group, part: BarPart, panel: BarPanel, totals: Sequence[float])
         "name": part.name,
         "x": [value for _, value in known],
         "y": [_middle(line) for line, _ in known],
+        "meta": [group.marks[line].row.id for line, _ in known],
         "customdata": [[group.labels[line], share] for share, (line, _) in zip(shares, known, strict=True)],
         "text": written if one_of_many else "",
         "textposition": "inside",
