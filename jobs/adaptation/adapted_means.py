@@ -15,7 +15,7 @@ import msgspec
 
 from jobs.launcher import launchers
 from jobs.resolve import Capacity, why_unusable
-from shardlab import cell as cells
+from shardlab import cell_sizes
 from shardlab.matrix import Matrix, Point
 
 KEYS = ("gpu_type", "launcher", "time_limit")
@@ -52,7 +52,7 @@ def replaced(keys: dict[str, Any], machine: Capacity) -> dict[str, ReplacedValue
             new = FIRST if FIRST in usable else usable[0]
             found["launcher"] = ReplacedValue("launcher", new, why.partition(". ")[0].rstrip("."))
     limit = keys.get("time_limit")
-    if limit is not None and room.longest_s is not None and cells.seconds(limit) > room.longest_s:
+    if limit is not None and room.longest_s is not None and cell_sizes.seconds(limit) > room.longest_s:
         longest = _clock(room.longest_s)
         found["time_limit"] = ReplacedValue("time_limit_s", longest, f"the partition allows {longest}")
     return found
