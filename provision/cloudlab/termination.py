@@ -33,7 +33,7 @@ class RunThere(msgspec.Struct, frozen=True):
 
     @property
     def may_have_results(self) -> bool:
-        """Whether the run's folder on the cluster may contain more than the plan. The id comes from a node: checked."""
+        """Whether the run may have results on the cluster. False for an invalid id, because a node states the id."""
         return self.state != "planned" and RUN_ID.fullmatch(self.id) is not None
 
 
