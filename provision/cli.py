@@ -392,7 +392,7 @@ def _verb(given: str | None, check: bool) -> str:
 
 
 def _chosen(kind: str, menu: Iterable[str], only: list[str] | None, skip: list[str] | None) -> set[str]:
-    """The names of `menu` that are in `only` (None: all) and not in `skip`. Raises UnknownName. kind: a word for errors."""
+    """The names of `menu` in `only` (None: all) but not in `skip`. Raises UnknownName. kind: `node` or `operation`."""
     names = list(menu)
     for name in [*(only or []), *(skip or [])]:
         if name not in names:

@@ -20,7 +20,7 @@ class NodeInterface(msgspec.Struct, frozen=True):
     interface: str | None = None
     """The interface on the node that has the address."""
     mac: str | None = None
-    """Its MAC address on the node."""
+    """The MAC address of this interface."""
 
 
 class ExperimentInterfaces(msgspec.Struct, frozen=True):

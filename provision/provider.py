@@ -1,7 +1,7 @@
 """The interface of a provider: where the nodes of a cluster come from, and what provisioning does with them.
 
-Each provider is a file in provision/providers that defines `PROVIDER`; the provider has the name of the file. A provider
-whose machines already exist, and get every operation, states only its name, its origin and its nodes.
+Each provider is a file in provision/providers that defines `PROVIDER`; the provider has the name of the file. If its
+machines already exist and all operations apply to them, a provider states only its name, its origin and its nodes.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     request: Callable[[Cluster, Workspace], str] | None = None
     """The text that a person gives to the provider to get the machines."""
     profile: Callable[[Cluster, Workspace], str] | None = None
-    """The same request as a script that the provider runs."""
+    """The request for the machines as a script that the provider runs."""
     warm: Callable[[Cluster, Workspace], str] | None = None
-    """Prepares in advance what takes long; returns a sentence on what is ready."""
+    """Does work in advance that takes long, such as downloads; returns a sentence on what is ready."""
     down: Callable[[Cluster, Workspace], str] | None = None
     """Removes what provision created; returns a sentence on what was removed."""
     present: Callable[[Cluster, Workspace], Cluster | ToCreate] | None = None
     """For a cluster file that may list no nodes: the cluster with its nodes, or what `obtain` would create. Asks no other
     machine and stores nothing. Raises ShardlabError."""
     obtain: Callable[[Cluster, Workspace], None] | None = None
-    """Creates the machines if there are none, and keeps in the workspace what a cluster file needs to have their nodes when it
-    is read again; reads anew how long they are lent. Raises ShardlabError."""
+    """Creates the machines if there are none; otherwise asks again how long they are lent. Stores files in the workspace from
+    which the cluster file gets its nodes when it is read again. Raises ShardlabError."""
     extend: Callable[[Cluster, Workspace, int | None, str | None], str] | None = None
     """Asks for the machines for more hours, with a reason; returns a sentence on what was granted. Raises ShardlabError."""
     confirmation: Callable[[Cluster, Workspace], Confirmation | None] | None = None
     """What the user has to confirm before `down`; None: nothing."""
     operations: frozenset[str] | None = None
-    """The names of the operations that apply to its nodes, in the order of provision/roles.py; None: all operations, without
-    those that are only for providers that name them."""
+    """The names of the operations that apply to its nodes, in the order of provision/roles.py; None: all
+    operations, except the operations in roles.ONLY_NAMED."""
     checks: frozenset[str] | None = None
     """The names of the checks that apply to its nodes; None: all checks."""
     own: frozenset[str] = frozenset()

@@ -21,7 +21,7 @@ LIMIT_S = 240.0
 # The most bytes that a node may send over a wrong interface during the test, as a share of the bytes of the all-reduce.
 # Background traffic stays below this share.
 STRAY = 0.1
-CONTROLLED = 0.02  # the same for the control network of a CloudLab experiment, over which `provision` itself only logs in
+CONTROLLED = 0.02  # the same share for the control network of an experiment, over which `provision` itself only logs in
 COUNTERS = "for f in /sys/class/net/*/statistics/tx_bytes; do n=${f#/sys/class/net/}; echo ${n%%/*} $(cat $f); done"
 _VIRTUAL = re.compile(r"^(lo|docker|veth|vb-|br-)")
 

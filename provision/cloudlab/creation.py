@@ -160,7 +160,7 @@ def _created(
             return _keep(workspace, note, found)  # the request of an earlier command had created the experiment
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
         if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
-            return _adopted_of_user(note, other, workspace, output)  # it did not exist when this command looked for it
+            return _adopted_of_user(note, other, workspace, output)  # the experiment was created during this command
         raise
 
 

@@ -168,7 +168,7 @@ class Portal:
         return self._decoded(dict[str, str], self._asked("GET", f"/experiments/{uuid}/manifests", "the manifests"))
 
     def extend(self, uuid: str, hours: int, reason: str) -> None:
-        """Ask for more hours for an experiment. To know the granted hours, read `expires_at` afterwards. Raises PortalError."""
+        """Ask for more hours for an experiment. Its field `expires_at` then shows the granted hours. Raises PortalError."""
         self._asked("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
 
     def terminate(self, uuid: str) -> None:

@@ -45,7 +45,7 @@ class ProfileRequest(msgspec.Struct, frozen=True):
     profile_name: str
     profile_project: str
     duration: int
-    """In hours."""
+    """The duration of the experiment in hours."""
     bindings: dict[str, str]
 
     @property
@@ -64,7 +64,7 @@ class ProfilePlan(msgspec.Struct, frozen=True):
 
     request: ProfileRequest
     warnings: list[str]
-    """What is not checked, and what the profile does not take from the cluster file; sentences without a full stop."""
+    """Sentences, without a full stop, on values that are not checked and keys of the cluster file that the profile ignores."""
 
 
 def plan(cluster: Cluster) -> ProfilePlan:

@@ -33,7 +33,7 @@ class NodeRequest(msgspec.Struct, frozen=True):
 
     name: str
     address: str | None
-    """Its IPv4 address on the experiment network; None: a single node has no experiment network."""
+    """The IPv4 address of the node on the experiment network; None: a single node has no experiment network."""
 
 
 class ExperimentRequest(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
     blockstore_gb: int | None
     """The size of the disk at /mydata in units of 1e9 bytes; 0: all free space; None: no such disk."""
     unknown: tuple[str, ...] = ()
-    """What the catalogue does not know, so that it was not checked; sentences."""
+    """Sentences about properties that were not checked, because the catalogue does not know them."""
 
     @property
     def manager(self) -> str:

@@ -115,7 +115,7 @@ def plan_client(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _expected(site: Site, target: Target) -> Nothing:
-    """Check that the shared folder exists, if the cluster file names no storage.server. Raises Unanswered if it does not."""
+    """Check that the shared folder exists, if the cluster file names no storage.server. Raises Unanswered if it is missing."""
     folder = site.cluster.storage.shared
     if folder is None or site.is_practice:
         return Nothing(_elsewhere(site, ""))
