@@ -259,7 +259,7 @@ def _hardware(output: Output, file: str | None) -> int:
 def _request(
     output: Output, file: str | None, described: Cluster, workspace: Workspace, provider: Provider[Any], *, profile: bool
 ) -> int:
-    """Print only what to request from the provider, so that the output can go into a file. No node has to exist yet."""
+    """Print only the text of the request for the provider, so that the user can store it in a file. No node has to exist."""
     if provider.request is None:
         raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', described, workspace)}")
     text = provider.carry_out("profile" if profile else "request", described, workspace)

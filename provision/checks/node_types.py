@@ -118,7 +118,7 @@ def _clusters(cluster: Cluster) -> list[Cluster]:
 def _partition(cluster: Cluster, target: Target) -> str | None:
     """The partition of the runs: `slurm.partition`, otherwise a default partition with the GPUs that the cluster file requests.
 
-    None: neither exists, and a submit plugin of the site may choose any partition.
+    None: there is no such partition, and a submit plugin of the site may choose any partition.
     """
     partition = cluster.slurm.partition if cluster.slurm is not None else None
     if partition is not None:

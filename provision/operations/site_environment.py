@@ -36,7 +36,7 @@ rm -rf "$1/venv" "$1/packages.made"
 }
 "$2" -m venv "$1/venv"
 """
-# Submits the script $2 as a job, waits for the job, and prints the list of packages that it wrote into the folder $1.
+# Submits the script $2 as a job, waits for the job, and prints the list of packages that the job wrote into the folder $1.
 SUBMIT_AND_SHOW = f"""\
 {requests.WITHOUT_VARIABLES}
 mkdir -p -- "$1" && cd "$1" || exit 1

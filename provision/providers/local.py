@@ -69,7 +69,7 @@ class LocalNode(msgspec.Struct, eq=False):
         except OSError as error:
             return CommandOutput(127, "", f"{argv[0]}: {error.strerror}")
         _RUNNING[process.pid] = process
-        if STOPPING.is_set():  # tested after the process was added to _RUNNING, so that `end` cannot miss it
+        if STOPPING.is_set():  # tested after the process was added to _RUNNING, so that `end` cannot miss the process
             _end(process, 0)
             _RUNNING.pop(process.pid, None)
             raise Unreachable("this program was interrupted.")

@@ -189,7 +189,7 @@ def _folder(site: Survey) -> SharedFolder | None:
 
 
 def _is_large(folder: SharedFolder) -> bool:
-    """Whether the variable of a folder, or its path if no variable names it, has a word for large data, such as scratch."""
+    """Whether the folder is for large data: its variable, or, without a variable, its path has a word such as scratch."""
     if folder.variable:
         return _LARGE.match(folder.variable) is not None
     return _LARGE_PATH.search(folder.path.rpartition("/")[0]) is not None
