@@ -162,7 +162,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     provider = load_provider(described.provider)
     if verb == "request":
         return _request(output, file, described, workspace, provider, profile=arguments.profile)
-    if provider.name == "local" and verb in ("apply", "verify"):  # both verbs start two ranks, which a login node forbids
+    if provider.name == "local" and verb in ("apply", "verify"):  # both verbs start two ranks: not allowed on a login node
         login_node.must_not_be(here=arguments.here)
     present = described
     if provider.present is not None and verb not in BY_PROVIDER:
@@ -192,7 +192,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
                 try:
                     said = provider.carry_out(verb, described, workspace, arguments.hours, arguments.reason)
                 finally:
-                    if verb == "extend":  # even after an error, because the provider may have granted a part of the hours
+                    if verb == "extend":  # also after an error: the provider may have granted a part of the hours
                         keep_lease(site)
             output.line(said)
             output.document(display.document(verb, site, [], [], [], lease_of(site)))
@@ -259,7 +259,7 @@ def _hardware(output: Output, file: str | None) -> int:
 def _request(
     output: Output, file: str | None, described: Cluster, workspace: Workspace, provider: Provider[Any], *, profile: bool
 ) -> int:
-    """Print only what to request from the provider, so that the output can go into a file. No node has to exist yet."""
+    """Print only the text of the request for the provider, so that the user can store it in a file. No node has to exist."""
     if provider.request is None:
         raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', described, workspace)}")
     text = provider.carry_out("profile" if profile else "request", described, workspace)
@@ -320,7 +320,7 @@ def _carried_out(
             steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
     if steps and not STOPPING.is_set():
         display.operations(output, steps)
-    if verb == "verify" and not site.cluster.ssh.sudo:  # only planned, to report what an administrator must do
+    if verb == "verify" and not site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
         planned = converge(site, order, targets=targets, chosen=chosen, dry=True, parallel=parallel)
         steps = [step for step in planned if step.state == "administrator"]
         site.skipped.clear()
@@ -343,12 +343,12 @@ def _carried_out(
 
 def _ask_all(target: Target) -> None:
     for fact in roles.FACTS:
-        with contextlib.suppress(Unanswered):  # Facts stores the failure, and the display lists it
+        with contextlib.suppress(Unanswered):  # `target.facts` stores the failure, and the display lists it
             target.facts[fact]
 
 
 def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, str | None]:
-    """The cluster file and the verb of the command line, None if missing. A first word that is a verb is read as the verb."""
+    """Returns (the cluster file or None, the verb or None). If the first word is a verb, there is no cluster file."""
     if first in VERBS:
         if second in VERBS:
             raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a cluster file {first} as ./{first}.")
@@ -392,7 +392,7 @@ def _verb(given: str | None, check: bool) -> str:
 
 
 def _chosen(kind: str, menu: Iterable[str], only: list[str] | None, skip: list[str] | None) -> set[str]:
-    """The names of `menu` that are in `only` (None: all) and not in `skip`. Raises UnknownName. kind: for its message."""
+    """The names of `menu` in `only` (None: all) but not in `skip`. Raises UnknownName. kind: `node` or `operation`."""
     names = list(menu)
     for name in [*(only or []), *(skip or [])]:
         if name not in names:

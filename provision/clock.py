@@ -21,12 +21,12 @@ class Offset(msgspec.Struct, frozen=True):
 
     @property
     def is_decided(self) -> bool:
-        """Whether the clocks certainly agree or certainly differ, in spite of the uncertainty."""
+        """Whether the measurement is exact enough to say if the clocks differ by more than one second."""
         return self.agrees or abs(self.seconds) - self.unsure_s > MOST_S
 
     @property
     def agrees(self) -> bool:
-        """Whether the clocks certainly differ by at most one second, the uncertainty included."""
+        """Whether the clocks differ by at most one second, even if the uncertainty is added to the difference."""
         return abs(self.seconds) + self.unsure_s <= MOST_S
 
     def __str__(self) -> str:

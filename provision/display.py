@@ -42,7 +42,7 @@ def document(
 ) -> Any:
     """The result of a verb as the JSON document that --json prints.
 
-    In the document, `facts` are the answers of a node, and `unanswered` says for each other question why it has no answer.
+    In the document, `facts` has the answers of a node, and `unanswered` has the reason for each question without an answer.
     lease: the lease of the machines; None if they are not lent.
     """
     return {

@@ -12,10 +12,10 @@ UNUSABLE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE",
 
 
 def existing(site: Site) -> SlurmHere | None:
-    """The Slurm that the nodes already have, which answers and which shardlab did not set up; None if there is no such Slurm.
+    """A Slurm on the nodes, not set up by shardlab, whose controller answers; None if there is no such Slurm.
 
-    On nodes without root, a Slurm that answers counts as existing even if shardlab set it up. Raises Unanswered if there is a
-    slurm.conf that shardlab did not write but no controller answers, or if only a login shell finds Slurm's commands.
+    On nodes without root, a Slurm that answers counts as existing even if shardlab set it up. Raises Unanswered if there
+    is a slurm.conf that shardlab did not write and no controller answers, or if only a login shell finds Slurm's commands.
     """
     if site.cluster.slurm is None or site.cluster.provider != "ssh":
         return None

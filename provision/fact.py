@@ -20,8 +20,8 @@ _OPEN = object()  # stands for a question that was not asked yet; None is not us
 class Unanswered(ShardlabError):
     """A node did not answer a question, gave an answer that cannot be parsed, or did not carry out a change.
 
-    blames: the names of the nodes at fault, each with the reason; empty if they are not known. They may be other nodes than
-    the node that an operation was changing, because an operation on one node may ask another node.
+    blames: the names of the nodes at fault, each with the reason; empty if they are not known. An operation on one node may
+    ask another node, so the node at fault can be a different node than the node that the operation changes.
     """
 
     def __init__(self, message: str, blames: Mapping[str, str] | None = None) -> None:

@@ -96,7 +96,7 @@ def branch(generations: Sequence[Generation], cuda: str, there: int | None) -> i
 
 
 def unserved(generations: Sequence[Generation], arch: str, cuda: str) -> str | None:
-    """Why a torch built for this CUDA release cannot use these GPUs, and which build can; None if it can."""
+    """Why a torch built for this CUDA release cannot use these GPUs, and which build can; None if this torch can use them."""
     served = SERVED.get((arch, cuda))
     if served is None:
         return f"shardlab knows no torch {TORCH} for CUDA {cuda} on {arch}; it knows the builds for CUDA " + ", ".join(

@@ -35,7 +35,7 @@ from shardlab.workspace import Workspace
 _LOGIN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?$")
 GIB = 1 << 30
 MOST_MODULES = 24  # the most modules that one line of the printed file names
-# The facts SYSTEM and NVIDIA, asked without root.
+# The facts SYSTEM and NVIDIA, whose commands run without root here, so that `init` works without sudo.
 _SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)
 _NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 

@@ -22,7 +22,7 @@ def handled(nodes: Sequence[Node], changes: Callable[[], int | None]) -> Iterato
     """During the block, Ctrl-C and SIGTERM end the commands on the nodes and then this process.
 
     changes: returns the number of changes begun so far; None if they are not counted. The signal raises no exception in the
-    block: the block would then wait too long for its worker threads, and report their interrupted work as a failure.
+    block: after an exception, the block would wait too long for its worker threads, and report their work as failed.
     """
     ender = threading.Thread(target=_end, args=(nodes, changes), name="interruption")
 
@@ -36,7 +36,7 @@ def handled(nodes: Sequence[Node], changes: Callable[[], int | None]) -> Iterato
         yield
     finally:
         if STOPPING.is_set():
-            ender.join()  # the thread `ender` ends this process
+            ender.join()  # waits until the thread `ender` ends this process
         command_start.on_signal(
             lambda: command_start.leave("interrupted while the result was printed; the work itself had ended.")
         )

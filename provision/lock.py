@@ -19,7 +19,7 @@ from shardlab import files
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
 
-READS_S = 1.0  # the most seconds to wait for the name of the lock's holder, which writes it milliseconds after taking the lock
+READS_S = 1.0  # the most seconds to wait until a process that has just taken the lock has written its name into the file
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 

@@ -17,7 +17,8 @@ from shardlab import shared_connection
 from shardlab.remote import GRACE_S, SESSION, Address, CommandOutput, Unreachable, for_any_shell, in_short, putting, ssh_command
 
 LOST = 255  # the exit code with which ssh reports its own failure, such as a broken connection
-# A command over SSH has no login shell, and at many sites only the profile adds Slurm's commands to PATH.
+# Takes PATH from a login shell if sbatch is not found: a command over SSH runs in no login shell, and at many sites only login
+# shells have Slurm's commands in PATH.
 FIND_SLURM = """\
 command -v sbatch > /dev/null 2>&1 || {
     path=$(bash -lc 'printf "\\n%s\\n" "$PATH"' 2> /dev/null < /dev/null | tail -n 1)
@@ -38,7 +39,7 @@ class LoginNode:
         self.may_sudo = False
         self.venv_python = "python3"
         self._command = ssh_command(address)
-        self._running: dict[str, str] = {}  # the first words of each running command, by the mark that `run` gives it
+        self._running: dict[str, str] = {}  # mark of a running command, made by `run` -> first words of the command
         self._is_open = False
 
     @property
@@ -124,7 +125,7 @@ class LoginNode:
         return CommandOutput(None if ended else code, stdout, stderr)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
-        """Write a file of the user on the login node, completely or not at all. owner: has no effect. Raises Unreachable."""
+        """Write a file on the login node as the user, completely or not at all. owner: is ignored. Raises Unreachable."""
         return self.run(putting(content, path, mode=mode, owner=""), timeout_s=_sending_s(content), stdin=content)
 
     def _log_in(self) -> None:
@@ -148,7 +149,7 @@ class LoginNodeHere(LocalNode, eq=False):
     may_sudo: bool = False
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
-        """Write a file of this user, completely or not at all. owner: has no effect."""
+        """Write a file as this user, completely or not at all. owner: is ignored."""
         return self.run(putting(content, path, mode=mode, owner=""), timeout_s=600, stdin=content)
 
 

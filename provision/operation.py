@@ -30,7 +30,7 @@ class Target(msgspec.Struct, frozen=True):
     entry: NodeEntry | None = None  # the entry of the node in the cluster file; None for this machine (provider local)
 
     def has(self, role: str) -> bool:
-        """Whether the cluster file gives this node a role."""
+        """Whether the cluster file gives this node the role `role`."""
         return self.entry is not None and role in self.entry.roles
 
 
@@ -50,7 +50,7 @@ class Site(msgspec.Struct, frozen=True):
         return self.cluster.provider == "virtual"
 
     def with_role(self, role: str) -> list[Target]:
-        """The nodes with a role, including the nodes that later operations leave out (`skipped`)."""
+        """All nodes with the role `role`, also the nodes that are in `skipped`."""
         return [target for target in self.targets if target.has(role)]
 
     @property
@@ -161,7 +161,7 @@ class On(msgspec.Struct, frozen=True):
 
     @property
     def script(self) -> str:
-        return ""  # only operations that set up Slurm use `On`, and they change nothing on nodes without sudo
+        return ""  # no script is needed: only operations that set up Slurm use `On`, and only on nodes with sudo
 
     def make(self, node: Node) -> None:
         self.change.make(self.node)
@@ -241,4 +241,4 @@ class Operation(msgspec.Struct, frozen=True):
     name: str
     plan: Callable[[Site, Target], Sequence[Change] | Nothing]  # returns the changes that a node needs
     once: bool = False  # True: one plan is made for all nodes together, with the first node as its target
-    files: tuple[str, ...] = ()  # the paths of the files that it writes; the fact FILES reports only files listed here
+    files: tuple[str, ...] = ()  # paths of the files that the operation writes; the fact FILES reports only these

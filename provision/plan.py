@@ -61,8 +61,8 @@ def converge(
     dry: only plan; change nothing.
     parallel: the most nodes on which an operation runs at the same time; None: all.
 
-    If an operation fails on a node, later operations skip this node; the other nodes continue. If an operation on one node
-    fails because of another node, that other node fails, and the operation is planned again without the other node. If an
+    If an operation fails on a node, later operations skip this node; the other nodes continue. If an operation on a node A
+    fails because of a node B, node B counts as failed, and the operation is planned again on node A without node B. If an
     operation needs an administrator on a node, later operations are only planned on this node, so that all commands for the
     administrator are known.
     """
@@ -77,7 +77,7 @@ def converge(
             def work(target: Target, operation: Operation = operation, blamed: Blamed = blamed) -> OperationStep:
                 watch.begins(target.node.name, operation.name)
                 step = _step(site, target, operation, chosen, blamed, dry=dry)
-                if not STOPPING.is_set():  # a step that fails after the interruption failed because of the interruption
+                if not STOPPING.is_set():  # not shown after an interruption, which makes steps fail
                     watch.ends(step)
                 return step
 
@@ -107,9 +107,9 @@ class Blamed:
         self._why: dict[str, str] = {}
 
     def note(self, error: Unanswered | Unreachable, asked: str) -> set[str]:
-        """Leave out from now on the nodes that `error` blames. Returns their names.
+        """Make later operations and checks skip the nodes that `error` blames. Returns the names of these nodes.
 
-        asked: the node on which the operation raised `error`. If this node is at fault itself, no node is left out.
+        asked: the node on which the operation raised `error`. If `error` blames this node, too, no node is skipped.
         """
         if asked in error.blames:
             return set()
@@ -148,7 +148,7 @@ def _step(site: Site, target: Target, operation: Operation, chosen: set[str], bl
             break
         except (Unanswered, Unreachable) as error:
             others = blamed.note(error, node.name)
-            if others <= accused:  # no other node is at fault, or the operation failed again without the nodes at fault
+            if others <= accused:  # `error` blames no other node, or only nodes that are already skipped
                 says = [*(change.says for change in made), str(error)]
                 return OperationStep(node.name, operation.name, "failed", says, len(made), _commands(made))
             accused |= others
@@ -192,7 +192,7 @@ def _make(node: Node, changes: Sequence[Change], made: list[Change]) -> None:
 
 
 def _after_a_reboot(site: Site, target: Target, operation: Operation, made: list[Change]) -> None:
-    """Carry out the rest of an operation that rebooted a node. It fails if a second reboot would be needed."""
+    """If the operation rebooted a node, plan it again and make its other changes. Fails if it would reboot the node again."""
     if not any(isinstance(change, Reboot) for change in made):
         return
     target.facts.forget()

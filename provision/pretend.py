@@ -38,7 +38,7 @@ class DescribedMachines(msgspec.Struct, frozen=True):
 
 
 class PretendedNode(msgspec.Struct, eq=False):
-    """A node of the cluster file that a file describes and on which no command runs. Its fields are those of `Node`."""
+    """A node of the cluster file that the file of --pretend describes. It runs no commands. Its fields are those of `Node`."""
 
     name: str
     host: str

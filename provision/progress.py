@@ -67,7 +67,7 @@ class ProgressTable(PlanObserver):
 
     def ends(self, step: OperationStep) -> None:
         with self._lock:
-            row = self.rows.get(step.node, NodeRow())  # a node without a row: --limit left it out, but other nodes need it
+            row = self.rows.get(step.node, NodeRow())  # no row: --limit left out this node, but another node needs it
             row.running = None
             row.states.append(step.state)
             row.changes += step.changes

@@ -1,7 +1,7 @@
 """The interface of a provider: where the nodes of a cluster come from, and what provisioning does with them.
 
-Each provider is a file in provision/providers that defines `PROVIDER`; the provider has the name of the file. A provider
-whose machines already exist, and get every operation, states only its name, its origin and its nodes.
+Each provider is a file in provision/providers that defines `PROVIDER`; the provider has the name of the file. If its
+machines already exist and all operations apply to them, a provider states only its name, its origin and its nodes.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from provision.operations.workspaces import WORKSPACES
 from provision.provider import Provider
 
 FACTS: list[Fact[Any]] = [
-    HOST,  # first, because this fact is cheap, and a node that cannot answer it has no shardlab
+    HOST,  # first, because this fact is cheap, and fails on a node without an installed shardlab
     ADDRESSES,
     TORCH,  # last, because to import torch takes seconds
 ]
@@ -54,16 +54,16 @@ OPERATIONS: list[Operation] = [
     MUNGE_USER,  # the user munge is made before the package of MUNGE is installed, which would make this user with any UID
     INSTALL,  # packages are installed before the operations that configure them
     USERS_AGREE,  # users are compared when all users exist, and before they own any file
-    DRIVER,  # before services that its reboot would end, and before torch: it refuses GPUs that torch does not support
+    DRIVER,  # before services, which a reboot for the driver would end; before torch, to refuse GPUs that torch cannot use
     LIBRARIES,  # the libraries of RDMA can be installed at any place before the checks, because only ranks use them
     HOSTS,  # names of nodes are written before the operations that reach other nodes by name
     TIME_SYNC,
     CLOCK_OFFSET,  # clocks are set before munge is set up, because munge's messages expire
     DISKS,  # disks are mounted before the shared folder is made, which may be on such a disk
-    EXTRA_DISKS,  # the same for the extra disks of CloudLab nodes
+    EXTRA_DISKS,  # extra disks of CloudLab nodes are mounted before the shared folder is made, for the same reason
     NFS_SERVER,
     NFS,  # nodes mount the folder after the server exports it, and before the environment is made, which may be in this folder
-    SSH_KEYS,  # all nodes make their keys before a node gets the keys of the others
+    SSH_KEYS,  # all nodes make their keys before a node gets the keys of the other nodes
     SSH_TRUST,
     MUNGE_KEY,  # the controller makes the munge key before it is copied to the other nodes
     MUNGE,
@@ -71,7 +71,7 @@ OPERATIONS: list[Operation] = [
     CONTROLLER,
     WORKERS,  # workers are set up after the controller, from which they get their configuration
     REGISTERED,
-    WORKSPACES,  # after disks and mounts, which may contain the folder; before the environment, which may be in the same folder
+    WORKSPACES,  # the folder is made after disks and mounts, which may hold it, and before the environment, which may be in it
     SOFTWARE,
     SITE_SOFTWARE,  # replaces SOFTWARE at Slurm sites, where users have no root
     DATASETS,
@@ -117,7 +117,7 @@ def checks(provider: Provider[Any]) -> list[list[Check]]:
     """The checks that apply to the nodes of a provider, as a list of stages. All checks of a stage run at the same time."""
     stages = [
         TOGETHER,  # the first stage measures clocks, which checks that load the processor would disturb
-        [*DEVICES, *CHECKS, SLURM],  # these checks wait for different devices, and the jobs of SLURM take only milliseconds
+        [*DEVICES, *CHECKS, SLURM],  # these checks do not disturb each other: they use other devices, or only short jobs
         [NETWORK],  # this check is alone in its stage, because it measures the network, which all nodes share
         [SITE_NODES],  # this check tests compute nodes by jobs, because nobody trains on a login node
     ]

@@ -93,7 +93,7 @@ def differences(listing: str) -> PackageDifferences:
     for line in listing.splitlines():
         name, _, version = line.strip().partition("==")
         with contextlib.suppress(InvalidVersion):
-            there.setdefault(canonicalize_name(name), Version(version))  # Python imports the first copy of a package
+            there.setdefault(canonicalize_name(name), Version(version))  # of several copies, Python imports the first
     lines = [line.partition("==") for line in constraints().decode().splitlines() if not line.startswith("#")]
     pinned = {canonicalize_name(name): words.split()[0] for name, _, words in lines if words}
     missing, other = [], []

@@ -18,9 +18,10 @@ import torch.distributed as dist
 
 from shardlab.all_reduce import bus_bandwidth
 
-# The sizes of the tensors, as numbers of 4-byte elements: small tensors show the latency, large tensors show the bandwidth. The
-# planner computes both from the times. GPUs need larger tensors than a network to reach their bandwidth.
-ELEMENTS = {"gloo": (2**10, 2**16, 2**22), "nccl": (2**12, 2**22, 2**25)}  # 4 KiB, 256 KiB, 16 MiB; 16 KiB, 16 MiB, 128 MiB
+# The sizes of the tensors, as numbers of 4-byte elements. Small tensors show the latency, large tensors show the bandwidth; the
+# planner computes latency and bandwidth from the times. GPUs need larger tensors than a network to reach their bandwidth.
+# In bytes: 4 KiB, 256 KiB and 16 MiB for gloo; 16 KiB, 16 MiB and 128 MiB for nccl.
+ELEMENTS = {"gloo": (2**10, 2**16, 2**22), "nccl": (2**12, 2**22, 2**25)}
 ITERATIONS = 5
 WARMUP = 2
 

@@ -8,7 +8,7 @@ import sys
 import torch
 
 SIDE = 512  # an element of the product is at most 512 x 7 x 7; float32 represents integers exactly up to 2**24
-TOP = 8  # the elements of the factors are 0 to 7
+TOP = 8  # the elements of the two factors are integers from 0 to 7
 
 
 def wrong_elements(device: torch.device) -> int:

@@ -1,8 +1,8 @@
 """The task of a proof job on each node: inspects the node, runs the checks of torch, and runs an all-reduce with other nodes.
 
 ``python -m provision.checks._prove_node FOLDER HEAD`` writes a NodeProof to FOLDER/HOST.json. FOLDER: in the shared folder.
-HEAD: the host name of the first node. The nodes exchange the address of the rendezvous and one file per node through FOLDER,
-so that a node that sees another folder than the other nodes is detected.
+HEAD: the host name of the first node, which writes the address of the rendezvous into FOLDER. Each node writes a file into
+FOLDER and records the files of the other nodes that it sees there: this shows whether all nodes see the same folder.
 """
 
 from __future__ import annotations

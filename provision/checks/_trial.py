@@ -1,7 +1,7 @@
-"""Runs all checks of torch on a node with one import of torch: each part runs in a child that is forked after the import.
+"""Runs all checks of torch on a node with one import of torch: the checks run in child processes, forked after the import.
 
-A part that crashes or hangs does not affect the other parts. The parent process never uses a GPU: if it initialized CUDA, its
-forked children could not use CUDA.
+A check that crashes or hangs does not affect the other checks. The parent process never uses a GPU: if the parent initialized
+CUDA, its forked children could not use CUDA.
 ``python -m provision.checks._trial`` prints a provision.checks.trial.Trial as JSON.
 """
 
@@ -36,8 +36,8 @@ def main() -> None:
 
 
 def attempt() -> Trial:
-    """Import torch once, and run each part of the trial in a child process."""
-    with contextlib.suppress(Exception):  # the child below reports why torch cannot be imported
+    """Import torch once, and run each check of torch in child processes."""
+    with contextlib.suppress(Exception):  # if the import fails, the first child process reports the error
         import torch
         import torch.distributed  # noqa: F401 (imported before the fork)
     looked = together([_torch.main], LOOK_S)
@@ -72,7 +72,7 @@ def _product() -> None:
 def _compiled() -> None:
     from provision.checks import _compiled
 
-    # Empty caches: with kernels from an earlier check in the caches, the check would pass even without a compiler.
+    # torch.compile gets empty caches: with cached kernels of an earlier check, it would need no compiler on this node.
     with tempfile.TemporaryDirectory(prefix="shardlab-") as folder:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
         _compiled.main()

@@ -31,7 +31,7 @@ class AllReduceReport(msgspec.Struct, frozen=True):
     wrong: int  # number of wrong elements, summed over all ranks and iterations
     iterations: int
     time_s: float  # seconds of an iteration of this size on its slowest rank: the median over the iterations
-    clock_spread_s: float | None = None  # largest difference of the ranks' clocks after a barrier, and the barrier's own delay
+    clock_spread_s: float | None = None  # largest difference of the ranks' clocks, which includes the delay of a barrier
     times: tuple[AllReduceTime, ...] = ()  # the times for all sizes of tensors, from the smallest size to the largest
 
 

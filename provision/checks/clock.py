@@ -8,7 +8,7 @@ from provision.operation import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:
-    """Returns a passed Outcome if the clocks certainly differ by at most one second."""
+    """Returns a passed Outcome if the clocks differ by at most one second, even with the uncertainty added."""
     offset = clock.measure(target.node)
     if offset.agrees:
         return Outcome(True, str(offset), measured={"offset_s": offset.seconds, "unsure_s": offset.unsure_s})

@@ -12,7 +12,7 @@ from provision.fact import decode
 from provision.operation import Site, Target
 from shardlab.remote import CommandOutput
 
-LARGEST = 1e-5  # the largest allowed difference of float32 results up to 3; two versions of sin may differ in the last bits
+LARGEST = 1e-5  # allowed difference: results are float32 numbers up to 3, and two versions of sin may differ in the last bits
 ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev), or train without compile: true"
 
 

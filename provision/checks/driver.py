@@ -41,7 +41,7 @@ def run(site: Site, target: Target) -> Outcome:
 def judge(nvidia: Nvidia, asked: int) -> Outcome | None:
     """An Outcome that says what is wrong with the driver or the number of GPUs; None if nothing is wrong.
 
-    asked: the GPUs of each node that the cluster file requests.
+    asked: the number of GPUs per node that the cluster file requests.
     """
     if not nvidia.works:
         nouveau = ", and nouveau is loaded" if nvidia.nouveau else ""

@@ -37,14 +37,14 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(entry: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) -> Outcome:
-    """Returns a passed Outcome if both networks of the node are as the manifest says.
+    """Returns a passed Outcome if the interfaces of the node have the addresses that the manifest states.
 
     entry: the node in the manifest. nics: the interfaces that the node reports. addresses: their IP addresses, by interface.
     """
     found = experiment_interfaces.find(nics, addresses, entry.address, entry.control)
     experiment, control = found.experiment, found.control
     if entry.mac is not None:
-        named = [nic.name for nic in nics if nic.mac == entry.mac]  # may be several: a VLAN has the MAC of its parent interface
+        named = [nic.name for nic in nics if nic.mac == entry.mac]  # several are possible: a VLAN has the MAC of its parent
         if not named:
             return Outcome(False, f"no interface has the MAC address {entry.mac} of the manifest", ADVICE)
         if experiment.interface not in named:

@@ -1,4 +1,5 @@
-"""Checks that NVML and torch see the same number of GPUs. Otherwise telemetry, which uses NVML, would show other GPUs."""
+"""Checks that NVML and torch see the same number of GPUs. Telemetry uses NVML and ranks use torch: if the numbers differ,
+telemetry shows GPUs that the ranks do not use."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from provision.facts.node_types import NodeType
 from shardlab.all_reduce import MeasuredAllReduce, bus_bandwidth
 from shardlab.remote import CommandOutput
 
-MOST_CLOCK_S = 1.0  # allowed difference of the nodes' clocks; with more, the times of one run cannot be compared
+MOST_CLOCK_S = 1.0  # allowed difference of the nodes' clocks; with a larger difference, the times of one run cannot be compared
 LEAST_FREE_BYTES = 10 << 30
 LEAST_INODES = 20_000
 

@@ -18,10 +18,10 @@ from shardlab.remote import CommandOutput
 
 PORT = 29411
 LIMIT_S = 240.0
-# The most bytes that a node may send over another interface during the test, as a share of the bytes of the all-reduce. If more
-# bytes were sent, they are not only background traffic.
+# The most bytes that a node may send over a wrong interface during the test, as a share of the bytes of the all-reduce.
+# Background traffic stays below this share.
 STRAY = 0.1
-CONTROLLED = 0.02  # the limit for the control network of a CloudLab experiment, over which `provision` itself only logs in
+CONTROLLED = 0.02  # the same share for the control network of an experiment, over which `provision` itself only logs in
 COUNTERS = "for f in /sys/class/net/*/statistics/tx_bytes; do n=${f#/sys/class/net/}; echo ${n%%/*} $(cat $f); done"
 _VIRTUAL = re.compile(r"^(lo|docker|veth|vb-|br-)")
 
@@ -59,8 +59,8 @@ def judge(
     """Returns a passed Outcome if the sums are exact and the data was sent over the right interfaces.
 
     nics: the interface of each node that should carry the data. grown: for each node, the bytes sent during the test, by
-    interface. absent: the nodes that did not take part, as the end of a sentence. controls: for each node, (name of the node,
-    name of its interface on the control network of an experiment); None: the node is on no control network.
+    interface. absent: names the nodes that did not take part, such as `; without gpu1`. controls: for each node, (name of the
+    node, name of its interface on the control network of an experiment); None: the node is on no control network.
     """
     try:
         report = decode(answer.stdout, AllReduceReport)

@@ -22,7 +22,7 @@ class NodeProof(msgspec.Struct, frozen=True):
     words: list[str]  # names of the nodes whose files this node saw in the shared folder
     tasks: int  # number of nodes of the job, which runs one task on each node
     free_bytes: int  # free bytes in the file system of the shared folder
-    free_inodes: int | None  # free inodes in the file system of the shared folder; None: it does not count inodes
+    free_inodes: int | None  # free inodes in the file system of the shared folder; None: inodes are not counted
     together: CommandOutput | None = None  # the all-reduce between the nodes; None: it did not run
     rdma: list[RdmaLink] = []
 

@@ -80,9 +80,8 @@ def run(site: Site, target: Target) -> Outcome:
         folders |= {_folder(cluster, target, kind): (cluster, kind, others) for kind, others in asked.items()}
     for folder, (cluster, kind, others) in folders.items():
         seen = _look(target, folder)
-        if (
-            seen.nodes or seen.job is not None
-        ):  # also true if a job failed after the last check: its failure is reported before a new job is submitted
+        # If the job of an earlier command failed, its failure is reported before a new job is submitted.
+        if seen.nodes or seen.job is not None:
             continue
         if (refused := _submit(cluster, target, folder, kind, others)) is not None:
             says = f"{kind!s}: Slurm rejects the job: {refused}"
@@ -111,7 +110,7 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def _clusters(cluster: Cluster) -> list[Cluster]:
-    """The variants of the cluster that runs use: for cells without a GPU type, and for each GPU type of `slurm.partitions`."""
+    """The variants of the cluster file: one for cells without a GPU type, and one for each GPU type of `slurm.partitions`."""
     partitions = cluster.slurm.partitions if cluster.slurm is not None else []
     return [cluster, *(cluster.for_gpu_type(partition.gpus.type) for partition in partitions)]
 
@@ -119,7 +118,7 @@ def _clusters(cluster: Cluster) -> list[Cluster]:
 def _partition(cluster: Cluster, target: Target) -> str | None:
     """The partition of the runs: `slurm.partition`, otherwise a default partition with the GPUs that the cluster file requests.
 
-    None: neither exists, and a submit plugin of the site may choose any partition.
+    None: there is no such partition, and a submit plugin of the site may choose any partition.
     """
     partition = cluster.slurm.partition if cluster.slurm is not None else None
     if partition is not None:
@@ -129,14 +128,15 @@ def _partition(cluster: Cluster, target: Target) -> str | None:
 
 
 def _types(cluster: Cluster, found: tuple[NodeType, ...], partition: str | None) -> dict[NodeType, str]:
-    """The node types on which Slurm may start runs. Maps each type to the names of all nodes with other CPUs or GPUs.
+    """The node types on which Slurm may start runs. Maps each type to the nodes that its proof job must not get.
 
-    Of types with the same CPUs and GPUs, only the type with the most nodes is included.
+    The job must not get nodes with other CPUs or GPUs than the type. Of types with the same CPUs and GPUs, only the type with
+    the most nodes is included.
     found: all node types of the site. partition: the partition of the runs; None: any partition.
     """
     inside = [kind for kind in found if partition in (None, kind.partition)]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
-    plain = constraint is not None and not set(constraint) & set("|()[]*")  # without operators, which only sbatch evaluates
+    plain = constraint is not None and not set(constraint) & set("|()[]*")  # False: it has operators that only sbatch evaluates
     features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and plain else []
     groups: dict[tuple[object, ...], list[NodeType]] = {}
     for kind in inside:
@@ -198,8 +198,8 @@ def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, other
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
         *requests.options(cluster, nodes=count, minutes=MINUTES, gpus=gpus_, cpus=_cpus(kind)),
-        "--no-requeue",  # a job that starts again would find the files of its first start
-        *([f"--exclude={excluded}"] if excluded else []),  # only one option: sbatch uses the last --exclude
+        "--no-requeue",  # a requeued job would find the files of its first start
+        *([f"--exclude={excluded}"] if excluded else []),  # all names in one option: sbatch uses only the last --exclude
     ]
     script = templates.render(
         "site/prove.sh.j2",

@@ -23,8 +23,8 @@ def run(site: Site, target: Target) -> Outcome:
 
 
 def judge(links: list[RdmaLink], nic: str | None) -> Outcome:
-    """Returns a passed Outcome if a link is up, and the link of the interface `nic` is up if `nic` has an RDMA link. Other
-    links may be down.
+    """Returns a passed Outcome if at least one RDMA link is up, and no link has a fault. If the interface `nic` has an RDMA
+    link, this link must be up; other links may be down.
 
     nic: the interface over which the ranks communicate; None: it is not known.
     """

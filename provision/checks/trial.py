@@ -15,8 +15,8 @@ RANKS_S = 195.0  # the time limit of the all-reduce; the ranks themselves stop w
 PRODUCT_S = 90.0  # the time limit of the matrix product; the first kernel on a GPU may load libraries over a network
 COMPILED_S = 120.0  # the time limit of torch.compile; Triton first compiles its own launcher in C
 LIMIT_S = 900.0  # the time limit of all parts together, with the import of torch from a network file system
-# Without GLOO_SOCKET_IFNAME, Gloo would resolve the name of the host to find an interface. NCCL exchanges only the addresses of
-# its ranks over loopback, and chooses the data path between GPUs itself.
+# Gloo and NCCL use the loopback interface. Without GLOO_SOCKET_IFNAME, Gloo would resolve the name of the host to find an
+# interface. NCCL exchanges only the addresses of its ranks over loopback, and chooses the data path between GPUs itself.
 ENVIRONMENT = ("OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME=lo")
 
 

@@ -111,7 +111,7 @@ def _gpus(entries: Sequence[HardwareType | None]) -> ProposedGpus | None:
 
 
 def _wheels(entries: Sequence[HardwareType | None]) -> list[str]:
-    """For each hardware type that the usual build of torch does not support, a sentence that names the builds that do."""
+    """For each hardware type that the usual build of torch does not support, a sentence with the builds that support it."""
     said = []
     for entry in {entry.name: entry for entry in entries if entry is not None}.values():
         builds = hardware.cuda_builds(entry)

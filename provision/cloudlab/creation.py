@@ -43,7 +43,7 @@ def obtain(cluster: Cluster, workspace: Workspace, portal: Portal, output: Outpu
         output.remark(f"warning: {sentence}", style="yellow")
     try:
         texts = _manifests(cluster, portal.manifests(ready.id))
-    except InputError as error:  # raised as ShardlabError, because InputError means that nothing was changed
+    except InputError as error:  # the error is raised as ShardlabError, because InputError means that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN}") from None
     cloudlab_experiment.store_manifests(workspace.own, texts)
     keep_end(workspace, portal, ready)
@@ -65,8 +65,8 @@ def _granted_less(request: ProfileRequest, found: PortalExperiment) -> str:
 def refresh(workspace: Workspace, portal: Portal) -> PortalExperiment | None:
     """Ask the portal for the experiment of this workspace, and store when the experiment ends.
 
-    Returns None if this workspace uses no experiment that the portal is asked about. Raises PortalError, and ShardlabError if
-    the experiment no longer exists.
+    Returns None if the workspace has no note with the uuid of an experiment. Raises PortalError, and ShardlabError if the
+    experiment no longer exists.
     """
     note = cloudlab_experiment.read(workspace.own)
     if note is None or note.uuid is None:
@@ -157,10 +157,10 @@ def _created(
         raise
     except PortalError:
         if was_asked_before and (found := adopted(note, workspace, portal)) is not None:
-            return _keep(workspace, note, found)  # the portal carried out the earlier command's request later
+            return _keep(workspace, note, found)  # the request of an earlier command had created the experiment
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
         if (other := portal.experiment(f"{request.project},{request.name}")) is not None:
-            return _adopted_of_user(note, other, workspace, output)  # it was created after this command first looked for it
+            return _adopted_of_user(note, other, workspace, output)  # the experiment was created during this command
         raise
 
 
@@ -178,8 +178,8 @@ def _adopted_of_user(intent: ExperimentNote, found: PortalExperiment, workspace:
     """Adopt the experiment `found`, which no command of this workspace created. Returns the note about the experiment.
 
     intent: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not
-    create the experiment, or created it from another profile than the cluster file names, so that its nodes have another
-    purpose.
+    create the experiment, or created the experiment from another profile than the cluster file names: the nodes then have
+    another purpose.
     """
     if found.creator is None or found.creator != intent.user:
         raise _taken(intent.project, intent.name, f"its creator is {found.creator or 'unknown'}")
@@ -225,7 +225,7 @@ def _manifests(cluster: Cluster, texts: dict[str, str]) -> dict[str, bytes]:
 
 
 def _check_nodes(cluster: Cluster, experiment: Experiment) -> None:
-    """Raises ShardlabError if the nodes are at another site, or fewer, than the cluster file says."""
+    """Raises ShardlabError if the nodes are at another site than the cluster file says, or if there are too few nodes."""
     wanted = cluster.cloudlab
     assert wanted is not None
     sites = {node.site for node in experiment.nodes}

@@ -63,7 +63,7 @@ class NoConnection(PortalError):
 
 @contextmanager
 def nothing_changed() -> Iterator[None]:
-    """In this block, a request that the portal refuses raises InputError, because nothing was changed before."""
+    """In this block, a request that the portal refuses raises InputError, which means that nothing was changed."""
     try:
         yield
     except PortalError as error:
@@ -87,8 +87,8 @@ class Portal:
     def __init__(self, url: str | None, token: Token, say: Say, sleep: Callable[[float], None] = time.sleep) -> None:
         """Check the URL and prepare the connection; nothing is sent.
 
-        url: None: the URL of CloudLab; a path in it is the prefix of the paths of all requests. say: is called with a sentence
-        for each repeated request. sleep: waits for a number of seconds.
+        url: the URL of the portal; None: the URL of CloudLab. If the URL has a path, all requests begin with this path.
+        say: is called with a sentence for each repeated request. sleep: waits for a number of seconds.
         Raises InputError if the URL is not https, and MissingExtra if httpx is not installed.
         """
         try:
@@ -168,11 +168,11 @@ class Portal:
         return self._decoded(dict[str, str], self._asked("GET", f"/experiments/{uuid}/manifests", "the manifests"))
 
     def extend(self, uuid: str, hours: int, reason: str) -> None:
-        """Ask for more hours for an experiment. Its `expires_at` says afterwards what was granted. Raises PortalError."""
+        """Ask for more hours for an experiment. Its field `expires_at` then shows the granted hours. Raises PortalError."""
         self._asked("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
 
     def terminate(self, uuid: str) -> None:
-        """Ask the portal to terminate the experiment, which exists until `experiment` returns None.
+        """Ask the portal to terminate an experiment. It exists until the method `experiment` returns None.
 
         Raises PortalError, and NoExperiment.
         """

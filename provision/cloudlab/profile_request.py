@@ -19,7 +19,7 @@ from shardlab.errors import InputError
 
 SMALL_LAN = "small-lan"
 NAME = re.compile(r"[a-z][a-z0-9-]{1,15}")  # Emulab allows at most 16 characters in the name of an experiment
-OF_KEYS = {  # maps a parameter of small-lan to the key under `cloudlab` that sets it, so `bindings` must not contain it
+OF_KEYS = {  # parameter of small-lan -> key under `cloudlab` that sets this parameter instead of the key `bindings`
     "nodeCount": "nodes",
     "phystype": "hardware",
     "osImage": "image",

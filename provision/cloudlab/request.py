@@ -21,8 +21,8 @@ RSPEC = "http://www.geni.net/resources/rspec/3"
 EMULAB = "http://www.protogeni.net/resources/rspec/ext/emulab/1"
 SCHEMAS = f"{RSPEC} {RSPEC}/request.xsd"
 LAN = ipaddress.IPv4Network("10.10.0.0/16")
-EACH_OCTET = 254  # the number of addresses that are used out of 256: addresses that end with 0 or 255 are not used
-RATED_NODES = 100  # most nodes of a LAN with a rate, because a request states the rate for each ordered pair of interfaces
+EACH_OCTET = 254  # of 256 addresses, 254 are used: addresses that end with 0 or 255 are not used
+RATED_NODES = 100  # most nodes if lan_mbps is set: a request then states the rate for each ordered pair of interfaces
 UBUNTU = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # the names of CloudLab's own Ubuntu images, such as UBUNTU24-64-STD
 OLDEST_UBUNTU = 24  # the first Ubuntu LTS whose Python is 3.11 or newer
 BY_HAND = "To use it nevertheless, create the experiment at the portal, and name its manifest in cloudlab.manifest"
@@ -92,7 +92,10 @@ def plan(cluster: Cluster) -> ExperimentRequest:
 
 
 def image(name: str) -> str:
-    """The disk image as a request names it. name: a URN or PROJECT:NAME (both kept), PROJECT//NAME, or NAME of emulab-ops."""
+    """The disk image as a request names it.
+
+    name: a URN or PROJECT:NAME, which are returned without change; PROJECT//NAME; or NAME of an image of emulab-ops.
+    """
     if ":" in name:
         return name
     return f"urn:publicid:IDN+emulab.net+image+{name if '//' in name else f'emulab-ops//{name}'}"
@@ -127,7 +130,7 @@ def _place(keys: Cloudlab, name: str) -> tuple[HardwareType | None, str]:
 
 
 def _check(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
-    """Sentences that say what could not be checked of this type.
+    """Check that the hardware type can be used. Returns a sentence for each property that could not be checked.
 
     Raises InputError if shardlab or its torch does not support the type, or if the site has fewer machines than `nodes`.
     has_wheelhouse: whether the cluster file names a folder with its own wheels of torch.

@@ -33,7 +33,7 @@ class RunThere(msgspec.Struct, frozen=True):
 
     @property
     def may_have_results(self) -> bool:
-        """Whether the run's folder on the cluster may contain more than the plan. The id comes from a node: checked."""
+        """Whether the run may have results on the cluster. False for an invalid id, because a node states the id."""
         return self.state != "planned" and RUN_ID.fullmatch(self.id) is not None
 
 
@@ -50,7 +50,7 @@ class FetchedManifest(msgspec.Struct, frozen=True):
 
 
 def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> str:
-    """Terminate the experiment, wait until it no longer exists at the portal, and put its note and manifests away.
+    """Terminate the experiment, wait until it no longer exists at the portal, and rename its note and manifests.
 
     Returns a sentence for the user. Raises ShardlabError.
     """
@@ -85,7 +85,7 @@ def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Ou
 
 
 def leave(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> str:
-    """Put away the note and the manifests of an experiment that `provision` did not create. Raises WorkspaceError.
+    """Rename the note and the manifests of an experiment that `provision` did not create. Raises WorkspaceError.
 
     Returns a sentence for the user.
     """
@@ -121,7 +121,7 @@ def _is_here(workspace: Workspace, run_id: str) -> bool:
 
 
 def _forget(cluster: Cluster, workspace: Workspace) -> None:
-    """Put the note and the manifests of the experiment away, and remove the nodes' host keys from known_hosts.
+    """Rename the note and the manifests of the experiment, and remove the nodes' host keys from known_hosts.
 
     When CloudLab lends these machines again, the machines have new host keys.
     """

@@ -1,4 +1,5 @@
 """Downloads, unpacks and checks data sets, each completely or not at all.
 
-This package imports only Python's standard library and shardlab's own modules without msgspec, so its records are dataclasses.
+Its records are dataclasses, because this package imports only Python's standard library and modules of shardlab that do not
+import msgspec.
 """

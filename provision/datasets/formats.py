@@ -1,4 +1,4 @@
-"""The files of each data set, so that everything else in an archive can be refused."""
+"""The files that belong to each data set. An archive with any other file is refused."""
 
 from __future__ import annotations
 

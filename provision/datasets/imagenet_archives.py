@@ -6,8 +6,8 @@
 | ILSVRC2012_img_val.tar | ILSVRC2012_val_NUMBER.JPEG, from 1, without folders |
 | ILSVRC2012_devkit_t12.tar.gz | the ILSVRC2012_ID of each validation image, and meta.mat with the WNID of each ID |
 
-They may be malicious: only plain files with expected names are written. A class is unpacked into a hidden folder, which is
-renamed when it is complete, so that a later call continues after the last complete class.
+The archives may be malicious: only plain files with expected names are written. A class is unpacked into a hidden folder,
+which is renamed when it is complete, so that a later call continues after the last complete class.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def unpack(source: Path, folder: Path, settle: Callable[[], None]) -> None:
 
 
 def _noted(note: Path) -> object:
-    """What the note about an interrupted call says of its archives; None if there is no readable note."""
+    """The names, sizes and times of the archives of an interrupted call, from its note; None if no note can be read."""
     try:
         return json.loads(note.read_text())
     except (FileNotFoundError, ValueError):
@@ -102,7 +102,7 @@ def _unpack_train(archive: Path, folder: Path) -> None:
 
 
 def _unpack_validation(archive: Path, folder: Path, wnids: Sequence[str]) -> None:
-    """wnids: the class of each validation image, by its number less 1."""
+    """Unpack the validation images into one folder per class. wnids: the class of image 1, of image 2, and so on."""
     if folder.exists():
         return
     form, images = FORMATS["imagenet"], 0
@@ -141,7 +141,7 @@ def _validation_classes(kit: Path) -> list[str]:
 
 
 def _read_kit(kit: Path) -> Mapping[str, bytes]:
-    """The bytes of META and TRUTH, as far as the kit has them. Other members are passed over."""
+    """The bytes of the files META and TRUTH of the development kit, by name; a file that the kit lacks is left out."""
     found: dict[str, bytes] = {}
     with kit.open("rb") as raw, whole(kit):
         for member in members(kit, raw, MOST_KIT_FILES, MOST_KIT_BYTES):
@@ -154,7 +154,7 @@ def _read_kit(kit: Path) -> Mapping[str, bytes]:
 
 
 def _new(folder: Path) -> Path:
-    """An empty folder; what an interrupted call left in it is removed."""
+    """Make an empty folder. If an interrupted call left this folder, it is removed first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
@@ -162,5 +162,5 @@ def _new(folder: Path) -> Path:
 
 def _publish(growing: Path, folder: Path) -> None:
     """Flush a complete folder to the disk and rename it, so that `folder` exists only when it is complete."""
-    os.sync()  # one sync of everything is faster than one for each of a thousand files
+    os.sync()  # one sync of all file systems is faster than a thousand calls of fsync
     growing.rename(folder)

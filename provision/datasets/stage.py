@@ -142,7 +142,7 @@ def _make(wanted: Wanted, form: Format, folder: Path) -> str | None:
             raise InputError(f"{source}: its SHA-256 is {sha256}. Allowed: {wanted.sha256}, as cluster.yaml says.")
     with _filled(form, unpacked, folder):
         archive.unpack(source, form, unpacked)
-    for path in _own(wanted).glob(f"{wanted.name}-*.archive"):  # also archives with an earlier sha256
+    for path in _own(wanted).glob(f"{wanted.name}-*.archive"):  # also archives of an earlier sha256 in cluster.yaml
         path.unlink()
     download.forget(_own(wanted) / f"{wanted.name}.partial")
     return sha256
@@ -180,7 +180,7 @@ def _of_folder(source: Path, form: Format, unpacked: Path, folder: Path) -> None
 
 @contextlib.contextmanager
 def _filled(form: Format, unpacked: Path, folder: Path) -> Iterator[None]:
-    """Make the folder `unpacked`, which the block fills, and rename it to `folder` at the end. After an error it is removed."""
+    """Make the folder `unpacked` for the block to fill, then rename it to `folder`. After an error, `unpacked` is removed."""
     unpacked.mkdir()
     try:
         yield
@@ -194,9 +194,9 @@ def _settle(form: Format, unpacked: Path, folder: Path) -> None:
     """Check the files in `unpacked`, flush them to the disk, and only then rename `unpacked` to `folder`."""
     try:
         form.check(unpacked)
-    except InputError as error:  # the error names the folder `unpacked`, which is removed now
+    except InputError as error:  # the message must not name the folder `unpacked`, which is only temporary
         raise InputError(str(error).replace(f"{unpacked}/", "in the archive: ")) from None
-    os.sync()  # one sync of everything is faster than one for each of a million files
+    os.sync()  # one sync of all file systems is faster than a million calls of fsync
     unpacked.rename(folder)
     descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

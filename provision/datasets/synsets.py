@@ -62,7 +62,7 @@ def _classes(content: bytes) -> dict[int, str]:
 
 
 def _synsets(matrix: memoryview, order: str) -> dict[int, str] | None:
-    """The classes in a matrix; None if the matrix is another one."""
+    """The classes in `matrix`; None if it is not the array `synsets` with the fields ILSVRC2012_ID and WNID."""
     parts = _elements(matrix, order)
     flags, _, name = (next(parts, None) for _ in range(3))
     if flags is None or name is None or not len(flags.data) or bytes(name.data) != b"synsets":

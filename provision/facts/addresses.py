@@ -21,7 +21,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> dict[str, list[str]]:
-    """The addresses of each interface, both sorted, without loopback and interfaces without addresses. Raises ValueError."""
+    """The sorted addresses, by interface. Loopback and interfaces without addresses are left out. Raises ValueError."""
     addresses_of = decode(stdout, dict[str, list[str]])
     routable = {nic: [a for a in addresses if not a.startswith("127.")] for nic, addresses in addresses_of.items()}
     return {nic: sorted(routable[nic]) for nic in sorted(routable) if routable[nic]}

@@ -28,7 +28,7 @@ class InstalledEnvironment(msgspec.Struct, frozen=True):
     incomplete: str | None = None  # `yes`: files of the packages are missing, for example because the site deleted old files
 
 
-decoder(InstalledEnvironment)  # creates the decoder before `parse` runs in several threads
+decoder(InstalledEnvironment)  # msgspec prepares the type here, before several threads call `parse`
 
 
 def command(python: str) -> list[str]:
@@ -42,4 +42,4 @@ def parse(stdout: str) -> InstalledEnvironment:
     return msgspec.convert({name: value or None for name, value in pairs.items()}, InstalledEnvironment)
 
 
-ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)  # counts up to tens of thousands of files over NFS
+ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)  # PROGRAM counts up to tens of thousands of files over NFS

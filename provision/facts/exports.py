@@ -1,4 +1,4 @@
-"""The folders that a machine exports by NFS now, with their clients. They are read from the current table, not from /etc."""
+"""The folders that a machine exports by NFS now, with their clients, from the current table of exports, not from /etc."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class NodeType(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    # If the user has set the variable SINFO_PARTITION, sinfo would list only the partitions that it names.
+    # Removes the variable SINFO_PARTITION: with this variable, sinfo would list only the partitions in its value.
     return ["env", "-u", "SINFO_PARTITION", "sinfo", "--noheader", "--exact", f"--format={FORMAT}"]
 
 

@@ -120,4 +120,4 @@ def _switch(word: str) -> bool | None:
     return {"Enabled": True, "Disabled": False}.get(word)
 
 
-NVIDIA = Fact("nvidia", command, parse, timeout_s=90, root=True)  # without persistence, nvidia-smi takes seconds per GPU
+NVIDIA = Fact("nvidia", command, parse, timeout_s=90, root=True)  # without persistence mode, nvidia-smi takes seconds per GPU

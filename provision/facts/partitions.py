@@ -22,8 +22,8 @@ class SitePartition(msgspec.Struct, frozen=True):
     accounts: tuple[str, ...] | None  # accounts that may use the partition; None: all
     qos: tuple[str, ...] | None  # QOS that jobs of the partition may have; None: all
     is_exclusive: bool  # whether a job in the partition always gets whole nodes
-    denied_accounts: tuple[str, ...] = ()  # accounts that may not use it; Slurm reads them only if `accounts` is None
-    denied_qos: tuple[str, ...] = ()  # QOS that its jobs may not have; Slurm reads them only if `qos` is None
+    denied_accounts: tuple[str, ...] = ()  # accounts that may not use the partition; read by Slurm only if `accounts` is None
+    denied_qos: tuple[str, ...] = ()  # QOS that jobs of the partition may not have; Slurm reads them only if `qos` is None
     is_root_only: bool = False  # whether only root may submit jobs to the partition
 
 

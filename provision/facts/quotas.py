@@ -42,7 +42,7 @@ KIB = 1024
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """The quota of this user in one place. None: no limit, or not known. The limit is the soft limit, if the place has one."""
+    """The quota of this user in one place. None: no limit, or not known. Without a soft limit, the hard limit is the limit."""
 
     place: str  # a folder, a file system, or SERVER:FOLDER
     used_bytes: int | None

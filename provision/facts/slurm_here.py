@@ -43,7 +43,7 @@ class KnownNode(msgspec.Struct, frozen=True):
 
 
 class SlurmHere(msgspec.Struct, frozen=True):
-    """Slurm as one machine sees it. Texts and lists are empty if they are not known, as Slurm's controller does not answer."""
+    """Slurm as one machine sees it. Fields that only Slurm's controller knows are empty if the controller does not answer."""
 
     commands: str = ""  # the folder of Slurm's commands; empty: the machine has none
     is_in_path: bool = False  # whether a command over SSH finds Slurm's commands, and not only a login shell

@@ -1,4 +1,5 @@
-"""The operating system of a machine: the first fact that is asked. It needs only a shell, and uses root, which tests sudo."""
+"""The operating system of a machine: the first fact that is asked. Its command needs only a shell, and runs as root,
+which shows whether sudo works."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class System(msgspec.Struct, frozen=True):
         return self.virt in ("systemd-nspawn", "lxc", "lxc-libvirt", "docker", "podman")
 
 
-decoder(System)  # creates the decoder before `parse` runs in several threads
+decoder(System)  # msgspec prepares the type here, before several threads call `parse`
 
 
 def command(python: str) -> list[str]:

@@ -23,7 +23,7 @@ rm -f -- "$file"
 
 
 class WriteTest(msgspec.Struct, frozen=True):
-    """The result of a write test. folder: the folder that was tested. why_not: the error of the node; '' if it succeeded."""
+    """The result of a write test. folder: the tested folder. why_not: the error of the node; '' if the test succeeded."""
 
     folder: str
     why_not: str = ""

@@ -22,7 +22,7 @@ NOT_FOUND = (126, 127)  # exit codes of a command that cannot be started
 
 
 class NoEnvironment(Unanswered):
-    """The Python environment of the node, which looks at the data sets, does not exist or is not complete."""
+    """Raised if the node has no complete Python environment, whose programs look at the data sets."""
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
@@ -61,7 +61,7 @@ def _in_a_job(site: Site, target: Target, wanted: DataSet, request: str, state: 
     script, log = f"{folder}/{wanted.name}.sh", f"{folder}/{wanted.name}.log"
     jobs.must_not_wait(target.node, script, f"stages the data set {wanted.name}")
     changes: list[Change] = []
-    if wanted.is_url and site.cluster.environment.build != "job":  # at most sites, compute nodes cannot download
+    if wanted.is_url and site.cluster.environment.build != "job":  # at most sites, only the login node can download
         download = functools.partial(_ask, target, "download", request, STAGE_S)
         changes.append(Here(f"download {wanted.archive} on the login node", download))
     options = [
@@ -89,8 +89,11 @@ def _request(site: Site, wanted: DataSet) -> str:
 
 
 def _data_path(site: Site) -> str:
-    """The folder from which runs read data sets. A relative path, and the default, are in the workspace that stores the runs:
-    this workspace, or the workspace on the nodes if commands about runs are executed on the nodes."""
+    """The folder from which runs read data sets.
+
+    A relative path, or the default path, is inside the workspace that stores the runs: this workspace, or, if commands about
+    runs are executed on the nodes, the workspace there.
+    """
     cluster, workspace = site.cluster, site.workspace
     if cluster.slurm is not None:
         shared = cluster.storage.shared

@@ -15,8 +15,8 @@ test "$(lsblk --noheadings --list --output PATH,MOUNTPOINTS -- {disk} | wc -w)" 
 signs=$(wipefs --no-act --noheadings -- {disk})
 test -z "$signs"
 cmp -s -n 1048576 -- {disk} /dev/zero"""
-# mkfs runs in a session of its own, so that Ctrl-C or a time limit does not end it. A disk that is half formatted would be
-# refused as not empty.
+# mkfs runs in a session of its own, so that Ctrl-C or a time limit does not end mkfs: the next command would refuse a
+# half-formatted disk as not empty.
 FORMAT = "setsid --wait mkfs.ext4 -q -L {label} -- {disk}"
 
 
@@ -48,7 +48,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _format(where: str, path: str, there: Disk) -> list[Change]:
-    """The change that makes a file system on an empty disk; none if `provision` made it before.
+    """The change that makes a file system on an empty disk; none if `provision` has already made the file system.
 
     where: the name of the node. Raises Unanswered if the disk does not exist or is not empty.
     """

@@ -37,7 +37,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _owner(node: Node, owner: str) -> str:
-    """The value `owner` for `Write`: the user `owner` if root writes the file; empty if this user writes the file."""
+    """The value `owner` for `Write`: the user `owner`, or, on a node without sudo, empty: the user writes the file."""
     return f"{owner}:" if node.may_sudo else ""
 
 

@@ -1,7 +1,7 @@
 """The local disk of a CloudLab node at /mydata: a blockstore of the experiment, or the unused space of the boot disk.
 
 A blockstore is made and mounted by CloudLab before the node is ready. Without one, CloudLab's own program mkextrafs.pl makes a
-file system in an unused partition. mkextrafs.pl is never called with -f, by which it would overwrite a partition in use.
+file system in an unused partition. mkextrafs.pl is never called with -f: with this option, it overwrites partitions in use.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def is_below(folder: str, other: str) -> bool:
 
 
 def own_disks(site: Site, target: Target, folder: str) -> list[str]:
-    """The places at which a disk of this node has to be mounted, so that `folder` is not on the root file system."""
+    """The folders at which this node has to mount disks, because `folder` must not be on the root file system."""
     storage = site.cluster.storage
     places = [storage.mount] if storage.mount is not None else []
     if site.cluster.provider == "cloudlab" and storage.mount != EXTRA_DISK:

@@ -11,7 +11,7 @@ PATH = "/etc/hosts"
 
 
 def content(site: Site) -> bytes:
-    """The content of /etc/hosts. With a line for 127.0.1.1, a node would tell the other nodes its loopback address."""
+    """The content of /etc/hosts, without 127.0.1.1: otherwise a node would tell the other nodes this loopback address."""
     lines = ["# Written by shardlab's provision.", "127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     lines += [f"{target.node.address} {target.node.name}" for target in site.targets]
     return "".join(f"{line}\n" for line in lines).encode()

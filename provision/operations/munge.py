@@ -28,7 +28,7 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
     if key is None:
         # Without root, it is not known whether the controller has a key, so the administrator's script tests it.
         changes.append(shell("make a random munge key", MAKE if target.node.may_sudo else f"test -s {PATH} || {{ {MAKE}; }}"))
-    elif (key.mode, key.owner) != (MODE, OWNER):  # a key that other users could read is no longer secret
+    elif (key.mode, key.owner) != (MODE, OWNER):  # other users may have read the key, so a new key is made
         changes.append(shell(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE))
     changes += running(target, "munge", [PATH], changed=bool(changes))
     return changes or Nothing("it has a munge key")

@@ -76,7 +76,7 @@ def _withdraw(site: Site, target: Target) -> list[Change]:
         for place, source in mounts.items()
         if source in sources
     ]
-    if held:  # every program that uses a hard mount hangs if the mount's server is gone
+    if held:  # without the server, every program that uses these hard mounts would hang
         raise Unanswered(
             f"{target.node.name}: it exports {', '.join(folders)}, which the cluster file no longer names, but which is still "
             f"mounted on {', '.join(held)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
@@ -115,7 +115,7 @@ def plan_client(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _expected(site: Site, target: Target) -> Nothing:
-    """Check that the shared folder exists, if the cluster file names no storage.server. Raises Unanswered if it does not."""
+    """Check that the shared folder exists, if the cluster file names no storage.server. Raises Unanswered if it is missing."""
     folder = site.cluster.storage.shared
     if folder is None or site.is_practice:
         return Nothing(_elsewhere(site, ""))

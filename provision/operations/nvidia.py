@@ -140,7 +140,7 @@ def _without_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
     changes: list[Change] = []
     if _differs(target, NOUVEAU, wanted):
         changes.append(Write("block the driver nouveau", NOUVEAU, wanted))
-    if changes or nvidia.nouveau:  # if nouveau is loaded, the initramfs may still contain it
+    if changes or nvidia.nouveau:  # if nouveau is loaded, the initramfs may still contain nouveau
         changes.append(
             RunCommand("update the initramfs, so that the kernel starts without nouveau", ["update-initramfs", "-u"], 600)
         )

@@ -15,10 +15,10 @@ MUNGE = ("munge",)
 CONTROLLER = ("slurmctld", "slurmdbd", "slurm-client", "mariadb-server")
 WORKER = ("slurmd", "slurm-client")
 CLOCK = ("chrony",)
-COMPILER = ("gcc", "libc6-dev", "python3-dev")  # with this compiler Triton builds kernel launchers for torch.compile
+COMPILER = ("gcc", "libc6-dev", "python3-dev")  # Triton needs the compiler to build kernel launchers for torch.compile
 NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
 SSH_CLIENT = ("openssh-client",)  # in Debian 14 and newer, openssh-server does not install the client
-SITE = ("environment-modules", "charliecloud-runtime")  # only the base of practice nodes has them, to act as a Slurm site
+SITE = ("environment-modules", "charliecloud-runtime")  # only practice nodes need these packages, to act as a Slurm site
 ALL = tuple(sorted({*BASE, *MUNGE, *CONTROLLER, *WORKER, *CLOCK, *SSH_CLIENT, *SITE}))
 LOCK_S = 600  # the most seconds to wait for other installations, such as unattended-upgrades after the first boot
 APT = f"apt-get -o DPkg::Lock::Timeout={LOCK_S} -o Dpkg::Use-Pty=0"

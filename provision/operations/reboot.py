@@ -68,7 +68,7 @@ def _ask(node: Node) -> None:
         answer = node.run(["systemctl", "reboot"], timeout_s=30, root=True)
     except Unreachable:
         return  # the node went down before it could answer the command
-    if answer.code is not None and 0 < answer.code < 128:  # a code above 128 is a signal by which the shutdown ended ssh
+    if answer.code is not None and 0 < answer.code < 128:  # above 128: the shutdown ended ssh by a signal, which is no failure
         raise Unanswered(f"{node.name}: it does not reboot: {last_line(answer)}")
 
 

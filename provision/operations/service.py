@@ -13,8 +13,8 @@ def running(target: Target, name: str, reads: Sequence[str], *, changed: bool = 
     """The changes that the service `name` needs: none, enable, start, or restart. Raises Unanswered.
 
     reads: the files that the service reads. changed: whether earlier changes of the plan write these files.
-    The service is restarted if `changed`, or if a file is newer than its process, which happens if `provision` was killed
-    after it wrote the file and before it restarted the service.
+    The service is restarted if `changed`, or if a file in `reads` is newer than the process of the service: an earlier
+    `provision` may have been killed after it wrote the file and before it restarted the service.
     """
     service = target.facts[SERVICES].get(name)
     changes: list[Change] = []

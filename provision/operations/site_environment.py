@@ -36,7 +36,7 @@ rm -rf "$1/venv" "$1/packages.made"
 }
 "$2" -m venv "$1/venv"
 """
-# Submits the script $2 as a job, waits for the job, and prints the list of packages that it wrote into the folder $1.
+# Submits the script $2 as a job, waits for the job, and prints the list of packages that the job wrote into the folder $1.
 SUBMIT_AND_SHOW = f"""\
 {requests.WITHOUT_VARIABLES}
 mkdir -p -- "$1" && cd "$1" || exit 1
@@ -78,7 +78,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _given(environment: Environment) -> str:
-    """The key and the value in the cluster file that name the packages which `provision` did not install."""
+    """A text KEY: VALUE, the entry of the cluster file for the packages that `provision` did not install."""
     if environment.container is not None:
         return f"environment.container: {environment.container}"
     return f"environment.use: {environment.use}"
@@ -148,11 +148,11 @@ def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]
 def _download(site: Site, target: Target, folder: PurePosixPath, wheels: str) -> WheelDownload:
     """The change that downloads all packages as wheels into the folder `wheels`.
 
-    pip builds a wheel for a package without one, because the job that installs the packages cannot download build tools.
+    If the package index has no wheel of a package, pip builds the wheel: the job that installs it cannot get build tools.
     """
     needed = software.requirements(python.extras(site.cluster))
     interpreter = f"{folder}/venv/bin/python"
-    variables = [*python.caches(folder), ("TMPDIR", f"{folder}/tmp")]  # instead of /tmp, which is small
+    variables = [*python.caches(folder), ("TMPDIR", f"{folder}/tmp")]  # pip must not use /tmp, which is small
     words = ["-I", *PIP, "wheel", "--wheel-dir", wheels, "--constraint", f"{folder}/constraints.txt", *needed]
     return WheelDownload(
         on_node=python.with_modules(site.cluster, [interpreter, *words], variables),

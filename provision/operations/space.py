@@ -15,7 +15,7 @@ from provision.operations.fstab import own_disks
 from provision.operations.packages import lacking, nfs_server, wanted
 
 GIB = 2**30
-PACKAGES_BYTES, PACKAGES_INODES = 2 * GIB, 30_000  # for Slurm, MariaDB and their state, with a reserve
+PACKAGES_BYTES, PACKAGES_INODES = 2 * GIB, 30_000  # what Slurm, MariaDB and their state need, with a reserve
 # The tested packages with torch for CPUs need 1.3 GB in 38,000 files, from 0.3 GB of wheels. The torch of a package index
 # includes CUDA's libraries: about 7 GB, and 4 GB of wheels while they are unpacked.
 WHEELHOUSE_BYTES, INDEX_BYTES, ENVIRONMENT_INODES = 2 * GIB, 12 * GIB, 60_000
@@ -26,7 +26,7 @@ OLD_PYTHONS = {"bullseye": "3.9", "focal": "3.8", "jammy": "3.10"}
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Check the space and the Python of a node; makes no change. Raises Unanswered if either is not enough."""
+    """Check the free space and the Python of a node, change nothing. Raises Unanswered if space is short or Python too old."""
     system = target.facts[SYSTEM]
     if target.node.may_sudo and target.node.venv_python == "python3" and system.codename in OLD_PYTHONS:
         raise Unanswered(
@@ -53,7 +53,7 @@ def _environment(site: Site, target: Target) -> Room | None:
     storage = site.cluster.storage
     if storage.shared is not None:
         server = nfs_server(site)
-        if target is not (server or site.targets[0]):  # the other nodes mount the shared folder later
+        if target is not (server or site.targets[0]):  # another node, whose folder this node mounts later, checks the space
             return None
         if any(not target.facts[place(disk)].mount for disk in own_disks(site, target, storage.shared)):
             return None  # the disk has no file system yet: all of it will be free

@@ -8,8 +8,8 @@ from provision.facts.users import USERS, User
 from provision.operation import Change, Nothing, Operation, Site, Target, shell
 
 SYSTEM_USERS = ("slurm", "munge")
-# UID and GID of munge. This number is normally free, because Debian assigns numbers upwards from 100, and systemd assigns
-# numbers downwards from 999.
+# UID and GID of the user munge, if no node has this user yet. 499 is normally free, because Debian assigns numbers upwards from
+# 100, and systemd assigns numbers downwards from 999.
 MUNGE_ID = 499
 
 

@@ -9,7 +9,7 @@ from provision.facts.write_test import WriteTest, write_test
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import fstab
 
-# Advice for the user, by words that the error of the node contains.
+# Advice for the user, by words that the error of the node contains. {key}: the key of cluster.yaml that names the folder.
 HELP = {
     "Read-only": "mount it so that it can be written (findmnt shows how it is mounted)",
     "quota": "remove files there, ask for a larger quota, or set {key} to another folder",
@@ -19,9 +19,9 @@ HELP = {
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
-    """Make the folder for workspaces on a node if the nodes share no folder and it does not exist. Test an existing folder.
+    """Test that the user can write into the folder for workspaces. If the nodes share no folder, make a missing folder.
 
-    Raises Unanswered, also if the user cannot write into the folder.
+    Raises Unanswered, for example if the user cannot write into the folder.
     """
     storage, separate = site.cluster.storage, site.cluster.has_separate_folders
     folder = str(site.cluster.workspaces) if separate else storage.shared

@@ -21,7 +21,7 @@ from shardlab import files
 from shardlab.errors import ShardlabError
 
 USER = "practice"  # the user of practice nodes, who may use sudo without a password, as in CloudLab's images
-UID = 65888  # the UID of USER. No user of this machine may have it: such a user could change files of a node and become root
+UID = 65888  # the UID of USER; a user of this machine with the same UID could change files of a node and become root
 SYSTEM = (
     "systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "iproute2", "python3-minimal", "ca-certificates", "procps",
     "ethtool", "udev", "rsync",
@@ -36,7 +36,7 @@ class NoBase(ShardlabError):
 
 
 def folder(packages: Sequence[str], release: str | None = None) -> Path:
-    """The folder of the base with these packages, which may not exist yet, below the user's cache folder.
+    """The folder of the base with these packages, below the user's cache folder. The folder may not exist yet.
 
     release: the codename of a release of Debian; None: the release of this machine.
     """

@@ -23,14 +23,14 @@ from templates import render
 STATE = Path("/var/lib/shardlab/practice")
 GPUS = "/opt/gpus"  # the folder on a node with the devices that Slurm hands out as GPUs
 WHEELS = "/opt/wheels"  # the folder of wheels on a node; not the path on this machine, as a node's user cannot read root's home
-SCRATCH, MARK = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's folder, and the source name of our mount on it
+SCRATCH, MARK = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's folder; in /proc/mounts, the source of our mount
 CGROUP = "shardlab-practice"
 LIMIT_S = 20.0
 _UPPER = re.compile(r"upperdir=([^, ]+)")
 
 
 class PracticeMachine(msgspec.Struct, frozen=True):
-    """A practice node: its address, its folders on this machine, and what it may use of this machine."""
+    """A practice node: its address, its folders, and the folders and devices of this machine that the node uses."""
 
     cluster: str
     name: str
@@ -38,7 +38,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
     prefix: int  # the prefix length of the subnet
     bridge: str
     base: Path  # the folder of the base, which is the lower layer of the overlay
-    authorized: str  # the public key with which a login is allowed
+    authorized: str  # the public SSH key that may log in to the node
     shared: str | None = None
     wheelhouse: str | None = None
     python: str | None = None  # the folder of this machine's Python, if the nodes use it
@@ -170,10 +170,10 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         home = upper / "home" / USER
         keys = home / ".ssh/authorized_keys"
         for path in (home, keys.parent, keys):
-            if path.is_symlink():  # a link that was made on the node would lead to a file of this machine
+            if path.is_symlink():  # a link that a user of the node made could lead to a file of this machine
                 path.unlink()
         keys.parent.mkdir(parents=True, exist_ok=True)
-        known = keys.read_text().splitlines() if keys.exists() else []  # other nodes' keys are kept
+        known = keys.read_text().splitlines() if keys.exists() else []  # the keys of other nodes stay in the file
         if self.authorized not in known:
             keys.write_text("".join(f"{line}\n" for line in [*known, self.authorized]))
         for path, mode in ((home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
@@ -272,7 +272,7 @@ def remove_cgroups(cluster: str, node: str) -> None:
         top = root / CGROUP / cluster / node
         while top.exists():
             for place, _, _ in os.walk(top, topdown=False):
-                with contextlib.suppress(OSError):  # a process in the group may be ending; the loop tries again
+                with contextlib.suppress(OSError):  # fails while a process in the group is ending; the loop tries again
                     Path(place).rmdir()
             if time.monotonic() > ends:
                 raise NoBase(f"{top}: some processes in this control group do not end.")

@@ -31,7 +31,7 @@ def make_base(packages: Sequence[str], release: str | None, tell: Callable[[str]
     if made.is_dir():
         return made
     files.make_folder(made.parent)
-    for left in made.parent.glob(f".{made.name}.*"):  # folders of killed processes
+    for left in made.parent.glob(f".{made.name}.*"):  # folders that killed processes left
         shutil.rmtree(left, ignore_errors=True)
     growing = made.with_name(f".{made.name}.{os.getpid()}")
     try:

@@ -17,7 +17,7 @@ def label(what: str) -> str:
 
 
 def hardware_address(name: str) -> str:
-    """The MAC address of a bridge, which is locally administered.
+    """A locally administered MAC address for a bridge. name: the bridge; a name always gets the same address.
 
     A bridge without its own address uses the address of one of its ports, so the address of the bridge changes when this port
     is removed. Then the other nodes cannot reach this machine until they look up its MAC address again.

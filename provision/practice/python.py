@@ -19,12 +19,13 @@ from provision.practice.base import NoBase, run
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 PREFIX = "/opt/python"  # the folder on a node at which the folder of this machine's Python is mounted
-HOME = f"/opt/python-{VERSION}"  # a folder on a node with links to PREFIX, whose bin contains only the interpreter
+HOME = f"/opt/python-{VERSION}"  # a folder on a node with links into PREFIX; its folder bin contains only the interpreter
 COMMANDS = f"{HOME}/bin"  # the folder that the module adds to PATH
 INTERPRETER = f"{COMMANDS}/python3"
 LIBRARIES = "/opt/python-libraries"
 MODULE = f"etc/environment-modules/modules/python/{VERSION}"
-# ldconfig reads its files in alphabetical order and uses the first library of a name. `zz` makes Debian's own libraries win.
+# ldconfig reads its files in alphabetical order, and uses the first of several libraries with one name. `zz` places this file
+# last, so that Debian's own libraries are used.
 LINKER = "etc/ld.so.conf.d/zz-python.conf"
 # Tests that this machine's Python works in the base, by making an environment there as `provision` does.
 # $1: the folder of this machine's Python. $2: the folder of the base.

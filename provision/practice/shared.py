@@ -78,7 +78,7 @@ def _options(folder: Path) -> set[str]:
 
 
 def _noted_by_another(state: Path, folder: Path) -> Path | None:
-    """The state folder of another cluster whose note of this boot names the same shared folder; None if there is none.
+    """The state folder of another cluster that, by its note, mounted the same shared folder since this boot; None if none did.
 
     state: the state folder of this cluster. folder: the shared folder.
     """

@@ -89,8 +89,9 @@ def _note(cluster: Cluster, workspace: Workspace) -> ExperimentNote | None:
 
 
 def _takes_own_manifest(cluster: Cluster, found: Token | None) -> bool:
-    """Whether the manifest of this machine is used: it is a node of an experiment, and no other experiment is to be created.
+    """Whether the manifest of this machine is used: this machine is a node of an experiment, and none is to be created.
 
+    No experiment is created without a token, or if the cluster file names no project.
     found: the token of the portal; None if there is no token.
     """
     assert cluster.cloudlab is not None

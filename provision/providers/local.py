@@ -69,7 +69,7 @@ class LocalNode(msgspec.Struct, eq=False):
         except OSError as error:
             return CommandOutput(127, "", f"{argv[0]}: {error.strerror}")
         _RUNNING[process.pid] = process
-        if STOPPING.is_set():  # tested after the process was added to _RUNNING, so that `end` cannot miss it
+        if STOPPING.is_set():  # tested after the process was added to _RUNNING, so that `end` cannot miss the process
             _end(process, 0)
             _RUNNING.pop(process.pid, None)
             raise Unreachable("this program was interrupted.")
@@ -92,9 +92,9 @@ class LocalNode(msgspec.Struct, eq=False):
         return tuple(in_short(process.args) for process in list(_RUNNING.values()))
 
     def end(self, limit_s: float) -> None:
-        """End the running commands, as `Node.end` describes. They get SIGTERM and, after half of the time, SIGKILL.
+        """End the running commands, as `Node.end` describes: by SIGTERM and, after half of `limit_s`, by SIGKILL.
 
-        In the first half, programs such as torchrun can end the processes that they started.
+        Between the signals, programs such as torchrun can end the processes that they started.
         """
         processes = list(_RUNNING.values())
         descendants = [one for process in processes for one in _descendants(process)]

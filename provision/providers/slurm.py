@@ -36,7 +36,7 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[Logi
 
 
 def environment(cluster: Cluster) -> PurePosixPath:
-    """The folder of the Python environment. Its name has a digest of everything that decides its content and its Python."""
+    """The folder of the Python environment. Its name has a digest of all values that decide its packages and its Python."""
     assert cluster.storage.shared is not None
     assert cluster.slurm is not None
     keys = cluster.environment
@@ -57,6 +57,6 @@ PROVIDER = Provider(
     "slurm",
     "the site has its machines",
     nodes,
-    operations=frozenset({"workspaces", "site-environment", "datasets", "inventory"}),  # work without root
+    operations=frozenset({"workspaces", "site-environment", "datasets", "inventory"}),  # these operations need no root
     checks=frozenset({"node_types"}),
 )

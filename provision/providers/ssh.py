@@ -85,7 +85,7 @@ class SshNode(msgspec.Struct, eq=False):
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """A context for each command: adds the node's name to Unreachable, and raises it if this process was interrupted."""
+        """The context of a command: adds the node's name to Unreachable. Raises Unreachable if this process was interrupted."""
         try:
             if STOPPING.is_set():
                 raise Unreachable(f"{self.name}: this program was interrupted.")

@@ -23,7 +23,7 @@ from shardlab.workspace import Workspace
 
 BOOTS_S = 60.0
 LOCKS = Path("/run/shardlab")  # the folder of lock files, for root only; not in STATE, which is removed with the last node
-INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # the limit of root, whose systemd runs in all nodes
+INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # the limit per user; systemd of all nodes runs as root
 EACH, OTHERS = 7, 20  # inotify instances: the need of one node (measured with 20 nodes), and the need of this machine itself
 
 
@@ -53,8 +53,8 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
     machine = _machine(cluster, workspace, node, base.folder(packages.ALL, cluster.release))
     protections = _protections(cluster)
     if (age_s := machine.age_s()) is not None:
-        if age_s < BOOTS_S:  # the node may still boot, if the command that started it was interrupted
-            with contextlib.suppress(Unreachable):  # the operations report a node that does not answer
+        if age_s < BOOTS_S:  # the node may still be booting, if an earlier command was interrupted
+            with contextlib.suppress(Unreachable):  # later operations report a node that does not answer
                 _wait(node, BOOTS_S - age_s)
         return protections or Nothing(f"practice node at {node.host}, running")
     what = "boot" if machine.folder.exists() else "make and boot"

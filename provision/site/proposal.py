@@ -161,7 +161,7 @@ def _largest(site: Survey, partition: str, *, gpus: bool) -> NodeType | None:
 def _python(site: Survey) -> tuple[str | None, str | None, bool]:
     """Choose a Python of the site.
 
-    Returns (a module or None, an interpreter or None, whether a Python that is new enough was found: one of these or python3).
+    Returns (a module or None, an interpreter or None, whether any Python is new enough). For python3, the first two are None.
     """
     plain = [path for path in site.pythons if path.endswith("/python3") and site.pythons[path] >= OLDEST]
     if plain:
@@ -189,7 +189,7 @@ def _folder(site: Survey) -> SharedFolder | None:
 
 
 def _is_large(folder: SharedFolder) -> bool:
-    """Whether the variable of a folder, or its path if no variable names it, has a word for large data, such as scratch."""
+    """Whether the folder is for large data: its variable, or, without a variable, its path has a word such as scratch."""
     if folder.variable:
         return _LARGE.match(folder.variable) is not None
     return _LARGE_PATH.search(folder.path.rpartition("/")[0]) is not None

@@ -39,7 +39,7 @@ def script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks: bool 
         interpreter="python3" if ranks else f"{environment.use or f'{folder}/venv'}/bin/python",
         ranks=ranks,
         rank_python=container.rank_python(cluster, python),
-        in_container=ranks and environment.runtime == "pyxis",  # with pyxis, srun starts the container
+        in_container=ranks and environment.runtime == "pyxis",  # with pyxis, srun starts ranks in the container
         runtime=environment.runtime,
         image=environment.container,
         folders=container.folders(cluster),
@@ -69,6 +69,6 @@ def with_modules(cluster: Cluster, argv: Sequence[str], variables: Sequence[tupl
     lines = list(cluster.slurm.setup) if cluster.slurm is not None else []
     lines += [f"module load {name}" for name in cluster.environment.modules]
     lines += [f"export {name}='{value}'" for name, value in variables]
-    # Each test has a line of its own, because a line of slurm.setup may end with a comment.
+    # The test of an exit code is on a line of its own, because a line of slurm.setup may end with a comment.
     text = "\n".join([*(f"{line}\ntest $? = 0 || exit 1" for line in lines), 'exec "$@"'])
     return ["bash", "-lc", text, "bash", *argv]

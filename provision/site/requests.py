@@ -19,9 +19,9 @@ def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = No
     """The options of sbatch for a job with one task on each of `nodes` nodes.
 
     minutes: the time limit of the job.
-    gpus: the number of GPUs per node for a job that tests nodes; this job gets whole nodes if runs do. None: for a job that
-    installs packages; this job gets `cpus` CPUs of any node, and one GPU if the partition has GPUs, because some partitions
-    accept no job without a GPU.
+    gpus: the number of GPUs per node for a job that tests nodes; with slurm.exclusive, the job gets whole nodes. None: for a
+    job that installs packages; the job gets `cpus` CPUs of any node, and one GPU if the partition has GPUs, because some
+    partitions accept no job without a GPU.
     cpus: the number of CPUs per node, unless the job gets whole nodes.
     """
     slurm = cluster.slurm

@@ -24,15 +24,15 @@ from provision.site import requests
 T = TypeVar("T")
 ASKED: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
-# After this answer of Slurm, it is not known whether a request is possible: Slurm also answers so if the nodes exist but are
-# down or drained at this moment.
+# If Slurm gives this answer, it is not known whether a request is possible: Slurm gives the same answer if suitable nodes exist
+# but are down or drained at this moment.
 UNDECIDED = re.compile(r"node configuration is not available")
 SAYS_NOTHING = "Unspecified error"  # sbatch prints this line in addition to the reason of a submit plugin
 _ERROR = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """The answers of a Slurm site. If a fact was not answered, its field is empty and `unknown` has the reason, by its name."""
+    """The answers of a Slurm site. A fact without an answer has an empty field; `unknown` maps its name to the reason."""
 
     settings: SlurmSettings = SlurmSettings()
     partitions: tuple[SitePartition, ...] = ()
@@ -75,7 +75,7 @@ def _asked(facts: Facts, fact: Fact[Any]) -> None:
     try:
         facts[fact]
     except Unanswered:
-        return  # `facts` keeps the error as the answer
+        return  # `facts` has stored the error in place of an answer
 
 
 def rejections(node: Node, asked: Mapping[str, list[str]]) -> dict[str, str | None]:
@@ -93,7 +93,7 @@ def _rejection(run: Callable[..., Any], options: list[str]) -> str | None:
     if answer.code == 0:
         return None
     lines = [_ERROR.sub("", line).strip() for line in answer.stderr.splitlines()]
-    lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # without drawn frames
+    lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # without the lines of drawn frames
     telling = [line for line in lines if not line.endswith(SAYS_NOTHING)] or lines
     text = "; ".join(telling) or ("no answer" if answer.code is None else f"exit code {answer.code}")
     return "".join(char if char.isprintable() else "?" for char in text)[:200]

@@ -25,7 +25,7 @@ from shardlab.remote import CommandOutput
 DOWNLOAD_S = 3600.0
 ANSWER_S = 300.0
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
-FROM_SOURCE = ("deepspeed",)  # packages without wheels in the index; a wheel that pip builds of them works with any Python
+FROM_SOURCE = ("deepspeed",)  # the index has no wheels of these packages; the wheels that pip builds work with any Python
 OLDEST_GLIBC = 17  # glibc 2.17 of manylinux2014, the oldest platform for which packages still publish wheels
 TARGET = """\
 import json, platform, sys
@@ -135,11 +135,11 @@ def download(folder: Path, target: InterpreterPlatform, needed: Sequence[str]) -
     Returns the paths of the wheels. Raises Unanswered.
     """
     own = (sys.platform, platform.machine())
-    if (target.system, target.machine) != own:  # pip would skip packages that only the other system needs
+    if (target.system, target.machine) != own:  # pip would skip packages that only the system of the site needs
         theirs = f"{target.system} {target.machine}"
         raise Unanswered(f"this machine is {' '.join(own)}, the site is {theirs}; pip downloads only for its own system.")
     here = ".".join(platform.python_version_tuple()[:2])
-    if target.python != here:  # requirements may depend on the version of Python, and pip uses its own version to decide
+    if target.python != here:  # requirements may depend on the version of Python; pip evaluates them for its own version
         raise Unanswered(
             f"`provision` runs here with Python {here}, the site's Python is {target.python}; for another version, pip may "
             f"choose the wrong packages. Run `provision` with Python {target.python}, or let environment.modules or "
