@@ -22,7 +22,7 @@ class Outcome(msgspec.Struct, frozen=True):
     advice: str | None = None  # what the user can do about a failure
     measured: dict[str, float | int | str] = {}  # measured values by name; the name contains the unit
     transcript: str = ""  # the output of the program that failed
-    all_reduces: tuple[MeasuredAllReduce, ...] = ()  # what the inventory keeps of the all-reduces of the check
+    all_reduces: tuple[MeasuredAllReduce, ...] = ()  # the all-reduces that the check measured, for the inventory
 
 
 class Check(msgspec.Struct, frozen=True):

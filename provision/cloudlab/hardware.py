@@ -34,8 +34,8 @@ class HardwareType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The architecture of the processors as `uname -m` names it, such as x86_64."""
     processors: str | None = None  # number and name of the processors
     memory_gb: int | None = None  # memory of the machine, in 1e9 bytes
-    disks: str | None = None  # its disks, in words
-    network: str | None = None  # its network cards, in words
+    disks: str | None = None  # the disks of the machine, as text
+    network: str | None = None  # the network cards of the machine, as text
 
     @property
     def name(self) -> str:
