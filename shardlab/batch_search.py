@@ -20,7 +20,7 @@ GOAL_WORDS = {"largest_that_fits": "the largest that fits", "fastest": "the fast
 # The batch size of one pass in the cell until the planner chooses the size of the first try. It is not 1, because in a pass
 # with one unit of data, BatchNorm may get only one value per channel; a cell with such a pass is refused.
 PLACEHOLDER = 2
-SMALLEST_GAP = 8  # the search for the fastest size ends when the tried sizes next to it differ by at most 1/SMALLEST_GAP of it
+SMALLEST_GAP = 8  # the search ends if both tried sizes next to the fastest size are within 1/SMALLEST_GAP of the fastest size
 # The most tries that the search for the fastest size makes after it has stopped doubling and halving. Each of these tries
 # halves a gap next to the best size, until the gap is SMALLEST_GAP times smaller than the best size.
 REFINEMENTS = 3 * int(math.log2(SMALLEST_GAP))

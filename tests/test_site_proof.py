@@ -33,7 +33,7 @@ REPORT = (
 
 
 def summed(wrong: int = 0, spread: float = 0.01) -> CommandOutput:
-    """Returns the output of rank 0 of an all-reduce, which follows lines of NCCL."""
+    """Returns the output of a command that measures an all-reduce: a line that NCCL prints, and then the line of rank 0."""
     return CommandOutput(0, "NCCL version 2.27\n" + REPORT.format(wrong=wrong, spread=spread), "")
 
 

@@ -177,7 +177,7 @@ def _remarks(a: _Known, b: _Known) -> list[str]:
     folders = [{run.run_id: run.run.created for run in side[0].runs if run.run} for side in (a, b)]
     found = ["the same runs in both"] if folders[0] and folders[0] == folders[1] else []
     proof = a[1].same_work
-    if proof and proof.verdict == "other work":  # same in B: cells whose verdicts differ are not compared
+    if proof and proof.verdict == "other work":  # as in B, because other pairs are not compared
         found.append(f"by design, not the same work as one process ({proof.why})")
     if (said := comparability.different_computation([a[0].cell, b[0].cell])) is not None:
         found.append(said)

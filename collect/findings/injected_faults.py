@@ -171,7 +171,7 @@ def _timed(run: LoadedRun) -> pl.DataFrame:
 
 
 def _unseen(run: LoadedRun) -> tuple[float, float] | None:
-    """(units of the asked steps on which no rank trained, units of all asked steps); None if the length is not known."""
+    """(units of data that no rank trained on, units of data of the whole run); None if the number of steps is not known."""
     asked = run.cell.steps or (run.result.steps if run.result else None)
     steps = _timed(run)
     first = steps.filter(pl.col("step") == 1)

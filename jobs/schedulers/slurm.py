@@ -134,8 +134,11 @@ def _packs(workspace: Workspace) -> list[submission.Submission]:
 
 
 def _at_work(runs: Sequence[RunOnDisk], notes: Sequence[Event | None]) -> set[str]:
-    """The ids of the jobs that may wait or run: the jobs of all runs that are not completed or cancelled, because Slurm may
-    restart the job of a failed run. Empty if all runs have ended."""
+    """The ids of the jobs that may still wait or run. Empty if all runs are in a final state.
+
+    As long as one run is not in a final state, the jobs of failed runs count too, because Slurm may restart them; the jobs of
+    completed and of cancelled runs never count.
+    """
     if all(run.verdict.state in FINAL for run in runs):
         return set()
     return {
@@ -188,7 +191,7 @@ def hold(jobs: Sequence[str]) -> str:
     answer = call(["scontrol", "requeuehold", own])
     if answer.code != 0:
         return answer.says
-    time.sleep(ENDED_S)  # wait until Slurm ends this process; otherwise a packed allocation starts its next run
+    time.sleep(ENDED_S)  # wait until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
     return ""
 
 
