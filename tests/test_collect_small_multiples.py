@@ -193,10 +193,10 @@ def test_bars_are_divided_with_all_their_parts(group):
 
 def test_ticks_that_would_lie_on_each_other_are_left_out():
     log = figure.axis("", type="log", tickvals=[1, 2, 3, 4, 8, 16, 32, 64], ticktext=list("abcdefgh"))
-    kept = small_multiples._with_few_ticks(log)
+    kept = figure.with_few_ticks(log, 4)
     assert kept["tickvals"] == [1, 3, 16, 64]
     assert kept["ticktext"] == ["1", "3", "16", "64"]
-    assert small_multiples._with_few_ticks(figure.axis("")) == figure.axis("")
+    assert figure.with_few_ticks(figure.axis("")) == figure.axis("")
 
 
 @support_browser.needed
