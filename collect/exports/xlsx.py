@@ -50,7 +50,7 @@ def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None
 
 def sheets(summary: Summary) -> list[Sheet]:
     """The sheets of the workbook. A table without rows has a sheet with headings only."""
-    about = [[text] for text in (text_tables.title(summary), *text_tables.about(summary))]
+    about: list[list[Field]] = [[text] for text in (text_tables.title(summary), *text_tables.about(summary))]
     return [
         Sheet("about", ["What applies to all numbers"], about),
         _cells(summary),
@@ -137,7 +137,8 @@ def _add(workbook: Any, sheet: Sheet) -> None:
     made.freeze_panes = "B2"
     made.auto_filter.ref = f"A1:{letter(len(sheet.headings))}{len(sheet.rows) + 1}"
     for place, heading in enumerate(sheet.headings):
-        longest = max(len(heading), *(len(row[place]) for row in sheet.rows[:100] if isinstance(row[place], str)), 0)
+        texts = [field for row in sheet.rows[:100] if isinstance(field := row[place], str)]
+        longest = max(map(len, [heading, *texts]))
         made.column_dimensions[letter(place + 1)].width = min(max(longest + 3, NARROWEST), WIDEST)
     made.append([_cell(made, heading, is_heading=True) for heading in sheet.headings])
     for row in sheet.rows:

@@ -90,7 +90,9 @@ def lines(found: Figure, series: Mapping[str, Series]) -> Figure:
         pairs = list(zip(traces, places, strict=True))
         others = [trace for trace, one in pairs if one is not None and one.panel != titles[place.panel]]
         drawn = [_grey(others, len(series)), *(trace for trace, one in pairs if one is None)]
-        drawn += [_coloured(trace, one, looks) for trace, one in pairs if one is not None and one.panel == titles[place.panel]]
+        own = [(trace, one) for trace, one in pairs if one is not None and one.panel == titles[place.panel]]
+        own.sort(key=lambda pair: variants.index(pair[1].variant))  # so that the legend has the order of the summary
+        drawn += [_coloured(trace, one, looks) for trace, one in own]
         for trace in drawn:
             is_new = trace.get("showlegend", True) and trace.get("name", "") not in {"", *named}
             named |= {trace["name"]} if is_new else set()
