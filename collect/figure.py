@@ -7,6 +7,7 @@ page resolves them for light mode, dark mode and print.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from collect.summary import Summary
 from shardlab.cell import Cell
 
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
+MOST_TICKS = 8  # about the most ticks of an x axis that lists its ticks: at 390 px, more labels would lie on each other
 MOST_POINTS = 600  # the most points of one line in a figure: about as many as a screen can show
 FEW = 40  # a line of at most this many points gets a mark at each point: without marks, a point between gaps is invisible
 # How much a reader can tell apart in one plot. Of a figure with more, small multiples are made (drawing/small_multiples.py).
@@ -153,6 +155,19 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
         "tickfont": {"size": 12, "color": MUTED},
         "fixedrange": True,  # on a phone, a finger must scroll the page and not move the axis
     } | more
+
+
+def with_few_ticks(x: dict[str, Any], most: int = MOST_TICKS) -> dict[str, Any]:
+    """The x axis without those of its listed ticks that are nearer to the tick before them than the axis divided by `most`."""
+    if "tickvals" not in x:
+        return x
+    ticks = sorted(x["tickvals"])
+    at = [math.log(tick) if x.get("type") == "log" else tick for tick in ticks]
+    kept: list[int] = []
+    for place in range(len(ticks)):
+        if not kept or at[place] - at[kept[-1]] >= 0.999 * (at[-1] - at[0]) / most:
+            kept.append(place)
+    return x | {"tickvals": [ticks[place] for place in kept], "ticktext": [f"{ticks[place]:g}" for place in kept]}
 
 
 def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:

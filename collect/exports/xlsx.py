@@ -137,7 +137,8 @@ def _add(workbook: Any, sheet: Sheet) -> None:
     made.freeze_panes = "B2"
     made.auto_filter.ref = f"A1:{letter(len(sheet.headings))}{len(sheet.rows) + 1}"
     for place, heading in enumerate(sheet.headings):
-        longest = max(len(heading), *(len(text) for row in sheet.rows[:100] if isinstance(text := row[place], str)))
+        texts = [field for row in sheet.rows[:100] if isinstance(field := row[place], str)]
+        longest = max(map(len, [heading, *texts]))
         made.column_dimensions[letter(place + 1)].width = min(max(longest + 3, NARROWEST), WIDEST)
     made.append([_cell(made, heading, is_heading=True) for heading in sheet.headings])
     for row in sheet.rows:

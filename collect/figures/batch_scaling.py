@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect import notation
-from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout
+from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout, with_few_ticks
 from collect.figures.drawing import small_multiples
 from collect.figures.drawing.series import alike
 from collect.figures.drawing.series import names as names_of
@@ -52,7 +52,7 @@ def draw(group: Group) -> Figure | None:
     x = axis("global batch size, log scale", type="log", tickvals=batches, ticktext=list(map(str, batches)), showgrid=False)
     upper = axis(unit, rangemode="tozero", domain=[0.54, 1], nticks=5)
     lower = axis(f"peak memory, {memory_unit}", rangemode="tozero", domain=[0, 0.46], nticks=5)
-    shape = layout(x | {"anchor": "y2"}, upper, yaxis2=lower, showlegend=True)
+    shape = layout(with_few_ticks(x) | {"anchor": "y2"}, upper, yaxis2=lower, showlegend=True)
     caption = (
         "Means over repeats. The cells of a line differ only in their batch size. A cell without a number shows its state "
         "instead of a mark."

@@ -98,10 +98,10 @@ def shape(
             shown = title if len(title) <= TITLE_CHARS else f"{title[: TITLE_CHARS - 1]}…"
             made["annotations"].append(_text(place.across[0], place.along[1], shown, INK))
     for x, place in zip(x_axes if of.is_beside else x_axes[:1], of.places, strict=False):
-        at = sum(place.across) / 2 if of.is_beside else 0.5
-        note = {"xref": "paper", "yref": "paper", "x": at, "y": 0, "xanchor": "center", "yanchor": "top", "yshift": -20}
-        note |= {"text": x["title"]["text"], "showarrow": False, "font": {"size": 12, "color": MUTED}}
-        made["annotations"].append(note)
+        middle = sum(place.across) / 2 if of.is_beside else 0.5
+        at = {"xref": "paper", "yref": "paper", "x": middle, "y": 0, "xanchor": "center", "yanchor": "top", "yshift": -20}
+        says = {"text": x["title"]["text"], "showarrow": False, "font": {"size": 12, "color": MUTED}}
+        made["annotations"].append(at | says)
     return made
 
 

@@ -7,12 +7,11 @@ too, there is a panel per number of ranks, or per batch size. If no key gives re
 from __future__ import annotations
 
 import html
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from collect.figure import LEGEND_HEIGHT_PX, MOST_SHOWN, MUTED, CellMark, Figure, thin
+from collect.figure import LEGEND_HEIGHT_PX, MOST_SHOWN, MUTED, CellMark, Figure, thin, with_few_ticks
 from collect.figures.drawing.panel_grid import HEAD_PX, MARGINS_PX, grid, numbered, shape
 from collect.findings import columns
 from collect.strategy_style import MOST_STRATEGIES, Look, look
@@ -21,7 +20,7 @@ KEYS = {"strategy": "strategy", "gpus": "number of ranks", "global_batch_size": 
 MOST_PANELS = 24
 COLUMNS = 2  # two panels beside each other are readable at 390 px, and at 1280 px, where two figures share a row
 PLOT_PX, MARK_PX, LEGEND_LINE_PX = 112, 6, 22
-MOST_TICKS = 4  # of an x axis that lists its ticks
+MOST_TICKS = 4  # about the most ticks of the x axis of a panel that lists its ticks
 GREY_POINTS = 2000  # about the most points of all grey lines of a panel together
 GREY = {"color": MUTED, "width": 1}
 GREY_OPACITY = 0.3
@@ -91,32 +90,21 @@ def lines(found: Figure, series: Mapping[str, Series]) -> Figure:
         pairs = list(zip(traces, places, strict=True))
         others = [trace for trace, one in pairs if one is not None and one.panel != titles[place.panel]]
         drawn = [_grey(others, len(series)), *(trace for trace, one in pairs if one is None)]
-        drawn += [_coloured(trace, one, looks) for trace, one in pairs if one is not None and one.panel == titles[place.panel]]
+        own = [(trace, one) for trace, one in pairs if one is not None and one.panel == titles[place.panel]]
+        own.sort(key=lambda pair: variants.index(pair[1].variant))  # so that the legend has the order of the summary
+        drawn += [_coloured(trace, one, looks) for trace, one in own]
         for trace in drawn:
             is_new = trace.get("showlegend", True) and trace.get("name", "") not in {"", *named}
             named |= {trace["name"]} if is_new else set()
             data.append(trace | {"showlegend": is_new, **place.axes})
     y_title = ", below: ".join(one["title"]["text"] for one in y_axes)
     y_axes = [one | {"nticks": 4} for one in y_axes]
-    made = shape(panels, titles, [_with_few_ticks(found.layout["xaxis"])], y_axes, y_title, own_y=False)
+    made = shape(panels, titles, [with_few_ticks(found.layout["xaxis"], MOST_TICKS)], y_axes, y_title, own_y=False)
     made["margin"] |= {"l": 48}
     height_px = MARGINS_PX + min(LEGEND_LINE_PX * -(-len(named) // COLUMNS), LEGEND_HEIGHT_PX) + panels.height_px
     by = next(iter(series.values())).by
     told = f" A panel per {by}, all with the same axes; grey: the lines of the other panels."
     return Figure(found.name, found.title, found.caption + told, height_px, data, made)
-
-
-def _with_few_ticks(x: dict[str, Any]) -> dict[str, Any]:
-    """The x axis without those of its listed ticks that would be too near to the tick before them."""
-    if "tickvals" not in x:
-        return x
-    ticks = sorted(x["tickvals"])
-    at = [math.log(tick) if x.get("type") == "log" else tick for tick in ticks]
-    kept: list[int] = []
-    for place in range(len(ticks)):
-        if not kept or at[place] - at[kept[-1]] >= 0.999 * (at[-1] - at[0]) / MOST_TICKS:
-            kept.append(place)
-    return x | {"tickvals": [ticks[place] for place in kept], "ticktext": [f"{ticks[place]:g}" for place in kept]}
 
 
 def _coloured(trace: dict[str, Any], place: Series, looks: Mapping[str, Look]) -> dict[str, Any]:
