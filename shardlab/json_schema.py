@@ -18,11 +18,8 @@ from shardlab.model_file import ModelByConfiguration
 
 FOLDER = Path(__file__).parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-REFINED = (
-    "optimizer",
-    "schedule",
-    "instruments",
-)  # keys with members that a matrix file may name, as in `optimizer.lr`
+# Cell keys with members that a matrix file can also name directly, as in `optimizer.lr`.
+REFINED = ("optimizer", "schedule", "instruments")
 OPTIONS = r"^options\..+$"  # matches options of a strategy or workload, whose names the schema does not list
 
 LIST = {"type": "array", "minItems": 1}
