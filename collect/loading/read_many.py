@@ -31,9 +31,7 @@ from collect.sources.steps import Frames
 from shardlab.rundir import RunDir
 
 AT_ONCE = 50_000  # step records and samples are moved into frames, which need less memory, when there are this many
-MANY = (
-    2_000  # with this many runs or more, several processes read; a start of a process takes as long as reading half of them
-)
+MANY = 2_000  # with this many runs or more, several processes read; a start of a process takes as long as reading half of them
 PART = 100  # runs that a process reads per task: few, so that Ctrl-C does not wait long and the ids fit into a pipe's buffer
 MOST = 4  # largest number of reading processes: more would not help, because one process must receive the runs from all
 # Errors of the pool of processes. After such an error, this process reads the remaining runs itself. Causes of the errors:
