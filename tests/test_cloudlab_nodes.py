@@ -58,7 +58,7 @@ def test_without_slurm_and_without_a_shared_folder_each_node_has_its_part_of_a_r
     one = site(tmp_path, "")
     assert one.cluster.has_separate_folders
     folder = str(one.cluster.workspaces)
-    assert folder == "/opt/shardlab/workspaces"  # not in a home folder, because home folders are on NFS
+    assert folder == "/opt/shardlab/workspaces"  # workspaces are not in a home folder, because home folders are on NFS
     one.targets[1].facts.answers |= {f"place {folder}": MountPlace(there=False), SYSTEM.name: A_MACHINE}
     assert commands(workspaces.plan(one, one.targets[1]))[-1] == f"install -d -o alice -- {folder}"
     entry = {"name": "gpu0", "host": "192.0.2.1", "roles": ["controller"], "python": "/opt/bin/python"}

@@ -63,7 +63,8 @@ class TableBeside(msgspec.Struct):
 def beside(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[Family]) -> list[TableBeside]:
     """Fill the tables of a study with measured values and computed choices.
 
-    rows: the rows of the summary. families: the choices of the summary.
+    rows: the rows of the summary of a matrix, one per cell. families: the choices that were computed for this matrix, one
+    family per set of cells with the same workload.
     """
     contests = [contest for family in families for contest in family.contests if contest.open]
     return [

@@ -149,7 +149,7 @@ def _bring(
     """Transfer the missing files of these runs. If all files of a run match its manifest, they are moved into its folder in
     runs/.
 
-    Returns ({run id: result}, how the transfer ended).
+    Returns ({run id: outcome of the transfer of this run}, how the whole transfer ended).
     """
     shutil.rmtree(staging / FIRST, ignore_errors=True)
     names = [f"runs/{run.run}/{manifest.NAME}" for run in runs]

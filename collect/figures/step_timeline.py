@@ -132,7 +132,8 @@ def _wanted(run: LoadedRun) -> list[int]:
 
 
 def _is_between(act: InstrumentAct, steps: Sequence[int]) -> bool:
-    """Whether an instrument did its work (`act`) between two of the steps. steps: numbers of consecutive steps."""
+    """Whether `act`, one piece of work of an instrument, happened after the first and before the last of these steps. steps:
+    numbers of consecutive steps."""
     return act.step in (steps[:-1] if act.when == "after" else steps[1:])
 
 

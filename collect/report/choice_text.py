@@ -281,7 +281,9 @@ def _of(fit: Fit) -> list[str]:
 
 
 def _answer(family: Family, answer: Answer, criterion: str) -> tuple[ChoiceText, list[RunsLink]]:
-    """Returns (an answer of the decision tree as text, the cells from which it follows: the best cells of each contest)."""
+    """Returns (the answer to one question of the section "Which strategy to choose?" as text, the cells from which it follows).
+
+    The cells are the best cells of each contest, that is, of each set of cells that may be compared."""
     more = {
         "best": "",
         "equal": "equal",

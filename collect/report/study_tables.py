@@ -103,8 +103,9 @@ class _Placed(msgspec.Struct, frozen=True):
 def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
     """Arrange all reported entries (numbers that the study prints) in tables, each entry once.
 
-    The entries of one place of the study form a table. If the place has fewer than FEWEST numbers, its entries are single. The
-    text after a comma in a place (`table 4.1.2, effective throughput`) is a qualifier, which names a column of the same table.
+    The entries of one place of the study form a table. If the place has fewer than FEWEST numbers, its entries are not
+    put into a table. The text after a comma in a place (`table 4.1.2, effective throughput`) is a qualifier, which names a
+    column of the same table.
     """
     groups: dict[str, list[_Placed]] = {}
     for place, entry in enumerate(entries):

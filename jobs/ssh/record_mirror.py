@@ -99,7 +99,7 @@ class RecordCopies:
         self._owners: dict[str, str] = {}  # for each file by its name: the node that writes the file
 
     def apply(self, node: str, change: RecordChange) -> None:
-        """Repeat on the first node a change that happened on the node `node`. Raises ShardlabError if this node may not write
+        """Repeat on the first node a change that happened on the node `node`. Raises ShardlabError if `node` may not write
         the file, or if the file on the first node ends before the byte at which the content begins."""
         if change.name == "":
             with files.as_workspace_error("write"):

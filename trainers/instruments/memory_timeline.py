@@ -25,7 +25,7 @@ class Timeline(msgspec.Struct, frozen=True):
     """Memory during a step, in bytes by category.
 
     peak: at the time when the sum of all categories was largest. peak_t_ms, peak_phase: this time and its phase.
-    most: the largest value of each category, which each category may have at another time.
+    most: the largest value of each category; different categories may reach it at different times.
     start, end: before and after the step.
     t_ms, phase, points: curves with at most POINTS points: time in ms, phase, and bytes by category. If there were more
         changes, each point stands for several consecutive changes and has the values of the change with the largest sum.

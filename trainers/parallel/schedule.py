@@ -132,7 +132,7 @@ class Pipeline:
         """Make a step whose gradients the caller discards. In its first step, the schedule infers shapes and opens connections,
         which must not happen in a timed step."""
         some = self._task.fetch(np.zeros(self._cell.micro_batch_size, dtype=np.int64), self._device)
-        with self.computing():  # to infer shapes, the schedule calls the modules and not `Stage`, which would use autocast
+        with self.computing():  # PyTorch's schedule infers shapes with the modules, not with `Stage`, which would use autocast
             self.step([some] * self._cell.gradient_accumulation_steps, clock)
 
     @property

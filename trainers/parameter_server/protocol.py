@@ -66,12 +66,12 @@ class ServerLink:
         self._sending[other] = [work for work in works if work is not None]
 
     def flush(self, other: int) -> None:
-        """Wait until the last message to this rank is sent."""
+        """Wait until the last message to the rank `other` is sent."""
         for work in self._sending.pop(other):
             work.wait()
 
     def header(self, other: int) -> list[float]:
-        """Wait for the header of the next message from this rank and return its numbers."""
+        """Wait for the header of the next message from the rank `other` and return its numbers."""
         numbers: list[float] = self.receive(other, torch.empty(FIELDS, dtype=torch.float64)).tolist()
         return numbers
 
