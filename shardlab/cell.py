@@ -337,11 +337,12 @@ def keys_of(*roles: Role) -> frozenset[str]:
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
-    """The hash of a resolved cell, which is given as in run.json. The hash of a tiny twin also depends on the original cell."""
+    """The hash of a resolved cell. cell: its keys and values, as run.json has them. For a tiny twin, the original cell is part
+    of the hash."""
     bookkeeping = keys_of(Role.BOOKKEEPING)
     newer = ("gpu_type", "workload_code", "strategy_code")  # not in the hash if null: cells of older versions lack these keys
     identity = {key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer or value is not None)}
-    # The same holds for these keys.
+    # These keys of `instruments` are not in the hash if they have these values, for the same reason.
     defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1), ("straggler", None), ("lost_worker", None))
     instruments = {key: value for key, value in identity["instruments"].items() if (key, value) not in defaults}
     if (saved := instruments.get("checkpoints")) is not None and not saved.get("time_loading"):

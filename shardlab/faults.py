@@ -1,5 +1,5 @@
 """Faults that a cell asks for: a rank that is slowed, or a rank whose process ends, on purpose. They show how a strategy
-bears a slow or a lost worker."""
+behaves with a slow or a lost worker."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class SlowedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class LostWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """Ends the process of one rank on purpose, with SIGKILL, before a timed step. If the strategy does not bear the loss, the
-    run fails."""
+    """Ends the process of one rank on purpose, with SIGKILL, before a timed step. If the strategy cannot go on without this
+    rank, the run fails."""
 
     rank: Annotated[int, msgspec.Meta(ge=0)]
     """The rank that is lost; it must be a rank that trains."""

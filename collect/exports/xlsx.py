@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +73,7 @@ def _cells(summary: Summary) -> Sheet:
         kinds = sorted({estimate.kind for estimate in found if estimate and estimate.kind})
         if not any(found):
             continue
-        name = f"{metric.name}{f' ({units[0]})' if len(units) == 1 and units[0] else ''}"
+        name = _heading(metric.name, units)
         headings += [name, f"{name}, low", f"{name}, high"]
         headings += [f"{metric.name}, unit"] * (len(units) > 1) + [f"{metric.name}, kind"] * bool(kinds)
         for row, estimate in zip(rows, found, strict=True):
@@ -82,6 +82,11 @@ def _cells(summary: Summary) -> Sheet:
                 kinds
             )
     return Sheet("summary", headings, rows)
+
+
+def _heading(name: str, units: Sequence[str]) -> str:
+    """The heading of the column of a metric. It has the unit if all rows have the same unit."""
+    return f"{name} ({units[0]})" if len(units) == 1 and units[0] else name
 
 
 def _runs(summary: Summary) -> Sheet:
@@ -95,7 +100,7 @@ def _runs(summary: Summary) -> Sheet:
         units = sorted({row.metrics[metric.name].unit for row in summary.rows if metric.name in row.metrics})
         if not units:
             continue
-        headings += [f"{metric.name}{f' ({units[0]})' if len(units) == 1 and units[0] else ''}"]
+        headings += [_heading(metric.name, units)]
         headings += [f"{metric.name}, unit"] * (len(units) > 1)
         for fields, (row, run) in zip(rows, every, strict=True):
             known = metric.name in run.metrics and metric.name in row.metrics

@@ -1,4 +1,4 @@
-"""What faults on purpose did: how the ranks of a cell bear a slowed rank, and what a cell loses with a lost worker."""
+"""The effects of faults on purpose: how long other ranks wait for a slowed rank, and what a cell loses with a lost worker."""
 
 from __future__ import annotations
 
