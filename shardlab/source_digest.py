@@ -7,6 +7,7 @@ run compares the digests from its submission with the present digests.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ PACKAGES = ("shardlab", "matrices", "templates", "jobs", "trainers", "collect") 
 # The beginning of the name of shardlab's own .dist-info folder. The digest of the installed packages leaves shardlab out,
 # because a run uses a copy of shardlab's source.
 OURS = "shardlab-"
+BYTECODE = "__pycache__"  # the folders in which Python keeps bytecode
 
 
 def source(root: Path = ROOT) -> str:
@@ -45,12 +47,15 @@ def packages() -> str:
 def sources(packages: Iterable[str], root: Path = ROOT) -> Iterator[Path]:
     """The files of some of shardlab's packages, package by package, sorted by path within a package.
 
-    packages: the names of the packages. root: the folder that contains them.
+    packages: the names of the packages. root: the folder that contains them. Folders with bytecode are not looked into, because
+    another process may write or remove them at any time.
     """
     for package in packages:
-        for path in sorted((root / package).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
-                yield path
+        found = []
+        for folder, below, names in os.walk(root / package):
+            below[:] = [name for name in below if name != BYTECODE]
+            found += [path for name in names if not name.startswith(".") and (path := Path(folder, name)).is_file()]
+        yield from sorted(found)
 
 
 def _installed() -> set[str]:

@@ -99,6 +99,9 @@ def on_gpus(workspace, cell):
             "disk_read_bytes": 10 * number,
             "disk_write_bytes": 5 * number,
             "reserved_bytes": 2**31,
+            "forward_ms": 10.0 + number % 3,
+            "backward_ms": 20.0,
+            "optimizer_ms": 5.0,
         }
 
     rewrite(folder.samples_file(support.HOST), sampled)

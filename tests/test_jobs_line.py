@@ -139,11 +139,11 @@ def test_a_killed_supervisor_is_a_failure_and_leaves_nothing_behind(bench):
     bench.run("jobs", "submit", "--matrix", name)
     at_work = running(bench)
     pid = started(at_work)["pid"]
-    ranks = psutil.Process(pid).children(recursive=True)
+    assert len(processes_of(at_work.path)) > 2  # the supervisor and at least its two ranks
     os.kill(pid, signal.SIGKILL)
     until(lambda: at_work.judge().state == "failed", "the runner writes the end down")
     assert "its supervisor ended without recording an end" in at_work.judge().why
-    until(lambda: not [p for p in ranks if alive(p)], f"{ranks} end")
+    until(lambda: not processes_of(at_work.path), "nothing is left")
     until(lambda: sorted(bench.states().values()) == ["completed", "failed"], "the next run completes")
 
 

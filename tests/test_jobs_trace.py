@@ -68,7 +68,7 @@ def test_the_runs_of_64_ranks_give_what_one_process_gives(tmp_path, capsys):
     other = generated(tmp_path / "other", 1)
     jobs(workspace, "trace", other, "--wait", "--trust")  # starts a runner, which starts the runs in the order of submission
     states = [status.state for status in statuses(workspace, [RunDir(workspace.runs / run) for run in runs])]
-    assert states == ["completed", "failed"]
+    assert states == ["completed", "failed"], [RunDir(workspace.runs / run).judge().why for run in runs]
     assert away.name in RunDir(workspace.runs / runs[1]).judge().why
     assert collect(["trace", name, "--workspace", str(workspace.path)]) == 2
     assert f"1 of 2 parts have not completed: {runs[1]}" in capsys.readouterr().err

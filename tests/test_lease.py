@@ -142,7 +142,7 @@ def test_an_extension_is_written_although_a_node_is_away(experiment):
     path.parent.mkdir()
     path.write_bytes(operation.render(site(experiment)))
     from_portal(experiment)
-    away = msgspec.structs.replace(site(experiment), left={"gpu0": "it is away"})
+    away = msgspec.structs.replace(site(experiment), skipped={"gpu0": "it is away"})
     before = msgspec.json.decode(path.read_bytes())
     (change,) = operation.plan(away, away.targets[0])
     change.make(away.targets[0].node)

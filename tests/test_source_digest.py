@@ -1,8 +1,11 @@
 """Tests of the digests of the packages and of the source. A run refuses to start if a digest has changed since the run was
 submitted."""
 
+import os
 import subprocess
 import sys
+
+from shardlab import source_digest
 
 PROGRAM = "from shardlab import source_digest as it; print(it.packages()); import setuptools; print(it.packages())"
 
@@ -13,3 +16,13 @@ def test_a_process_that_imports_setuptools_has_the_digest_of_one_that_does_not()
     done = subprocess.run([sys.executable, "-P", "-c", PROGRAM], capture_output=True, text=True, check=True)
     before, after = done.stdout.split()
     assert before == after
+
+
+def test_folders_of_bytecode_are_not_listed(tmp_path, monkeypatch):
+    """Another process may remove such a folder while it is listed, and then this process would fail."""
+    (tmp_path / "jobs" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "jobs" / "plan.py").write_text("")
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(os.fspath(path)) or scandir(path))
+    assert list(source_digest.sources(["jobs"], tmp_path)) == [tmp_path / "jobs" / "plan.py"]
+    assert listed == [str(tmp_path / "jobs")]

@@ -155,7 +155,7 @@ def test_the_same_work_in_a_strategy_that_does_not_say_so_is_called_different(be
 def test_a_whole_period_is_walked_and_counted_unless_it_is_too_long(period, walked, counted):
     """After two steps, the proof makes a whole period of communication and counts its bytes, or one step if it is too long."""
     strategy = msgspec.structs.replace(menu.strategy("ddp"), communication_period=lambda _: period)
-    assert (proof._to_walk(None, strategy), proof._to_count(None, strategy)) == (walked, counted)
+    assert (proof._steps_to_make(None, strategy), proof._to_count(None, strategy)) == (walked, counted)
 
 
 @pytest.mark.parametrize(("ranks", "counted"), [([1.0, 2.0], {"counted": 3.0}), ([1.0, None], {})])
@@ -191,8 +191,8 @@ def test_a_loss_that_is_not_finite_is_infinitely_far_away(ours):
 
 def test_weights_that_start_elsewhere_and_end_alike_are_not_the_same_work():
     """Two runs with different weights at the start do not do the same work, even if their last weights are equal."""
-    assert proof._apart(trajectory(), trajectory()) == 0
-    assert proof._apart(trajectory(before=0.1), trajectory()) == math.inf
+    assert proof._parameter_distance(trajectory(), trajectory()) == 0
+    assert proof._parameter_distance(trajectory(before=0.1), trajectory()) == math.inf
 
 
 CLIPPED_APART = """

@@ -11,6 +11,7 @@ from collect.traces import gloo, intervals
 from collect.traces.activities import Activities
 from collect.traces.collective import CollectiveOperation
 from collect.traces.intervals import Intervals
+from collect.traces.launches import STEP
 from collect.traces.trace import Trace
 
 
@@ -130,7 +131,8 @@ def _steps_at(trace: Trace, moments: NDArray[np.int64]) -> list[int]:
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     if not len(rows):
         return [-1] * len(moments)
-    numbers = np.array([int(trace.labels[label].rpartition("#")[2]) for label in trace.name[rows]], np.int64)
+    steps = [found for label in trace.name[rows] if (found := STEP.match(trace.labels[label]))]
+    numbers = np.array([int(step[1]) for step in steps], np.int64)
     place = np.searchsorted(trace.start_ns[rows], moments, side="right") - 1
     inside = (place >= 0) & (moments < trace.end_ns[rows][place])
     return np.where(inside, numbers[place], -1).tolist()  # type: ignore[no-any-return]

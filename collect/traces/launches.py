@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from collect.traces import intervals
 from collect.traces.trace import Trace
 
-STEP = re.compile(r"ProfilerStep\s*#\s*\d+")
+# The name of a profiler step, with its number. More than 18 digits are too many for 64 bits.
+STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,18})\Z")
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _ON_GPU = (*GPU_CATEGORIES, "gpu_user_annotation", "cuda_sync")
 
