@@ -143,7 +143,7 @@ class ZeroEngine(ReplicatedEngine):
                 found["gradient"].append(zero.grad_partitions_flat_buffer)
             found["master_parameter"] += zero.fp32_partitioned_groups_flat
             found["parameter"] = [p.ds_tensor for p in parameters]
-            found["gathered"] = [p.data for p in parameters]
+            found["gathered"] = parameters  # not p.data: each access makes a tensor, and this method is called at each operator
             # For some time, gradients are views of this buffer. A tensor counts for the first category that has it, so `buffer`
             # must stand before `gradient`.
             found = {"buffer": [bucket.buffer for bucket in zero.ipg_buckets.values() if bucket.buffer is not None], **found}
