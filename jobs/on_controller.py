@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 
@@ -20,6 +21,7 @@ from shardlab.workspace import Workspace
 
 SENDS = ("submit", "render", "trace")  # verbs that make runs: the cluster file is uploaded before they run on the controller
 WITHOUT_MATRIX = ("trace",)  # the verbs of SENDS that have no matrix; for the other verbs, the matrix file is uploaded too
+REHEARSES = "plan"  # with --rehearse, this verb needs torch; files are uploaded for it as for the verbs of SENDS
 CHANGES = ("cancel", "retry")
 READS = ("status", "logs")
 # Verbs that report which runs end before the lease. The inventory is uploaded for them: the lease may have been extended since
@@ -34,6 +36,8 @@ def elsewhere(invocation: Invocation) -> RemoteWorkspace | None:
         return remote_workspace.of_this_workspace(workspace)
     if arguments.verb in READS:
         return remote_workspace.known(workspace)
+    if arguments.verb == REHEARSES:
+        return _for_rehearsals(invocation)
     if arguments.verb not in SENDS or getattr(arguments, "out", None) or getattr(arguments, "in_allocation", False):
         return None
     where = invocation.cluster
@@ -46,6 +50,21 @@ def elsewhere(invocation: Invocation) -> RemoteWorkspace | None:
     if where.provider == "local" or is_here(where):
         return None
     return remote_workspace.of(workspace, where)
+
+
+def _for_rehearsals(invocation: Invocation) -> RemoteWorkspace | None:
+    """The remote workspace in which `jobs plan --rehearse` must run: this machine has no torch, but the environment that
+    `provision` installed on the cluster has it. None if the command runs on this machine."""
+    if not invocation.arguments.rehearse or find_spec("torch") is not None:
+        return None
+    where = invocation.cluster
+    if where.provider == "local" or is_here(where):
+        return None
+    try:
+        return remote_workspace.of(invocation.workspace, where)
+    except InputError as error:
+        invocation.out.remark(f"torch is not installed here, and the rehearsals cannot run on {where.name}: {error}")
+        return None
 
 
 def is_here(where: Cluster) -> bool:
@@ -96,7 +115,7 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
     if arguments.verb == "trace" and not PurePosixPath(arguments.folder).is_absolute():
         raise InputError(f"{arguments.folder}: lies on {there.host}. Allowed: an absolute path on that machine.")
     own_matrix: Path | None = None
-    if arguments.verb in SENDS:
+    if arguments.verb in (*SENDS, REHEARSES):
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
         texts = {"cluster.yaml": file.read_bytes() if where.provider != "cloudlab" else cluster.resolved_file(where)}
         for path in sorted(workspace.own_templates.rglob("*.j2")):
@@ -116,9 +135,10 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
             words = [verb, "--matrix", f"{there.workspace}/matrices/{file.name}", *others]
         invocation.out.detail(f"on {there.host}: {there.workspace}")
         remote_workspace.deliver(there, texts)
-        remote_workspace.keep(workspace, there)
-        if own_matrix is not None:
-            remote_workspace.keep_matrix(workspace, own_matrix)
+        if arguments.verb in SENDS:  # a plan does not decide on which cluster the runs of the workspace are
+            remote_workspace.keep(workspace, there)
+            if own_matrix is not None:
+                remote_workspace.keep_matrix(workspace, own_matrix)
     elif arguments.verb in OF_LEASE and inventory.leased(workspace, there.cluster) is not None:
         remote_workspace.deliver(there, {str(upload.INVENTORY): inventory.path_of(workspace).read_bytes()})
     return there.hand_over("jobs", words)

@@ -1,5 +1,7 @@
 """`jobs` in an installation without torch: it refuses to submit runs to this machine, and submits runs to a cluster."""
 
+import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -86,3 +88,23 @@ def test_a_cluster_has_its_own_torch(jobs, tmp_path):
     assert "torch" not in done.stderr
     assert "inventory.json: no such file, so the nodes of the cluster far are not known." in done.stderr
     assert "torch" not in jobs("plan").stderr
+
+
+def test_rehearsals_run_on_the_cluster_which_has_torch(jobs, tmp_path, monkeypatch):
+    """The stand-in for `ssh` runs its last word on this machine, with the Python that has torch."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    (tmp_path / "bin/ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "w/.shardlab").mkdir(parents=True)
+    (tmp_path / "w/cluster.yaml").write_text(FAR.replace("/mydata", str(tmp_path / "shared")))
+    before = jobs("plan", "--rehearse", "--json")
+    assert "torch is not installed here, and the rehearsals cannot run on far:" in before.stderr
+    assert {cell["predicted"]["memory_from"] for cell in json.loads(before.stdout)["cells"]} == {"formula"}
+    node = {"name": "gpu0", "host": "10.9.9.1", "python": sys.executable, "roles": ["controller"]}
+    (tmp_path / "w/.shardlab/inventory.json").write_text(json.dumps({"schema": 1, "cluster": "far", "nodes": [node]}))
+    found = jobs("plan", "--rehearse", "--json")
+    assert {cell["predicted"]["memory_from"] for cell in json.loads(found.stdout)["cells"]} == {"rehearsal"}, found.stderr
+    assert len(list((tmp_path / "shared").glob("workspaces/*/.shardlab/rehearsals/*.json"))) == 1
+    assert not (tmp_path / "w/.shardlab/away.json").exists()  # the runs of this workspace may still go to another cluster
+    assert {cell["predicted"]["memory_from"] for cell in json.loads(jobs("plan", "--json").stdout)["cells"]} == {"formula"}
