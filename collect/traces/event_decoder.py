@@ -81,18 +81,19 @@ def _timed(events: Sequence[TraceEvent]) -> DecodedEvents | None:
     complete = [event for event in events if event.ph == "X" and event.cat not in _UNSEEN]
     start, duration = nanoseconds([event.ts for event in complete]), nanoseconds([event.dur for event in complete])
     shorter = len(complete) < len(events)
-    others = [event for event in events if event.cat in _DETAILED] if shorter else []
-    modules = [event for event in others if event.name.startswith(MODULE) and event.ph == "X"]
-    memory = [event for event in others if event.name == MEMORY and event.ph == "i"]
+    others = [event for event in events if event.ph != "X" or event.cat in _UNSEEN] if shorter else []
+    detailed = [event for event in others if event.cat in _DETAILED]
+    modules = [event for event in detailed if event.name.startswith(MODULE) and event.ph == "X"]
+    memory = [event for event in detailed if event.name == MEMORY and event.ph == "i"]
     module_start, module_duration = (nanoseconds([getattr(event, name) for event in modules]) for name in ("ts", "dur"))
     moments = nanoseconds([event.ts for event in memory])
     if start is None or duration is None or module_start is None or module_duration is None or moments is None:
         return None
     lost: dict[str, int] = {}
-    phases = {event.ph for event in events} if shorter else {"X"}
-    for phase in phases - _OTHER - {"X"}:
+    phases = {event.ph for event in others} - {"X"}
+    for phase in phases - _OTHER:
         reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
-        lost[reason] = lost.get(reason, 0) + sum(event.ph == phase for event in events)
+        lost[reason] = lost.get(reason, 0) + sum(event.ph == phase for event in others)
     return DecodedEvents(
         complete,
         start,
@@ -103,5 +104,5 @@ def _timed(events: Sequence[TraceEvent]) -> DecodedEvents | None:
         memory=memory,
         memory_ns=moments,
         lost=lost,
-        any_phase=bool(complete) or any(phases - {"X"}),
+        any_phase=bool(complete) or any(phases),
     )

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Sequence
-from operator import attrgetter
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,6 @@ _LONGEST = 16 << 20  # if no event ends within this many bytes, these bytes are 
 _LONGEST_WITHOUT_EVENT = 4 << 20  # a list without any phase (`ph`) in this many bytes is not treated as a list of events
 _MOST_RANKS = 1 << 31  # a number that is not smaller than this is not a rank
 _NO_ARGS = Args()
-_KIND = attrgetter("name", "cat", "tid")
 
 # Name of a category that Kineto used until PyTorch 1.10 -> name of this category since then.
 _OLD_CATEGORIES = {
@@ -240,8 +239,8 @@ class _Columns:
         self.lost: Counter[str] = Counter()
         # The number of each combination (kind) of name, category and thread. A trace has few combinations, so that one look-up
         # of the combination replaces three look-ups.
-        self._kinds: defaultdict[tuple[str, str, int | str], int] = defaultdict()
-        self._kinds.default_factory = self._kinds.__len__  # a combination gets the next number when it is first seen
+        self._kinds: dict[tuple[str, str, int | str], int] = {}
+        self._of_gloo = np.zeros(0, np.bool_)  # for each kind, whether its name is that of a span of gloo
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts | tuple[str, bytes, bytes], int] = {}
         self._parts: list[tuple[NDArray[Any], ...]] = []
@@ -257,25 +256,32 @@ class _Columns:
         kinds = self._kinds_of(events.complete)
         args = [event.args or _NO_ARGS for event in events.complete]
         stream, correlation = integers([arg.stream for arg in args]), integers([arg.correlation for arg in args])
-        collectives = self._collective_columns(args, events.complete)
+        collectives = self._collective_columns(args, events.complete, kinds)
         self._parts.append((kinds, stream, correlation, *collectives, events.start_ns, events.duration_ns))
         self.details.add(self._kinds, kinds, events.start_ns, events.duration_ns, args)
 
     def _kinds_of(self, events: Sequence[TraceEvent]) -> NDArray[np.int32]:
-        return np.fromiter(map(self._kinds.__getitem__, map(_KIND, events)), np.int32, len(events))
+        kinds = self._kinds
+        try:
+            return np.array([kinds[event.name, event.cat, event.tid] for event in events], np.int32)
+        except KeyError:  # a combination gets the next number when it is first seen
+            numbers = [kinds.setdefault((event.name, event.cat, event.tid), len(kinds)) for event in events]
+            new = [name.startswith(GLOO) for name, _, _ in islice(kinds, len(self._of_gloo), None)]
+            self._of_gloo = np.concatenate([self._of_gloo, np.array(new, np.bool_)])
+            return np.array(numbers, np.int32)
 
     def _collective_columns(
-        self, args: Sequence[Args], events: Sequence[TraceEvent]
+        self, args: Sequence[Args], events: Sequence[TraceEvent], kinds: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """For each event, the index of its collective, and the number of the collective in its process group; -1 for no
-        collective."""
+        collective. kinds: the number of each event's kind."""
         kind, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
         for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.collective]:
             kind[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
             number = count(bytes(arg.sequence))
             sequence[row] = -1 if number is None else number
-        for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.shapes]:
-            if events[row].name.startswith(GLOO):
+        for row in np.flatnonzero(self._of_gloo[kinds]).tolist():
+            if (arg := args[row]).shapes:
                 kind[row] = self._collective_id((events[row].name, bytes(arg.shapes), bytes(arg.input_types)))
         return kind, sequence
 
