@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -224,6 +225,11 @@ class Desk:
         own.mkdir()
         for name in ("inventory.json", "known_hosts"):
             (own / name).write_bytes((slurm.folder / ".shardlab" / name).read_bytes())
+
+    def leave_slurm_out(self) -> None:
+        """Remove the key `slurm` from the cluster file: runs are then started over SSH, on the same nodes."""
+        file = self.path / "cluster.yaml"
+        file.write_text(re.sub(r"^slurm: .*\n", "", self.slurm.file.read_text(), flags=re.MULTILINE))
 
     def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         return self.end(self.start(*words), code=code)

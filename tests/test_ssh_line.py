@@ -6,7 +6,6 @@ The tests run once with a folder that all nodes share, and once without it.
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from support_slurm import FOREVER, MATRIX, Desk, SlurmCluster
 from shardlab.rundir import RunDir
 
 pytestmark = pytest.mark.line
-SLURM = re.compile(r"^slurm: .*\n", re.MULTILINE)
 # Shell code that prints ids of processes of a run on a node. RANKS: its ranks. SESSION: the process of sshd that serves the SSH
 # session of the run's task (the process that starts the ranks on the node).
 RANKS = (
@@ -31,7 +29,7 @@ SESSION = "for p in $(pgrep -f jobs.ssh.node_task); do test $(readlink /proc/$p/
 @pytest.fixture
 def desk(slurm, tmp_path):
     made = Desk(slurm, tmp_path)
-    (tmp_path / "cluster.yaml").write_text(SLURM.sub("", slurm.file.read_text()))
+    made.leave_slurm_out()
     yield made
     made.run("jobs", "cancel", "--all")
 

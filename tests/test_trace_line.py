@@ -1,5 +1,5 @@
-"""`jobs trace` on practice nodes with Slurm: the user's machine submits the analysis of 64 generated ranks, and fetches and
-merges the results. They equal the result of one process."""
+"""`jobs trace` on practice nodes, with Slurm and over SSH: the user's machine submits the analysis of 64 generated ranks, and
+fetches and merges the results. They equal the result of one process."""
 
 import json
 
@@ -18,8 +18,11 @@ WRITE = (
 )
 
 
-def test_the_runs_of_64_ranks_on_nodes_give_what_one_process_gives(slurm, tmp_path):
+@pytest.mark.parametrize("scheduler", ["slurm", "ssh"])
+def test_the_runs_of_64_ranks_on_nodes_give_what_one_process_gives(slurm, tmp_path, scheduler):
     desk = Desk(slurm, tmp_path)
+    if scheduler == "ssh":
+        desk.leave_slurm_out()
     folder = f"{slurm.shared}/traces-{tmp_path.name}"
     texts = {f"rank-{rank.rank:05d}.json": rank.text().decode() for rank in support_ranks.run(23, size=RANKS)}
     slurm.run("head", f"mkdir -p {folder}")
