@@ -201,6 +201,32 @@ def test_speed_up_has_the_interval_of_both_throughputs(tmp_path):
     assert found.verdict == "reproduced"
 
 
+@pytest.mark.parametrize(
+    ("factors", "claim", "verdict", "why"),
+    [
+        ((1.0, 1.15, 1.35), "> 0.5", "reproduced", "% of draws"),
+        ((1.0, 1.15, 1.35), "> 9", "contradicted", "is not > 9"),
+        (
+            (1.0, 3.0, 9.0),
+            "> 9",
+            "undecided",
+            "the baseline's interval reaches to 0, so the result has no interval; as measured",
+        ),
+    ],
+)
+def test_speed_up_over_a_baseline_that_scatters_much(tmp_path, monkeypatch, factors, claim, verdict, why):
+    """With three repeats, some draws of the baseline's throughput are below 0. The few of them do not undo the verdict."""
+    step_ms = support.step_ms
+
+    def scattered(what, rank, step, repeat):
+        return step_ms(what, rank, step, repeat) * (factors[repeat - 1] if what.strategy == "single" else 1)
+
+    monkeypatch.setattr(support, "step_ms", scattered)
+    found = judged(tmp_path, CLOSE, f"speed_up(strategy='ddp') {claim}")
+    assert (found.verdict, why in found.why) == (verdict, True), found.why
+    assert (found.numbers[0].high is None) == (verdict == "undecided")
+
+
 def test_time_to_an_accuracy_takes_the_accuracy_from_the_claim(tmp_path):
     from shardlab.record import LineWriter, ValidationRecord
 

@@ -16,7 +16,7 @@ from collect.loading.load import Loaded
 from collect.verdicts import draws, reasons
 from collect.verdicts.draws import Value
 from collect.verdicts.selection import STATE, Measurements, NoMeasurement
-from collect.verdicts.uncertain_number import ALONE, Number
+from collect.verdicts.uncertain_number import Number
 from shardlab import cell_names, matrix
 from shardlab.expansion import Expansion
 from shardlab.expression import MAX_LENGTH, Expression, ExpressionError
@@ -256,9 +256,10 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
         verdict.why = "holds; its numbers do not scatter" if exact else f"holds in {_share(least)} of draws"
     else:
         verdict.verdict = "undecided"
-        unknown = [part for part in open_ if part.holds_pct is None]
+        unknown = dict.fromkeys(entered.how for entered in verdict.numbers if entered.call in values.keys() - drawn.keys())
         once = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
-        verdict.why = f"{ALONE}; {once}" if unknown else "; ".join(_overlaps(part) for part in open_)
+        is_open = any(part.holds_pct is None for part in open_)
+        verdict.why = "; ".join([*unknown, once] if is_open else map(_overlaps, open_))
 
 
 def more_repeats(expansion: Expansion, n: int, cells: Collection[str]) -> str:

@@ -14,6 +14,8 @@ from collect.verdicts.selection import Measurements, SelectedMetric
 EXACT = "exact: the same in every repeat"
 POOLED = "interval from the noise of all repeated cells of this matrix"
 ALONE = "n = 1, and no cell of this matrix was repeated: no interval"
+UNBOUNDED = "the baseline's interval reaches to 0, so the result has no interval"
+MOST_UNDEFINED = 0.025  # the share of draws beyond one end of a 95 % interval
 
 
 class Number:
@@ -64,9 +66,13 @@ class Number:
             return
         drawn = [_listed(known) for known in (mine.draws, theirs.draws)]
         compared = [measurements.compared(found, a, b) for a, b in zip(*drawn, strict=True)]
-        both = np.array([value for value in compared if value is not None])
-        if len(both) < len(compared):
+        defined = [value for value in compared if value is not None]
+        if len(defined) < (1 - MOST_UNDEFINED) * len(compared):
+            self.how = UNBOUNDED
             return
+        # A comparison is only undefined if it divides by 0 or less, as by a draw far from a mean of few repeats. The value grows
+        # if its divisor goes to 0, so the largest value of the other draws is used.
+        both = np.array([max(defined) if value is None else value for value in compared])
         self.low, self.high = quantile(both, 0.025), quantile(both, 0.975)
         self.draws = self.low if self.low == self.high else both
 
