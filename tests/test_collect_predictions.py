@@ -8,7 +8,9 @@ from support_planner import cell
 
 from collect import summary
 from collect.cli import main
+from collect.findings import prediction_scores
 from collect.loading import load
+from collect.metrics.prediction_score import ComparedPrediction
 from collect.report import score_text, text_tables
 from jobs.planner import calibration, gpu, predict
 from jobs.planner.calibration import MeasuredRatio
@@ -157,3 +159,9 @@ def test_without_predictions_there_is_no_table(tmp_path):
     found = summary.summarize(load.load(workspace, None), "single")
     assert found.predictions == []
     assert "predictions" not in {table.name for table in text_tables.tables(found)}
+
+
+@pytest.mark.parametrize(("measured", "within"), [(0.999, 1), (1.001, 1), (0.998, 0), (1.002, 0)])
+def test_a_prediction_without_a_range_may_leave_out_a_thousandth(measured, within):
+    pair = ComparedPrediction("memory: optimizer_state", "bytes", exactly(1e6), measured * 1e6)
+    assert prediction_scores._score("ddp", pair.category, [pair]).within == within

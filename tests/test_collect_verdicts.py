@@ -210,7 +210,7 @@ def test_speed_up_has_the_interval_of_both_throughputs(tmp_path):
             (1.0, 3.0, 9.0),
             "> 9",
             "undecided",
-            "the baseline's interval reaches to 0, so the result has no interval; as measured",
+            "the baseline's interval reaches to 0, so the result has no interval",
         ),
     ],
 )

@@ -12,7 +12,8 @@ HEADINGS = ["Strategy", "Category", "n", "Predicted", "Measured", "Ratio", "Rati
 NUMBERS = frozenset(range(2, len(HEADINGS)))  # the indexes of the columns that contain numbers and are aligned to the right
 NOTE = (
     "Medians over the runs that have a prediction from before their submission. Ratio: measured over predicted. Error: the "
-    "mean distance of a measurement from its likely prediction. In range: runs whose measurement is in the predicted range."
+    "mean distance of a measurement from its likely prediction. In range: runs whose measurement is in the predicted range, or "
+    "at most 0.1 % outside of it."
 )
 
 

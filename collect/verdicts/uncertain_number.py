@@ -70,8 +70,8 @@ class Number:
         if len(defined) < (1 - MOST_UNDEFINED) * len(compared):
             self.how = UNBOUNDED
             return
-        # A comparison is only undefined if it divides by 0 or less, as by a draw far from a mean of few repeats. The value grows
-        # if its divisor goes to 0, so the largest value of the other draws is used.
+        # A comparison is only undefined if it divides by 0 or less, as by a draw far from a mean of few repeats. If the divisor
+        # goes to 0, the value grows, so the largest value of the other draws is used.
         both = np.array([max(defined) if value is None else value for value in compared])
         self.low, self.high = quantile(both, 0.025), quantile(both, 0.975)
         self.draws = self.low if self.low == self.high else both
