@@ -311,7 +311,12 @@ def _apart(names: Mapping[str, Any], others: Sequence[Mapping[str, Any]], keys: 
             break
         kept.append(best)
         left = still
-    return " and ".join(f"{key} == {names[key]!r}" for key in kept)
+    return " and ".join(f"{key} == {_literal(names[key])}" for key in kept)
+
+
+def _literal(value: Any) -> str:
+    """A value as a literal of Python. Texts get double quotes where possible: a shell takes these inside of single quotes."""
+    return f'"{value}"' if isinstance(value, str) and value.isprintable() and not set('"\\') & set(value) else repr(value)
 
 
 def _sides(test: ast.expr) -> list[ast.expr]:
