@@ -159,7 +159,7 @@ def test_a_model_that_fits_one_rank_at_one_batch_only_is_a_split(tmp_path):
     found = summarized(tmp_path, [(support.cell(), THRICE)], failures=[(big, OOM, {})])
     answers = choice_text.nodes(found.choices[0])[0].answers
     assert [(when, said.value, [link.text for link in cites]) for when, said, cites in answers] == [
-        ("batch 8", "yes", ["single ×1"]), ("batch 64", "no", ["single ×1"]),
+        ("batch 8", "yes", ["single ×1, batch 8"]), ("batch 64", "no", ["single ×1, batch 64"]),
     ]  # fmt: skip
 
 

@@ -518,6 +518,11 @@ def test_coverage_counts_gaps_out_and_names_the_largest():
     assert telemetry.covered([], (10.0, 20.0)) == (0, 10)
 
 
+def test_the_early_last_sample_of_a_short_run_makes_no_gap_of_the_usual_distance():
+    assert telemetry.covered([9.8, 10.3, 10.4], (10.0, 10.4))[0] == pytest.approx(100)
+    assert telemetry.covered([9.8, 10.5, 10.6], (10.0, 10.6))[0] == pytest.approx(100 / 6)  # 0.7 s is a gap
+
+
 POSITIVE = st.floats(0.1, 1e4, allow_nan=False)
 RANKS = st.integers(1, 3).flatmap(
     lambda world: st.lists(st.lists(POSITIVE, min_size=world, max_size=world), min_size=1, max_size=12)

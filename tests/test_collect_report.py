@@ -100,6 +100,9 @@ def test_a_baseline_on_several_rank_counts_is_the_one_on_the_fewest(loaded):
     assert few.cell.gpu_batch_size == many.cell.gpu_batch_size
     assert comparability.baseline_of(many, [many, few], "ddp") is few
     assert comparability.baseline_of(few, [many, few], "ddp") is few
+    passes = load.LoadedCell("passes", support.cell("ddp", 1, global_batch_size=4, gradient_accumulation_steps=4), ddp.runs, [])
+    for cells in ([few, passes], [passes, few]):  # each is its own baseline, so its speed-up is 1
+        assert [comparability.baseline_of(cell, cells, "ddp") for cell in cells] == cells
 
 
 @pytest.mark.parametrize(

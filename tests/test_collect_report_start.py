@@ -87,6 +87,14 @@ def test_two_measured_numbers_stand_against_each_other(summarized):
     assert found.interval.startswith("49.")
 
 
+@pytest.mark.parametrize("test", [f"{T2} < 0.8 * {T1}", f"{T1} * 0.8 > {T2}"])
+def test_a_number_that_a_claim_multiplies_stands_beside_its_factor(tmp_path, test):
+    (verdict,) = summary.summarize(load.load(study(tmp_path, {"part": test}), None), "single").verdicts
+    found = report_start.claim(verdict, summary.summarize(load.load(Workspace(tmp_path), None), "single"))
+    assert verdict.verdict == "reproduced"
+    assert {found.measured, found.against.partition(" (")[0]} == {"50.5 s", "0.8 × 101 s"}
+
+
 def test_a_claim_that_fails_says_so_and_what_was_asked(summarized):
     found = line(summarized, "slow")
     assert (found.mark, found.measured, found.asked, found.reason) == ("✗", "50.5 s", "at least 60 s", "does not hold")

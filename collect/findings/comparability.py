@@ -83,9 +83,10 @@ def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) ->
 
     The baseline cell has the same workload, launcher, precision, sequence length, optimizer and faults on purpose as `cell`,
     and the same global batch size or the same batch size per rank. If there are several such cells, a cell with the same
-    instruments is preferred, then the cell with the fewest ranks, then a cell with the same global batch size.
+    instruments is preferred, then the cell with the fewest ranks, then a cell with the same global batch size, and then `cell`
+    itself.
     """
-    candidates: list[tuple[bool, int, bool, LoadedCell]] = []
+    candidates: list[tuple[bool, int, bool, bool, LoadedCell]] = []
     for other in cells:
         if other.cell.strategy != strategy or not other.completed:
             continue
@@ -93,8 +94,8 @@ def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) ->
         how = Compared(cell.cell, 1, other.cell, 1).scaling
         if alike and how and _options_agree(cell.cell, other.cell) and _same_faults(cell.cell, other.cell):
             other_instruments = other.cell.instruments != cell.cell.instruments
-            candidates.append((other_instruments, other.cell.gpus, how != "strong", other))
-    return min(candidates, key=lambda entry: entry[:3])[3] if candidates else None
+            candidates.append((other_instruments, other.cell.gpus, how != "strong", other is not cell, other))
+    return min(candidates, key=lambda entry: entry[:4])[4] if candidates else None
 
 
 def instruments_differ(cells: Iterable[Mapping[str, Any]]) -> bool:

@@ -15,6 +15,9 @@ from shardlab.record import ClockOffset
 APART_S = 0.1  # seconds by which the clocks of two hosts may differ: a fifth of the usual time between two samples
 STEP_S = 0.1  # a clock that jumps by more seconds than this was set; time daemons adjust a clock gradually, in smaller steps
 GAP_PERIODS = 2.0  # if two samples are further apart than this many times the usual distance, there is a gap between them
+# The sampler writes its last sample early, and a short run has few samples. So the usual distance of 0.5 s, with some jitter,
+# is never a gap.
+NEVER_A_GAP_S = 0.6
 
 
 class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -126,12 +129,17 @@ def _incomplete(times: np.ndarray, span: tuple[float, float]) -> str:
     """
     if len(times) < 2:
         return "one sample" if len(times) else "no samples"
-    most = GAP_PERIODS * _usual(np.diff(times))
+    most = _longest(np.diff(times))
     if (missing_s := span[1] - times[-1]) > most:
         return f"no samples in the last {missing_s:.1f} s"
     if (missing_s := times[0] - span[0]) > most:
         return f"no samples in the first {missing_s:.1f} s"
     return ""
+
+
+def _longest(apart: np.ndarray) -> float:
+    """The longest distance between two samples that is not a gap, in seconds. apart: the distances."""
+    return max(GAP_PERIODS * _usual(apart), NEVER_A_GAP_S)
 
 
 def _usual(apart: np.ndarray) -> float:
@@ -144,7 +152,7 @@ def covered(times: Sequence[float] | np.ndarray, span: tuple[float, float]) -> t
     """Returns (percent of the span that the samples cover, longest time without a sample within the span, in seconds).
 
     times: the times of the samples in seconds, in ascending order. The time between two samples is covered if their distance is
-    at most GAP_PERIODS times the median distance. With fewer than two samples, nothing is covered.
+    at most GAP_PERIODS times the median distance, or at most NEVER_A_GAP_S. With fewer than two samples, nothing is covered.
     """
     start, end = span
     at = np.asarray(times, float)
@@ -152,6 +160,6 @@ def covered(times: Sequence[float] | np.ndarray, span: tuple[float, float]) -> t
     seen = 0.0
     if len(apart):
         inside = np.minimum(at[1:], end) - np.maximum(at[:-1], start)
-        seen = float(inside[(inside > 0) & (apart <= GAP_PERIODS * _usual(apart))].sum())
+        seen = float(inside[(inside > 0) & (apart <= _longest(apart))].sum())
     longest = float(np.diff([start, *at[(start < at) & (at < end)], end]).max())
     return 100 * seen / (end - start), longest

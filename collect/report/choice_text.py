@@ -1,7 +1,6 @@
 """Writes the answers to "which strategy should I choose?" as text, which the terminal and the page of a report both use.
 
-A family (collect/choices/family.py) is a set of cells of one workload. A contest is a set of cells of a family that may be
-compared, because they ran on the same number of ranks and nodes with the same batch size.
+A family is a set of cells of one workload. A contest has those that ran on equal numbers of ranks and nodes with equal batches.
 """
 
 from __future__ import annotations
@@ -304,7 +303,7 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[ChoiceText,
         placed = {one.cell: _quantity(one.value, standing.unit) for one in standing.placed} if standing else {}
         for one in contest.contenders:
             if one.name in answer.best and (standing is None or one.cell in standing.best):
-                about = [f"{one.name} ×{_size(family, contest)}", placed.get(one.cell, "")]
+                about = [_label(family, contest, one.name), placed.get(one.cell, "")]
                 cites.append(RunsLink(": ".join(filter(None, about)), one.cell))
     named = "" if answer.word == "only one" else _joined(answer.best)
     return ChoiceText([], named, more, sure=answer.word in ("best", "equal", "only one fits")), cites
@@ -316,8 +315,14 @@ def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[
     for place in places:
         contest = family.contests[place]
         known = [contender for contender in contest.contenders if contender.name in names]
-        found += [RunsLink(f"{contender.name} ×{_size(family, contest)}", contender.cell) for contender in known]
+        found += [RunsLink(_label(family, contest, contender.name), contender.cell) for contender in known]
     return found
+
+
+def _label(family: Family, contest: Contest, name: str) -> str:
+    """A cell of a contest, such as `ddp ×8`, with the batch if the family has contests of as many ranks with other batches."""
+    batches = {other.batch for other in family.contests if (other.ranks, other.nodes) == (contest.ranks, contest.nodes)}
+    return f"{name} ×{_size(family, contest)}{f', batch {contest.batch}' if len(batches) > 1 else ''}"
 
 
 def _size(family: Family, contest: Contest) -> str:

@@ -10,6 +10,7 @@ from collect.report import study_tables, verdict_text
 
 HERE = "Chosen here"
 WINS = {"throughput_per_s": "fastest", "peak_memory_bytes": "least memory"}
+AMONG = {"throughput_per_s": "among the fastest", "peak_memory_bytes": "among those with the least memory"}
 NONE = "no comparison"
 
 
@@ -26,7 +27,7 @@ def value(estimate: Estimate | None) -> str:
 
 def chosen(row: RowBeside) -> list[str]:
     """What the computed choice says about a row, in one clause per criterion; NONE if no comparison has a cell of the row."""
-    wins = [f"{WINS[one.criterion]} in {one.won} of {one.of} {_comparisons(one.of)}" for one in row.wins]
+    wins = [f"{AMONG[one.criterion]} in {one.won} of {one.of} {_comparisons(one.of)}" for one in row.wins]
     best = [f"{WINS[one.criterion]} on {_ranks(one.ranks)}: {_some(one.best)}" for one in row.best]
     return wins + best or [NONE]
 

@@ -146,11 +146,33 @@ def _sides(part: ClaimPart) -> tuple[str, str, str]:
     right = (part.right, part.right_interval, part.right_unit)
     if not _is_measured(test.left):
         left, right = right, left
-    measured, interval = _written(*left)
     if not (_is_measured(test.left) and _is_measured(test.comparators[0])):
-        return measured, interval, ""
-    other, spread = _written(*right)
+        return *_written(*left), ""
+    measured, interval = _unscaled(test.left, *left)
+    other, spread = _unscaled(test.comparators[0], *right)
     return measured, interval, f"{other} ({spread})" if spread else other
+
+
+def _unscaled(side: ast.expr, value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
+    """As `_written`, but if the test multiplies a number by a constant, the constant stands before the number, such as
+    `0.8 × 470 MB`, and the interval is that of the number."""
+    scale, text = _scale(side)
+    written, low_high = _written(value / scale, interval and (interval[0] / scale, interval[1] / scale), unit)
+    return text + written, low_high
+
+
+def _scale(side: ast.expr) -> tuple[float, str]:
+    """The positive constant by which a test multiplies the number of this side: (the constant, its text, such as `0.8 × `).
+
+    (1, "") if the side is not a product of a constant and a number.
+    """
+    match side:
+        case ast.BinOp(left=ast.Constant(value=int() | float() as scale), op=ast.Mult()) if scale > 0:
+            return float(scale), f"{scale:g} × "
+        case ast.BinOp(op=ast.Mult(), right=ast.Constant(value=int() | float() as scale)) if scale > 0:
+            return float(scale), f"{scale:g} × "
+        case _:
+            return 1.0, ""
 
 
 def _written(value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
@@ -250,7 +272,8 @@ def _reason(verdict: Verdict, part: ClaimPart | None) -> str:
         return " ".join(filter(None, ["does not hold", several]))
     if verdict.helps and part is not None:
         if part.holds_pct is not None:
-            return f"intervals overlap: holds in {notation.number(part.holds_pct, 2)} % of draws"
+            weakest = f"the weakest of {len(verdict.parts)} parts holds" if len(verdict.parts) > 1 else "holds"
+            return f"intervals overlap: {weakest} in {notation.number(part.holds_pct, 2)} % of draws"
         held = "holds" if all(one.holds for one in verdict.parts) else "does not hold"
         return f"n = 1, so no interval; as measured it {held}"
     first = verdict.why.partition("; ")[0]

@@ -13,7 +13,8 @@ NUMBERS = frozenset(range(2, len(HEADINGS)))  # the indexes of the columns that 
 NOTE = (
     "Medians over the runs that have a prediction from before their submission. Ratio: measured over predicted. Error: the "
     "mean distance of a measurement from its likely prediction. In range: runs whose measurement is in the predicted range, or "
-    "at most 0.1 % outside of it."
+    "at most 0.1 % outside of it. Memory by category: what a category holds when the step needs the most memory; a gradient "
+    "that does not exist yet, or no longer, counts as 0."
 )
 
 

@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from collect import notation
 from collect.findings import comparability
 from collect.loading.load import Loaded
-from collect.verdicts import draws, reasons
+from collect.verdicts import draws, part_text, reasons
 from collect.verdicts.draws import Value
 from collect.verdicts.selection import STATE, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import Number
@@ -153,13 +152,17 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Claim, illustrativ
         _decide(verdict, tree, values)
     except ExpressionError as error:
         verdict.verdict, verdict.why = "undecided", f"{error}"
-    parts = [part for number in numbers for part in number.found.parts if part.metric.of_all_steps]
+    parts_of_all = [part for number in numbers for part in number.found.parts]
+    parts = [part for part in parts_of_all if part.metric.of_all_steps]
     if comparability.instruments_differ(part.row.cell for part in parts):
         names = ", ".join(dict.fromkeys(part.metric.name for part in parts))
         verdict.remarks.append(f"the cells have different instruments, and {names} includes the steps that these slowed down")
     if (said := comparability.different_computation([measurements.cell(row).cell for row in cells])) is not None:
         verdict.remarks.append(said)
-    if unproven := _unproven(measurements, verdict, numbers):
+    hosts = (reasons.one_host(measurements.cell(part.row), part.metric.name) for part in parts_of_all)
+    if no_network := next(filter(None, hosts), ""):
+        verdict.verdict, verdict.why = "undecided", no_network
+    elif unproven := _unproven(measurements, verdict, numbers):
         verdict.verdict, verdict.why = "undecided", unproven
     elif verdict.verdict == "undecided" and verdict.parts:
         wanted = {cell for entered in verdict.numbers for cell in (entered.cell, entered.against) if cell}
@@ -248,18 +251,18 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
     failing = [part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)]
     open_ = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - LEVEL)]
     if failing:
-        verdict.verdict, verdict.why = "contradicted", "; ".join(_fails(part) for part in failing)
+        verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.fails(part) for part in failing)
     elif not open_:
         least = min((part.holds_pct for part in verdict.parts if part.holds_pct is not None), default=100.0)
         exact = all(isinstance(value, float | str) for value in values.values())
         verdict.verdict = "reproduced"
-        verdict.why = "holds; its numbers do not scatter" if exact else f"holds in {_share(least)} of draws"
+        verdict.why = "holds; its numbers do not scatter" if exact else f"holds in {part_text.share(least)} of draws"
     else:
         verdict.verdict = "undecided"
         unknown = dict.fromkeys(entered.how for entered in verdict.numbers if entered.call in values.keys() - drawn.keys())
         once = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
         is_open = any(part.holds_pct is None for part in open_)
-        verdict.why = "; ".join([*unknown, once] if is_open else map(_overlaps, open_))
+        verdict.why = "; ".join([*unknown, once] if is_open else map(part_text.overlaps, open_))
 
 
 def more_repeats(expansion: Expansion, n: int, cells: Collection[str]) -> str:
@@ -346,31 +349,6 @@ def _unit(node: ast.expr, units: Mapping[str, str]) -> str | None:
             return one if one == other and isinstance(op, ast.Add | ast.Sub) else None
         case _:
             return None
-
-
-def _fails(part: ClaimPart) -> str:
-    if part.left is None or part.right is None:
-        return f"does not hold: {part.test}"
-    return f"{notation.number(part.left)} is not {_words(part.test)} {notation.number(part.right)}: {part.test}"
-
-
-def _overlaps(part: ClaimPart) -> str:
-    sides = ""
-    if part.left is not None and part.right is not None:
-        sides = f"{notation.number(part.left)} and {notation.number(part.right)}, "
-    return f"intervals overlap ({sides}holds in {_share(part.holds_pct or 0)} of draws): {part.test}"
-
-
-def _share(pct: float) -> str:
-    """A share of draws as text in percent, with one decimal: 10,000 draws do not give more precision."""
-    return f"{pct:.1f} %".replace(".0 ", " ")
-
-
-def _words(test: str) -> str:
-    """The operator of the comparison in a part of a test, such as `<`."""
-    tree = ast.parse(test, mode="eval").body
-    assert isinstance(tree, ast.Compare)
-    return {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}[type(tree.ops[0])]
 
 
 def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number]) -> str:

@@ -54,6 +54,15 @@ def rehearsal(cell: LoadedCell) -> str:
     return ""
 
 
+def one_host(cell: LoadedCell, metric: str) -> str:
+    """The reason why a claim about the traffic of a network cannot be judged: the ranks of a tiny twin ran on one host, and
+    those of the cell that it represents run on several. "" if this is not so. metric: the name of the metric."""
+    study = cell.cell.rehearses
+    if study is None or not metric.startswith("network_") or not cell.cell.nnodes == 1 < study.nnodes:
+        return ""
+    return f"all ranks ran on one host here ({study.nnodes} nodes in the study), so no bytes crossed a network"
+
+
 def likely(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[str]) -> list[str]:
     """The possible reasons why measured numbers of a cell differ from the numbers of the study, one clause for each reason.
 
