@@ -193,7 +193,9 @@ def _hosts(records: RunOnDisk) -> list[str]:
     supervisor on another machine than the ranks."""
     apart = records.run.scheduler in ("ssh", "allocation")
     supervisor = {event.host for event in records.events if event.writer == "attempt" and not apart}
-    return sorted(supervisor | set(records.folder.hosts()))
+    # The analysis of traces starts no ranks that write env/HOST.json, but each of its hosts has samples.
+    sampled = records.folder.sampled_hosts() if records.run.traces is not None else []
+    return sorted({*supervisor, *records.folder.hosts(), *sampled})
 
 
 def latest(folders: Iterable[RunDir]) -> list[RunDir]:

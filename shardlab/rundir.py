@@ -79,6 +79,10 @@ class RunDir:
         """The file with the telemetry samples of a host."""
         return self.path / "samples" / f"{host}.jsonl"
 
+    def sampled_hosts(self) -> list[str]:
+        """The names of the hosts that have a file of telemetry samples."""
+        return [name.removesuffix(".jsonl") for name in files.names(f"{self.path}/samples") if name.endswith(".jsonl")]
+
     def trace_file(self, rank: int) -> Path:
         """The file with the profiler trace of a rank."""
         return self.path / "trace" / f"rank-{rank:05d}.json.gz"

@@ -21,14 +21,16 @@ WRITE = (
 @pytest.mark.parametrize("scheduler", ["slurm", "ssh"])
 def test_the_runs_of_64_ranks_on_nodes_give_what_one_process_gives(slurm, tmp_path, scheduler):
     desk = Desk(slurm, tmp_path)
+    limit = ["--max-parallel", "4"]
     if scheduler == "ssh":
         desk.leave_slurm_out()
+        limit = []  # only for Slurm
     folder = f"{slurm.shared}/traces-{tmp_path.name}"
     texts = {f"rank-{rank.rank:05d}.json": rank.text().decode() for rank in support_ranks.run(23, size=RANKS)}
     slurm.run("head", f"mkdir -p {folder}")
     done = slurm.answer("head", slurm.python, "-c", WRITE, folder, stdin=json.dumps(texts).encode())
     assert done.code == 0, done.stderr
-    sent = desk.run("jobs", "trace", folder, "--per-run", str(PER_RUN), "--wait", "--max-parallel", "4")
+    sent = desk.run("jobs", "trace", folder, "--per-run", str(PER_RUN), "--wait", *limit)
     name = SET_NAME.search(sent.stderr)[0]
     states = json.loads(desk.run("jobs", "status", "--json").stdout)["runs"]
     assert [run["state"] for run in states] == ["completed"] * (RANKS // PER_RUN)
