@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,26 @@ def test_runs_without_slurm_share_no_node_and_end_on_all_of_their_nodes(desk, sl
     assert "attempt 2 after node_fail" in again.stdout
     (folder,) = [folder for folder in twin.folders() if folder.run_id.endswith("-a2")]
     assert folder.read_run().avoid == ["work2"]
+
+
+@pytest.mark.skipif(not LONG, reason="only in the long form")
+def test_a_failed_run_without_slurm_starts_again_by_itself_as_often_as_the_matrix_allows(desk, slurm):
+    more = "axes: {strategy: [ddp], gpus: [2], nnodes: [2]}\nretry: {failed: 1}"
+    desk.run("jobs", "submit", "--matrix", matrix(desk, FOREVER, more))
+    twin = desk.twin()
+
+    def trains(attempt):
+        return any(run["step"] for run in twin.runs() if run["attempt"] == attempt)
+
+    for attempt in (1, 2):
+        twin.until(partial(trains, attempt), f"attempt {attempt} trains")
+        folder = next(folder for folder in twin.folders() if folder.read_run().attempt == attempt)
+        script = f"{RANKS.format(twin.path / 'runs' / folder.run_id)}; true"
+        slurm.run("work2", f"kill -KILL {slurm.run('work2', script, root=True).split()[0]}", root=True)
+    twin.until(lambda: twin.runs()[-1]["state"] == "failed" and twin.runs()[-1]["attempt"] == 2, "the second attempt fails")
+    assert sorted(folder.read_run().attempt for folder in twin.folders()) == [1, 2]
+    (last,) = [folder.read_run() for folder in twin.folders() if folder.read_run().attempt == 2]
+    assert last.retried == ["failed"]
 
 
 # A cluster whose nodes share no folder. The first node, `head`, trains too.
