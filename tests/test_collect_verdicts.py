@@ -215,7 +215,8 @@ def test_speed_up_has_the_interval_of_both_throughputs(tmp_path):
     ],
 )
 def test_speed_up_over_a_baseline_that_scatters_much(tmp_path, monkeypatch, factors, claim, verdict, why):
-    """With three repeats, some draws of the baseline's throughput are below 0. The few of them do not undo the verdict."""
+    """With three repeats, a few draws of the baseline's throughput are below 0, where a speed-up is not defined. These few
+    draws must not make the claim undecided."""
     step_ms = support.step_ms
 
     def scattered(what, rank, step, repeat):

@@ -154,8 +154,8 @@ def _sides(part: ClaimPart) -> tuple[str, str, str]:
 
 
 def _unscaled(side: ast.expr, value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
-    """As `_written`, but if the test multiplies a number by a constant, the constant stands before the number, such as
-    `0.8 × 470 MB`, and the interval is that of the number."""
+    """Like `_written`. If the test multiplies the number by a constant, the text begins with the constant, such as
+    `0.8 × 470 MB`, and the interval is that of the number without the constant."""
     scale, text = _scale(side)
     written, low_high = _written(value / scale, interval and (interval[0] / scale, interval[1] / scale), unit)
     return text + written, low_high
@@ -167,9 +167,10 @@ def _scale(side: ast.expr) -> tuple[float, str]:
     (1, "") if the side is not a product of a constant and a number.
     """
     match side:
-        case ast.BinOp(left=ast.Constant(value=int() | float() as scale), op=ast.Mult()) if scale > 0:
-            return float(scale), f"{scale:g} × "
-        case ast.BinOp(op=ast.Mult(), right=ast.Constant(value=int() | float() as scale)) if scale > 0:
+        case (
+            ast.BinOp(left=ast.Constant(value=int() | float() as scale), op=ast.Mult())
+            | ast.BinOp(op=ast.Mult(), right=ast.Constant(value=int() | float() as scale))
+        ) if scale > 0:
             return float(scale), f"{scale:g} × "
         case _:
             return 1.0, ""

@@ -159,8 +159,8 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Claim, illustrativ
         verdict.remarks.append(f"the cells have different instruments, and {names} includes the steps that these slowed down")
     if (said := comparability.different_computation([measurements.cell(row).cell for row in cells])) is not None:
         verdict.remarks.append(said)
-    hosts = (reasons.one_host(measurements.cell(part.row), part.metric.name) for part in parts_of_all)
-    if no_network := next(filter(None, hosts), ""):
+    on_one_host = (reasons.one_host(measurements.cell(part.row), part.metric.name) for part in parts_of_all)
+    if no_network := next(filter(None, on_one_host), ""):
         verdict.verdict, verdict.why = "undecided", no_network
     elif unproven := _unproven(measurements, verdict, numbers):
         verdict.verdict, verdict.why = "undecided", unproven

@@ -12,24 +12,26 @@ if TYPE_CHECKING:
 
 
 def fails(part: ClaimPart) -> str:
-    """The sides of a part that fails, and its test."""
-    if part.left is None or part.right is None:
+    """Why a part is contradicted, such as `101.0 s is not < 90.00 s: train_time_s(strategy='ddp') < 90`."""
+    if (sides := _sides(part)) is None:
         return f"does not hold: {part.test}"
-    unit = part.left_unit or part.right_unit  # a constant of the claim has the unit of the other side
-    return f"{_with_unit(part.left, unit)} is not {_words(part.test)} {_with_unit(part.right, unit)}: {part.test}"
+    return f"{sides[0]} is not {_words(part.test)} {sides[1]}: {part.test}"
 
 
 def overlaps(part: ClaimPart) -> str:
-    """The sides of a part that is open, the share of draws in which it holds, and its test."""
-    sides = ""
-    if part.left is not None and part.right is not None:
-        unit = part.left_unit or part.right_unit
-        sides = f"{_with_unit(part.left, unit)} and {_with_unit(part.right, unit)}, "
-    return f"intervals overlap ({sides}holds in {share(part.holds_pct or 0)} of draws): {part.test}"
+    """Why a part is undecided: the values of both sides, the share of draws in which the part holds, and its test."""
+    sides = _sides(part)
+    values = f"{sides[0]} and {sides[1]}, " if sides else ""
+    return f"intervals overlap ({values}holds in {share(part.holds_pct or 0)} of draws): {part.test}"
 
 
-def _with_unit(value: float, unit: str) -> str:
-    return f"{notation.number(value)} {'' if unit == 'x' else unit}".rstrip()
+def _sides(part: ClaimPart) -> tuple[str, str] | None:
+    """The values of the left and the right side of a part, with their unit; None if the part does not compare numbers."""
+    if part.left is None or part.right is None:
+        return None
+    unit = part.left_unit or part.right_unit  # a constant of the claim has the unit of the other side
+    shown = "" if unit == "x" else unit
+    return f"{notation.number(part.left)} {shown}".rstrip(), f"{notation.number(part.right)} {shown}".rstrip()
 
 
 def share(pct: float) -> str:

@@ -70,9 +70,10 @@ class Number:
         if len(defined) < (1 - MOST_UNDEFINED) * len(compared):
             self.how = UNBOUNDED
             return
-        # A comparison is only undefined if it divides by 0 or less, as by a draw far from a mean of few repeats. If the divisor
-        # goes to 0, the value grows, so the largest value of the other draws is used.
-        both = np.array([max(defined) if value is None else value for value in compared])
+        # A comparison is undefined only if it divides by 0 or less. With few repeats, some draws lie so far from the mean. The
+        # value grows as its divisor goes to 0, so such a draw gets the largest value of the other draws.
+        largest = max(defined)
+        both = np.array([largest if value is None else value for value in compared])
         self.low, self.high = quantile(both, 0.025), quantile(both, 0.975)
         self.draws = self.low if self.low == self.high else both
 
