@@ -87,11 +87,12 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         module: the Python module of the shardlab command. arguments: its verb and options. terminal: whether the shardlab
         command draws on the terminal of this machine.
         """
-        return [*ssh_command(self.address, terminal=terminal), f"exec {shlex.join(self._words(module, arguments))}"]
+        return [*ssh_command(self.address, terminal=terminal), f"exec {self.shell_command(module, arguments)}"]
 
-    def _words(self, module: str, arguments: Sequence[str]) -> list[str]:
+    def shell_command(self, module: str, arguments: Sequence[str]) -> str:
+        """The shardlab command for the workspace on the cluster, as text for a shell there. Arguments: as in `command`."""
         verb = arguments[:1]  # --workspace comes right after the verb: after an argument `--`, it would not be an option
-        return [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
+        return shlex.join([self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]])
 
     def ask(
         self,
@@ -109,11 +110,11 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         must_stop: returns True if the caller no longer waits for the answer; it is called several times a second.
         Raises ShardlabError with the error of the command, or if the document is not of the type `shape`.
         """
-        self._log_in()
+        self.log_in()
         # A line with the mark comes before the output of the command, because a .bashrc may print text before the command does.
         mark = secrets.token_hex(8)
         line = f"{mark}\n".encode()
-        script = f"echo {mark}; echo {mark} >&2; exec {shlex.join(self._words(module, [*arguments, '--json']))}"
+        script = f"echo {mark}; echo {mark} >&2; exec {self.shell_command(module, [*arguments, '--json'])}"
         code, *streams = _answered([*ssh_command(self.address), for_any_shell(script)], given, limit_s, must_stop)
         is_too_large = len(streams[0]) >= MOST_BYTES
         document, errors = streams[0].partition(line)[2], streams[1].rpartition(line)[2]  # if the mark is missing, ssh failed
@@ -129,24 +130,29 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         except DECODE_FAULTS as error:
             why = f"more than {MOST_BYTES >> 20} MiB" if is_too_large else str(error)
             command = " ".join([module, *arguments[:1]])
-            raise ShardlabError(
-                f"{self.host}: shardlab {__version__} cannot read the answer of `{command}` there ({why}). Another release "
-                "may be installed there. To install this release there, run: provision CLUSTER.yaml"
-            ) from None
+            raise self.unlike_release(command, why) from None
+
+    def unlike_release(self, command: str, why: str) -> ShardlabError:
+        """The error for an answer that this release of shardlab cannot read. command: the command on the cluster, such as
+        `collect fetch`. why: the reason, as a clause."""
+        return ShardlabError(
+            f"{self.host}: shardlab {__version__} cannot read the answer of `{command}` there ({why}). Another release "
+            "may be installed there. To install this release there, run: provision CLUSTER.yaml"
+        )
 
     def hand_over(self, module: str, arguments: Sequence[str]) -> int:
         """Run a shardlab command on the cluster with this terminal as its input and output; returns its exit code.
 
         module, arguments: as in `command`. Raises ShardlabError.
         """
-        self._log_in()
+        self.log_in()
         terminal = sys.stdout.isatty() and sys.stdin.isatty()
         code = terminal_relay.run(self.command(module, arguments, terminal=terminal), terminal=terminal)
         if code == LOST:
             raise ShardlabError(f"{self.host}: the connection broke or was refused; submitted runs continue.")
         return code
 
-    def _log_in(self) -> None:
+    def log_in(self) -> None:
         """Open the SSH connection that all commands share, if `shared` is true. The site may ask the user for a code.
 
         Raises NoLogin.

@@ -1,27 +1,31 @@
 """Downloads the runs of a workspace that lies on a remote cluster.
 
-The cluster makes the manifest of each run. The files of a run are transferred into a staging folder, and each file is checked
-against the manifest. Only then are the files moved into the run folder, the manifest last. So every run with a manifest on this
-machine was checked. If a download is interrupted, the same command resumes it.
+The cluster sends the files of each run over one connection (collect.fetching.sender), and both machines hash each file while it
+is sent. The files arrive in a staging folder. If all files of a run are equal to those on the cluster, they are moved into the
+run folder, with the manifest at the end. So every run with a manifest on this machine was checked. If a download is interrupted,
+the same command resumes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from collect.fetching import fetch_matrices, manifest
+from collect.fetching.arrival import Arrival, HeldCopy
 from collect.fetching.manifest import ManifestFile, RunManifest
+from collect.fetching.messages import Asked, HeldFile, OfferedRun, Offers, Wanted, WantedRun
 from collect.fetching.progress import TransferProgress
-from collect.fetching.transfer import Rsync, Transfer, finish_folder, put_in_place, those_arrived
+from collect.fetching.transfer import finish_folder, put_in_place, sees
 from shardlab import files, remote_workspace
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
+from shardlab.remote_conversation import ConnectionLost, RemoteConversation
 from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
@@ -29,27 +33,7 @@ from shardlab.state import STATES
 from shardlab.workspace import Workspace
 
 STAGING = ".incoming"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
-TRIES = 3  # how often a run is transferred at most if its files change during the transfer
-ASK_S = 3600.0  # time limit for the answer of the cluster, which reads all files of its runs; a lost connection fails earlier
-MOST_WORDS = 1000  # the most run ids that are passed on a command line
-FIRST = "first"  # the folder in STAGING for the manifests and the descriptions of matrices, which are transferred first
-# Options of rsync that transfer whole run folders, except hidden files, which are temporary, and the manifest, which was
-# transferred before.
-WHOLE = ("--recursive", "--exclude=.*", f"--exclude=/*/{manifest.NAME}")
-MOST_FIRST = "64m"  # largest size of a file that rsync transfers into the folder FIRST
 WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
-
-
-class RemoteRun(msgspec.Struct):
-    """One run in the output of `collect fetch --json` on the cluster, with only the fields that the download needs."""
-
-    run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]  # the run id
-    state: str
-    complete: bool
-    problems: list[str] = []  # how the run on the cluster differs from its manifest
-    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
-    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
-    pruned: bool = False  # whether files of the run were removed on the cluster
 
 
 class Downloaded(msgspec.Struct):
@@ -60,7 +44,6 @@ class Downloaded(msgspec.Struct):
     problems: list[str] = []  # how the run on this machine differs from the run on the cluster
     not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
     parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
-    changed: list[str] = []  # names of files that did not match the manifest after their transfer
 
 
 class Missing(msgspec.Struct):
@@ -70,6 +53,25 @@ class Missing(msgspec.Struct):
     names: list[str]  # names of the files that are missing on this machine, or differ here from the manifest
     hashed: int  # number of files on this machine that were hashed to compare them with the manifest
     is_here: bool = False  # whether the run, including its manifest, is already on this machine
+
+
+class Expected(msgspec.Struct):
+    """A run that the cluster is asked to send."""
+
+    offered: OfferedRun
+    names: list[str] | None  # the files that are wanted; None: all files of the run
+    held: dict[str, HeldCopy]  # what is on this machine already, by name of the file
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes that the cluster will send, if all copies on this machine are as on the cluster."""
+        theirs = self.offered.manifest
+        size = self.offered.bytes if theirs is None else sum(theirs.files[name].bytes for name in self.names or ())
+        return max(0, size - sum(copy.file.bytes for copy in self.held.values()))
+
+    @property
+    def message(self) -> WantedRun:
+        return WantedRun(self.offered.run, self.names, {name: copy.file for name, copy in self.held.items()})
 
 
 def download(workspace: Workspace, patterns: Sequence[str], progress: TransferProgress) -> dict[str, Downloaded]:
@@ -82,148 +84,153 @@ def download(workspace: Workspace, patterns: Sequence[str], progress: TransferPr
     there = remote_workspace.known(workspace)
     if there is None:
         return {}
-    answered = _ask(there, patterns, progress)
     files.make_folder(workspace.runs)
-    with files.locked(workspace.own / "fetch.lock", lambda _descriptor: progress.say(WAITING)) as lock:
-        rsync, staging = Rsync(there, lock, progress.is_stopped), _staging(workspace)
-        found: dict[str, Downloaded] = {}
-        for turn in range(TRIES):
-            if turn:
-                answered = [
-                    run
-                    for run in _ask(there, _words(answered, patterns), progress)
-                    if run.run in found and found[run.run].changed
-                ]
+    must_stop = progress.while_waiting(f"{there.host}: the cluster looks for its runs.")
+    with (
+        files.locked(workspace.own / "fetch.lock", lambda _descriptor: progress.say(WAITING)),
+        RemoteConversation(there, "collect.fetching.sender", must_stop, "collect fetch") as conversation,
+    ):
+        conversation.send(Asked(list(patterns)))
+        offers = conversation.receive(Offers)
+        offered = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
+        for run in offered:
+            if not RUN_ID.fullmatch(run.run):  # msgspec's own check of the run id also accepts a newline at its end
+                raise ShardlabError(f"{there.host}: {run.run!r} is not a run id. Allowed: {RUN_ID.pattern}.")
+        staging = _staging(workspace)
+        with files.as_workspace_error("read"):
+            found, expected = _compared(workspace, staging, list({run.run: run for run in offered}.values()))
+        is_shared = sees(there)
+        conversation.send(Wanted([run.message for run in expected], is_shared))
+        report = _begin(there, expected, progress)
+        left = deque(expected)
+        arrival = Arrival(conversation, Path(there.workspace) / "runs" if is_shared else None, report)
+        try:
             with files.as_workspace_error("write"):
-                results, transfer = _bring(workspace, rsync, staging, answered, there, progress)
-            found |= results
-            if transfer.stopped:
-                raise ShardlabError(_stopped(there, transfer, found))
-            answered = [run for run in answered if found[run.run].changed]
-            if not answered:
-                break
-        for run in answered:
-            found[run.run].problems += [_unlike(name, transfer) for name in found[run.run].changed]
-        fetch_matrices.store(workspace, staging / FIRST / fetch_matrices.SOURCE)
+                while left:
+                    _receive(workspace, staging, arrival, left[0], found[left[0].offered.run])
+                    left.popleft()
+        except ConnectionLost as error:
+            raise ShardlabError(_stopped(there, error.why, found, left)) from None
+        fetch_matrices.store(workspace, offers.descriptions)
         if not patterns:
             shutil.rmtree(staging, ignore_errors=True)
     return found
 
 
-def _ask(there: RemoteWorkspace, patterns: Sequence[str], progress: TransferProgress) -> list[RemoteRun]:
-    words = [word for pattern in patterns for word in ("--run", pattern)]
-    must_stop = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs to make their manifests.")
-    found = there.ask("collect", ["fetch", *words], list[RemoteRun], limit_s=ASK_S, must_stop=must_stop)
-    for run in found:
-        if not RUN_ID.fullmatch(run.run):  # msgspec's own check of the run id also accepts a newline at its end
-            raise ShardlabError(f"{there.host}: {run.run!r} is not a run id. Allowed: {RUN_ID.pattern}.")
-    return list({run.run: run for run in found}.values())
-
-
-def _words(runs: Sequence[RemoteRun], patterns: Sequence[str]) -> Sequence[str]:
-    return [run.run for run in runs] if len(runs) <= MOST_WORDS else patterns
-
-
 def _staging(workspace: Workspace) -> Path:
-    """Make the staging folder, into which files are transferred. Files that an interrupted download left in its folder
-    `files` stay."""
+    """Make the staging folder, into which files are transferred. Files that an interrupted download left there stay."""
     staging = workspace.runs / STAGING
     with files.as_workspace_error("write"):
         with contextlib.suppress(FileExistsError):
             staging.mkdir(mode=0o700)
         if staging.is_symlink() or not staging.is_dir():
             raise InputError(f"{staging}: is not a folder; remove it and run the same command again.")
-        for name in (FIRST, "whole"):
-            shutil.rmtree(staging / name, ignore_errors=True)
+        shutil.rmtree(staging / "whole", ignore_errors=True)
     return staging
 
 
-def _bring(
-    workspace: Workspace,
-    rsync: Rsync,
-    staging: Path,
-    runs: Sequence[RemoteRun],
-    there: RemoteWorkspace,
-    progress: TransferProgress,
-) -> tuple[dict[str, Downloaded], Transfer]:
-    """Transfer the missing files of these runs. If all files of a run match its manifest, they are moved into its folder in
-    runs/.
+def _compared(
+    workspace: Workspace, staging: Path, offered: Sequence[OfferedRun]
+) -> tuple[dict[str, Downloaded], list[Expected]]:
+    """Compare the runs that the cluster offers with the runs on this machine. Returns ({run id: result so far}, the runs that
+    are wanted)."""
+    found: dict[str, Downloaded] = {}
+    expected = []
+    for run in offered:
+        state = run.state if run.state in STATES else "unknown"
+        found[run.run] = so_far = Downloaded(state, not_regular=run.not_regular, parts=run.parts)
+        on_the_cluster = [f"on the cluster: {problem}" for problem in run.problems]
+        names = None
+        if run.manifest is not None:
+            try:
+                missing = _missing(workspace, run.run, run.manifest)
+            except (InputError, NotRegular) as error:
+                so_far.problems = [_why_not(workspace, error), *on_the_cluster]
+                continue
+            so_far.hashed, names = missing.hashed, missing.names
+            if missing.is_here:
+                continue
+        if run.problems and names != []:
+            so_far.problems = on_the_cluster
+        elif run.pruned and names:
+            so_far.problems = [_pruned(names)]
+        else:
+            expected.append(Expected(run, names, _held(workspace.runs / run.run, staging / "files" / run.run, names)))
+    return found, expected
 
-    Returns ({run id: outcome of the transfer of this run}, how the whole transfer ended).
-    """
-    shutil.rmtree(staging / FIRST, ignore_errors=True)
-    names = [f"runs/{run.run}/{manifest.NAME}" for run in runs]
-    transfer = rsync.bring(".", staging / FIRST, [*names, *fetch_matrices.NAMES], f"--max-size={MOST_FIRST}")
-    if transfer.stopped:
-        return {}, transfer
-    found = {
-        run.run: Downloaded(run.state if run.state in STATES else "unknown", not_regular=run.not_regular, parts=run.parts)
-        for run in runs
-    }
-    wanted: dict[str, Missing] = {}
-    for run in runs:
-        try:
-            missing = _missing(workspace, staging, run)
-        except (InputError, NotRegular) as error:
-            found[run.run].problems = [_why_not(workspace, error), *(f"on the cluster: {problem}" for problem in run.problems)]
+
+def _held(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
+    """Find the files, or the beginnings of files, that are on this machine: in the run folder, or in the staging folder, where
+    an interrupted transfer left them. names: the wanted files; None: all files."""
+    mine = None
+    with contextlib.suppress(InputError, NotRegular):
+        mine = manifest.read(RunDir(run)) if manifest.regular(run, manifest.NAME) else None
+    held: dict[str, HeldCopy] = {}
+    wanted = None if names is None else set(names)
+    for folder, known in ((run, mine), (staging, None)):
+        if folder.is_symlink() or not folder.is_dir():
             continue
-        found[run.run].hashed = missing.hashed
-        if missing.names and run.problems:
-            found[run.run].problems = [f"on the cluster: {problem}" for problem in run.problems]
-        elif missing.names and run.pruned:
-            found[run.run].problems = [_pruned(missing.names)]
-        elif not missing.is_here:
-            wanted[run.run] = missing
-    arrived = staging / "files"
-    lacking = {run: _not_arrived(arrived / run, missing.names, missing) for run, missing in wanted.items()}
-    count = sum(map(len, lacking.values()))
-    report = None
-    if count:
-        size = sum(wanted[run].manifest.files[name].bytes for run, of_run in lacking.items() for name in of_run)
-        of_runs = f"{count:,} files of {sum(map(bool, lacking.values())):,} run(s)"
-        progress.say(f"{there.host}: {of_runs}, {size / 2**20:,.1f} MiB")
-        report = progress.begin(size)
-    transfer = rsync.bring(
-        "runs", arrived, _rsync_names(wanted, lacking), *WHOLE, f"--compare-dest={workspace.runs}", report=report
-    )
-    for run_id, missing in wanted.items():
-        found[run_id].hashed += len(missing.names)
-        found[run_id].changed = _not_arrived(arrived / run_id, lacking[run_id], missing)
-        if not found[run_id].changed:
-            _place(workspace, staging, missing)
-    return found, transfer
+        for name, status in manifest.list_files(folder).regular.items():
+            if (wanted is None or name in wanted) and status.st_size:
+                before = known.files.get(name) if known else None
+                is_known = before is not None and manifest.is_as_it_was(before, status)
+                file = before if before and is_known else manifest.hashed(folder / name, status)
+                held[name] = HeldCopy(folder / name, HeldFile(file.bytes, file.sha256))
+    return held
 
 
-def _rsync_names(wanted: Mapping[str, Missing], lacking: Mapping[str, list[str]]) -> list[str]:
-    """The names that are passed to rsync: the name of each missing file, or of the run folder if all files of the run are
-    missing.
-
-    With one name per file, rsync takes several times as long for thousands of small files.
-    """
-    names: list[str] = []
-    for run, of_run in lacking.items():
-        is_whole = len(of_run) == len(wanted[run].manifest.files)
-        names += [run] if is_whole and of_run else [f"{run}/{name}" for name in of_run]
-    return names
+def _begin(there: RemoteWorkspace, expected: Sequence[Expected], progress: TransferProgress) -> Callable[[int], None]:
+    """Say how much will be transferred. Returns the function that is called with the number of bytes that have come."""
+    size = sum(run.bytes for run in expected)
+    if not expected:
+        return lambda _count: None
+    progress.say(f"{there.host}: {len(expected):,} run(s), {size / 2**20:,.1f} MiB")
+    return progress.begin(size)
 
 
-def _not_arrived(arrived: Path, names: Sequence[str], missing: Missing) -> list[str]:
-    """The files of a run that are not in the folder `arrived`, or that differ there from the manifest. names: the files to
-    check."""
-    there = those_arrived(arrived, {name: missing.manifest.files[name] for name in names})
-    return [name for name in names if name not in there]
+def _receive(workspace: Workspace, staging: Path, arrival: Arrival, run: Expected, result: Downloaded) -> None:
+    """Receive the files of a run, and move them into the run folder if all of them are as on the cluster. Problems are added to
+    `result`. Raises ShardlabError if the cluster sends something that is not allowed, and OSError if a file cannot be
+    written."""
+    run_id = run.offered.run
+    folder = staging / "files" / run_id
+    try:
+        arrived = arrival.receive(run_id, folder, run.held)
+    except InputError as error:
+        raise ShardlabError(f"{error}. Nothing of the run {run_id} was changed on this machine.") from None
+    except (IsADirectoryError, NotADirectoryError, FileExistsError):
+        # A file has the name of a folder that an interrupted transfer left. The next command begins this run anew.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if arrived.end.problems:
+        result.problems = [f"on the cluster: {problem}" for problem in arrived.end.problems]
+        return
+    theirs = run.offered.manifest or arrived.end.manifest
+    try:
+        if theirs is None:
+            raise InputError("the cluster has no manifest of this run")
+        missing = _missing(workspace, run_id, theirs)
+    except (InputError, NotRegular) as error:
+        result.problems = [_why_not(workspace, error)]
+        return
+    result.hashed += len(arrived.sha256)
+    # The cluster sends nothing of a file that an interrupted transfer left complete.
+    here = {name: copy.file.sha256 for name, copy in run.held.items() if copy.path.is_relative_to(folder)} | arrived.sha256
+    unlike = [name for name in missing.names if here.get(name) != theirs.files[name].sha256]
+    if unlike:
+        result.problems = [f"{name}: the file that arrived is not the file in the cluster's manifest" for name in unlike]
+        shutil.rmtree(folder, ignore_errors=True)
+    elif not missing.is_here:
+        _place(workspace, staging, missing)
 
 
-def _missing(workspace: Workspace, staging: Path, remote: RemoteRun) -> Missing:
+def _missing(workspace: Workspace, run_id: str, theirs: RunManifest) -> Missing:
     """Compare a run on this machine with its manifest from the cluster. Returns the files that have to be transferred.
 
     Raises InputError or NotRegular if the run cannot be downloaded.
     """
-    run = RunDir(workspace.runs / remote.run)
-    try:
-        theirs = manifest.received(files.read(staging / FIRST / "runs" / remote.run / manifest.NAME), remote.run)
-    except FileNotFoundError:
-        raise InputError("the cluster has no manifest of this run") from None
+    manifest.check_received(theirs, run_id)
+    run = RunDir(workspace.runs / run_id)
     mine = None
     with contextlib.suppress(InputError, FileNotFoundError):  # if the manifest here is damaged, all files are compared
         mine = manifest.read(run) if manifest.regular(run.path, manifest.NAME) else None
@@ -288,17 +295,12 @@ def _why_not(workspace: Workspace, error: Exception) -> str:
     )
 
 
-def _unlike(name: str, transfer: Transfer) -> str:
-    said = f" (rsync: {transfer.error})" if transfer.error else ""
-    return f"{name}: the file did not match the cluster's manifest in {TRIES} tries; it may be changing on the cluster{said}"
-
-
 def _pruned(names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more files are" if names[1:] else " is"
     return f"{names[0]}{more} not here, and `collect fetch --prune` has removed the files of this run on the cluster"
 
 
-def _stopped(there: RemoteWorkspace, transfer: Transfer, found: dict[str, Downloaded]) -> str:
-    done = sum(not (run.changed or run.problems) for run in found.values())
-    so_far = f"{done} of {len(found)} runs are on this machine and were checked; run" if found else "Run"
-    return f"{there.host}: the transfer stopped (rsync: {transfer.error}). {so_far} the same command again to continue."
+def _stopped(there: RemoteWorkspace, why: str, found: Mapping[str, Downloaded], left: Sequence[Expected]) -> str:
+    done = sum(not run.problems for run in found.values()) - len(left)
+    so_far = f"{done} of {len(found)} runs are on this machine and were checked"
+    return f"{there.host}: the transfer stopped: {why}. {so_far}; run the same command again to continue."

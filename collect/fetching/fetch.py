@@ -14,6 +14,7 @@ import msgspec
 
 from collect.fetching import download, gather, manifest, removal
 from collect.fetching.download import Downloaded
+from collect.fetching.manifest import RunManifest
 from collect.fetching.progress import TransferProgress
 from collect.loading.records import NO_FOLDER, RunRecords
 from shardlab.errors import InputError, WorkspaceError
@@ -84,6 +85,17 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence
     downloaded: the result of downloading the run if the cluster is remote. parts: sentences about nodes' parts of the run
     that are missing or differ (`Fetched.parts`).
     """
+    return check_run(run, downloaded, parts)[0]
+
+
+def check_run(
+    run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = (), *, may_hash_all: bool = True
+) -> tuple[Fetched, RunManifest | None]:
+    """Do what `fetch_run` does. Returns (the run, the content of its manifest.json).
+
+    may_hash_all: whether a run that has no manifest of an earlier fetch gets one. Else its files are only counted, and the
+    second value is None, because the caller hashes the files later.
+    """
     records = RunRecords.read(run)
     state, damage = records.verdict.state, records.damage
     fetched = Fetched(
@@ -103,12 +115,15 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence
     if downloaded:
         fetched.problems, fetched.not_regular = downloaded.problems, downloaded.not_regular
         if downloaded.problems:
-            return fetched
+            return fetched, None
     try:
         listing = manifest.list_files(run.path)
         fetched.not_regular = {**fetched.not_regular, **listing.other}
         old = manifest.read(run)
         if old is None or not old.complete:
+            if not may_hash_all:
+                fetched.files, fetched.bytes = len(listing.regular), sum(file.st_size for file in listing.regular.values())
+                return fetched, None
             now = manifest.make(run, listing, complete=fetched.complete, known=old if downloaded else None)
             fetched.hashed += 0 if downloaded else len(now.files)
         else:
@@ -117,10 +132,11 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence
             if fetched.pruned:
                 difference.vanished = [name for name in difference.vanished if removal.is_kept(name)]
             fetched.added, fetched.problems = difference.added, difference.problems
-        if now != old and not fetched.problems and not fetched.pruned:
-            manifest.write(run, now)
+        fetched.files, fetched.bytes = len(now.files), sum(file.bytes for file in now.files.values())
+        if now == old or fetched.problems or fetched.pruned:
+            return fetched, old
+        manifest.write(run, now)
+        return fetched, now
     except (InputError, WorkspaceError) as error:
         fetched.problems = [str(error)]
-        return fetched
-    fetched.files, fetched.bytes = len(now.files), sum(file.bytes for file in now.files.values())
-    return fetched
+        return fetched, None

@@ -1,9 +1,11 @@
-"""Stores the files in which the cluster's workspace describes its matrices. `collect summarize` needs these files here."""
+"""Reads and stores the files in which a workspace describes its matrices: the cluster reads them, and this machine stores them,
+because `collect summarize` needs them here."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from pathlib import Path
+from collections.abc import Mapping
 
 import msgspec
 
@@ -15,25 +17,40 @@ from shardlab.expansion import LAST_MATRIX, Expansion, LastMatrix
 from shardlab.files import NotRegular
 from shardlab.workspace import Workspace
 
-FOLDER = "matrices"
-SOURCE = ".shardlab"  # the folder in the workspace on the cluster that contains the descriptions of matrices
-# The names that rsync transfers from the workspace on the cluster. The slash makes rsync transfer the files in the folder, too.
-NAMES = (f"{SOURCE}/{FOLDER}/", f"{SOURCE}/{LAST_MATRIX}")
+FOLDER = "matrices"  # the folder in .shardlab that contains the descriptions of matrices
+MOST_BYTES = 1 << 26  # largest size of a description
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}\.json")
 
 
-def store(workspace: Workspace, staging: Path) -> None:
-    """Copy the descriptions of all matrices from the staging folder, in which they arrived, into this workspace.
+def read(workspace: Workspace) -> dict[str, bytes]:
+    """The files in which this workspace describes its matrices: {path relative to .shardlab: content}.
 
-    Raises ShardlabError if a description is not valid. In this case no file of this workspace is changed.
+    A file that is not a regular file, or is too large, is left out. Raises WorkspaceError if a file cannot be read.
     """
-    arrived = [f"{FOLDER}/{name}" for name in files.names(staging / FOLDER) if _NAME.fullmatch(name)]
+    contents = {}
+    names = [f"{FOLDER}/{name}" for name in files.names(workspace.own / FOLDER) if _NAME.fullmatch(name)]
+    with files.as_workspace_error("read"):
+        for name in [*names, LAST_MATRIX]:
+            with contextlib.suppress(NotRegular):
+                status = regular(workspace.own, name)
+                if status is not None and status.st_size <= MOST_BYTES:
+                    contents[name] = files.read(workspace.own / name)
+    return contents
+
+
+def store(workspace: Workspace, received: Mapping[str, bytes]) -> None:
+    """Store the descriptions of matrices that the cluster sent (the result of `read` there) in this workspace.
+
+    A file with a name that no description has is ignored. Raises ShardlabError if a description is not valid. In this case no
+    file of this workspace is changed.
+    """
     contents: dict[str, bytes] = {}
-    for name in [*arrived, LAST_MATRIX]:
+    for name in sorted(received):
+        folder, _, rest = name.rpartition("/")
+        if name != LAST_MATRIX and not (folder == FOLDER and _NAME.fullmatch(rest)):
+            continue
         try:
-            if regular(staging, name) is None:
-                continue
-            contents[name] = files.read(staging / name)
+            contents[name] = received[name]
             if name == LAST_MATRIX:
                 decoder(LastMatrix).decode(contents[name])
             else:

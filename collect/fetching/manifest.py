@@ -20,6 +20,7 @@ NAME = "manifest.json"
 SCHEMA = 1
 BLOCK = 1 << 20  # bytes that are read and hashed at a time
 MOST_NAME = 1000  # the most characters that the name of a file may have
+NO_NAME = "the cluster names {!r}, which is not a valid file name in a run"
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
@@ -79,31 +80,24 @@ def read(run: RunDir) -> RunManifest | None:
         raise InputError(f"{path}: is not a manifest of this version: {error}; remove it to make a new one.") from None
 
 
-def received(content: bytes, run_id: str) -> RunManifest:
-    """Decode and check a manifest of this run that another machine made.
-
-    The check is strict, because the names in the manifest will be used as paths on this machine. Raises InputError if the
-    manifest is not valid.
-    """
-    try:
-        found = decoder(RunManifest).decode(content)
-    except DECODE_FAULTS as error:
-        raise InputError(f"the cluster's manifest is not of this version ({error})") from None
-    check_received(found, run_id)
-    return found
-
-
 def check_received(found: RunManifest, run_id: str) -> None:
     """Check a manifest that another machine made. Raises InputError if it is the manifest of another run, or if a name in it
-    is not an allowed path."""
+    is not an allowed path. The check is strict, because the names will be used as paths on this machine."""
     if found.schema != SCHEMA or found.run_id != run_id:
         raise InputError(
             f"the cluster's manifest has schema {found.schema} and run id {found.run_id!r}. Expected: {SCHEMA} and {run_id!r}"
         )
     folders = {name[:end] for name in found.files for end in range(len(name)) if name[end] == "/"}
     for name in found.files:
-        if not _is_name(name) or name in folders:
-            raise InputError(f"the cluster's manifest names {name[:100]!r}, which is not a valid file name in a run")
+        check_name(name)
+        if name in folders:
+            raise InputError(NO_NAME.format(name[:100]))
+
+
+def check_name(name: str) -> None:
+    """Check the name of a file that another machine sent. Raises InputError if a file of a run may not have this name."""
+    if not _is_name(name):
+        raise InputError(NO_NAME.format(name[:100]))
 
 
 def _is_name(name: str) -> bool:

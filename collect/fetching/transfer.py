@@ -52,7 +52,7 @@ class Rsync:
         rsync.must_be_installed("collect fetch")
         self._lock, self._must_stop = lock, must_stop
         self._root, self._shell = f"{there.workspace}/", []
-        if not _sees(there):
+        if not sees(there):
             host, shell = rsync_words(there.address)
             self._root, self._shell = f"{host}:{self._root}", [shell]
 
@@ -159,7 +159,7 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _sees(there: RemoteWorkspace) -> bool:
+def sees(there: RemoteWorkspace) -> bool:
     """Whether this machine sees the workspace of the cluster under the same path, e.g. on shared storage."""
     try:
         return files.read(Path(there.workspace) / remote_workspace.MARK).decode() == there.mark

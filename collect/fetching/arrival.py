@@ -1,0 +1,144 @@
+"""Receives the files of runs into staging folders, and hashes each file while it arrives.
+
+What the cluster sends is not trusted: the name of each file is checked, and only regular files below the staging folder, which
+only this user can open, are written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from collect.fetching import manifest
+from collect.fetching.messages import BLOCK, FILE_OR_END, LENGTH, FileBegin, HeldFile, RunEnd
+from shardlab import files
+from shardlab.errors import InputError
+from shardlab.remote_conversation import RemoteConversation
+
+MOST_BLOCK = BLOCK + BLOCK // 16  # zlib makes a block that it cannot compress a little larger
+
+
+class HeldCopy(msgspec.Struct):
+    """A file, or the beginning of a file, on this machine. The cluster need not send this content."""
+
+    path: Path
+    file: HeldFile
+
+
+class ArrivedRun(msgspec.Struct):
+    """The files of a run that arrived in a staging folder."""
+
+    end: RunEnd
+    sha256: dict[str, str]  # name of a file -> SHA-256 of its whole content here
+
+
+class Arrival:
+    """Receives the files of runs, one run after the other."""
+
+    def __init__(self, conversation: RemoteConversation, shared: Path | None, has_come: Callable[[int], None]) -> None:
+        """Prepare to receive runs.
+
+        shared: the folder that contains the runs of the cluster, if this machine sees that folder; the content of files is then
+        read there. has_come: is called from time to time with the number of bytes that have come, over all runs.
+        """
+        self._conversation, self._shared, self._has_come = conversation, shared, has_come
+        self._count = 0
+        self._buffer = memoryview(bytearray(MOST_BLOCK))
+        self._length = memoryview(bytearray(LENGTH.size))
+
+    def receive(self, run_id: str, staging: Path, held: Mapping[str, HeldCopy]) -> ArrivedRun:
+        """Receive all files of a run. staging: the folder of this run into which the files are written. held: what is on this
+        machine already, by name of the file.
+
+        Raises InputError if the cluster sends something that is not allowed, and OSError if a file cannot be written.
+        """
+        digests: dict[str, str] = {}
+        while not isinstance(message := self._conversation.receive(FILE_OR_END), RunEnd):
+            manifest.check_name(message.name)
+            copy = held.get(message.name)
+            if message.begin and (copy is None or copy.file.bytes != message.begin):
+                raise InputError(f"the cluster sends {message.name} from byte {message.begin} on, which was not asked for")
+            if self._shared:
+                blocks = _of_storage(self._shared / run_id / message.name, message.begin, message.bytes)
+            else:
+                blocks = self._of_connection(message)
+            digests[message.name] = self._write(staging / message.name, copy if message.begin else None, blocks)
+        return ArrivedRun(message, digests)
+
+    def _write(self, path: Path, begins_with: HeldCopy | None, blocks: Iterator[memoryview | bytes]) -> str:
+        """Write a file. begins_with: the file with whose content it begins, which may be the file itself. blocks: the rest of
+        the content. Returns the SHA-256 of the whole file."""
+        digest = hashlib.sha256()
+        descriptor = _opened(path)
+        try:
+            begin = 0
+            if begins_with is not None:
+                is_same = begins_with.path == path
+                for block in _of_storage(begins_with.path, 0, begins_with.file.bytes):
+                    digest.update(block)
+                    _write_all(descriptor, b"" if is_same else block)
+                    begin += len(block)
+                os.lseek(descriptor, begin, os.SEEK_SET)
+            for block in blocks:
+                digest.update(block)
+                _write_all(descriptor, block)
+                begin += len(block)
+                self._count += len(block)
+                self._has_come(self._count)
+            os.ftruncate(descriptor, begin)
+        finally:
+            os.close(descriptor)
+        return digest.hexdigest()
+
+    def _of_connection(self, file: FileBegin) -> Iterator[memoryview | bytes]:
+        while True:
+            self._conversation.receive_into(self._length)
+            (length,) = LENGTH.unpack(self._length)
+            if not length:
+                return
+            if length > MOST_BLOCK:
+                raise InputError(f"the cluster sends a block of {length:,} bytes; allowed are {MOST_BLOCK:,}")
+            block = self._buffer[:length]
+            self._conversation.receive_into(block)
+            yield _decompressed(block, file.name) if file.is_compressed else block
+
+
+def _decompressed(block: memoryview, name: str) -> bytes:
+    content = zlib.decompressobj()
+    try:
+        found = content.decompress(block, BLOCK)
+    except zlib.error as error:
+        raise InputError(f"the cluster sends {name} with a block that zlib cannot decompress ({error})") from None
+    if not content.eof or content.unconsumed_tail:
+        raise InputError(f"the cluster sends {name} with a block of more than {BLOCK:,} bytes")
+    return found
+
+
+def _opened(path: Path) -> int:
+    """Open a file of the staging folder for writing, and make the folders around it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o644)
+
+
+def _of_storage(path: Path, begin: int, end: int) -> Iterator[bytes]:
+    """The bytes of a regular file from `begin` to `end`, in blocks; fewer bytes if the file is shorter."""
+    with files.open_regular(path) as file:
+        file.seek(begin)
+        while begin < end and (block := file.read(min(BLOCK, end - begin))):
+            begin += len(block)
+            yield block
+
+
+def _write_all(descriptor: int, content: memoryview | bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]

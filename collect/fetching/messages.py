@@ -1,0 +1,97 @@
+"""The messages between the machine that downloads runs and the cluster (collect.fetching.sender, collect.fetching.download).
+
+All messages go over one connection. Each message is a line of JSON:
+
+1. The machine that downloads names runs (Asked).
+2. The cluster answers with an Offers message, and an OfferedRun for each run.
+3. The machine that downloads names the runs that it wants, and the files of them that it has already (Wanted).
+4. For each of these runs, the cluster sends a FileBegin for each file and after it the content, and at the end a RunEnd.
+
+The content of a file is sent in blocks, so that the end of the content is known even if the file became shorter. A block is a
+length (4 bytes, the highest first) and that many bytes. A block of length 0 ends the content.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, cast
+
+import msgspec
+
+from collect.fetching.manifest import RunManifest
+from shardlab.run import RUN_ID
+
+BLOCK = 1 << 20  # the most bytes of a block, before it is compressed
+LENGTH = struct.Struct(">I")  # how the length of a block is written
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a number of bytes
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # a SHA-256 in hexadecimal digits
+
+
+class Asked(msgspec.Struct):
+    """Which runs the cluster offers: those whose id matches one of the patterns, or all runs if there are no patterns."""
+
+    patterns: list[str]
+
+
+class Offers(msgspec.Struct):
+    """The beginning of the cluster's answer."""
+
+    runs: Bytes  # how many OfferedRun messages follow
+    descriptions: dict[str, bytes]  # the descriptions of matrices in .shardlab (`fetch_matrices.read`)
+
+
+class OfferedRun(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One run on the cluster."""
+
+    run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]  # the run id
+    state: str
+    complete: bool  # whether the run has ended and all its parts are on the cluster, so that its files should not change
+    bytes: Bytes = 0  # size of all files of the run, for the progress
+    manifest: RunManifest | None = None  # None: its files are hashed when they are sent
+    problems: list[str] = []  # how the run on the cluster differs from its manifest, one clause per difference
+    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
+    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
+    pruned: bool = False  # whether files of the run were removed on the cluster
+
+
+class HeldFile(msgspec.Struct):
+    """A file, or the beginning of a file, that the machine that downloads has already."""
+
+    bytes: Bytes  # its size
+    sha256: Sha256  # SHA-256 of its content
+
+
+class WantedRun(msgspec.Struct):
+    """A run that the machine that downloads wants."""
+
+    run: str  # the run id
+    names: list[str] | None  # the files that are wanted; None: all files of the run
+    held: dict[str, HeldFile]  # by name of the file: what need not be sent, if the file on the cluster begins with it
+
+
+class Wanted(msgspec.Struct):
+    """The runs that the machine that downloads wants."""
+
+    runs: list[WantedRun]
+    # Whether both machines see the workspace on the cluster, e.g. on shared storage. The content of files is not sent then.
+    is_shared: bool
+
+
+class FileBegin(msgspec.Struct, tag="file"):
+    """The beginning of a file of a run. Its content follows in blocks, except if the storage is shared."""
+
+    name: str
+    begin: Bytes  # how many bytes at the beginning of the file are not sent, because they are held
+    bytes: Bytes  # size of the file when the cluster began to send it
+    is_compressed: bool = False  # whether each block is compressed with zlib
+
+
+class RunEnd(msgspec.Struct, tag="end"):
+    """The end of the files of a run."""
+
+    manifest: RunManifest | None  # the files of the run as they were sent; None: as in OfferedRun
+    problems: list[str] = []  # why wanted files were not sent, or how they differ from the manifest in OfferedRun
+
+
+# What the cluster sends of a run: a FileBegin for each file, and a RunEnd at the end.
+FILE_OR_END = cast("type[FileBegin | RunEnd]", FileBegin | RunEnd)

@@ -1,0 +1,209 @@
+"""Sends the runs of this workspace to another machine. `collect fetch` on that machine starts this program over SSH.
+
+    python -m collect.fetching.sender --workspace DIR
+
+Standard input and standard output: the messages of collect.fetching.messages. Each file is read once: it is hashed while it is
+sent. The program then writes the manifest of each run, as `collect fetch` on this machine would do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from collect.fetching import fetch, fetch_matrices, gather, manifest
+from collect.fetching.manifest import ManifestFile, RunManifest
+from collect.fetching.messages import (
+    BLOCK,
+    LENGTH,
+    Asked,
+    FileBegin,
+    HeldFile,
+    OfferedRun,
+    Offers,
+    RunEnd,
+    Wanted,
+    WantedRun,
+)
+from collect.fetching.progress import TransferProgress
+from shardlab import console, files
+from shardlab.errors import InputError
+from shardlab.files import NotRegular
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace, chosen
+
+# Names of files that contain text, which is compressed. Other files of a run, such as traces, are compressed already.
+TEXT = {".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv"}
+LEVEL = 1  # how thoroughly zlib compresses: records, which are text, become little smaller with a higher level
+MOST_WAITING = 1 << 16  # bytes that are written at once: a run may have thousands of small files
+
+T = TypeVar("T")
+
+
+class Sender:
+    """Sends runs of one workspace. The messages are in collect.fetching.messages."""
+
+    def __init__(self, workspace: Workspace, source: BinaryIO, target: BinaryIO) -> None:
+        """source, target: the stream from which messages are read, and the stream to which messages are written."""
+        self._workspace, self._source, self._target = workspace, source, target
+        self._encoder = msgspec.json.Encoder()
+        self._waiting: list[bytes] = []  # what is not yet written to `target`
+        self._waits = 0  # size of `_waiting` in bytes
+        self._memory = memoryview(bytearray(BLOCK))  # the block of a file that is being sent
+
+    def serve(self) -> None:
+        """Offer runs and send those that are wanted. Raises InputError if a pattern matches no run, or a message is not
+        valid."""
+        offered = self._offer(self._receive(Asked).patterns)
+        wanted = self._receive(Wanted)
+        for run in wanted.runs:
+            if run.run not in offered:
+                raise InputError(f"{run.run!r} was not offered.")
+            self.send(offered[run.run], run, is_shared=wanted.is_shared)
+        self._flush()
+
+    def _offer(self, patterns: list[str]) -> dict[str, OfferedRun]:
+        ids = chosen(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
+        parts = gather.gather(self._workspace, ids, TransferProgress())
+        self._say(Offers(len(ids), fetch_matrices.read(self._workspace)))
+
+        def offer(run_id: str) -> OfferedRun:
+            run, of_run = fetch.check_run(self._run(run_id), None, parts.get(run_id, []), may_hash_all=False)
+            return OfferedRun(
+                run=run_id, state=run.state, complete=run.complete, bytes=run.bytes, manifest=of_run, problems=run.problems,
+                not_regular=run.not_regular, parts=run.parts, pruned=run.pruned,
+            )  # fmt: skip
+
+        offered = {}
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # threads: reading files and hashing release the GIL
+            for run in pool.map(offer, ids):
+                offered[run.run] = run
+                self._say(run)
+        self._flush()
+        return offered
+
+    def send(self, offered: OfferedRun, wanted: WantedRun, *, is_shared: bool) -> None:
+        """Send the wanted files of a run, and write its manifest if it has none. Raises WorkspaceError.
+
+        is_shared: whether the content of the files is not sent, because the other machine reads it itself.
+        """
+        run, problems = self._run(offered.run), []
+        sent: dict[str, ManifestFile] = {}
+        with files.as_workspace_error("read"):
+            listed = manifest.list_files(run.path).regular
+            names = listed if wanted.names is None else wanted.names
+            for name in names:
+                recorded = offered.manifest.files.get(name) if offered.manifest else None
+                try:
+                    if name not in listed:
+                        raise FileNotFoundError
+                    sent[name] = self._send_file(run.path, name, listed[name], wanted.held.get(name), is_shared=is_shared)
+                except FileNotFoundError:
+                    if recorded:  # else the run is still going on and removed the file
+                        problems.append(f"{name}: the file is missing")
+                except NotRegular as error:
+                    problems.append(f"{name}: it is {error.kind}")
+                else:
+                    if recorded and recorded.sha256 != sent[name].sha256 and not manifest.only_grew(run.path / name, recorded):
+                        problems.append(f"{name}: its content changed")
+        of_run = None if offered.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent, offered.complete)
+        if of_run and not problems and not offered.problems and not offered.pruned:
+            manifest.write(run, of_run)
+        self._say(RunEnd(of_run, problems))
+
+    def _send_file(
+        self, run: Path, name: str, status: os.stat_result, held: HeldFile | None, *, is_shared: bool
+    ) -> ManifestFile:
+        """Send a file from where the other machine's copy ends. Returns the size and the digest of the file as it was sent.
+
+        status: the status of the file before it is opened. Records that are appended later are not sent.
+        """
+        descriptor, _ = files.open_descriptor(run / name)
+        try:
+            size, begin, digest = status.st_size, 0, hashlib.sha256()
+            if held is not None and held.bytes <= size:
+                for block in self._blocks(descriptor, 0, held.bytes):
+                    digest.update(block)
+                    begin += len(block)
+                if begin != held.bytes or digest.hexdigest() != held.sha256:
+                    begin, digest = 0, hashlib.sha256()
+            if size and begin == size:  # the other machine has the whole file
+                return ManifestFile(size, status.st_mtime_ns, digest.hexdigest())
+            is_text = PurePosixPath(name).suffix in TEXT
+            if not is_shared:
+                self._say(FileBegin(name, begin, size, is_text))
+            end = begin
+            for block in self._blocks(descriptor, begin, size):
+                digest.update(block)
+                end += len(block)
+                if not is_shared:
+                    self._send_block(zlib.compress(block, LEVEL) if is_text else block)
+            if is_shared:
+                self._say(FileBegin(name, begin, end))
+            else:
+                self._send_block(b"")
+        finally:
+            os.close(descriptor)
+        return ManifestFile(end, status.st_mtime_ns, digest.hexdigest())
+
+    def _blocks(self, descriptor: int, begin: int, end: int) -> Iterator[memoryview]:
+        """The bytes of a file from `begin` to `end` in blocks; fewer bytes if the file has become shorter.
+
+        A block is valid until the next block is taken: all blocks are read into the same memory, because new memory for each
+        block would take longer than reading the block.
+        """
+        while begin < end and (count := os.preadv(descriptor, [self._memory[: min(BLOCK, end - begin)]], begin)):
+            begin += count
+            yield self._memory[:count]
+
+    def _run(self, run_id: str) -> RunDir:
+        return RunDir(self._workspace.runs / run_id)
+
+    def _receive(self, shape: type[T]) -> T:
+        try:
+            return msgspec.json.decode(self._source.readline(), type=shape)
+        except msgspec.DecodeError as error:
+            raise InputError(f"standard input: is not a message of this version: {error}.") from None
+
+    def _say(self, message: object) -> None:
+        self._write(self._encoder.encode(message) + b"\n")
+
+    def _send_block(self, block: bytes | memoryview) -> None:
+        self._write(LENGTH.pack(len(block)))
+        if len(block) > MOST_WAITING:
+            self._flush()
+            self._target.write(block)
+        else:
+            self._write(bytes(block))
+
+    def _write(self, content: bytes) -> None:
+        self._waiting.append(content)
+        self._waits += len(content)
+        if self._waits > MOST_WAITING:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._target.write(b"".join(self._waiting))
+        self._target.flush()
+        self._waiting, self._waits = [], 0
+
+
+def main() -> int:
+    """Send runs to the machine at the other end of standard input and standard output, and return the exit code."""
+    arguments = console.Parser(prog="python -m collect.fetching.sender", parents=[console.common_options()]).parse_args()
+    workspace = Workspace.find(getattr(arguments, "workspace", None))
+    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target:  # noqa: PTH123
+        Sender(workspace, source, target).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))
