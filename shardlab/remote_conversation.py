@@ -6,6 +6,8 @@ and needs answers in between. The messages are lines of JSON. Raw bytes may foll
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import os
 import secrets
@@ -13,7 +15,7 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Self, TypeVar
 
 import msgspec
@@ -23,7 +25,7 @@ from shardlab.errors import ShardlabError
 from shardlab.remote import for_any_shell, ssh_command
 from shardlab.remote_workspace import LOOK_S, LOST, MOST_BYTES, RemoteWorkspace
 
-BLOCK = 1 << 20  # bytes that are read from the connection at a time
+BLOCK = 1 << 17  # bytes that are read from the connection at a time
 SILENCE_S = 3600.0  # seconds without data after which the command is given up: it may hash many files before it answers
 ENDS_S = 10.0  # seconds in which the command must end after it has closed its output
 MOST_ERRORS = 1 << 16  # largest number of bytes of error messages that are read
@@ -50,12 +52,15 @@ class _Output(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         silent_since = time.monotonic()
-        while not select.select([self._descriptor], [], [], LOOK_S)[0]:
+        while True:
+            with contextlib.suppress(BlockingIOError):  # there is no output at present
+                return os.readv(self._descriptor, [buffer])
+            if select.select([self._descriptor], [], [], LOOK_S)[0]:
+                continue
             if self._must_stop():
                 raise ConnectionLost(self._host, "this command was interrupted")
             if time.monotonic() - silent_since > SILENCE_S:
                 raise ConnectionLost(self._host, f"nothing arrived for {SILENCE_S:g} s")
-        return os.readv(self._descriptor, [buffer])
 
 
 class RemoteConversation:
@@ -72,11 +77,15 @@ class RemoteConversation:
         mark = secrets.token_hex(8)  # printed on a line before the output of the command, because a .bashrc may print text too
         self._mark = f"{mark}\n".encode()
         script = f"echo {mark}; echo {mark} >&2; exec {there.shell_command(module, [])}"
-        self._errors = tempfile.TemporaryFile()  # not a pipe: nobody would read it while the command runs
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__. No pipe: nobody would read it meanwhile
         argv = [*ssh_command(there.address), for_any_shell(script)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._errors)
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        with contextlib.suppress(OSError):  # the limit of this user for the size of pipes is reached
+            fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, BLOCK)
         self._input = self._process.stdin
         self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), there.host, must_stop), BLOCK)
 

@@ -20,16 +20,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from socket import gethostname
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from shardlab import __version__, files, inventory, shared_connection, terminal_relay
-from shardlab.cluster import Cluster
+from shardlab import __version__, files, shared_connection, terminal_relay
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import Address, HostKeys, for_any_shell, ssh_command
 from shardlab.workspace import Workspace
+
+if TYPE_CHECKING:  # reading cluster files needs PyYAML, whose import takes longer than the rest of this module
+    from shardlab.cluster import Cluster
 
 LIMIT_S = 120.0  # seconds in which a command on the cluster must answer
 LOOK_S = 0.1  # seconds between two checks whether the ssh command has ended
@@ -205,6 +207,8 @@ def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
     If away.json was written for `workspace`, the folder that away.json names is used again. The name of the folder is not
     computed again, because it depends on the path of `workspace`, and the user may have moved `workspace` since.
     """
+    from shardlab import inventory
+
     if cluster.storage.shared is None and not cluster.has_separate_folders:
         raise InputError(NO_SHARED_FOLDER.format(cluster.name))
     address, python = inventory.controller(workspace, cluster)

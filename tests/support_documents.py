@@ -10,7 +10,7 @@ from support_document import Described, Key
 from collect.archiving.command import OpenedArchive, WrittenArchive
 from collect.comparison.compare import Comparison
 from collect.explain.explanation import Explanation
-from collect.fetching.fetch import Fetched
+from collect.fetching.fetched_run import Fetched
 from collect.fetching.manifest import RunManifest
 from collect.history.command import History
 from collect.sampler.loop import TickTally

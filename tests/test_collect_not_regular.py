@@ -11,7 +11,7 @@ import pytest
 import support_collect as support
 
 from collect.cli import main
-from collect.fetching import fetch, manifest
+from collect.fetching import fetched_run, manifest
 from collect.loading.loaded_run import LoadedRun
 from collect.sources import memory
 from collect.traces import command, run_traces
@@ -121,15 +121,15 @@ def test_a_run_that_waits_for_another_start_is_not_complete(workspace):
     again = support.prepare(workspace, support.cell(), repeat=3)
     support.event(again, "started", 0)
     support.event(again, "exited", 5, code=1, reason="timeout")
-    assert fetch.fetch_run(again).complete
+    assert fetched_run.fetch_run(again).complete
     (again.path / manifest.NAME).unlink()
     support.event(again, "requeued", 6)
-    found = fetch.fetch_run(again)
+    found = fetched_run.fetch_run(again)
     assert (found.state, found.complete, found.problems) == ("timeout", False, [])
     support.event(again, "started", 7)
     again.steps_file(0).parent.mkdir(exist_ok=True)
     again.steps_file(0).write_text("")
-    assert fetch.fetch_run(again).problems == []
+    assert fetched_run.fetch_run(again).problems == []
 
 
 def test_a_file_whose_name_is_no_utf_8_is_named_and_not_in_the_manifest(workspace, run, capsys):

@@ -67,18 +67,18 @@ class Arrival:
                 blocks = _of_storage(self._shared / run_id / message.name, message.begin, message.bytes)
             else:
                 blocks = self._of_connection(message)
-            digests[message.name] = self._write(staging / message.name, copy if message.begin else None, blocks)
+            digests[message.name] = self._write(f"{staging}/{message.name}", copy if message.begin else None, blocks)
         return ArrivedRun(message, digests)
 
-    def _write(self, path: Path, begins_with: HeldCopy | None, blocks: Iterator[memoryview | bytes]) -> str:
+    def _write(self, path: str, begins_with: HeldCopy | None, blocks: Iterator[memoryview | bytes]) -> str:
         """Write a file. begins_with: the file with whose content it begins, which may be the file itself. blocks: the rest of
         the content. Returns the SHA-256 of the whole file."""
         digest = hashlib.sha256()
-        descriptor = _opened(path)
+        descriptor = _opened(path, is_new=begins_with is None)
         try:
             begin = 0
             if begins_with is not None:
-                is_same = begins_with.path == path
+                is_same = str(begins_with.path) == path
                 for block in _of_storage(begins_with.path, 0, begins_with.file.bytes):
                     digest.update(block)
                     _write_all(descriptor, b"" if is_same else block)
@@ -90,7 +90,8 @@ class Arrival:
                 begin += len(block)
                 self._count += len(block)
                 self._has_come(self._count)
-            os.ftruncate(descriptor, begin)
+            if begins_with is not None:
+                os.ftruncate(descriptor, begin)
         finally:
             os.close(descriptor)
         return digest.hexdigest()
@@ -119,13 +120,13 @@ def _decompressed(block: memoryview, name: str) -> bytes:
     return found
 
 
-def _opened(path: Path) -> int:
-    """Open a file of the staging folder for writing, and make the folders around it."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+def _opened(path: str, *, is_new: bool) -> int:
+    """Open a file of the staging folder for writing, and make the folders around it. is_new: whether it is emptied."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if is_new else 0)
     try:
         return os.open(path, flags, 0o644)
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, flags, 0o644)
 
 

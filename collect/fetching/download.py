@@ -1,9 +1,9 @@
 """Downloads the runs of a workspace that lies on a remote cluster.
 
-The cluster sends the files of each run over one connection (collect.fetching.sender), and both machines hash each file while it
-is sent. The files arrive in a staging folder. If all files of a run are equal to those on the cluster, they are moved into the
-run folder, with the manifest at the end. So every run with a manifest on this machine was checked. If a download is interrupted,
-the same command resumes it.
+The cluster sends the files of each run over one connection (collect.fetching.sender). Both machines hash each file while it is
+sent. The files arrive in a staging folder. If all files of a run are equal to those on the cluster, they are moved into the run
+folder, and the manifest is written last. So every run with a manifest on this machine was checked. If a download is
+interrupted, the same command resumes it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import msgspec
 
 from collect.fetching import fetch_matrices, manifest
 from collect.fetching.arrival import Arrival, HeldCopy
+from collect.fetching.fetched_run import Downloaded
 from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.messages import Asked, HeldFile, OfferedRun, Offers, Wanted, WantedRun
 from collect.fetching.progress import TransferProgress
 from collect.fetching.transfer import finish_folder, put_in_place, sees
-from shardlab import files, remote_workspace
+from shardlab import files, gc_pause, remote_workspace
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
 from shardlab.remote_conversation import ConnectionLost, RemoteConversation
@@ -34,16 +35,6 @@ from shardlab.workspace import Workspace
 
 STAGING = ".incoming"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
 WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
-
-
-class Downloaded(msgspec.Struct):
-    """The result of downloading one run."""
-
-    state: str
-    hashed: int = 0  # number of files that were hashed to check them
-    problems: list[str] = []  # how the run on this machine differs from the run on the cluster
-    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
-    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
 
 
 class Missing(msgspec.Struct):
@@ -87,6 +78,7 @@ def download(workspace: Workspace, patterns: Sequence[str], progress: TransferPr
     files.make_folder(workspace.runs)
     must_stop = progress.while_waiting(f"{there.host}: the cluster looks for its runs.")
     with (
+        gc_pause.not_searched(),
         files.locked(workspace.own / "fetch.lock", lambda _descriptor: progress.say(WAITING)),
         RemoteConversation(there, "collect.fetching.sender", must_stop, "collect fetch") as conversation,
     ):

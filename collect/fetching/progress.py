@@ -7,11 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from rich.live import Live
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from shardlab.console import Output
+
+if TYPE_CHECKING:  # only a terminal needs them, and their import takes as long as the rest of a small transfer
+    from rich.live import Live
+    from rich.text import Text
 
 QUIET_S = 2.0  # after this many seconds without output, a remark says what the command waits for
 EVERY_S = 10.0  # seconds between two remarks about the progress
@@ -96,6 +98,8 @@ class TransferProgress:
             return self._text(self._clock())
 
     def __rich__(self) -> Text:
+        from rich.text import Text
+
         return Text(self.text())
 
     def _report(self, number: int, arrived: int) -> None:
@@ -143,6 +147,8 @@ def shown(output: Output) -> Iterator[TransferProgress]:
     if not output.remarks.is_terminal:
         yield TransferProgress(output.remark)
         return
+    from rich.live import Live
+
     live = Live(console=output.remarks, refresh_per_second=4, transient=True)
     try:
         yield TransferProgress(output.remark, live=live)

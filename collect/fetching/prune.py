@@ -14,10 +14,11 @@ from socket import gethostname
 import msgspec
 
 from collect.fetching import gather
-from collect.fetching.fetch import Fetched, Freed
+from collect.fetching.fetched_run import Fetched, Freed
 from collect.fetching.manifest import RunManifest
 from collect.fetching.progress import TransferProgress
-from collect.fetching.removal import RemovalRequest, RemovedFiles, is_kept
+from collect.fetching.pruning import is_kept
+from collect.fetching.removal import RemovalRequest, RemovedFiles
 from shardlab import files, placement, remote_workspace
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote_workspace import RemoteWorkspace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collect.fetching import progress, prune
-from collect.fetching.fetch import Fetched
+from collect.fetching.fetched_run import Fetched
 from shardlab.console import Output
 from shardlab.workspace import Workspace
 

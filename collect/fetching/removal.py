@@ -10,7 +10,6 @@ it had when it was hashed for the other machine.
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import msgspec
 from collect.fetching import manifest
 from collect.fetching.manifest import RunManifest
 from collect.fetching.part_manifest import is_in_use
+from collect.fetching.pruning import MARK, is_kept
 from collect.loading.records import RunRecords
 from shardlab import console, files
 from shardlab.decoders import DECODE_FAULTS, decoder
@@ -28,12 +28,6 @@ from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
-
-# Names of the files that determine the state of a run. The cluster keeps these files, so that `jobs status` can show the state
-# and `jobs submit` does not submit the run again.
-_KEPT = re.compile(r"run\.json|result\.json|job\.[^/]*|claim/.*|events\.[^/]*|(?:steps|env)/.*", re.DOTALL)
-# A file that marks a run folder from which files were removed. Its name is hidden, so the file is not part of the run.
-MARK = ".pruned"
 
 
 class RemovalRequest(msgspec.Struct):
@@ -50,16 +44,6 @@ class RemovedFiles(msgspec.Struct):
     files: int = 0  # number of files that were removed
     bytes: int = 0  # size of these files in bytes
     why: str = ""  # the reason, as a clause, if files of the run were not removed; '' if all were removed
-
-
-def is_kept(name: str) -> bool:
-    """Whether the cluster keeps the file of this name when the other files of a run are removed."""
-    return _KEPT.fullmatch(name) is not None
-
-
-def is_pruned(run: RunDir) -> bool:
-    """Whether files of this run were removed on this machine, after another machine had verified its own copies of them."""
-    return (run.path / MARK).is_file()
 
 
 def _remove(workspace: Workspace, asked: RunManifest, resumed: dict[str, str], *, is_part: bool) -> RemovedFiles:

@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from collect.fetching import fetch, fetch_matrices, gather, manifest
+from collect.fetching import fetch_matrices, fetched_run, manifest
 from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.messages import (
     BLOCK,
@@ -34,8 +34,8 @@ from collect.fetching.messages import (
     WantedRun,
 )
 from collect.fetching.progress import TransferProgress
-from shardlab import console, files
-from shardlab.errors import InputError
+from shardlab import console, files, placement
+from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace, chosen
@@ -43,7 +43,7 @@ from shardlab.workspace import Workspace, chosen
 # Names of files that contain text, which is compressed. Other files of a run, such as traces, are compressed already.
 TEXT = {".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv"}
 LEVEL = 1  # how thoroughly zlib compresses: records, which are text, become little smaller with a higher level
-MOST_WAITING = 1 << 16  # bytes that are written at once: a run may have thousands of small files
+MOST_WAITING = 1 << 15  # bytes that are written at once: a run may have thousands of small files
 
 T = TypeVar("T")
 
@@ -72,11 +72,11 @@ class Sender:
 
     def _offer(self, patterns: list[str]) -> dict[str, OfferedRun]:
         ids = chosen(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
-        parts = gather.gather(self._workspace, ids, TransferProgress())
+        parts = self._gathered(ids)
         self._say(Offers(len(ids), fetch_matrices.read(self._workspace)))
 
         def offer(run_id: str) -> OfferedRun:
-            run, of_run = fetch.check_run(self._run(run_id), None, parts.get(run_id, []), may_hash_all=False)
+            run, of_run = fetched_run.check_run(self._run(run_id), None, parts.get(run_id, []), may_hash_all=False)
             return OfferedRun(
                 run=run_id, state=run.state, complete=run.complete, bytes=run.bytes, manifest=of_run, problems=run.problems,
                 not_regular=run.not_regular, parts=run.parts, pruned=run.pruned,
@@ -89,6 +89,14 @@ class Sender:
                 self._say(run)
         self._flush()
         return offered
+
+    def _gathered(self, ids: list[str]) -> dict[str, list[str]]:
+        """Gather the parts of runs whose nodes share no folder. Returns what `gather.gather` returns."""
+        if not any(_has_parts(self._run(run_id)) for run_id in ids):
+            return {}
+        from collect.fetching import gather  # imported only if it is needed: its imports take longer than a small transfer
+
+        return gather.gather(self._workspace, ids, TransferProgress())
 
     def send(self, offered: OfferedRun, wanted: WantedRun, *, is_shared: bool) -> None:
         """Send the wanted files of a run, and write its manifest if it has none. Raises WorkspaceError.
@@ -126,7 +134,7 @@ class Sender:
 
         status: the status of the file before it is opened. Records that are appended later are not sent.
         """
-        descriptor, _ = files.open_descriptor(run / name)
+        descriptor, _ = files.open_descriptor(f"{run}/{name}")
         try:
             size, begin, digest = status.st_size, 0, hashlib.sha256()
             if held is not None and held.bytes <= size:
@@ -196,11 +204,18 @@ class Sender:
         self._waiting, self._waits = [], 0
 
 
+def _has_parts(run: RunDir) -> bool:
+    try:
+        return placement.of(run.events()) is not None
+    except ShardlabError:  # the events cannot be read: `check_run` reports this
+        return False
+
+
 def main() -> int:
     """Send runs to the machine at the other end of standard input and standard output, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.sender", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target:  # noqa: PTH123
+    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target:
         Sender(workspace, source, target).serve()
     return 0
 

@@ -1,0 +1,125 @@
+"""Writes the manifest of one run, or compares the run with the manifest of an earlier fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from collect.fetching import manifest, pruning
+from collect.fetching.manifest import RunManifest
+from collect.loading.records import NO_FOLDER, RunRecords
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.rundir import RunDir
+from shardlab.state import FINAL
+
+
+class Downloaded(msgspec.Struct):
+    """The result of downloading one run."""
+
+    state: str
+    hashed: int = 0  # number of files that were hashed to check them
+    problems: list[str] = []  # how the run on this machine differs from the run on the cluster
+    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
+    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
+
+
+class Freed(msgspec.Struct, omit_defaults=True):
+    """The files of a run that `--prune` removed in one place."""
+
+    run: str  # the run id
+    where: str  # the host of the cluster, or the node
+    files: int = 0  # number of files that were removed
+    bytes: int = 0  # size of these files in bytes
+    why: str = ""  # the reason if files of the run were not removed; '' if all were removed
+
+
+class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One run after it was fetched."""
+
+    run: str  # the run id
+    state: str
+    complete: bool  # whether the run has ended and all its parts are here, so that its files should not change any more
+    files: int  # number of files in the manifest of the run
+    bytes: int  # size of these files in bytes
+    hashed: int  # number of files that were hashed by this command
+    truncated: int  # number of files whose last line is incomplete
+    corrupt: int  # number of lines that cannot be read
+    damage: str = ""  # the damage of the run's records in words
+    unreadable: str = ""  # the reason if the state of the run is not known
+    added: list[str] = []  # names of files that are not in the manifest of the run
+    problems: list[str] = []  # how the run differs from its manifest or from the run on the cluster, one clause per difference
+    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind; not fetched
+    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
+    pruned: bool = False  # whether `--prune` removed files of the run here, because another machine has them
+    freed: list[Freed] = []  # the files that `--prune` removed on the cluster or its nodes
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all files of the run are here and match its manifest, and its state could be read."""
+        return not self.problems and not self.not_regular and not self.unreadable and not self.parts
+
+
+def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = ()) -> Fetched:
+    """Write the manifest of a run, or compare the run with the manifest of an earlier fetch. Differences are in `problems`.
+
+    If the run no longer matches an earlier manifest, the manifest is not changed, because it shows what the run was before.
+
+    downloaded: the result of downloading the run if the cluster is remote. parts: sentences about nodes' parts of the run
+    that are missing or differ (`Fetched.parts`).
+    """
+    return check_run(run, downloaded, parts)[0]
+
+
+def check_run(
+    run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = (), *, may_hash_all: bool = True
+) -> tuple[Fetched, RunManifest | None]:
+    """Do what `fetch_run` does. Returns (the run, the content of its manifest.json).
+
+    may_hash_all: whether a run that has no manifest of an earlier fetch gets one. Else its files are only counted, and the
+    second value is None, because the caller hashes the files later.
+    """
+    records = RunRecords.read(run)
+    state, damage = records.verdict.state, records.damage
+    fetched = Fetched(
+        run=run.run_id,
+        state=downloaded.state if downloaded and records.verdict == NO_FOLDER else state,
+        complete=state in FINAL and not records.waits and not parts,
+        parts=list(parts),
+        files=0,
+        bytes=0,
+        hashed=downloaded.hashed if downloaded else 0,
+        truncated=len(damage.truncated),
+        corrupt=damage.lines,
+        damage=damage.says(),
+        unreadable=records.unreadable,
+        pruned=pruning.is_pruned(run),
+    )
+    if downloaded:
+        fetched.problems, fetched.not_regular = downloaded.problems, downloaded.not_regular
+        if downloaded.problems:
+            return fetched, None
+    try:
+        listing = manifest.list_files(run.path)
+        fetched.not_regular = {**fetched.not_regular, **listing.other}
+        old = manifest.read(run)
+        if old is None or not old.complete:
+            if not may_hash_all:
+                fetched.files, fetched.bytes = len(listing.regular), sum(file.st_size for file in listing.regular.values())
+                return fetched, None
+            now = manifest.make(run, listing, complete=fetched.complete, known=old if downloaded else None)
+            fetched.hashed += 0 if downloaded else len(now.files)
+        else:
+            now, difference = manifest.compare(run, listing, old)
+            fetched.hashed += difference.hashed
+            if fetched.pruned:
+                difference.vanished = [name for name in difference.vanished if pruning.is_kept(name)]
+            fetched.added, fetched.problems = difference.added, difference.problems
+        fetched.files, fetched.bytes = len(now.files), sum(file.bytes for file in now.files.values())
+        if now == old or fetched.problems or fetched.pruned:
+            return fetched, old
+        manifest.write(run, now)
+        return fetched, now
+    except (InputError, WorkspaceError) as error:
+        fetched.problems = [str(error)]
+        return fetched, None
