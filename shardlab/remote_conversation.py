@@ -28,6 +28,7 @@ from shardlab.remote_workspace import LOOK_S, LOST, MOST_BYTES, RemoteWorkspace
 BLOCK = 1 << 17  # bytes that are read from the connection at a time
 SILENCE_S = 3600.0  # seconds without data after which the command is given up: it may hash many files before it answers
 ENDS_S = 10.0  # seconds in which the command must end after it has closed its output
+LEAVES_S = 2.0  # seconds in which the command must end after both its input and its output are closed here
 MOST_ERRORS = 1 << 16  # largest number of bytes of error messages that are read
 
 T = TypeVar("T")
@@ -86,19 +87,22 @@ class RemoteConversation:
         os.set_blocking(self._process.stdout.fileno(), False)
         with contextlib.suppress(OSError):  # the limit of this user for the size of pipes is reached
             fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, BLOCK)
-        self._input = self._process.stdin
+        self._input, self._pipe = self._process.stdin, self._process.stdout
         self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), there.host, must_stop), BLOCK)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._input.close()
+        self._output.close()
+        self._pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the command ends by itself: it cannot read or write any more
+            self._process.wait(LEAVES_S)
         if self._process.poll() is None:
-            self._process.terminate()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            assert stream is not None
-            stream.close()
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
 
     def send(self, message: object) -> None:
         """Send one line to the command. Raises ShardlabError if the command has ended."""
@@ -140,6 +144,7 @@ class RemoteConversation:
 
     def _why_ended(self) -> ShardlabError:
         """The error for a command that ended before the end of the conversation."""
+        self._input.close()  # else a command that waits for a message would not end
         try:
             code = self._process.wait(ENDS_S)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,7 @@
 """A workspace whose runs are on a cluster: this machine under another name, reached by an `ssh` that is a shell script.
 
-`collect fetch` and rsync are the real programs. A test can cut the connection, or kill the command, after a number of bytes.
+`collect fetch` and the program that sends the runs are the real programs. A test can cut the connection, or kill the command,
+after a number of bytes, change files on the cluster in the middle of the conversation, or answer in place of the cluster.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import support_collect as support
 
 from shardlab import remote_workspace
 from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.workspace import Workspace
 
-# The stand-in of `ssh`. Three files in the folder of the test control it. `fault`: one line with the number of a connection
+# The stand-in of `ssh`. These files in the folder of the test control it. `fault`: one line with the number of a connection
 # (from 1), a number of bytes, and what happens to this connection after these bytes (cut, kill or none). `answer`: is sent on
-# the first connection instead of the cluster's own answer. `before`: a script that runs before each connection, with the number
-# of the connection as its argument.
+# the first connection instead of the cluster's own answer. `between`: a script that runs on the cluster after it has offered
+# its runs, and before it learns which runs are wanted. `sent`: if it exists, all that the cluster sends is appended to it.
 SSH = """\
 #!/bin/sh
 for word; do test "$word" != -G || exit 0; done
@@ -32,13 +35,18 @@ while :; do case $1 in --) shift; break ;; -o | -i | -p | -l) shift 2 ;; -*) shi
 shift
 cd / && exec 3< "@/fault" && read -r which bytes what <&3 && exec 3<&-
 echo >> "@/connections"
-if test -x "@/before"; then "@/before" "$(wc -l < "@/connections")"; fi
 if test -e "@/answer" && test "$(wc -l < "@/connections")" = 1; then
     script=$(printf %s "$*" | sed 's/.*(echo \\([A-Za-z0-9+/=]*\\) .*/\\1/' | base64 -d)
     mark=${script#echo }
     echo "${mark%%;*}"
-    exec cat "@/answer"
+    cat "@/answer"
+    exec cat > /dev/null
 fi
+if test -x "@/between"; then
+    { IFS= read -r asked; printf '%s\\n' "$asked"; IFS= read -r wanted; "@/between"; printf '%s\\n' "$wanted"; } | sh -c "$*"
+    exit
+fi
+if test -e "@/sent"; then sh -c "$*" | tee -a "@/sent"; exit; fi
 if test "$(wc -l < "@/connections")" != "$which"; then exec sh -c "$*"; fi
 if test "$what" = cut; then sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 $$; }; fi
 sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 "$SHARDLAB_TEST_PID"; cat; }
@@ -98,6 +106,17 @@ class Cluster:
         self.no_fault()
         (self.folder / "fault").write_text(f"{connection} {after_bytes} {what}\n")
 
+    def between(self, script: str) -> None:
+        """Let the cluster run a shell script after it has offered its runs, and before it sends them."""
+        path = self.folder / "between"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def answer(self, *messages: bytes | dict[str, Any]) -> None:
+        """Answer in place of the cluster on the next first connection. messages: lines of JSON, or raw bytes."""
+        parts = (message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n" for message in messages)
+        (self.folder / "answer").write_bytes(b"".join(parts))
+
     def fetch(self, *words: str, kill_at: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run `collect fetch`.
 
@@ -105,9 +124,19 @@ class Cluster:
         """
         path = f"{self.folder}/bin{os.pathsep}{os.environ['PATH']}"
         command = [sys.executable, "-P", "-c", COMMAND, str(self.here.path), str(kill_at), *words]
-        return subprocess.run(
+        done = subprocess.run(
             command, env=os.environ | {"PATH": path}, capture_output=True, text=True, umask=0o022, timeout=600, **options
         )  # fmt: skip
+        self.wait_for_senders()
+        return done
+
+    def wait_for_senders(self) -> None:
+        """Wait until no process sends runs any more. A sender ends a moment later if the command was killed."""
+        while any(
+            "collect.fetching.sender" in words and str(self.there.path) in words
+            for words in (process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"]))
+        ):
+            time.sleep(0.02)
 
     def document(self, code: int = 0) -> list[dict[str, Any]]:
         done = self.fetch("--json")
@@ -125,6 +154,11 @@ def tree(folder: Path, *but: str) -> dict[str, tuple[str, int, int]]:
             content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
             found[str(path.relative_to(folder))] = (content, status.st_mode, mtime)
     return found
+
+
+def blocks(*contents: bytes) -> bytes:
+    """The content of a file as the cluster sends it, in these blocks."""
+    return b"".join(len(content).to_bytes(4, "big") + content for content in (*contents, b""))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -3,20 +3,21 @@
 import fcntl
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import zlib
 
+import msgspec
 import pytest
 import support_collect as support
-from support_fetch import COMMAND, Cluster, contents, tree
+from support_fetch import COMMAND, Cluster, blocks, contents, tree
 
 from collect.cli import main
 from collect.fetching import progress
-from shardlab import placement, remote_workspace
+from shardlab import placement, remote_conversation, remote_workspace
 from shardlab.rundir import RunDir
 
 SUBJECT = "result.json"
@@ -71,37 +72,24 @@ def connections(cluster):
     return len((cluster.folder / "connections").read_text().splitlines())
 
 
-def before(cluster, connection, script):
-    """Make the cluster run a shell script before a connection.
-
-    connection: the number of the connection; 0 means every connection.
-    """
-    path = cluster.folder / "before"
-    path.write_text(f'#!/bin/sh\nif test "$1" = {connection} || test {connection} = 0; then {script}; fi\n')
-    path.chmod(0o755)
+def sent(cluster, fetch):
+    """Run `collect fetch`, which must succeed. Returns the number of bytes that the cluster sends."""
+    path = cluster.folder / "sent"
+    path.write_bytes(b"")
+    fetch()
+    size = path.stat().st_size
+    path.unlink()
+    return size
 
 
 def test_a_run_that_is_here_is_not_transferred_again(cluster, fetch, there, here):
     (found,) = fetch()[1]
     assert (found["complete"], found["hashed"]) == (True, found["files"])
-    assert connections(cluster) == 3
+    assert connections(cluster) == 1
     assert contents(here) == contents(there)
     (found,) = fetch()[1]
     assert (found["complete"], found["hashed"]) == (True, 0)
-    assert connections(cluster) == 2
-
-
-def test_a_list_of_names_of_more_than_a_page_arrives(fetch, there, here):
-    """rsync reads a list of file names in parts of 4096 bytes. In this test the last name crosses the end of the first part."""
-    (there / "log").mkdir()
-    for rank in range(65):
-        (there / f"log/rank-{rank:05d}.log").write_text("x")
-    names = [f"{there.name}/{name}\0" for name in sorted(contents(there))]
-    missing = 4096 - len("".join(names)) + 10
-    assert 0 < missing < 200
-    (there / "log/rank-00000.log").rename(there / f"log/rank-00000{'x' * missing}.log")
-    fetch()
-    assert contents(here) == contents(there)
+    assert connections(cluster) == 1
 
 
 @pytest.mark.parametrize("left", ["log/old.log", ".old", "log/.rsync-partial/old"])
@@ -115,10 +103,51 @@ def test_what_an_earlier_transfer_left_beside_a_new_run_does_not_get_into_it(clu
     assert not (cluster.here.runs / ".incoming").exists()
 
 
-def test_storage_that_both_share_needs_no_connection_for_files(cluster, fetch, there, here):
+def test_no_content_is_sent_from_storage_that_both_machines_see(cluster, fetch, there, here):
     (cluster.there.path / remote_workspace.MARK).write_text("far:/ws\n")
-    fetch()
-    assert connections(cluster) == 1
+    (there / "trace").mkdir()
+    (there / "trace/rank-00000.json.gz").write_bytes(os.urandom(300_000))
+    assert sent(cluster, fetch) < 100_000
+    assert contents(here) == contents(there)
+
+
+def test_a_cut_file_is_continued_where_it_was_cut(cluster, fetch, there, here):
+    (there / "trace").mkdir()
+    (there / "trace/rank-00000.json.gz").write_bytes(os.urandom(2_000_000))
+    cluster.fault(1, 1_500_000, "cut")
+    done = cluster.fetch()
+    assert done.returncode == 1
+    assert "far: the transfer stopped: the connection broke" in done.stderr
+    assert "0 of 1 runs are on this machine and were checked; run the same command again to continue." in done.stderr
+    assert sent(cluster, fetch) < 1_200_000
+    assert contents(here) == contents(there)
+
+
+def test_only_new_records_are_sent(cluster, fetch):
+    going = support.prepare(cluster.there, support.cell(), repeat=2)
+    support.event(going, "started", 0)
+    (going.path / "trace").mkdir()
+    grows = going.path / "trace/rank-00000.json.gz"
+    grows.write_bytes(os.urandom(1_000_000))
+    assert sent(cluster, fetch) > 1_000_000
+    with grows.open("ab") as file:
+        file.write(os.urandom(1000))
+    assert sent(cluster, fetch) < 100_000
+    assert contents(cluster.here.runs / going.run_id) == contents(going.path)
+    grows.write_bytes(os.urandom(1_000_000))  # another content of nearly the same size: nothing of the old content is kept
+    assert sent(cluster, fetch) > 1_000_000
+    assert contents(cluster.here.runs / going.run_id) == contents(going.path)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_text_is_compressed(cluster, fetch, there, here, cut):
+    (there / "log").mkdir()
+    lines = [f"step {number} loss 1.{number % 7}\n" for number in range(100_000)]
+    (there / "log/rank-00000.log").write_text("".join(lines))
+    if cut:
+        cluster.fault(1, 300_000, "cut")
+        assert cluster.fetch().returncode == 1
+    assert sent(cluster, fetch) < 700_000 < (there / "log/rank-00000.log").stat().st_size
     assert contents(here) == contents(there)
 
 
@@ -193,46 +222,37 @@ def test_a_result_that_was_changed_on_the_cluster_is_told_and_does_not_arrive(fe
     assert not here.exists()
 
 
-def test_a_file_that_changes_while_it_is_fetched_is_hashed_again(cluster, fetch, there, here):
-    before(cluster, 3, f"rm {there}/manifest.json; sed -i s/2.13.0/2.13.1/ {there}/{SUBJECT}; rm -f $0")
+def test_a_file_that_changes_before_it_is_sent_arrives_as_it_is_then(cluster, fetch, there, here):
+    cluster.between(f"sed -i s/2.13.0/2.13.1/ {there}/{SUBJECT}; rm -f $0")
     (found,) = fetch()[1]
     assert "problems" not in found
+    assert b"2.13.1" in contents(here)[SUBJECT]
     assert contents(here) == contents(there)
 
 
 def test_a_run_that_ended_and_whose_file_changes_while_it_is_fetched_is_told(cluster, fetch, there, here):
-    before(cluster, 0, f'test "$1" = 1 || printf "%s" "$1" > {there}/{SUBJECT}')
+    fetch()
+    shutil.rmtree(here)
+    cluster.between(f'printf "%s" x > {there}/{SUBJECT}')
     going = support.prepare(cluster.there, support.cell(), repeat=2)
     found, other = fetch(code=1)[1]
-    assert found["problems"][0].startswith("on the cluster: result.json: its content changed")
+    assert found["problems"] == [f"on the cluster: {SUBJECT}: its content changed"]
     assert "problems" not in other
     assert not here.exists()
     assert contents(cluster.here.runs / going.run_id) == contents(going.path)
 
 
-def test_a_file_of_a_run_that_goes_on_and_is_written_anew_all_the_time_is_told_after_three_tries(cluster, fetch):
-    going = support.prepare(cluster.there, support.cell(), repeat=2).path
-    (going / "trace").mkdir()
-    before(cluster, 0, f'echo "$1" > {going}/trace/rank-00000.json.gz')
-    (_, found) = fetch(code=1)[1]
-    assert "trace/rank-00000.json.gz: the file did not match the cluster's manifest in 3 tries" in found["problems"][0]
-    assert connections(cluster) == 3 * 3
-    assert not (cluster.here.runs / going.name).exists()
-
-
-def test_a_file_that_grew_while_it_was_fetched_has_the_size_that_was_hashed(cluster, fetch):
+def test_a_file_that_vanishes_before_it_is_sent_is_told_if_the_run_had_ended(cluster, fetch, there, here):
+    fetch()
+    shutil.rmtree(here)
     going = support.prepare(cluster.there, support.cell(), repeat=2)
-    support.event(going, "started", 0)
-    (going.path / "log").mkdir()
-    log = going.path / "log/rank-00000.log"
-    log.write_text("one\n")
-    before(cluster, 3, f"echo two >> {log}")
-    fetch()
-    assert (cluster.here.runs / going.run_id / "log/rank-00000.log").read_text() == "one\n"
-    assert connections(cluster) == 3
-    fetch()
-    assert (cluster.here.runs / going.run_id / "log/rank-00000.log").read_text() == "one\ntwo\n"
-    assert log.read_text() == "one\ntwo\ntwo\n"
+    (going.path / "trace").mkdir()
+    (going.path / "trace/rank-00000.json.gz").write_bytes(b"x")
+    cluster.between(f"rm {there}/{SUBJECT} {going.path}/trace/rank-00000.json.gz")
+    found, other = fetch(code=1)[1]
+    assert found["problems"] == [f"on the cluster: {SUBJECT}: the file is missing"]
+    assert "problems" not in other
+    assert contents(cluster.here.runs / going.run_id) == contents(going.path)
 
 
 @pytest.mark.parametrize("kind", ["a symlink", "a FIFO", "a socket", "a device"])
@@ -265,24 +285,37 @@ def test_a_file_that_became_something_else_before_it_was_sent_does_not_arrive(cl
     made = (
         f"ln -sf {victim}/file {there}/{SUBJECT}" if what == "symlink" else f"rm -f {there}/{SUBJECT}; mkfifo {there}/{SUBJECT}"
     )
-    before(cluster, 3, made)
+    cluster.between(made)
     fetch(code=1)
     assert not here.exists()
     assert not [path for path in cluster.here.path.rglob("*") if path.is_symlink()]
 
 
+OFFERS = {"runs": 1, "descriptions": {}}
+OFFER = {"run": "a", "state": "completed", "complete": False}
 ANSWERS = {
-    "a name of a folder elsewhere": b'[{"run": "../../victim", "state": "completed", "complete": false}]',
-    "NUL in a name": b'[{"run": "a\\u0000b", "state": "completed", "complete": false}]',
-    "a number for a name": b'[{"run": 1, "state": "completed", "complete": false}]',
-    "no list": b'{"runs": []}',
-    "a list of names": b'["a"]',
-    "a key is missing": b'[{"run": "a"}]',
-    "another type": b'[{"run": "a", "state": "completed", "complete": "yes"}]',
-    "no JSON": b"Welcome to the cluster\n",
-    "no text": b"\xff\xfe",
-    "half an answer": b'[{"run": "a", "state"',
-    "no end of brackets": b'[{"run": "a", "state": "completed", "complete": true, "other": ' + b"[" * 100_000,
+    "a name of a folder elsewhere": [OFFERS, OFFER | {"run": "../../victim"}],
+    "NUL in a name": [OFFERS, OFFER | {"run": "a\0b"}],
+    "a number for a name": [OFFERS, OFFER | {"run": 1}],
+    "another message": [OFFER],
+    "a list": [b'["a"]\n'],
+    "a key is missing": [OFFERS, {"run": "a"}],
+    "another type": [OFFERS, OFFER | {"complete": "yes"}],
+    "a number of runs below 0": [OFFERS | {"runs": -1}],
+    "no JSON": [b"Welcome to the cluster\n"],
+    "no text": [b"\xff\xfe\n"],
+    "nothing": [],
+    "half an answer": [OFFERS, b'{"run": "a", "state"'],
+    "fewer runs than it says": [OFFERS | {"runs": 2}, OFFER],
+    "no end of brackets": [OFFERS, b'{"run": "a", "state": "completed", "complete": true, "other": ' + b"[" * 100_000 + b"\n"],
+    "a manifest without files": [OFFERS, OFFER | {"manifest": {"schema": 1, "run_id": "a", "files": [], "complete": False}}],
+    "a size below 0": [
+        OFFERS,
+        OFFER | {"manifest": {"schema": 1, "run_id": "a", "files": {"a": {"bytes": -1}}, "complete": False}},
+    ],
+    "no end of a run": [OFFERS, OFFER, {"type": "file", "name": "x", "begin": 0, "bytes": 1}, blocks(b"x")],
+    "half a block": [OFFERS, OFFER, {"type": "file", "name": "x", "begin": 0, "bytes": 1}, b"\0\0\0\7x"],
+    "an unknown message": [OFFERS, OFFER, {"type": "other"}],
 }
 
 
@@ -290,26 +323,40 @@ ANSWERS = {
 def test_an_answer_that_cannot_be_used_is_told_in_a_sentence_and_changes_nothing(cluster, fetch, victim, answer):
     fetch()
     before = tree(cluster.here.path)
-    (cluster.folder / "answer").write_bytes(ANSWERS[answer])
+    cluster.answer(*ANSWERS[answer])
     said, document = fetch(code=1)
     assert document is None
-    assert said.startswith("error: far: shardlab ")
-    assert "cannot read the answer of `collect fetch` there" in said
-    assert "Another release may be installed there." in said
-    assert said.count("\n") == 1
-    assert tree(cluster.here.path) == before
+    error = said.splitlines()[-1]
+    assert error.startswith("error: far: shardlab ")
+    assert "cannot read the answer of `collect fetch` there" in error
+    assert "Another release may be installed there." in error
+    shutil.rmtree(cluster.here.runs / ".incoming", ignore_errors=True)
+    now = tree(cluster.here.path)
+    assert now.pop("runs")[1] == before.pop("runs")[1]  # the staging folder was made there, so the time of the folder differs
+    assert now == before
 
 
 def test_a_name_that_ends_with_a_newline_is_refused(cluster, fetch):
-    (cluster.folder / "answer").write_bytes(b'[{"run": "a\\n", "state": "completed", "complete": false}]')
+    cluster.answer(OFFERS, OFFER | {"run": "a\n"})
     assert fetch(code=1)[0] == "error: far: 'a\\n' is not a run id. Allowed: ^[a-z0-9][a-z0-9._-]{0,63}$.\n"
 
 
 def test_an_answer_that_is_too_large_is_told_in_a_sentence(cluster, fetch, monkeypatch):
-    monkeypatch.setattr(remote_workspace, "MOST_BYTES", 1 << 20)
-    (cluster.folder / "answer").write_bytes(b"[" + b" " * (2 << 20) + b"]")
+    monkeypatch.setattr(remote_conversation, "MOST_BYTES", 1 << 20)
+    cluster.answer(b"[" + b" " * (2 << 20) + b"]\n")
     said, _ = fetch(code=1)
-    assert "(more than 1 MiB)" in said
+    assert "(more than 1 MiB in one line)" in said
+
+
+def test_a_release_without_this_conversation_is_named(cluster, fetch):
+    """An older release on the cluster has no program that sends runs."""
+    (cluster.there.path.parents[2] / "bin/python").write_text(
+        '#!/bin/sh\necho "No module named collect.fetching.sender" >&2; exit 1\n'
+    )
+    (cluster.there.path.parents[2] / "bin/python").chmod(0o755)
+    there = remote_workspace.known(cluster.here)
+    remote_workspace.keep(cluster.here, msgspec.structs.replace(there, python=str(cluster.folder / "bin/python")))
+    assert "Another release may be installed there." in fetch(code=1)[0]
 
 
 NAMES = (
@@ -337,22 +384,68 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(cluster, fetch, there
     shutil.rmtree(here)
     found = json.loads((there / "manifest.json").read_text())
     found["files"][name] = found["files"][SUBJECT]
-    evil = cluster.folder / "evil.json"
-    evil.write_text(json.dumps(found))
-    before(cluster, 2, f"cp {evil} {there}/manifest.json")
+    cluster.answer(OFFERS, OFFER | {"run": here.name, "manifest": found})
     (told,) = fetch(code=1)[1]
     assert "which is not a valid file name in a run" in told["problems"][0]
     assert not here.exists()
 
 
-@pytest.mark.parametrize("change", [{"run_id": "other"}, {"schema": 2}, {"files": []}, {"files": {"a": {"bytes": -1}}}])
-def test_a_manifest_of_another_run_or_shape_is_refused(cluster, fetch, there, here, change):
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "result.json/x"])
+def test_a_file_that_is_sent_under_a_name_elsewhere_is_refused(cluster, fetch, here, victim, name):
+    begin = {"type": "file", "name": name, "begin": 0, "bytes": 3}
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, begin, blocks(b"bad"))
+    said, document = fetch(code=1)
+    assert document is None
+    assert "which is not a valid file name in a run" in said
+    assert not here.exists()
+    assert not [path for path in cluster.here.runs.rglob("*") if path.is_file()]
+
+
+def test_a_file_in_the_place_of_a_folder_does_not_stop_the_next_command(cluster, fetch, there, here):
+    begin = {"type": "file", "begin": 0, "bytes": 1}
+    files = [begin | {"name": "steps"}, blocks(b"x"), begin | {"name": "steps/rank-00000.jsonl"}, blocks(b"x")]
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, *files)
+    said, document = fetch(code=1)
+    assert document is None
+    assert ".incoming" in said
+    (cluster.folder / "answer").unlink()
     fetch()
-    shutil.rmtree(here)
-    evil = cluster.folder / "evil.json"
-    evil.write_text(json.dumps(json.loads((there / "manifest.json").read_text()) | change))
-    before(cluster, 2, f"cp {evil} {there}/manifest.json")
-    assert re.search(r"the cluster's manifest (is not of this version|has schema)", fetch(code=1)[1][0]["problems"][0])
+    assert contents(here) == contents(there)
+
+
+@pytest.mark.parametrize(
+    ("begin", "content", "said"),
+    [
+        ({"begin": 5}, blocks(b"x"), "the cluster sends x from byte 5 on, which was not asked for"),
+        ({}, b"\xff\xff\xff\xff", "the cluster sends a block of 4,294,967,295 bytes; allowed are "),
+        ({"is_compressed": True}, blocks(b"no"), "the cluster sends x with a block that zlib cannot decompress"),
+        ({"is_compressed": True}, blocks(zlib.compress(bytes(1 << 20))), "the cluster sends x with a block of more than "),
+    ],
+)
+def test_a_file_that_is_not_sent_as_it_should_be_is_refused(cluster, fetch, here, begin, content, said):
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, {"type": "file", "name": "x", "begin": 0, "bytes": 1} | begin, content)
+    assert f"error: far: {said}" in fetch(code=1)[0]
+    assert not here.exists()
+
+
+def test_a_file_with_another_content_than_in_the_manifest_is_refused(cluster, fetch, here):
+    file = {"bytes": 1, "mtime_ns": 0, "sha256": "0" * 64}
+    manifest = {"schema": 1, "run_id": here.name, "files": {"x": file}, "complete": False}
+    begin = {"type": "file", "name": "x", "begin": 0, "bytes": 1}
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, begin, blocks(b"x"), {"type": "end", "manifest": manifest})
+    (found,) = fetch(code=1)[1]
+    assert found["problems"] == ["x: the file that arrived is not the file in the cluster's manifest"]
+    assert not here.exists()
+
+
+@pytest.mark.parametrize("change", [{"run_id": "other"}, {"schema": 2}])
+@pytest.mark.parametrize("is_offered", [False, True])
+def test_a_manifest_of_another_run_or_version_is_refused(cluster, fetch, here, change, is_offered):
+    manifest = {"schema": 1, "run_id": here.name, "files": {}, "complete": False} | change
+    end = {"type": "end", "manifest": None if is_offered else manifest}
+    cluster.answer(OFFERS, OFFER | {"run": here.name} | ({"manifest": manifest} if is_offered else {}), end)
+    (found,) = fetch(code=1)[1]
+    assert found["problems"][0].startswith("the cluster's manifest has schema")
     assert not here.exists()
 
 

@@ -18,11 +18,14 @@ from support_long import LONG
 
 TURNS = {"cut": 67, "full": 66, "killed": 67} if LONG else {"cut": 7, "full": 6, "killed": 7}
 DISK_MIB = 48
-# The number of the connection to interrupt is drawn from this tuple. Connection 1 of a fetch lists the runs, connection 2
-# transfers manifests and notes on matrices, and connection 3 transfers the files of runs.
-CONNECTIONS = (1, 2, 2, 3, 3, 3, 3, 3)
-SMALL = 3000  # roughly the bytes that connection 1 or 2 transfers, in which there are no files of runs
+# Roughly how many bytes of the conversation come before the files of runs. Three of ten interruptions are there.
+SMALL = 3000
 TOUCHES = 150  # roughly how many file operations a fetch of one or two runs executes
+
+
+def point(rng, size):
+    """A number of bytes after which the conversation is interrupted. size: the number of bytes of the files that are new."""
+    return rng.randrange(SMALL) if rng.random() < 0.3 else SMALL + rng.randrange(size)
 
 
 def names(folder):
@@ -150,8 +153,7 @@ def test_when_the_connection_breaks(tmp_path, desk):
     study = Study(Cluster(tmp_path, desk / "ws"), desk, rng)
 
     def interrupt(size):
-        connection = rng.choice(CONNECTIONS)
-        study.cluster.fault(connection, rng.randrange(size if connection == 3 else SMALL), "cut")
+        study.cluster.fault(1, point(rng, size), "cut")
         return failed_in_a_sentence(study.cluster.fetch())
 
     interrupted(study, TURNS["cut"], interrupt)
@@ -179,9 +181,9 @@ def test_when_the_command_is_killed(tmp_path, desk):
 
     def interrupt(size):
         touch = rng.randrange(1, TOUCHES)
-        if rng.random() < 0.4:  # kill `collect fetch` during a transfer: rsync continues without it
-            connection, touch = rng.choice(CONNECTIONS), 0
-            study.cluster.fault(connection, rng.randrange(size if connection == 3 else SMALL), "kill")
+        if rng.random() < 0.4:  # kill `collect fetch` during the transfer: the cluster continues to send without it
+            touch = 0
+            study.cluster.fault(1, point(rng, size), "kill")
         return study.cluster.fetch(kill_at=touch).returncode == -9
 
     interrupted(study, TURNS["killed"], interrupt)

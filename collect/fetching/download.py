@@ -99,7 +99,7 @@ def download(workspace: Workspace, patterns: Sequence[str], progress: TransferPr
         try:
             with files.as_workspace_error("write"):
                 while left:
-                    _receive(workspace, staging, arrival, left[0], found[left[0].offered.run])
+                    _receive(workspace, there, arrival, left[0], found[left[0].offered.run])
                     left.popleft()
         except ConnectionLost as error:
             raise ShardlabError(_stopped(there, error.why, found, left)) from None
@@ -180,16 +180,16 @@ def _begin(there: RemoteWorkspace, expected: Sequence[Expected], progress: Trans
     return progress.begin(size)
 
 
-def _receive(workspace: Workspace, staging: Path, arrival: Arrival, run: Expected, result: Downloaded) -> None:
+def _receive(workspace: Workspace, there: RemoteWorkspace, arrival: Arrival, run: Expected, result: Downloaded) -> None:
     """Receive the files of a run, and move them into the run folder if all of them are as on the cluster. Problems are added to
     `result`. Raises ShardlabError if the cluster sends something that is not allowed, and OSError if a file cannot be
     written."""
-    run_id = run.offered.run
+    run_id, staging = run.offered.run, workspace.runs / STAGING
     folder = staging / "files" / run_id
     try:
         arrived = arrival.receive(run_id, folder, run.held)
     except InputError as error:
-        raise ShardlabError(f"{error}. Nothing of the run {run_id} was changed on this machine.") from None
+        raise ShardlabError(f"{there.host}: {error}; the run {run_id} on this machine was not changed.") from None
     except (IsADirectoryError, NotADirectoryError, FileExistsError):
         # A file has the name of a folder that an interrupted transfer left. The next command begins this run anew.
         shutil.rmtree(folder, ignore_errors=True)

@@ -103,10 +103,12 @@ class Sender:
 
         is_shared: whether the content of the files is not sent, because the other machine reads it itself.
         """
-        run, problems = self._run(offered.run), []
+        run, problems = self._run(offered.run), list[str]()
         sent: dict[str, ManifestFile] = {}
         with files.as_workspace_error("read"):
-            listed = manifest.list_files(run.path).regular
+            listing = manifest.list_files(run.path)
+            listed = listing.regular
+            problems += [f"{name}: it is {kind}" for name, kind in listing.other.items() if name not in offered.not_regular]
             names = listed if wanted.names is None else wanted.names
             for name in names:
                 recorded = offered.manifest.files.get(name) if offered.manifest else None
