@@ -7,6 +7,10 @@ the same folder with `--archive --compress` over the same script, in the same ro
 being first. The time of `collect fetch` includes the start of Python on both sides, the manifest on the cluster, and the check
 of each file on this side. Both sides use the processors of this machine, so the ratio of processor times is more reliable than
 the ratio of seconds if the machine is busy.
+
+Each copy goes to a new folder, because ext4 creates files slowly for some seconds after many files were removed. Before each
+copy, the program uses and frees as much memory as the copy needs for the page cache, because a virtual machine gives freed
+memory back to its host, and it takes longer to get such memory back than to copy the file.
 """
 
 from __future__ import annotations
@@ -62,20 +66,19 @@ def made(folder: Path, runs: int) -> Cluster:
     return cluster
 
 
-def fetch(cluster: Cluster) -> None:
-    """Fetch all runs with `collect fetch`. A failure ends the benchmark."""
-    cluster.no_fault()
-    words = [sys.executable, "-P", "-m", "collect", "fetch", "--workspace", str(cluster.here.path)]
+def fetch(cluster: Cluster, to: Path) -> None:
+    """Fetch all runs with `collect fetch` into the workspace `to`. A failure ends the benchmark."""
+    words = [sys.executable, "-P", "-m", "collect", "fetch", "--workspace", str(to)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
 
 
-def plain(cluster: Cluster) -> None:
-    """Copy all runs with rsync, without `collect fetch`."""
-    cluster.no_fault()
-    words = ["rsync", "--archive", "--compress", "-e", "ssh", f"far:{cluster.there.runs}/", str(cluster.folder / "plain")]
-    subprocess.run(words, check=True)
+def plain(cluster: Cluster, to: Path) -> None:
+    """Copy all runs with rsync into the folder `to`, without `collect fetch`."""
+    subprocess.run(
+        ["rsync", "--archive", "--compress", "-e", "ssh", f"far:{cluster.there.runs}/", str(to / "runs")], check=True
+    )
 
 
 def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str) -> None:
@@ -92,12 +95,13 @@ def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str) -> Non
     os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     ours, theirs = [], []
     for number in range(rounds):
-        for path in (cluster.here.runs, cluster.folder / "plain"):
-            shutil.rmtree(path, ignore_errors=True)
-        (run.path / "manifest.json").unlink(missing_ok=True)
         pair = [(ours, fetch), (theirs, plain)]
         for kept, copy in pair if number % 2 else pair[::-1]:
-            kept.append(spent(lambda copy=copy: copy(cluster)))
+            (run.path / "manifest.json").unlink(missing_ok=True)
+            to = Path(shutil.copytree(cluster.here.path, folder / f"{copy.__name__}-{number}", ignore=lambda *_: ["runs"]))
+            cluster.no_fault()
+            b"x" * (sum(sizes) * 3)
+            kept.append(spent(lambda copy=copy, to=to: copy(cluster, to)))
     ratios = [[one / other for one, other in zip(their, our, strict=True)] for our, their in zip(ours, theirs, strict=True)]
     of_time, of_cpu = (statistics.median(values) for values in zip(*ratios, strict=True))
     our, their = (Spent(*(statistics.median(values) for values in zip(*taken, strict=True))) for taken in (ours, theirs))
@@ -112,8 +116,9 @@ def nothing_new(folder: Path, rounds: int, runs: int) -> None:
     """Print how long `collect fetch` takes if all runs have already been fetched."""
     cluster = made(folder, runs)
     os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    fetch(cluster)
-    taken = [spent(lambda: fetch(cluster)) for _ in range(rounds)]
+    cluster.no_fault()
+    fetch(cluster, cluster.here.path)
+    taken = [spent(lambda: fetch(cluster, cluster.here.path)) for _ in range(rounds)]
     seconds, cpu_s = (statistics.median(values) for values in zip(*taken, strict=True))
     print(f"{f'nothing new of {runs} runs':32}  fetch {seconds:7.2f} s {cpu_s:6.2f} CPU s", flush=True)
 

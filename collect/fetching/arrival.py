@@ -63,6 +63,7 @@ class Arrival:
             copy = held.get(message.name)
             if message.begin and (copy is None or copy.file.bytes != message.begin):
                 raise InputError(f"the cluster sends {message.name} from byte {message.begin} on, which was not asked for")
+            blocks: Iterator[memoryview | bytes]
             if self._shared:
                 blocks = _of_storage(self._shared / run_id / message.name, message.begin, message.bytes)
             else:
@@ -130,7 +131,7 @@ def _opened(path: str, *, is_new: bool) -> int:
         return os.open(path, flags, 0o644)
 
 
-def _of_storage(path: Path, begin: int, end: int) -> Iterator[bytes]:
+def _of_storage(path: Path, begin: int, end: int) -> Iterator[memoryview | bytes]:
     """The bytes of a regular file from `begin` to `end`, in blocks; fewer bytes if the file is shorter."""
     with files.open_regular(path) as file:
         file.seek(begin)
