@@ -70,10 +70,12 @@ class RemoteConversation:
     def __init__(self, there: RemoteWorkspace, module: str, must_stop: Callable[[], bool], shown: str) -> None:
         """Start a Python module on the cluster for the workspace there. Raises NoLogin.
 
-        must_stop: returns True if the command must end early; it is called several times a second while no data arrives.
+        must_stop: returns True if the command must end early. It is called several times a second while no data arrives. The
+        attribute of this name can be set to another function later.
         shown: the name of the command in error messages, such as `collect fetch`.
         """
         there.log_in()
+        self.must_stop = must_stop
         self._there, self._shown, self._has_started = there, shown, False
         mark = secrets.token_hex(8)  # printed on a line before the output of the command, because a .bashrc may print text too
         self._mark = f"{mark}\n".encode()
@@ -88,7 +90,7 @@ class RemoteConversation:
         with contextlib.suppress(OSError):  # the limit of this user for the size of pipes is reached
             fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, BLOCK)
         self._input, self._pipe = self._process.stdin, self._process.stdout
-        self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), there.host, must_stop), BLOCK)
+        self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), there.host, self._stops), BLOCK)
 
     def __enter__(self) -> Self:
         return self
@@ -133,6 +135,9 @@ class RemoteConversation:
             if not count:
                 raise self._why_ended()
             buffer = buffer[count:]
+
+    def _stops(self) -> bool:
+        return self.must_stop()
 
     def _line(self) -> bytes:
         line = self._output.readline(MOST_BYTES)

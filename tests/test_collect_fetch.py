@@ -16,7 +16,8 @@ import support_collect as support
 from support_fetch import COMMAND, Cluster, blocks, contents, tree
 
 from collect.cli import main
-from collect.fetching import progress
+from collect.fetching import arrival, progress
+from collect.fetching.progress import TransferProgress
 from shardlab import placement, remote_conversation, remote_workspace
 from shardlab.rundir import RunDir
 
@@ -109,6 +110,35 @@ def test_no_content_is_sent_from_storage_that_both_machines_see(cluster, fetch, 
     (there / "trace/rank-00000.json.gz").write_bytes(os.urandom(300_000))
     assert sent(cluster, fetch) < 100_000
     assert contents(here) == contents(there)
+
+
+def test_a_file_on_shared_storage_that_changes_while_it_is_copied_is_told(cluster, fetch, there, here, monkeypatch):
+    """The cluster has hashed a file, and the file vanishes before this machine copies it."""
+    (cluster.there.path / remote_workspace.MARK).write_text("far:/ws\n")
+    opened = arrival._opened
+
+    def vanishes(path, **options):
+        if path.endswith(SUBJECT):
+            (there / SUBJECT).unlink()
+        return opened(path, **options)
+
+    monkeypatch.setattr(arrival, "_opened", vanishes)
+    (found,) = fetch(code=1)[1]
+    assert found["problems"] == [f"{SUBJECT}: the file that arrived is not the file in the cluster's manifest"]
+    assert not here.exists()
+
+
+def test_a_wait_for_files_is_not_called_a_wait_for_the_list_of_runs(cluster, fetch, tmp_path, monkeypatch):
+    offered = tmp_path / "offered"
+    cluster.between(f"touch {offered}; sleep 0.5")
+
+    def waits():
+        assert not offered.exists()
+        return False
+
+    monkeypatch.setattr(TransferProgress, "while_waiting", lambda *_: waits)
+    fetch()
+    assert offered.exists()
 
 
 def test_a_cut_file_is_continued_where_it_was_cut(cluster, fetch, there, here):

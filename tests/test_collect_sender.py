@@ -1,5 +1,6 @@
 """The program that sends runs: what it sends of files that change while they are sent, and what it refuses."""
 
+import errno
 import hashlib
 import io
 import json
@@ -10,7 +11,7 @@ import support_collect as support
 
 from collect.fetching import manifest
 from collect.fetching.sender import Sender
-from shardlab.errors import InputError
+from shardlab.errors import InputError, WorkspaceError
 from shardlab.workspace import Workspace
 
 SIZE = 400_000
@@ -88,6 +89,34 @@ def test_the_content_that_was_sent_is_in_the_manifest_if_the_file_becomes_shorte
     listed = end["manifest"]["files"][NAME]
     assert 10 <= len(content) < SIZE
     assert (listed["bytes"], listed["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_a_file_that_cannot_be_read_further_is_named_and_the_others_are_sent(run, monkeypatch):
+    preadv = os.preadv
+
+    def fails(descriptor, buffers, offset):
+        if offset > 200_000:
+            raise OSError(errno.EIO, "Input/output error")
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", fails)
+    content, _, end = serve(run, Pipe())
+    assert 0 < len(content) < SIZE
+    assert end["problems"][0].startswith(f"{NAME}: ")
+    assert "Input/output error" in end["problems"][0]
+    assert set(end["manifest"]["files"]) >= {"run.json", "events.attempt.jsonl"}
+    assert NAME not in end["manifest"]["files"]
+    assert manifest.read(run) is None
+
+
+def test_a_run_is_sent_also_if_its_manifest_cannot_be_stored_on_the_cluster(run, monkeypatch):
+    def full(*_):
+        raise WorkspaceError("the disk is full")
+
+    monkeypatch.setattr(manifest, "write", full)
+    content, _, end = serve(run, Pipe())
+    assert content == (run.path / NAME).read_bytes()
+    assert end["problems"] == []
 
 
 @pytest.mark.parametrize("count", [1, 1000, SIZE - 1])

@@ -6,6 +6,7 @@ only this user can open, are written.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import zlib
@@ -18,6 +19,7 @@ from collect.fetching import manifest
 from collect.fetching.messages import BLOCK, FILE_OR_END, LENGTH, FileBegin, HeldFile, RunEnd
 from shardlab import files
 from shardlab.errors import InputError
+from shardlab.files import NotRegular
 from shardlab.remote_conversation import RemoteConversation
 
 MOST_BLOCK = BLOCK + BLOCK // 16  # zlib makes a block that it cannot compress a little larger
@@ -132,8 +134,9 @@ def _opened(path: str, *, is_new: bool) -> int:
 
 
 def _of_storage(path: Path, begin: int, end: int) -> Iterator[memoryview | bytes]:
-    """The bytes of a regular file from `begin` to `end`, in blocks; fewer bytes if the file is shorter."""
-    with files.open_regular(path) as file:
+    """The bytes of a regular file from `begin` to `end`, in blocks; fewer bytes if the file is shorter, has vanished or is
+    something else now, which the SHA-256 shows."""
+    with contextlib.suppress(FileNotFoundError, NotRegular), files.open_regular(path) as file:
         file.seek(begin)
         while begin < end and (block := file.read(min(BLOCK, end - begin))):
             begin += len(block)

@@ -76,7 +76,7 @@ def download(workspace: Workspace, patterns: Sequence[str], progress: TransferPr
     if there is None:
         return {}
     files.make_folder(workspace.runs)
-    must_stop = progress.while_waiting(f"{there.host}: the cluster looks for its runs.")
+    must_stop = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs.")
     with (
         gc_pause.not_searched(),
         files.locked(workspace.own / "fetch.lock", lambda _descriptor: progress.say(WAITING)),
@@ -88,6 +88,7 @@ def download(workspace: Workspace, patterns: Sequence[str], progress: TransferPr
         for run in offered:
             if not RUN_ID.fullmatch(run.run):  # msgspec's own check of the run id also accepts a newline at its end
                 raise ShardlabError(f"{there.host}: {run.run!r} is not a run id. Allowed: {RUN_ID.pattern}.")
+        conversation.must_stop = progress.is_stopped  # the progress of the transfer now says what the command waits for
         staging = _staging(workspace)
         with files.as_workspace_error("read"):
             found, expected = _compared(workspace, staging, list({run.run: run for run in offered}.values()))

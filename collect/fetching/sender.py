@@ -8,6 +8,7 @@ sent. The program then writes the manifest of each run, as `collect fetch` on th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -20,7 +21,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from collect.fetching import fetch_matrices, fetched_run, manifest
-from collect.fetching.manifest import ManifestFile, RunManifest
+from collect.fetching.manifest import Listing, ManifestFile, RunManifest
 from collect.fetching.messages import (
     BLOCK,
     LENGTH,
@@ -35,7 +36,7 @@ from collect.fetching.messages import (
 )
 from collect.fetching.progress import TransferProgress
 from shardlab import console, files, placement
-from shardlab.errors import InputError, ShardlabError
+from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace, chosen
@@ -99,34 +100,42 @@ class Sender:
         return gather.gather(self._workspace, ids, TransferProgress())
 
     def send(self, offered: OfferedRun, wanted: WantedRun, *, is_shared: bool) -> None:
-        """Send the wanted files of a run, and write its manifest if it has none. Raises WorkspaceError.
+        """Send the wanted files of a run, and write its manifest if it has none. A file that cannot be sent is named in the
+        RunEnd message.
 
         is_shared: whether the content of the files is not sent, because the other machine reads it itself.
         """
         run, problems = self._run(offered.run), list[str]()
         sent: dict[str, ManifestFile] = {}
-        with files.as_workspace_error("read"):
+        listing = Listing()
+        try:
             listing = manifest.list_files(run.path)
-            listed = listing.regular
-            problems += [f"{name}: it is {kind}" for name, kind in listing.other.items() if name not in offered.not_regular]
-            names = listed if wanted.names is None else wanted.names
-            for name in names:
-                recorded = offered.manifest.files.get(name) if offered.manifest else None
-                try:
-                    if name not in listed:
-                        raise FileNotFoundError
-                    sent[name] = self._send_file(run.path, name, listed[name], wanted.held.get(name), is_shared=is_shared)
-                except FileNotFoundError:
-                    if recorded:  # else the run is still going on and removed the file
-                        problems.append(f"{name}: the file is missing")
-                except NotRegular as error:
-                    problems.append(f"{name}: it is {error.kind}")
-                else:
-                    if recorded and recorded.sha256 != sent[name].sha256 and not manifest.only_grew(run.path / name, recorded):
-                        problems.append(f"{name}: its content changed")
+        except WorkspaceError as error:
+            problems.append(str(error))
+        problems += [f"{name}: it is {kind}" for name, kind in listing.other.items() if name not in offered.not_regular]
+        for name in listing.regular if wanted.names is None else wanted.names:
+            recorded = offered.manifest.files.get(name) if offered.manifest else None
+            try:
+                if name not in listing.regular:
+                    raise FileNotFoundError
+                sent[name] = file = self._send_file(
+                    run.path, name, listing.regular[name], wanted.held.get(name), is_shared=is_shared
+                )
+                if recorded and recorded.sha256 != file.sha256 and not manifest.only_grew(run.path / name, recorded):
+                    problems.append(f"{name}: its content changed")
+            except FileNotFoundError:
+                if recorded:  # else the run is still going on and removed the file
+                    problems.append(f"{name}: the file is missing")
+            except NotRegular as error:
+                problems.append(f"{name}: it is {error.kind}")
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                problems.append(f"{name}: {WorkspaceError.from_os_error(error, 'read')}")
         of_run = None if offered.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent, offered.complete)
         if of_run and not problems and not offered.problems and not offered.pruned:
-            manifest.write(run, of_run)
+            with contextlib.suppress(WorkspaceError):  # e.g. the disk is full: the run can be sent without a manifest here
+                manifest.write(run, of_run)
         self._say(RunEnd(of_run, problems))
 
     def _send_file(
@@ -148,18 +157,21 @@ class Sender:
             if size and begin == size:  # the other machine has the whole file
                 return ManifestFile(size, status.st_mtime_ns, digest.hexdigest())
             is_text = PurePosixPath(name).suffix in TEXT
-            if not is_shared:
-                self._say(FileBegin(name, begin, size, is_text))
             end = begin
-            for block in self._blocks(descriptor, begin, size):
-                digest.update(block)
-                end += len(block)
-                if not is_shared:
-                    self._send_block(zlib.compress(block, LEVEL) if is_text else block)
             if is_shared:
+                for block in self._blocks(descriptor, begin, size):
+                    digest.update(block)
+                    end += len(block)
                 self._say(FileBegin(name, begin, end))
             else:
-                self._send_block(b"")
+                self._say(FileBegin(name, begin, size, is_text))
+                try:
+                    for block in self._blocks(descriptor, begin, size):
+                        digest.update(block)
+                        end += len(block)
+                        self._send_block(zlib.compress(block, LEVEL) if is_text else block)
+                finally:
+                    self._send_block(b"")  # also if the file cannot be read further, so that the next message is understood
         finally:
             os.close(descriptor)
         return ManifestFile(end, status.st_mtime_ns, digest.hexdigest())
