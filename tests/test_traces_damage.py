@@ -74,6 +74,8 @@ def _bounds(content: bytes, name: str) -> tuple[int, int]:
         (b'"dur": 0.005', b'"dur": -inf', "without a time or with a negative duration"),
         (b'"dur": 0.005', b'"dur": -0.005', "without a time or with a negative duration"),
         (b'"dur": 0.005', b'"dur": "0.005"', "without a time or with a negative duration"),
+        (b'"dur": 0.005', b'"dur": true', "without a time or with a negative duration"),
+        (b'"dur": 0.005', b'"dur": null', "without a time or with a negative duration"),
         (b'"dur": 0.005,', b"", "without a time or with a negative duration"),
         (b'"ph": "X"', b'"ph": "\xff"', "without a known phase (ph)"),
         (b'"ph": "X"', b'"ph": "B"', "begin and end are separate events (ph B, E)"),

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.event import ExactEvent, TraceEvent, nanoseconds
+from collect.traces.event import CompleteEvent, ExactEvent, InstantEvent, KinetoEvent, TraceEvent, of_numbers, of_texts
 
 MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
 MEMORY = "[memory]"
 # Categories of events that `complete` does not contain: frames of the Python stack (very many), and the span of the profiler.
 _UNSEEN = frozenset({"python_function", "Trace"})
-_DETAILED = frozenset({"python_function", "cpu_instant_event"})  # the categories of calls of modules and of allocations
-_OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events have no duration
+_FRAMES, _ALLOCATIONS = "python_function", "cpu_instant_event"  # the categories of calls of modules and of allocations
+_KNOWN = frozenset("XiIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events are used or have no duration
 
-_with_numbers = msgspec.json.Decoder(list[TraceEvent])
-_with_texts = msgspec.json.Decoder(list[ExactEvent])
+_numbers: msgspec.json.Decoder[list[TraceEvent]] = msgspec.json.Decoder(list[KinetoEvent])
+_texts = msgspec.json.Decoder(list[ExactEvent])
 
 
 class DecodedEvents(NamedTuple):
@@ -54,7 +54,7 @@ class EventDecoder:
     """Decodes the events of one trace file, part by part.
 
     Times are decoded as numbers. If numbers do not determine the times of a part, this part and all later parts are decoded
-    with the times as texts.
+    with the times as texts. So is a single part that has an event which Kineto does not write, such as one of another phase.
     """
 
     def __init__(self) -> None:
@@ -63,39 +63,59 @@ class EventDecoder:
     def decode(self, text: bytes) -> DecodedEvents:
         """Decode a JSON list of events. Raises one of DECODE_FAULTS if the text is not a list of events."""
         if not self._exact:
-            found = _timed(_with_numbers.decode(text))
+            try:
+                found = _with_numbers(_numbers.decode(text))
+            except msgspec.ValidationError:
+                return timed(_texts.decode(text))
             if found is not None:
                 return found
             self._exact = True
-        return timed(_with_texts.decode(text))
+        return timed(_texts.decode(text))
 
 
 def timed(events: Sequence[ExactEvent]) -> DecodedEvents:
-    """Select the events that are used, and convert their times to nanoseconds."""
-    found = _timed(events)
-    assert found is not None  # None means that times as numbers are not exact; here they are texts
-    return found
+    """Select the events that are used, and convert their times, which are texts, to nanoseconds."""
+    complete = [event for event in events if event.ph == "X"]
+    instant = [event for event in events if event.ph == "i"]
+    found = _decoded(complete, instant, of_texts)
+    assert found is not None  # only numbers may not determine a time
+    lost: dict[str, int] = {}
+    phases = [event.ph for event in events]
+    for phase in set(phases) - _KNOWN:
+        reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
+        lost[reason] = lost.get(reason, 0) + phases.count(phase)
+    return found._replace(lost=lost, any_phase=any(phases))
 
 
-def _timed(events: Sequence[TraceEvent]) -> DecodedEvents | None:
-    complete = [event for event in events if event.ph == "X" and event.cat not in _UNSEEN]
-    start, duration = nanoseconds([event.ts for event in complete]), nanoseconds([event.dur for event in complete])
-    shorter = len(complete) < len(events)
-    others = [event for event in events if event.ph != "X" or event.cat in _UNSEEN] if shorter else []
-    detailed = [event for event in others if event.cat in _DETAILED]
-    modules = [event for event in detailed if event.name.startswith(MODULE) and event.ph == "X"]
-    memory = [event for event in detailed if event.name == MEMORY and event.ph == "i"]
-    module_start, module_duration = (nanoseconds([getattr(event, name) for event in modules]) for name in ("ts", "dur"))
-    moments = nanoseconds([event.ts for event in memory])
+def _with_numbers(events: Sequence[TraceEvent]) -> DecodedEvents | None:
+    complete = [event for event in events if type(event) is CompleteEvent]
+    instant = [event for event in events if type(event) is InstantEvent]
+    found = _decoded(complete, instant, of_numbers)
+    return found and found._replace(any_phase=bool(events))
+
+
+def _decoded(
+    complete: Sequence[TraceEvent],
+    instant: Sequence[TraceEvent],
+    nanoseconds: Callable[[list[Any]], NDArray[np.int64] | None],
+) -> DecodedEvents | None:
+    used = [event for event in complete if event.cat not in _UNSEEN]
+    modules: list[TraceEvent] = []
+    if len(used) < len(complete):
+        modules = [event for event in complete if event.cat == _FRAMES and event.name.startswith(MODULE)]
+    memory = [event for event in instant if event.cat == _ALLOCATIONS and event.name == MEMORY]
+    times = (
+        nanoseconds([event.ts for event in used]),
+        nanoseconds([event.dur for event in used]),
+        nanoseconds([event.ts for event in modules]),
+        nanoseconds([event.dur for event in modules]),
+        nanoseconds([event.ts for event in memory]),
+    )
+    start, duration, module_start, module_duration, moments = times
     if start is None or duration is None or module_start is None or module_duration is None or moments is None:
         return None
-    lost: dict[str, int] = {}
-    phases = {event.ph for event in others} - {"X"}
-    for phase in phases - _OTHER:
-        reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
-        lost[reason] = lost.get(reason, 0) + sum(event.ph == phase for event in others)
     return DecodedEvents(
-        complete,
+        used,
         start,
         duration,
         modules=modules,
@@ -103,6 +123,6 @@ def _timed(events: Sequence[TraceEvent]) -> DecodedEvents | None:
         module_duration_ns=module_duration,
         memory=memory,
         memory_ns=moments,
-        lost=lost,
-        any_phase=bool(complete) or any(phases),
+        lost={},
+        any_phase=False,
     )

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 from zlib_ng import zlib_ng  # takes less than half the time that zlib takes to decompress
 
-from collect.traces.event import Args, ExactEvent
+from collect.traces.event import AnyArgs, ExactEvent
 
 BLOCK = 1 << 18  # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
 _COMPRESSED = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left
@@ -21,7 +21,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
 _NEXT = re.compile(r"\}\s*,\s*(?=\{)")
 _PHASE = re.compile(r"\"ph\"\s*:")
-_TEXTS = {one.name: one.encode_name for one in msgspec.structs.fields(Args) if one.type is Raw}
+_TEXTS = {one.name: one.encode_name for one in msgspec.structs.fields(AnyArgs) if one.type is Raw}
 _BARE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")  # the text that printf of C writes for a number that is not finite
 
 
@@ -172,9 +172,9 @@ def _event(fields: dict[str, Any]) -> ExactEvent:
     )
 
 
-def _args(fields: dict[str, Any]) -> Args:
+def _args(fields: dict[str, Any]) -> AnyArgs:
     texts = {name: _json(fields[key]) for name, key in _TEXTS.items() if key in fields}
-    return Args(_plain(fields.get("correlation", -1)), _plain(fields.get("stream", -1)), **texts)
+    return AnyArgs(correlation=_plain(fields.get("correlation", -1)), stream=_plain(fields.get("stream", -1)), **texts)
 
 
 def _json(value: Any) -> Raw:
