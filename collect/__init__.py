@@ -2,6 +2,6 @@
 
 import os
 
-# When numpy is imported, OpenBLAS starts a thread for each core, and each thread first waits for work in a loop. This took 0.1 s
-# of processor time per process on a machine with 2 cores, and `collect` computes no linear algebra.
+# When numpy is imported, OpenBLAS starts a thread for each core, and each thread waits for work in a loop at first. This took
+# 0.1 s of processor time per process on a machine with 2 cores, and `collect` computes no linear algebra.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

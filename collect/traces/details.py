@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.event import UNKNOWN, Args, TraceEvent, integers
+from collect.traces.event import UNKNOWN, AnyArgs, Args, integers
 
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
 _OPERATORS = ("cpu_op", "Operator")  # the category of operators today, and its name until PyTorch 1.10
@@ -152,18 +152,20 @@ class DetailColumns:
         self._modules.append(_part(kinds, start_ns, duration_ns, rows))
         self.numbers = True
 
-    def add_memory(self, events: Sequence[TraceEvent], moments_ns: NDArray[np.int64]) -> None:
-        """Add the allocations and releases in a block of events. Those without a time or size are ignored."""
-        if not events:
+    def add_memory(self, found: Sequence[AnyArgs], moments_ns: NDArray[np.int64]) -> None:
+        """Add the allocations and releases in a block of events. Those without a time or size are ignored.
+
+        found: the arguments of the allocations and releases. moments_ns: their times.
+        """
+        if not found:
             return
-        found = [(event, event.args or Args()) for event in events]
         columns = (
-            integers([arg.device_type for _, arg in found]),
-            integers([arg.device for _, arg in found]),
+            integers([arg.device_type for arg in found]),
+            integers([arg.device for arg in found]),
             moments_ns,
-            integers([arg.bytes for _, arg in found]),
-            integers([arg.allocated for _, arg in found]),
-            integers([arg.reserved for _, arg in found]),
+            integers([arg.bytes for arg in found]),
+            integers([arg.allocated for arg in found]),
+            integers([arg.reserved for arg in found]),
         )
         good = (columns[0] >= 0) & (columns[2] != UNKNOWN) & (columns[4] >= 0)
         self._memory.append(MemoryEvents(*(column[good] for column in columns)))

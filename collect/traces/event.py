@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
-from msgspec import Raw, Struct, defstruct, field
+from msgspec import Raw, Struct, field
 from numpy.typing import NDArray
 
 UNKNOWN = np.iinfo(np.int64).min
@@ -85,8 +85,8 @@ class TraceEvent(Struct, gc=False):
     args: Args | None = None
 
 
-class ExactEvent(TraceEvent, gc=False):
-    """An event of any phase (`ph`) whose times are decimal texts. An absent time is an empty text."""
+class AnyEvent(TraceEvent, gc=False):
+    """An event of any phase (`ph`). Its times are decimal texts; an absent time is an empty text."""
 
     ts: Raw = _ABSENT
     dur: Raw = _ABSENT
@@ -95,22 +95,54 @@ class ExactEvent(TraceEvent, gc=False):
 
 
 class CompleteEvent(TraceEvent, gc=False, tag_field="ph", tag="X"):
-    """An event that has a duration. Its times are numbers; an absent time is not a number."""
+    """An event that has a duration. Its times are numbers; an absent time is not a number (NaN)."""
 
     ts: int | float = math.nan
     dur: int | float = math.nan
 
 
+class CompleteEventTexts(TraceEvent, gc=False, tag_field="ph", tag="X"):
+    """An event that has a duration. Its times are decimal texts; an absent time is an empty text."""
+
+    ts: Raw = _ABSENT
+    dur: Raw = _ABSENT
+
+
 class InstantEvent(TraceEvent, gc=False, tag_field="ph", tag="i"):
-    """An event without a duration, such as an allocation. Its time is a number."""
+    """An event without a duration, such as an allocation. Its time is a number; an absent time is not a number (NaN)."""
 
     ts: int | float = math.nan
     args: AnyArgs | None = None
 
 
-# Types without fields for the other phases that Kineto writes. msgspec skips the text of such an event.
-_Unread = Union[tuple(defstruct(f"Unread{phase}", (), gc=False, tag_field="ph", tag=phase) for phase in "sftMC")]  # noqa: UP007
-KinetoEvent = CompleteEvent | InstantEvent | _Unread
+class InstantEventTexts(TraceEvent, gc=False, tag_field="ph", tag="i"):
+    """An event without a duration, such as an allocation. Its time is a decimal text; an absent time is an empty text."""
+
+    ts: Raw = _ABSENT
+    args: AnyArgs | None = None
+
+
+class _FlowStart(Struct, gc=False, tag_field="ph", tag="s"):
+    pass
+
+
+class _FlowEnd(Struct, gc=False, tag_field="ph", tag="f"):
+    pass
+
+
+class _Metadata(Struct, gc=False, tag_field="ph", tag="M"):
+    pass
+
+
+class _Counter(Struct, gc=False, tag_field="ph", tag="C"):
+    pass
+
+
+# The types of the phases that are not used have no fields, so msgspec only skips the text of such an event. Nearly half of the
+# events of a trace are flows. An event of another phase is not decoded by these types, but as AnyEvent.
+_Unused = _FlowStart | _FlowEnd | _Metadata | _Counter
+KinetoEvent = CompleteEvent | InstantEvent | _Unused
+KinetoEventTexts = CompleteEventTexts | InstantEventTexts | _Unused
 
 
 def of_numbers(times: Sequence[float]) -> NDArray[np.int64] | None:

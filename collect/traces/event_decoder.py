@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.event import CompleteEvent, ExactEvent, InstantEvent, KinetoEvent, TraceEvent, of_numbers, of_texts
+from collect.traces.event import (
+    AnyArgs,
+    AnyEvent,
+    CompleteEvent,
+    CompleteEventTexts,
+    InstantEvent,
+    InstantEventTexts,
+    KinetoEvent,
+    KinetoEventTexts,
+    TraceEvent,
+    of_numbers,
+    of_texts,
+)
 
 MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
 MEMORY = "[memory]"
@@ -18,8 +31,9 @@ _UNSEEN = frozenset({"python_function", "Trace"})
 _FRAMES, _ALLOCATIONS = "python_function", "cpu_instant_event"  # the categories of calls of modules and of allocations
 _KNOWN = frozenset("XiIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events are used or have no duration
 
-_numbers: msgspec.json.Decoder[list[TraceEvent]] = msgspec.json.Decoder(list[KinetoEvent])
-_texts = msgspec.json.Decoder(list[ExactEvent])
+_numbers = msgspec.json.Decoder(list[KinetoEvent])
+_texts = msgspec.json.Decoder(list[KinetoEventTexts])
+_any = msgspec.json.Decoder(list[AnyEvent])
 
 
 class DecodedEvents(NamedTuple):
@@ -31,7 +45,7 @@ class DecodedEvents(NamedTuple):
 
     modules: the calls of modules, which are frames of the Python stack. module_start_ns, module_duration_ns: their times.
 
-    memory: the allocations and releases. memory_ns: the time of each of `memory`.
+    memory: the arguments of the allocations and releases. memory_ns: the time of each of `memory`.
 
     lost: {reason: number of events whose phase cannot be used for this reason}.
 
@@ -44,7 +58,7 @@ class DecodedEvents(NamedTuple):
     modules: Sequence[TraceEvent]
     module_start_ns: NDArray[np.int64]
     module_duration_ns: NDArray[np.int64]
-    memory: Sequence[TraceEvent]
+    memory: Sequence[AnyArgs]
     memory_ns: NDArray[np.int64]
     lost: dict[str, int]
     any_phase: bool
@@ -54,7 +68,8 @@ class EventDecoder:
     """Decodes the events of one trace file, part by part.
 
     Times are decoded as numbers. If numbers do not determine the times of a part, this part and all later parts are decoded
-    with the times as texts. So is a single part that has an event which Kineto does not write, such as one of another phase.
+    with the times as texts. A part that has an event of another form than Kineto writes, such as a phase that Kineto does not
+    have, is decoded with a type that accepts the events of all phases.
     """
 
     def __init__(self) -> None:
@@ -62,56 +77,65 @@ class EventDecoder:
 
     def decode(self, text: bytes) -> DecodedEvents:
         """Decode a JSON list of events. Raises one of DECODE_FAULTS if the text is not a list of events."""
-        if not self._exact:
-            try:
-                found = _with_numbers(_numbers.decode(text))
-            except msgspec.ValidationError:
-                return timed(_texts.decode(text))
-            if found is not None:
-                return found
-            self._exact = True
-        return timed(_texts.decode(text))
+        try:
+            if not self._exact:
+                if (found := _with_numbers(_numbers.decode(text))) is not None:
+                    return found
+                self._exact = True
+            return _with_texts(_texts.decode(text))
+        except msgspec.ValidationError:
+            return timed(_any.decode(text))
 
 
-def timed(events: Sequence[ExactEvent]) -> DecodedEvents:
+def timed(events: Sequence[AnyEvent]) -> DecodedEvents:
     """Select the events that are used, and convert their times, which are texts, to nanoseconds."""
-    complete = [event for event in events if event.ph == "X"]
-    instant = [event for event in events if event.ph == "i"]
-    found = _decoded(complete, instant, of_texts)
-    assert found is not None  # only numbers may not determine a time
-    lost: dict[str, int] = {}
-    phases = [event.ph for event in events]
-    for phase in set(phases) - _KNOWN:
+    lost: Counter[str] = Counter()
+    phases = Counter(event.ph for event in events)
+    for phase in phases.keys() - _KNOWN:
         reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
-        lost[reason] = lost.get(reason, 0) + phases.count(phase)
-    return found._replace(lost=lost, any_phase=any(phases))
+        lost[reason] += phases[phase]
+    found = _selected(
+        [event for event in events if event.ph == "X"],
+        [event for event in events if event.ph == "i"],
+        of_texts,
+        lost=lost,
+        any_phase=any(phases),
+    )
+    assert found is not None  # only numbers may not determine a time
+    return found
 
 
-def _with_numbers(events: Sequence[TraceEvent]) -> DecodedEvents | None:
+def _with_numbers(events: Sequence[KinetoEvent]) -> DecodedEvents | None:
+    """Select the events that are used. None if a number does not determine the nanosecond of a time."""
     complete = [event for event in events if type(event) is CompleteEvent]
     instant = [event for event in events if type(event) is InstantEvent]
-    found = _decoded(complete, instant, of_numbers)
-    return found and found._replace(any_phase=bool(events))
+    return _selected(complete, instant, of_numbers, lost={}, any_phase=bool(events))
 
 
-def _decoded(
+def _with_texts(events: Sequence[KinetoEventTexts]) -> DecodedEvents:
+    complete = [event for event in events if type(event) is CompleteEventTexts]
+    instant = [event for event in events if type(event) is InstantEventTexts]
+    found = _selected(complete, instant, of_texts, lost={}, any_phase=bool(events))
+    assert found is not None
+    return found
+
+
+def _selected(
     complete: Sequence[TraceEvent],
-    instant: Sequence[TraceEvent],
+    instant: Sequence[InstantEvent | InstantEventTexts | AnyEvent],
     nanoseconds: Callable[[list[Any]], NDArray[np.int64] | None],
+    *,
+    lost: dict[str, int],
+    any_phase: bool,
 ) -> DecodedEvents | None:
     used = [event for event in complete if event.cat not in _UNSEEN]
     modules: list[TraceEvent] = []
     if len(used) < len(complete):
         modules = [event for event in complete if event.cat == _FRAMES and event.name.startswith(MODULE)]
     memory = [event for event in instant if event.cat == _ALLOCATIONS and event.name == MEMORY]
-    times = (
-        nanoseconds([event.ts for event in used]),
-        nanoseconds([event.dur for event in used]),
-        nanoseconds([event.ts for event in modules]),
-        nanoseconds([event.dur for event in modules]),
-        nanoseconds([event.ts for event in memory]),
-    )
-    start, duration, module_start, module_duration, moments = times
+    start, duration = nanoseconds([event.ts for event in used]), nanoseconds([event.dur for event in used])
+    module_start, module_duration = (nanoseconds([getattr(event, name) for event in modules]) for name in ("ts", "dur"))
+    moments = nanoseconds([event.ts for event in memory])
     if start is None or duration is None or module_start is None or module_duration is None or moments is None:
         return None
     return DecodedEvents(
@@ -121,8 +145,8 @@ def _decoded(
         modules=modules,
         module_start_ns=module_start,
         module_duration_ns=module_duration,
-        memory=memory,
+        memory=[event.args or AnyArgs() for event in memory],
         memory_ns=moments,
-        lost={},
-        any_phase=False,
+        lost=lost,
+        any_phase=any_phase,
     )

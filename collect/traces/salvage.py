@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 from zlib_ng import zlib_ng  # takes less than half the time that zlib takes to decompress
 
-from collect.traces.event import AnyArgs, ExactEvent
+from collect.traces.event import AnyArgs, AnyEvent
 
 BLOCK = 1 << 18  # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
 _COMPRESSED = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left
@@ -95,7 +95,7 @@ class Salvaged(NamedTuple):
     ended: whether the end of the list of events was reached.
     """
 
-    events: list[ExactEvent]
+    events: list[AnyEvent]
     lost: int
     rest: int
     ended: bool
@@ -115,7 +115,7 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
     """
     text = raw.decode("utf-8", "surrogateescape")  # bytes that are not UTF-8 become characters that encode to the same bytes
     text = _BARE.sub(lambda found: found[1] + " " * len(found[2]) + "NaN", text)
-    events: list[ExactEvent] = []
+    events: list[AnyEvent] = []
     lost, at = 0, 0
 
     def salvaged(*, ended: bool) -> Salvaged:
@@ -158,10 +158,10 @@ def _resume(text: str, at: int) -> int | None:
     return None
 
 
-def _event(fields: dict[str, Any]) -> ExactEvent:
+def _event(fields: dict[str, Any]) -> AnyEvent:
     args = fields.get("args")
     tid = fields.get("tid", -1)
-    return ExactEvent(
+    return AnyEvent(
         ph=_text(fields.get("ph")),
         cat=_text(fields.get("cat")),
         name=_text(fields.get("name")),

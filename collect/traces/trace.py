@@ -244,8 +244,8 @@ class _Columns:
         self._of_gloo = np.zeros(0, np.bool_)  # for each kind, whether its name is that of a span of gloo
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts | tuple[str, bytes, bytes], int] = {}
-        # The bytes of each column: kind, stream, correlation, collective, sequence, start, duration. A bytearray grows in place;
-        # to join the arrays of all blocks at the end would need the memory of the columns twice.
+        # The bytes of each column: kind, stream, correlation, collective, sequence, start, duration. A bytearray grows
+        # in place. If the arrays of all blocks were joined at the end, the columns would need their memory twice.
         self._bytes = [bytearray() for _ in _COLUMN_TYPES]
         self.details = DetailColumns()
 
@@ -260,7 +260,7 @@ class _Columns:
         args = [event.args or _NO_ARGS for event in events.complete]
         stream, correlation = integers([arg.stream for arg in args]), integers([arg.correlation for arg in args])
         collectives = self._collective_columns(args, events.complete, kinds)
-        columns = (kinds, stream, correlation, *collectives, events.start_ns, events.duration_ns)
+        columns: tuple[NDArray[Any], ...] = (kinds, stream, correlation, *collectives, events.start_ns, events.duration_ns)
         for grown, column in zip(self._bytes, columns, strict=True):
             grown += column.data
         self.details.add(self._kinds, kinds, events.start_ns, events.duration_ns, args)
