@@ -131,15 +131,14 @@ class DetailColumns:
             new = [_class(key) for key in islice(keys, len(self._classes), None)]
             self._classes = np.concatenate([self._classes, np.array(new, np.int8)])
         of = self._classes[kinds]
-        good = (start_ns != UNKNOWN) & (duration_ns >= 0)
-        rows = np.flatnonzero((of == _PRODUCT) & good)
+        rows = _with_times(np.flatnonzero(of == _PRODUCT), start_ns, duration_ns)
         if len(rows):
             texts = self._texts
             shapes = np.array([texts[bytes(args[row].shapes)] for row in rows.tolist()], np.int32)
             self._products.append(_part(kinds, start_ns, duration_ns, rows[shapes > 0]))
             self._shapes.append(shapes[shapes > 0])
         if self.numbers:
-            rows = np.flatnonzero((of != _PLAIN) & good)
+            rows = _with_times(np.flatnonzero(of != _PLAIN), start_ns, duration_ns)
             sequences = integers([args[row].autograd for row in rows.tolist()])
             rows, sequences = rows[sequences >= 0], sequences[sequences >= 0]
             threads = integers([args[row].forward_thread for row in rows.tolist()])
@@ -148,7 +147,7 @@ class DetailColumns:
 
     def add_modules(self, kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> None:
         """Add the calls of modules in a block of events. Calls without a time are ignored."""
-        rows = np.flatnonzero((start_ns != UNKNOWN) & (duration_ns >= 0))
+        rows = _with_times(np.arange(len(kinds)), start_ns, duration_ns)
         self._modules.append(_part(kinds, start_ns, duration_ns, rows))
         self.numbers = True
 
@@ -185,6 +184,11 @@ class DetailColumns:
             forward_thread=sequences[1],
             memory=MemoryEvents(*np.concatenate(parts, axis=1)),
         )
+
+
+def _with_times(rows: NDArray[np.intp], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Those of the rows whose event has a time and a duration that is not negative."""
+    return rows[(start_ns[rows] != UNKNOWN) & (duration_ns[rows] >= 0)]
 
 
 def _class(key: Key) -> int:

@@ -155,15 +155,16 @@ def of_numbers(times: Sequence[float]) -> NDArray[np.int64] | None:
     correctly below 2**42 us, where the float64 differs by less than 0.25 ns from the text and from `ns`. Between 2**42 us and
     2**43 us, the result for a text with more decimals may be wrong by 1 ns; Kineto writes three decimals.
     """
+    if times and type(times[0]) is int and set(map(type, times)) == {int}:
+        return _of_integers(times)
     try:
         us = np.fromiter(times, np.float64, len(times))
     except OverflowError:  # an integer that no float64 can hold
         return None
     whole = np.floor(us)
     ns = whole * 1000 + np.rint((us - whole) * 1000)  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
-    if np.array_equal(ns / 1000, us) and np.abs(us).max(initial=0) < _MOST_FLOAT:
-        return ns.astype(np.int64)
-    return _of_integers(times) if set(map(type, times)) == {int} else None
+    exact = np.array_equal(ns / 1000, us) and np.abs(us).max(initial=0) < _MOST_FLOAT
+    return ns.astype(np.int64) if exact else None
 
 
 def _of_integers(times: Sequence[float]) -> NDArray[np.int64] | None:

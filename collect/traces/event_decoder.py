@@ -133,20 +133,20 @@ def _selected(
     if len(used) < len(complete):
         modules = [event for event in complete if event.cat == _FRAMES and event.name.startswith(MODULE)]
     memory = [event for event in instant if event.cat == _ALLOCATIONS and event.name == MEMORY]
-    start, duration = nanoseconds([event.ts for event in used]), nanoseconds([event.dur for event in used])
-    module_start, module_duration = (nanoseconds([getattr(event, name) for event in modules]) for name in ("ts", "dur"))
-    moments = nanoseconds([event.ts for event in memory])
-    if start is None or duration is None or module_start is None or module_duration is None or moments is None:
+    lasting = [*used, *modules] if modules else used
+    starting = [*lasting, *memory] if memory else lasting
+    starts, durations = nanoseconds([event.ts for event in starting]), nanoseconds([event.dur for event in lasting])
+    if starts is None or durations is None:
         return None
     return DecodedEvents(
         used,
-        start,
-        duration,
+        starts[: len(used)],
+        durations[: len(used)],
         modules=modules,
-        module_start_ns=module_start,
-        module_duration_ns=module_duration,
+        module_start_ns=starts[len(used) : len(lasting)],
+        module_duration_ns=durations[len(used) :],
         memory=[event.args or AnyArgs() for event in memory],
-        memory_ns=moments,
+        memory_ns=starts[len(lasting) :],
         lost=lost,
         any_phase=any_phase,
     )

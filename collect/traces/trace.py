@@ -285,7 +285,7 @@ class _Columns:
             kind[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
             number = count(bytes(arg.sequence))
             sequence[row] = -1 if number is None else number
-        for row in np.flatnonzero(self._of_gloo[kinds]).tolist():
+        for row in np.flatnonzero(self._of_gloo[kinds]).tolist() if self._of_gloo.any() else ():
             if (arg := args[row]).shapes:
                 kind[row] = self._collective_id((events[row].name, bytes(arg.shapes), bytes(arg.input_types)))
         return kind, sequence
