@@ -4,8 +4,11 @@ ordered."""
 import gzip
 import json
 import math
+import os
 import random
 import re
+import subprocess
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -19,7 +22,7 @@ from msgspec import Raw
 from collect.metrics import trace as metrics
 from collect.traces import figure_cache, intervals, trace
 from collect.traces.breakdown import EventTally, breakdown
-from collect.traces.event import UNKNOWN, of_numbers, of_texts
+from collect.traces.event import UNKNOWN, integers, of_numbers, of_texts
 from collect.traces.operators import differences
 from collect.traces.rank_analysis import analyse
 
@@ -195,6 +198,23 @@ def test_times_that_are_none_are_unknown():
     expected = [12345, UNKNOWN, UNKNOWN, UNKNOWN, 1_000_000, UNKNOWN, -1, UNKNOWN]
     assert of_texts([Raw(text) for text in texts]).tolist() == expected
     assert of_texts([]).tolist() == of_numbers([]).tolist() == []
+
+
+def test_numbers_of_events_are_integers_or_minus_one_whatever_the_other_values_are():
+    values = [7, True, "8", 9.75, "seven", None, [4], {}, 1 << 63, -(1 << 63), math.nan, 1e300, "9" * 5000]
+    expected = [7, 1, 8, 9, -1, -1, -1, -1, -1, -(1 << 63), -1, -1, -1]
+    assert integers(values).tolist() == expected
+    assert [integers([value]).tolist() for value in values] == [[one] for one in expected]
+    assert integers([]).tolist() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the threads of a process are listed in /proc on Linux only")
+def test_a_process_that_reads_traces_starts_no_threads_of_openblas():
+    """Such threads would take processor time although `collect` computes no linear algebra."""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    code = "import os, collect.traces.trace; print(len(os.listdir('/proc/self/task')))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
 
 
 _spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)

@@ -216,3 +216,12 @@ def test_frames_of_the_python_stack_are_passed_over(tmp_path):
     events.insert(3, events[0] | {"cat": "python_function", "name": "train.py(3): step"})
     found = read(tmp_path / "t.json", support.text(events))
     assert (len(found.name), found.lost, found.cut) == (8, {}, "")
+
+
+def test_a_list_that_begins_with_many_frames_of_the_python_stack_is_a_list_of_events(tmp_path):
+    events = complete(1)
+    frames = [events[0] | {"cat": "python_function", "name": "train.py(3): step"}] * 24_000
+    content = support.text([*frames, *events])
+    assert content.index(b'"op 0"') > 4 << 20
+    found = read(tmp_path / "t.json", content)
+    assert (names(found), found.lost, found.cut) == (["op 0"], {}, "")
