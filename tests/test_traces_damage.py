@@ -220,8 +220,8 @@ def test_frames_of_the_python_stack_are_passed_over(tmp_path):
 
 def test_a_list_that_begins_with_many_frames_of_the_python_stack_is_a_list_of_events(tmp_path):
     events = complete(1)
-    frames = [events[0] | {"cat": "python_function", "name": "train.py(3): step"}] * 24_000
+    frames = [events[0] | {"cat": "python_function", "name": "train.py(3): step", "args": {}}] * 40_000
     content = support.text([*frames, *events])
-    assert content.index(b'"op 0"') > 4 << 20
+    assert content.index(b'"op 0"') > 5 << 20
     found = read(tmp_path / "t.json", content)
     assert (names(found), found.lost, found.cut) == (["op 0"], {}, "")
