@@ -188,7 +188,8 @@ class DetailColumns:
 
 def _with_times(rows: NDArray[np.intp], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> NDArray[np.intp]:
     """Those of the rows whose event has a time and a duration that is not negative."""
-    return rows[(start_ns[rows] != UNKNOWN) & (duration_ns[rows] >= 0)]
+    good: NDArray[np.bool_] = (start_ns[rows] != UNKNOWN) & (duration_ns[rows] >= 0)
+    return rows[good]
 
 
 def _class(key: Key) -> int:
