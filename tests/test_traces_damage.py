@@ -74,6 +74,8 @@ def _bounds(content: bytes, name: str) -> tuple[int, int]:
         (b'"dur": 0.005', b'"dur": -inf', "without a time or with a negative duration"),
         (b'"dur": 0.005', b'"dur": -0.005', "without a time or with a negative duration"),
         (b'"dur": 0.005', b'"dur": "0.005"', "without a time or with a negative duration"),
+        (b'"dur": 0.005', b'"dur": true', "without a time or with a negative duration"),
+        (b'"dur": 0.005', b'"dur": null', "without a time or with a negative duration"),
         (b'"dur": 0.005,', b"", "without a time or with a negative duration"),
         (b'"ph": "X"', b'"ph": "\xff"', "without a known phase (ph)"),
         (b'"ph": "X"', b'"ph": "B"', "begin and end are separate events (ph B, E)"),
@@ -214,3 +216,12 @@ def test_frames_of_the_python_stack_are_passed_over(tmp_path):
     events.insert(3, events[0] | {"cat": "python_function", "name": "train.py(3): step"})
     found = read(tmp_path / "t.json", support.text(events))
     assert (len(found.name), found.lost, found.cut) == (8, {}, "")
+
+
+def test_a_list_that_begins_with_many_frames_of_the_python_stack_is_a_list_of_events(tmp_path):
+    events = complete(1)
+    frames = [events[0] | {"cat": "python_function", "name": "train.py(3): step", "args": {}}] * 40_000
+    content = support.text([*frames, *events])
+    assert content.index(b'"op 0"') > 5 << 20
+    found = read(tmp_path / "t.json", content)
+    assert (names(found), found.lost, found.cut) == (["op 0"], {}, "")

@@ -5,8 +5,10 @@ import gzip
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import support_trace_shapes as shapes
 import support_traces as support
@@ -164,6 +166,34 @@ def test_ranks_are_in_numeric_order_and_files_of_one_rank_are_reported(tmp_path,
     code, document, remarks = run(capsys, f"{tmp_path}/")
     assert (code, [one["rank"] for one in document["ranks"]]) == (0, [1, 2, 2, 10, None])
     assert "rank 2: 2 files are of this rank: b.json, e.json" in remarks
+
+
+@pytest.mark.parametrize("times", ["numbers", "texts"])
+@pytest.mark.parametrize("shape", shapes.SHAPES)
+def test_an_event_of_a_rare_form_does_not_change_how_other_events_are_read(tmp_path, shape, times):
+    """The reader decodes a block by other types if the block has an event that Kineto does not write. The result is the same.
+
+    times: whether floating-point numbers determine the times, or only texts do, because the times are large.
+    """
+    since = 0 if times == "numbers" else 100_000_000_000_000.125
+    events = [event | {"ts": event["ts"] + since} for event in shapes.SHAPES[shape]()]
+    flow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1, "pid": 1, "tid": 1, "ts": 5, "args": {}}
+    whole = read(tmp_path / "t.json", shapes.text([*events, flow]))
+    assert (len(whole.name), whole.lost) == (sum(event["ph"] == "X" for event in events) - len(frames(events)), {})
+    for rare in ({"ph": "N", "name": "o"}, {"ph": "I", "name": "o", "ts": 5}, flow | {"ts": "5"}, flow | {"name": 5}):
+        found = read(tmp_path / "t.json", shapes.text([*events, rare]))
+        assert columns(found) == columns(whole)
+
+
+def frames(events: list[dict]) -> list[dict]:
+    """The frames of the Python stack among events."""
+    return [event for event in events if event["cat"] == "python_function"]
+
+
+def columns(found: trace.Trace) -> str:
+    """Everything that a trace contains, as a text that can be compared."""
+    with np.printoptions(threshold=sys.maxsize):
+        return repr(found)
 
 
 def test_a_rank_that_stands_behind_the_events_is_found(tmp_path):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.event import UNKNOWN, Args, TraceEvent, integers
+from collect.traces.event import UNKNOWN, AnyArgs, Args, integers
 
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
 _OPERATORS = ("cpu_op", "Operator")  # the category of operators today, and its name until PyTorch 1.10
@@ -131,15 +131,14 @@ class DetailColumns:
             new = [_class(key) for key in islice(keys, len(self._classes), None)]
             self._classes = np.concatenate([self._classes, np.array(new, np.int8)])
         of = self._classes[kinds]
-        good = (start_ns != UNKNOWN) & (duration_ns >= 0)
-        rows = np.flatnonzero((of == _PRODUCT) & good)
+        rows = _with_times(np.flatnonzero(of == _PRODUCT), start_ns, duration_ns)
         if len(rows):
             texts = self._texts
             shapes = np.array([texts[bytes(args[row].shapes)] for row in rows.tolist()], np.int32)
             self._products.append(_part(kinds, start_ns, duration_ns, rows[shapes > 0]))
             self._shapes.append(shapes[shapes > 0])
         if self.numbers:
-            rows = np.flatnonzero((of != _PLAIN) & good)
+            rows = _with_times(np.flatnonzero(of != _PLAIN), start_ns, duration_ns)
             sequences = integers([args[row].autograd for row in rows.tolist()])
             rows, sequences = rows[sequences >= 0], sequences[sequences >= 0]
             threads = integers([args[row].forward_thread for row in rows.tolist()])
@@ -148,22 +147,24 @@ class DetailColumns:
 
     def add_modules(self, kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> None:
         """Add the calls of modules in a block of events. Calls without a time are ignored."""
-        rows = np.flatnonzero((start_ns != UNKNOWN) & (duration_ns >= 0))
+        rows = _with_times(np.arange(len(kinds)), start_ns, duration_ns)
         self._modules.append(_part(kinds, start_ns, duration_ns, rows))
         self.numbers = True
 
-    def add_memory(self, events: Sequence[TraceEvent], moments_ns: NDArray[np.int64]) -> None:
-        """Add the allocations and releases in a block of events. Those without a time or size are ignored."""
-        if not events:
+    def add_memory(self, found: Sequence[AnyArgs], moments_ns: NDArray[np.int64]) -> None:
+        """Add the allocations and releases in a block of events. Those without a time or size are ignored.
+
+        found: the arguments of the allocations and releases. moments_ns: their times.
+        """
+        if not found:
             return
-        found = [(event, event.args or Args()) for event in events]
         columns = (
-            integers([arg.device_type for _, arg in found]),
-            integers([arg.device for _, arg in found]),
+            integers([arg.device_type for arg in found]),
+            integers([arg.device for arg in found]),
             moments_ns,
-            integers([arg.bytes for _, arg in found]),
-            integers([arg.allocated for _, arg in found]),
-            integers([arg.reserved for _, arg in found]),
+            integers([arg.bytes for arg in found]),
+            integers([arg.allocated for arg in found]),
+            integers([arg.reserved for arg in found]),
         )
         good = (columns[0] >= 0) & (columns[2] != UNKNOWN) & (columns[4] >= 0)
         self._memory.append(MemoryEvents(*(column[good] for column in columns)))
@@ -183,6 +184,12 @@ class DetailColumns:
             forward_thread=sequences[1],
             memory=MemoryEvents(*np.concatenate(parts, axis=1)),
         )
+
+
+def _with_times(rows: NDArray[np.intp], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Those of the rows whose event has a time and a duration that is not negative."""
+    good: NDArray[np.bool_] = (start_ns[rows] != UNKNOWN) & (duration_ns[rows] >= 0)
+    return rows[good]
 
 
 def _class(key: Key) -> int:

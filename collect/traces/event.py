@@ -7,6 +7,7 @@ fastest, and a float64 determines the nanosecond of times below 2**43 us (101 da
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -24,40 +25,35 @@ _POINT, _NEWLINE, _ZERO, _ONE, _NINE = map(ord, ".\n019")
 
 
 class Args(Struct, gc=False):
-    """The arguments of an event.
+    """The arguments of an event that has a duration.
 
-    correlation: a number that a kernel and the call that launched it have in common; -1 if absent.
-    stream: the stream of the device; -1 if absent.
-    collective to sequence: the arguments of a collective as JSON text (collect/traces/collective.py parses them).
-    shapes, input_types: the shapes of the inputs of an operator as JSON text, such as [[8, 64], [64, 32]], and their types;
+    input_types, shapes: the types of the inputs of an operator as JSON text, and their shapes, such as [[8, 64], [64, 32]];
     recorded if the profiler records shapes.
+    stream: the stream of the device; -1 if absent.
+    correlation: a number that a kernel and the call that launched it have in common; -1 if absent.
+    collective to ranks: the arguments of a collective as JSON text (collect/traces/collective.py parses them).
     autograd: the number that autograd gives both an operator of the forward pass and its node in the backward pass.
     forward_thread: for a node of the backward pass, the number of the thread on which its operator ran.
-    bytes to device_type: the arguments of an allocation (collect/traces/details.py).
+    The fields are in the order in which Kineto writes them: msgspec then finds them faster.
     Values of any type are accepted, so that a value of an unexpected type does not make the whole event unreadable.
     """
 
-    correlation: Any = -1
+    input_types: Raw = field(name="Input type", default=_ABSENT)
+    shapes: Raw = field(name="Input Dims", default=_ABSENT)
     stream: Any = -1
+    correlation: Any = -1
     collective: Raw = field(name="Collective name", default=_ABSENT)
+    in_elements: Raw = field(name="In msg nelems", default=_ABSENT)
+    out_elements: Raw = field(name="Out msg nelems", default=_ABSENT)
+    group_size: Raw = field(name="Group size", default=_ABSENT)
+    dtype: Raw = _ABSENT
+    sequence: Raw = field(name="Seq", default=_ABSENT)
     group: Raw = field(name="Process Group Name", default=_ABSENT)
     group_id: Raw = field(name="Process Group ID", default=_ABSENT)  # PyTorch up to 2.3 wrote it in place of the name
     description: Raw = field(name="Process Group Description", default=_ABSENT)
-    group_size: Raw = field(name="Group size", default=_ABSENT)
     ranks: Raw = field(name="Process Group Ranks", default=_ABSENT)
-    in_elements: Raw = field(name="In msg nelems", default=_ABSENT)
-    out_elements: Raw = field(name="Out msg nelems", default=_ABSENT)
-    dtype: Raw = _ABSENT
-    sequence: Raw = field(name="Seq", default=_ABSENT)
-    shapes: Raw = field(name="Input Dims", default=_ABSENT)
-    input_types: Raw = field(name="Input type", default=_ABSENT)
     autograd: Any = field(name="Sequence number", default=-1)
     forward_thread: Any = field(name="Fwd thread id", default=0)
-    bytes: Any = field(name="Bytes", default=0)
-    allocated: Any = field(name="Total Allocated", default=-1)
-    reserved: Any = field(name="Total Reserved", default=-1)
-    device: Any = field(name="Device Id", default=-1)
-    device_type: Any = field(name="Device Type", default=-1)
 
     def collective_texts(self) -> tuple[Raw, ...]:
         """The texts of the arguments of the collective, in the order of the fields of `CollectiveTexts`."""
@@ -65,14 +61,22 @@ class Args(Struct, gc=False):
         return (self.collective, *group, self.in_elements, self.out_elements, self.dtype)
 
 
-class TraceEvent(Struct, gc=False):
-    """An event of a Chrome trace.
+class AnyArgs(Args, gc=False):
+    """The arguments of an event of any phase: `Args`, and the arguments of an allocation (collect/traces/details.py)."""
 
-    ph: the phase, such as X for an event with a duration. cat: the category. tid: the thread, or the stream of a GPU.
-    ts, dur: start and duration in microseconds: an int or a float; None if absent; in a damaged trace a value of any type.
+    bytes: Any = field(name="Bytes", default=0)
+    allocated: Any = field(name="Total Allocated", default=-1)
+    reserved: Any = field(name="Total Reserved", default=-1)
+    device: Any = field(name="Device Id", default=-1)
+    device_type: Any = field(name="Device Type", default=-1)
+
+
+class TraceEvent(Struct, gc=False):
+    """What is read of an event of a Chrome trace.
+
+    cat: the category. tid: the thread, or the stream of a GPU. ts, dur: start and duration in microseconds.
     """
 
-    ph: str = ""
     cat: str = ""
     name: str = ""
     tid: int | str = -1
@@ -81,58 +85,99 @@ class TraceEvent(Struct, gc=False):
     args: Args | None = None
 
 
-class ExactEvent(TraceEvent, gc=False):
-    """An event of a Chrome trace whose times `ts` and `dur` are decimal texts in microseconds. An absent time is an empty
-    text."""
+class AnyEvent(TraceEvent, gc=False):
+    """An event of any phase (`ph`). Its times are decimal texts; an absent time is an empty text."""
+
+    ts: Raw = _ABSENT
+    dur: Raw = _ABSENT
+    ph: str = ""
+    args: AnyArgs | None = None
+
+
+class CompleteEvent(TraceEvent, gc=False, tag_field="ph", tag="X"):
+    """An event that has a duration. Its times are numbers; an absent time is not a number (NaN)."""
+
+    ts: int | float = math.nan
+    dur: int | float = math.nan
+
+
+class CompleteEventTexts(TraceEvent, gc=False, tag_field="ph", tag="X"):
+    """An event that has a duration. Its times are decimal texts; an absent time is an empty text."""
 
     ts: Raw = _ABSENT
     dur: Raw = _ABSENT
 
 
-def nanoseconds(times: Sequence[Any]) -> NDArray[np.int64] | None:
-    """Convert each time in microseconds to nanoseconds, rounded half to even. Shape (number of times,).
+class InstantEvent(TraceEvent, gc=False, tag_field="ph", tag="i"):
+    """An event without a duration, such as an allocation. Its time is a number; an absent time is not a number (NaN)."""
 
-    times: all of them numbers, or all of them texts (Raw). The result is UNKNOWN for a text that is not a number.
-
-    Returns None if a value is neither a number nor a text, or if a float does not determine the nanosecond. In the second case,
-    the caller must decode the times as texts.
-    """
-    kinds = set(map(type, times))
-    if kinds <= {Raw}:
-        return _of_texts(times)
-    if kinds == {int}:
-        return _of_integers(times)
-    return _of_numbers(times) if kinds <= {int, float} else None
+    ts: int | float = math.nan
+    args: AnyArgs | None = None
 
 
-def _of_integers(times: Sequence[int]) -> NDArray[np.int64] | None:
-    try:
-        us = np.array(times, np.int64)
-    except OverflowError:
-        return None
-    return us * 1000 if us.min() * 1000.0 > -_MOST and us.max() * 1000.0 < _MOST else None
+class InstantEventTexts(TraceEvent, gc=False, tag_field="ph", tag="i"):
+    """An event without a duration, such as an allocation. Its time is a decimal text; an absent time is an empty text."""
+
+    ts: Raw = _ABSENT
+    args: AnyArgs | None = None
 
 
-def _of_numbers(times: Sequence[float]) -> NDArray[np.int64] | None:
-    """Convert numbers in microseconds to nanoseconds. None if a float64 does not determine the nanosecond.
+class _FlowStart(Struct, gc=False, tag_field="ph", tag="s"):
+    pass
+
+
+class _FlowEnd(Struct, gc=False, tag_field="ph", tag="f"):
+    pass
+
+
+class _Metadata(Struct, gc=False, tag_field="ph", tag="M"):
+    pass
+
+
+class _Counter(Struct, gc=False, tag_field="ph", tag="C"):
+    pass
+
+
+# The types of the phases that are not used have no fields, so msgspec only skips the text of such an event. Nearly half of the
+# events of a trace are flows. An event of another phase is not decoded by these types, but as AnyEvent.
+_Unused = _FlowStart | _FlowEnd | _Metadata | _Counter
+KinetoEvent = CompleteEvent | InstantEvent | _Unused
+KinetoEventTexts = CompleteEventTexts | InstantEventTexts | _Unused
+
+
+def of_numbers(times: Sequence[float]) -> NDArray[np.int64] | None:
+    """Convert each time in microseconds to nanoseconds. Shape (number of times,).
+
+    Returns None if a number does not determine the nanosecond; the caller must then decode the times as texts.
 
     If `ns / 1000` is the same float64 as the number, a text with at most three decimals was exactly `ns` nanoseconds, because
     below _MOST_FLOAT two different texts with three decimals have different float64. A text with more decimals is rounded
     correctly below 2**42 us, where the float64 differs by less than 0.25 ns from the text and from `ns`. Between 2**42 us and
     2**43 us, the result for a text with more decimals may be wrong by 1 ns; Kineto writes three decimals.
     """
+    if times and type(times[0]) is int and set(map(type, times)) == {int}:
+        return _of_integers(times)
     try:
-        us = np.array(times, np.float64)
+        us = np.fromiter(times, np.float64, len(times))
     except OverflowError:  # an integer that no float64 can hold
         return None
     whole = np.floor(us)
     ns = whole * 1000 + np.rint((us - whole) * 1000)  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
-    exact = np.abs(us).max() < _MOST_FLOAT and np.array_equal(ns / 1000, us)
+    exact = np.array_equal(ns / 1000, us) and np.abs(us).max(initial=0) < _MOST_FLOAT
     return ns.astype(np.int64) if exact else None
 
 
-def _of_texts(texts: Sequence[Raw]) -> NDArray[np.int64]:
-    """Convert each text of microseconds to nanoseconds; UNKNOWN for a text that is not a number.
+def _of_integers(times: Sequence[float]) -> NDArray[np.int64] | None:
+    try:
+        us = np.fromiter(times, np.int64, len(times))
+    except OverflowError:
+        return None
+    return us * 1000 if us.min() * 1000.0 > -_MOST and us.max() * 1000.0 < _MOST else None
+
+
+def of_texts(texts: Sequence[Raw]) -> NDArray[np.int64]:
+    """Convert each text of microseconds to nanoseconds, rounded half to even; UNKNOWN for a text that is not a number. Shape
+    (number of texts,).
 
     If every text has at most three decimals, as Kineto writes them, all texts are converted at once; otherwise they are
     converted one by one, with the same result.
@@ -171,12 +216,10 @@ def integers(values: Sequence[Any]) -> NDArray[np.int64]:
 
     The result is -1 for a value that is not a number or does not fit into 64 bits.
     """
-    if set(map(type, values)) <= {int}:
-        try:
-            return np.array(values, np.int64)
-        except OverflowError:
-            pass
-    return np.array([_integer(value) for value in values], np.int64)
+    try:
+        return np.fromiter(values, np.int64, len(values))  # converts each value as `int` does
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_integer(value) for value in values], np.int64)
 
 
 def _integer(value: Any) -> int:
@@ -184,4 +227,4 @@ def _integer(value: Any) -> int:
         whole = int(value) if isinstance(value, int | float | str) else -1
     except (ValueError, OverflowError):
         return -1
-    return whole if -_MOST < whole < _MOST else -1
+    return whole if -(1 << 63) <= whole < 1 << 63 else -1

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.event import ExactEvent, TraceEvent, nanoseconds
+from collect.traces.event import (
+    AnyArgs,
+    AnyEvent,
+    CompleteEvent,
+    CompleteEventTexts,
+    InstantEvent,
+    InstantEventTexts,
+    KinetoEvent,
+    KinetoEventTexts,
+    TraceEvent,
+    of_numbers,
+    of_texts,
+)
 
 MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
 MEMORY = "[memory]"
 # Categories of events that `complete` does not contain: frames of the Python stack (very many), and the span of the profiler.
 _UNSEEN = frozenset({"python_function", "Trace"})
-_DETAILED = frozenset({"python_function", "cpu_instant_event"})  # the categories of calls of modules and of allocations
-_OTHER = frozenset("iIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events have no duration
+_FRAMES, _ALLOCATIONS = "python_function", "cpu_instant_event"  # the categories of calls of modules and of allocations
+_KNOWN = frozenset("XiIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events are used or have no duration
 
-_with_numbers = msgspec.json.Decoder(list[TraceEvent])
-_with_texts = msgspec.json.Decoder(list[ExactEvent])
+_numbers = msgspec.json.Decoder(list[KinetoEvent])
+_texts = msgspec.json.Decoder(list[KinetoEventTexts])
+_any = msgspec.json.Decoder(list[AnyEvent])
 
 
 class DecodedEvents(NamedTuple):
@@ -31,7 +45,7 @@ class DecodedEvents(NamedTuple):
 
     modules: the calls of modules, which are frames of the Python stack. module_start_ns, module_duration_ns: their times.
 
-    memory: the allocations and releases. memory_ns: the time of each of `memory`.
+    memory: the arguments of the allocations and releases. memory_ns: the time of each of `memory`.
 
     lost: {reason: number of events whose phase cannot be used for this reason}.
 
@@ -44,7 +58,7 @@ class DecodedEvents(NamedTuple):
     modules: Sequence[TraceEvent]
     module_start_ns: NDArray[np.int64]
     module_duration_ns: NDArray[np.int64]
-    memory: Sequence[TraceEvent]
+    memory: Sequence[AnyArgs]
     memory_ns: NDArray[np.int64]
     lost: dict[str, int]
     any_phase: bool
@@ -54,7 +68,8 @@ class EventDecoder:
     """Decodes the events of one trace file, part by part.
 
     Times are decoded as numbers. If numbers do not determine the times of a part, this part and all later parts are decoded
-    with the times as texts.
+    with the times as texts. A part that has an event of another form than Kineto writes, such as a phase that Kineto does not
+    have, is decoded with a type that accepts the events of all phases.
     """
 
     def __init__(self) -> None:
@@ -62,47 +77,76 @@ class EventDecoder:
 
     def decode(self, text: bytes) -> DecodedEvents:
         """Decode a JSON list of events. Raises one of DECODE_FAULTS if the text is not a list of events."""
-        if not self._exact:
-            found = _timed(_with_numbers.decode(text))
-            if found is not None:
-                return found
-            self._exact = True
-        return timed(_with_texts.decode(text))
+        try:
+            if not self._exact:
+                if (found := _with_numbers(_numbers.decode(text))) is not None:
+                    return found
+                self._exact = True
+            return _with_texts(_texts.decode(text))
+        except msgspec.ValidationError:
+            return timed(_any.decode(text))
 
 
-def timed(events: Sequence[ExactEvent]) -> DecodedEvents:
-    """Select the events that are used, and convert their times to nanoseconds."""
-    found = _timed(events)
-    assert found is not None  # None means that times as numbers are not exact; here they are texts
+def timed(events: Sequence[AnyEvent]) -> DecodedEvents:
+    """Select the events that are used, and convert their times, which are texts, to nanoseconds."""
+    lost: Counter[str] = Counter()
+    phases = Counter(event.ph for event in events)
+    for phase in phases.keys() - _KNOWN:
+        reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
+        lost[reason] += phases[phase]
+    found = _selected(
+        [event for event in events if event.ph == "X"],
+        [event for event in events if event.ph == "i"],
+        of_texts,
+        lost=lost,
+        any_phase=any(phases),
+    )
+    assert found is not None  # only numbers may not determine a time
     return found
 
 
-def _timed(events: Sequence[TraceEvent]) -> DecodedEvents | None:
-    complete = [event for event in events if event.ph == "X" and event.cat not in _UNSEEN]
-    start, duration = nanoseconds([event.ts for event in complete]), nanoseconds([event.dur for event in complete])
-    shorter = len(complete) < len(events)
-    others = [event for event in events if event.ph != "X" or event.cat in _UNSEEN] if shorter else []
-    detailed = [event for event in others if event.cat in _DETAILED]
-    modules = [event for event in detailed if event.name.startswith(MODULE) and event.ph == "X"]
-    memory = [event for event in detailed if event.name == MEMORY and event.ph == "i"]
-    module_start, module_duration = (nanoseconds([getattr(event, name) for event in modules]) for name in ("ts", "dur"))
-    moments = nanoseconds([event.ts for event in memory])
-    if start is None or duration is None or module_start is None or module_duration is None or moments is None:
+def _with_numbers(events: Sequence[KinetoEvent]) -> DecodedEvents | None:
+    """Select the events that are used. None if a number does not determine the nanosecond of a time."""
+    complete = [event for event in events if type(event) is CompleteEvent]
+    instant = [event for event in events if type(event) is InstantEvent]
+    return _selected(complete, instant, of_numbers, lost={}, any_phase=bool(events))
+
+
+def _with_texts(events: Sequence[KinetoEventTexts]) -> DecodedEvents:
+    complete = [event for event in events if type(event) is CompleteEventTexts]
+    instant = [event for event in events if type(event) is InstantEventTexts]
+    found = _selected(complete, instant, of_texts, lost={}, any_phase=bool(events))
+    assert found is not None
+    return found
+
+
+def _selected(
+    complete: Sequence[TraceEvent],
+    instant: Sequence[InstantEvent | InstantEventTexts | AnyEvent],
+    nanoseconds: Callable[[list[Any]], NDArray[np.int64] | None],
+    *,
+    lost: dict[str, int],
+    any_phase: bool,
+) -> DecodedEvents | None:
+    used = [event for event in complete if event.cat not in _UNSEEN]
+    modules: list[TraceEvent] = []
+    if len(used) < len(complete):
+        modules = [event for event in complete if event.cat == _FRAMES and event.name.startswith(MODULE)]
+    memory = [event for event in instant if event.cat == _ALLOCATIONS and event.name == MEMORY]
+    lasting = [*used, *modules] if modules else used
+    starting = [*lasting, *memory] if memory else lasting
+    starts, durations = nanoseconds([event.ts for event in starting]), nanoseconds([event.dur for event in lasting])
+    if starts is None or durations is None:
         return None
-    lost: dict[str, int] = {}
-    phases = {event.ph for event in others} - {"X"}
-    for phase in phases - _OTHER:
-        reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
-        lost[reason] = lost.get(reason, 0) + sum(event.ph == phase for event in others)
     return DecodedEvents(
-        complete,
-        start,
-        duration,
+        used,
+        starts[: len(used)],
+        durations[: len(used)],
         modules=modules,
-        module_start_ns=module_start,
-        module_duration_ns=module_duration,
-        memory=memory,
-        memory_ns=moments,
+        module_start_ns=starts[len(used) : len(lasting)],
+        module_duration_ns=durations[len(used) :],
+        memory=[event.args or AnyArgs() for event in memory],
+        memory_ns=starts[len(lasting) :],
         lost=lost,
-        any_phase=bool(complete) or any(phases),
+        any_phase=any_phase,
     )

@@ -142,12 +142,14 @@ def _bounds(kernels: Kernels, computing: Kernels, communicating: Kernels, *, ove
 def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
     """Which kernels of -1 us change the total length of the kernels in one order of HTA's unstable sort but not in another
     order."""
+    if not (kernels.end_us < kernels.start_us).any():
+        return np.zeros(len(kernels.rows), np.bool_)
     order = np.argsort(kernels.start_us, kind="stable")
     start, end = kernels.start_us[order], kernels.end_us[order]
     first = np.searchsorted(start, start, side="left")  # the index of the first kernel with the same start
     ended_before = np.r_[np.iinfo(np.int64).min, np.maximum.accumulate(end)][first]
     groups, group = np.unique(first, return_inverse=True)
-    longest = np.maximum.reduceat(end, groups)[group] if len(start) else end
+    longest = np.maximum.reduceat(end, groups)[group]
     found = np.zeros(len(start), np.bool_)
     found[order] = (end < start) & (longest >= start) & (start > ended_before)
     return found
@@ -176,7 +178,8 @@ def span_bounds(kernels: Kernels) -> tuple[int, int]:
 
 def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
     """The events that HTA analyses because it treats them as kernels, in the order of the file."""
-    start, end = _rounded(trace)
+    start = _float_us(trace.start_ns)
+    start_us = np.ceil(start).astype(np.int64)
     sync = trace.among(trace.name, [label in _SYNC for label in trace.labels])
     on_gpu = ((trace.stream >= 0) & (trace.correlation >= 0)) | sync
     with_stream = trace.stream != -1
@@ -184,8 +187,8 @@ def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
     if leave_out_last:
         calls = ~on_gpu & trace.among(trace.category, [label != "" for label in trace.labels])
         step = calls & trace.among(trace.name, [_STEP in label for label in trace.labels])
-        last = start[step].max() if step.any() else np.iinfo(np.int64).min
-        calls &= start < last
+        last = start_us[step].max() if step.any() else np.iinfo(np.int64).min
+        calls &= start_us < last
         launched = np.sort(trace.correlation[calls])
         rows = np.flatnonzero(on_gpu & with_stream)
         wanted = trace.correlation[rows]
@@ -196,7 +199,8 @@ def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
                 f"have the same correlation. Allowed with --like-hta: {_MOST_ROWS:,} rows."
             )
         rows = np.concatenate([np.repeat(rows, times), np.flatnonzero(calls & with_stream)])
-    return Kernels(rows, start[rows], end[rows])
+    end_us = np.floor(start[rows] + _float_us(trace.duration_ns[rows])).astype(np.int64)
+    return Kernels(rows, start_us[rows], end_us)
 
 
 def _kinds(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
@@ -207,12 +211,6 @@ def _kinds(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[n
     moving = ~communicating & trace.among(names, [_MEMORY.match(label) is not None for label in trace.labels])
     other = trace.among(names, [_NO_COMPUTE.match(label) is not None for label in trace.labels])
     return communicating, moving, ~(communicating | moving | other)
-
-
-def _rounded(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns (start, end) of each event in whole us, rounded as HTA rounds these times."""
-    start = _float_us(trace.start_ns)
-    return np.ceil(start).astype(np.int64), np.floor(start + _float_us(trace.duration_ns)).astype(np.int64)
 
 
 def _float_us(ns: NDArray[np.int64]) -> NDArray[np.float64]:

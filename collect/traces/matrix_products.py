@@ -63,13 +63,14 @@ def matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
     spans = details.products.only(rows)
     time, timed = _times(trace, active, rows)
     shapes = details.shapes[rows]
-    pairs, group = np.unique(np.stack([spans.name, shapes]), axis=1, return_inverse=True)
-    group = group.ravel()
-    total = np.zeros(pairs.shape[1], np.int64)
+    # Each pair (name, shapes) is one number: to sort numbers takes a tenth of the time that np.unique takes to sort pairs.
+    pairs, group = np.unique(spans.name.astype(np.int64) * len(details.texts) + shapes, return_inverse=True)
+    total = np.zeros(len(pairs), np.int64)
     np.add.at(total, group, time)
     calls, every = (np.bincount(chosen, minlength=len(total)) for chosen in (group[timed], group))
     found = []
-    for place, (name, text) in enumerate(pairs.T.tolist()):
+    for place, pair in enumerate(pairs.tolist()):
+        name, text = divmod(pair, len(details.texts))
         operator = trace.labels[name]
         if (sizes := product_sizes(operator, details.texts[text])) is None:
             continue

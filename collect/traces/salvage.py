@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 from zlib_ng import zlib_ng  # takes less than half the time that zlib takes to decompress
 
-from collect.traces.event import Args, ExactEvent
+from collect.traces.event import AnyArgs, AnyEvent
 
 BLOCK = 1 << 18  # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
 _COMPRESSED = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left
@@ -21,7 +21,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
 _NEXT = re.compile(r"\}\s*,\s*(?=\{)")
 _PHASE = re.compile(r"\"ph\"\s*:")
-_TEXTS = {one.name: one.encode_name for one in msgspec.structs.fields(Args) if one.type is Raw}
+_TEXTS = {one.name: one.encode_name for one in msgspec.structs.fields(AnyArgs) if one.type is Raw}
 _BARE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")  # the text that printf of C writes for a number that is not finite
 
 
@@ -95,7 +95,7 @@ class Salvaged(NamedTuple):
     ended: whether the end of the list of events was reached.
     """
 
-    events: list[ExactEvent]
+    events: list[AnyEvent]
     lost: int
     rest: int
     ended: bool
@@ -115,7 +115,7 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
     """
     text = raw.decode("utf-8", "surrogateescape")  # bytes that are not UTF-8 become characters that encode to the same bytes
     text = _BARE.sub(lambda found: found[1] + " " * len(found[2]) + "NaN", text)
-    events: list[ExactEvent] = []
+    events: list[AnyEvent] = []
     lost, at = 0, 0
 
     def salvaged(*, ended: bool) -> Salvaged:
@@ -158,10 +158,10 @@ def _resume(text: str, at: int) -> int | None:
     return None
 
 
-def _event(fields: dict[str, Any]) -> ExactEvent:
+def _event(fields: dict[str, Any]) -> AnyEvent:
     args = fields.get("args")
     tid = fields.get("tid", -1)
-    return ExactEvent(
+    return AnyEvent(
         ph=_text(fields.get("ph")),
         cat=_text(fields.get("cat")),
         name=_text(fields.get("name")),
@@ -172,9 +172,9 @@ def _event(fields: dict[str, Any]) -> ExactEvent:
     )
 
 
-def _args(fields: dict[str, Any]) -> Args:
+def _args(fields: dict[str, Any]) -> AnyArgs:
     texts = {name: _json(fields[key]) for name, key in _TEXTS.items() if key in fields}
-    return Args(_plain(fields.get("correlation", -1)), _plain(fields.get("stream", -1)), **texts)
+    return AnyArgs(correlation=_plain(fields.get("correlation", -1)), stream=_plain(fields.get("stream", -1)), **texts)
 
 
 def _json(value: Any) -> Raw:

@@ -35,6 +35,7 @@ _LONGEST = 16 << 20  # if no event ends within this many bytes, these bytes are 
 _LONGEST_WITHOUT_EVENT = 4 << 20  # a list without any phase (`ph`) in this many bytes is not treated as a list of events
 _MOST_RANKS = 1 << 31  # a number that is not smaller than this is not a rank
 _NO_ARGS = Args()
+_COLUMN_TYPES = (np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.int64)
 
 # Name of a category that Kineto used until PyTorch 1.10 -> name of this category since then.
 _OLD_CATEGORIES = {
@@ -243,7 +244,9 @@ class _Columns:
         self._of_gloo = np.zeros(0, np.bool_)  # for each kind, whether its name is that of a span of gloo
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts | tuple[str, bytes, bytes], int] = {}
-        self._parts: list[tuple[NDArray[Any], ...]] = []
+        # The bytes of each column: kind, stream, correlation, collective, sequence, start, duration. A bytearray grows
+        # in place. If the arrays of all blocks were joined at the end, the columns would need their memory twice.
+        self._bytes = [bytearray() for _ in _COLUMN_TYPES]
         self.details = DetailColumns()
 
     def add(self, events: DecodedEvents) -> None:
@@ -257,7 +260,9 @@ class _Columns:
         args = [event.args or _NO_ARGS for event in events.complete]
         stream, correlation = integers([arg.stream for arg in args]), integers([arg.correlation for arg in args])
         collectives = self._collective_columns(args, events.complete, kinds)
-        self._parts.append((kinds, stream, correlation, *collectives, events.start_ns, events.duration_ns))
+        columns: tuple[NDArray[Any], ...] = (kinds, stream, correlation, *collectives, events.start_ns, events.duration_ns)
+        for grown, column in zip(self._bytes, columns, strict=True):
+            grown += column.data
         self.details.add(self._kinds, kinds, events.start_ns, events.duration_ns, args)
 
     def _kinds_of(self, events: Sequence[TraceEvent]) -> NDArray[np.int32]:
@@ -280,7 +285,7 @@ class _Columns:
             kind[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
             number = count(bytes(arg.sequence))
             sequence[row] = -1 if number is None else number
-        for row in np.flatnonzero(self._of_gloo[kinds]).tolist():
+        for row in np.flatnonzero(self._of_gloo[kinds]).tolist() if self._of_gloo.any() else ():
             if (arg := args[row]).shapes:
                 kind[row] = self._collective_id((events[row].name, bytes(arg.shapes), bytes(arg.input_types)))
         return kind, sequence
@@ -298,7 +303,7 @@ class _Columns:
 
     def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
         """The trace with all complete events. Incomplete events are left out, and counted as lost."""
-        columns = self._joined()
+        columns = tuple(np.frombuffer(column, of_type) for column, of_type in zip(self._bytes, _COLUMN_TYPES, strict=True))
         named = np.array([bool(name and category) for name, category, _ in self._kinds], np.bool_)
         columns = self._whole(columns, named[columns[0]], "without a name or category")
         columns = self._whole(
@@ -327,12 +332,6 @@ class _Columns:
             cut=cut,
             details=self.details.details(name, thread),
         )
-
-    def _joined(self) -> tuple[NDArray[Any], ...]:
-        """The columns of all blocks, joined. Their memory in the single blocks is released."""
-        empty = tuple(np.empty(0, of_type) for of_type in (np.int32, np.int64, np.int64, np.int32, *(np.int64,) * 3))
-        parts, self._parts = [empty, *self._parts], []
-        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
     def _whole(self, columns: tuple[NDArray[Any], ...], good: NDArray[np.bool_], otherwise: str) -> tuple[NDArray[Any], ...]:
         if good.all():
