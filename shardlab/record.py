@@ -308,6 +308,12 @@ def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
         return RecordLines([])
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
+    return decode_lines(raw, kind)
+
+
+def decode_lines(raw: bytes, kind: type[T]) -> RecordLines[T]:
+    """Decode the content of a record file, or a part of the content that begins at the start of a line. Otherwise as
+    `read_lines`."""
     of_kind = decoder(kind)
     try:
         # Decoding all lines in one call is several times as fast as line by line. Both give the same records if each line is
@@ -366,12 +372,16 @@ class LineWriter:
                 self._descriptor = os.open(path, self._HOW, 0o644)
             if (size := os.fstat(self._descriptor).st_size) and not _ends_line(path, size):
                 # An earlier writer left its last line incomplete. End this line, so that the next record starts a new line.
-                os.write(self._descriptor, b"\n")
+                size += os.write(self._descriptor, b"\n")
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "write") from error
+        self.begin = size  # bytes of the file before the first record of this writer
 
-    def write(self, record: Record, *, sync: bool = False) -> None:
-        """Append one record to the file. sync: whether to wait until the record is on the disk. Raises WorkspaceError."""
+    def write(self, record: Record, *, sync: bool = False) -> bytes:
+        """Append one record to the file. Returns its line. Raises WorkspaceError.
+
+        sync: whether to wait until the record is on the disk.
+        """
         line = self._encoder.encode(record) + b"\n"
         try:
             written = os.write(self._descriptor, line)
@@ -382,6 +392,7 @@ class LineWriter:
         except OSError as error:
             error.filename = str(self._path)
             raise WorkspaceError.from_os_error(error, "write") from error
+        return line
 
     def close(self) -> None:
         """Close the file."""

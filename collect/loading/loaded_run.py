@@ -11,7 +11,8 @@ import polars as pl
 from collect.loading import telemetry
 from collect.loading.records import RunRecords
 from collect.loading.telemetry import Coverage
-from collect.sources import memory, samples, snapshot, steps
+from collect.sample_columns.segment import ReadSegment
+from collect.sources import memory, samples, segment_frames, snapshot, steps
 from collect.sources.memory import MemoryCurves
 from collect.sources.samples import Interface, Samples, Seen
 from collect.sources.snapshot import AllocatorHistory, AllocatorSnapshot
@@ -126,10 +127,22 @@ class LoadedRun(RunRecords, dict=True):
         """The number of step records and samples that are in memory as records."""
         return super().count + sum(map(len, self.sample_records.values()))
 
-    def _add_samples(self, host: str, samples_of_host: list[Sample]) -> None:
-        super()._add_samples(host, samples_of_host)
-        self.sample_records[host] = samples_of_host
+    def _of_segment(self, segment: ReadSegment, values: bytes) -> Samples:
+        return segment_frames.of_segment(segment, values)
+
+    def _add_samples(self, host: str, samples: list[Sample]) -> None:
+        self.sample_records.setdefault(host, []).extend(samples)
         if sum(map(len, self.sample_records.values())) >= PART:
+            self._move_records()
+
+    def _add_segment(self, built: Samples | None) -> None:
+        assert built is not None
+        self._move_records()  # they come before the segment
+        self.sample_parts.append(built)
+
+    def _move_records(self) -> None:
+        """Move the samples in `sample_records` into frames."""
+        if any(self.sample_records.values()):
             self.sample_parts.append(samples.part([self.sample_records]))
             self.sample_records = {}
 
