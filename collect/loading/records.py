@@ -43,7 +43,7 @@ from shardlab.state import JudgedState
 from shardlab.suspension import Pause
 
 if TYPE_CHECKING:  # frames need the extra `report`
-    from collect.sources.samples import Samples
+    from collect.sources.segment_frames import CheckedSegment
 
 FOLDERS = ("env", "memory", "samples", "steps", "trace")  # the subfolders of a run folder that are read
 NO_FOLDER = JudgedState("planned", "no run folder yet")
@@ -194,7 +194,7 @@ class RunRecords(msgspec.Struct):
                 if piece.error is not None:
                     self._note_unread(name, piece.error)
 
-    def _of_segment(self, _segment: ReadSegment, _values: bytes) -> Samples | None:
+    def _of_segment(self, _segment: ReadSegment, _values: bytes) -> CheckedSegment | None:
         """What is kept of samples that are stored as columns. Called in several threads. Raises SegmentFault if a value is not
         allowed."""
         return None
@@ -205,7 +205,7 @@ class RunRecords(msgspec.Struct):
         This class keeps only the time of the last sample, because the samples of a long run need gigabytes as records.
         """
 
-    def _add_segment(self, built: Samples | None) -> None:
+    def _add_segment(self, segment: CheckedSegment | None) -> None:
         """Process the result of `_of_segment`, in the order of the samples."""
 
     def _lines(self, name: str, kind: type[R]) -> list[R]:

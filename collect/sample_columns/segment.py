@@ -171,14 +171,19 @@ def read_line(line: bytes) -> ReadSegment:
 def _placed(column: Column, rows: int, at: int) -> PlacedColumn:
     kind, never_null = column.kind, column.name in ALWAYS or column.name in COUNTS
     if not bytes(column.distinct):
-        if kind in LISTED or (column.nulls and never_null):
+        if kind in LISTED or (column.nulls and (never_null or kind == "bool")):
             raise SegmentFault(f"{column.name} has no distinct values, or nulls")
         return PlacedColumn(kind, None, column.nulls, at, WIDTHS[kind])
     try:
         distinct: list[Any] = _DECODERS[kind].decode(column.distinct)
     except DECODE_FAULTS as error:
         raise SegmentFault(f"{column.name}: {error}") from None
-    if bool(distinct) != bool(rows) or len(distinct) > max(rows, 1) or column.nulls or (never_null and None in distinct):
+    if (
+        bool(distinct) != bool(rows)
+        or len(distinct) > (rows if kind in LISTED else 1)
+        or column.nulls
+        or (never_null and None in distinct)
+    ):
         raise SegmentFault(f"{column.name} has {len(distinct)} distinct values in {rows} rows")
     return PlacedColumn(kind, distinct, False, at, code_width(len(distinct)))
 

@@ -24,8 +24,7 @@ KINDS: Mapping[Kind, Any] = {
     "ints": pl.List(pl.Int64),
 }
 _MOMENT = ("host", "boot_id", "wall_s")  # columns of a sample that are copied into the rows of its devices (NICs, GPUs, ports)
-Interface = tuple[str, str, str]  # a network interface of a run: (host, kind, name)
-Seen = tuple[float, int | None, str]  # the value of a counter in a sample: (wall_s, value, boot_id)
+INTERFACE = ("host", "kind", "name")  # the columns that identify a network interface of a run
 
 
 class Samples(NamedTuple):
@@ -45,26 +44,18 @@ class Samples(NamedTuple):
 def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
     """The samples between two moments. window: (first moment, last moment), both included, in seconds since the epoch."""
     wall_s = rows["wall_s"].to_numpy()
-    inside = np.flatnonzero((wall_s >= window[0]) & (wall_s <= window[1]))
+    is_inside = (wall_s >= window[0]) & (wall_s <= window[1])
+    inside = np.flatnonzero(is_inside)
     if not len(inside):
         return rows.clear()
-    among = rows.slice(inside[0], inside[-1] - inside[0] + 1)
-    return among if among.height == len(inside) else rows[inside]  # with several hosts, these rows are not contiguous
+    among = rows.slice(inside[0], inside[-1] - inside[0] + 1)  # a slice copies nothing
+    return among if among.height == len(inside) else rows.filter(is_inside)  # with several hosts, the rows are not contiguous
 
 
 def measured(gpus: pl.DataFrame) -> pl.DataFrame:
     """The samples of real GPUs, without the samples of GPUs that a stub of NVML played."""
     # A filter would copy the frame, which may be large.
     return gpus.filter(~pl.col("played")) if gpus["played"].any() else gpus
-
-
-def of_interfaces(nics: pl.DataFrame, counter: str) -> dict[Interface, list[Seen]]:
-    """The values of a counter, such as `tx_bytes`, of each network interface of each host, in the order of the samples."""
-    columns = [nics[name].to_list() for name in ("host", "kind", "name", "wall_s", counter, "boot_id")]
-    seen_of: dict[Interface, list[Seen]] = {}
-    for interface, seen in zip(zip(*columns[:3], strict=True), zip(*columns[3:], strict=True), strict=True):
-        seen_of.setdefault(interface, []).append(seen)
-    return seen_of
 
 
 def frames(hosts: Mapping[str, Sequence[Sample]], parts: Sequence[Samples] = ()) -> Samples:

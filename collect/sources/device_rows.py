@@ -1,0 +1,62 @@
+"""Finds the rows of each device, such as a GPU or a network interface, in a frame of samples, and reads its values from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+Device = tuple[Any, ...]  # the values of the columns that identify a device
+
+
+class Counter(NamedTuple):
+    """The values of a counter of one device, from the samples that have a value, in the order of their times.
+
+    wall_s: the times in seconds since the epoch. values: integers. boots: numbers that are equal if the boot is the same.
+    """
+
+    wall_s: np.ndarray
+    values: np.ndarray
+    boots: np.ndarray
+
+
+class DeviceRows:
+    """The rows of each device in a frame of samples.
+
+    A large run has millions of rows, so the rows of the devices are found once, and metrics use arrays of numpy.
+    """
+
+    def __init__(self, rows: pl.DataFrame, keys: Sequence[str]) -> None:
+        """rows: a frame of samples, such as `Samples.gpus`. keys: the columns that identify a device."""
+        self._rows = rows
+        self._wall_s = rows["wall_s"].to_numpy()
+        grouped = rows.select(keys).with_row_index("row").group_by(keys, maintain_order=True).agg("row")
+        # Device -> the indexes of its rows, which are in the order of the times, as in the frame.
+        self.of: dict[Device, np.ndarray] = {
+            device: places.to_numpy() for device, places in zip(grouped.select(keys).rows(), grouped["row"], strict=True)
+        }
+
+    @cached_property
+    def _boots(self) -> pl.Series:
+        return self._rows["boot_id"].cast(pl.Categorical).to_physical()
+
+    def values(self, *columns: str | pl.Series) -> dict[Device, tuple[np.ndarray, ...]]:
+        """For each device the times and the values of some columns, from the samples that have a value in all of them.
+
+        columns: the name of a column, or a column with a value for each row of the frame.
+        """
+        series = [self._rows[column] if isinstance(column, str) else column for column in columns]
+        arrays = [self._wall_s, *(each.fill_null(0).to_numpy() for each in series)]
+        absent = [each.is_null().to_numpy() for each in series if each.null_count()]
+        places = self.of
+        if absent:
+            known = ~np.any(absent, axis=0)
+            places = {device: of_device[known[of_device]] for device, of_device in places.items()}
+        return {device: tuple(array[of_device] for array in arrays) for device, of_device in places.items()}
+
+    def counters(self, column: str | pl.Series) -> dict[Device, Counter]:
+        """The values of a counter of each device. column: as in `values`."""
+        return {device: Counter(*found) for device, found in self.values(column, self._boots).items()}
