@@ -14,8 +14,8 @@ from collect.loading.records import RunRecords
 from collect.loading.telemetry import Coverage
 from collect.sample_columns.segment import ReadSegment
 from collect.sources import memory, samples, segment_frames, snapshot, steps
-from collect.sources.memory import MemoryCurves
 from collect.sources.device_rows import Counter, Device, DeviceRows
+from collect.sources.memory import MemoryCurves
 from collect.sources.samples import INTERFACE, Samples
 from collect.sources.segment_frames import CheckedSegment
 from collect.sources.snapshot import AllocatorHistory, AllocatorSnapshot
@@ -30,7 +30,8 @@ from shardlab.record import Sample
 from shardlab.run import RunIdParts, parts_of
 from shardlab.study import Traces
 
-PART = 10_000  # samples are moved into frames when there are this many: as records, they need several times more memory
+PART = 2_500  # samples are moved into frames when there are this many: as records, they need several times more memory
+PART_OF_SEGMENTS = 10_000  # the same for samples in segments: making a frame takes about as long for one segment as for ten
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -148,7 +149,7 @@ class LoadedRun(RunRecords, dict=True):
         assert segment is not None
         self._move_records()  # they come before the segment
         self.sample_segments.append(segment)
-        if sum(segment.samples for segment in self.sample_segments) >= PART:
+        if sum(segment.samples for segment in self.sample_segments) >= PART_OF_SEGMENTS:
             self._move_segments()
 
     def _move_records(self) -> None:
@@ -158,8 +159,7 @@ class LoadedRun(RunRecords, dict=True):
             self.sample_records = {}
 
     def _move_segments(self) -> None:
-        """Move the samples in `sample_segments` into frames. One frame is made of several segments, because making a frame
-        takes about as long for one as for ten."""
+        """Move the samples in `sample_segments` into frames."""
         if self.sample_segments:
             self.sample_parts.append(segment_frames.of_segments(self.sample_segments))
             self.sample_segments = []

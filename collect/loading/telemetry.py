@@ -161,5 +161,5 @@ def covered(times: Sequence[float] | np.ndarray, span: tuple[float, float]) -> t
     if len(apart):
         inside = np.minimum(at[1:], end) - np.maximum(at[:-1], start)
         seen = float(inside[(inside > 0) & (apart <= _longest(apart))].sum())
-    longest = float(np.diff([start, *at[(start < at) & (at < end)], end]).max())
+    longest = float(np.diff(np.concatenate(([start], at[(start < at) & (at < end)], [end]))).max())
     return 100 * seen / (end - start), longest

@@ -1,7 +1,7 @@
 """The format of HOST.columns, which has segments: each repeats the samples of one part of HOST.jsonl as columns.
 
-A segment is a line break, one line of JSON (`SegmentLine`), and the values of all columns, little-endian, table by table. A file
-is only appended to. So after a segment that a killed sampler left incomplete, the next segment follows.
+A segment is a line break, one line of JSON (`SegmentLine`), and the values of all columns, little-endian, table by table.
+Samplers only append to the file. So after a segment that a killed sampler left incomplete, the next segment follows.
 
 The digest of a segment is the SHA-256 of the lines in HOST.jsonl, of the JSON of the segment and of the values. So a segment is
 used only if neither file was changed. The digest does not protect from a person who writes both files.

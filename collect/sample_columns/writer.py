@@ -12,7 +12,19 @@ from typing import Any
 import msgspec
 
 from collect.sample_columns import tables
-from collect.sample_columns.segment import LEAST, MAGIC, MOST_LINE, SEGMENT, SUFFIX, TABLES, Column, Digest, Segment, Table, code_width
+from collect.sample_columns.segment import (
+    LEAST,
+    MAGIC,
+    MOST_LINE,
+    SEGMENT,
+    SUFFIX,
+    TABLES,
+    Column,
+    Digest,
+    Segment,
+    Table,
+    code_width,
+)
 from collect.sample_columns.tables import LISTED, Kind
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
@@ -71,7 +83,9 @@ class ColumnsWriter:
             devices = [[device for each in of_kind for device in each] for of_kind in zip(*of_samples, strict=True)]
             counts = zip(*(map(len, of_kinds) for of_kinds in of_samples), strict=True)
             self._tables["hosts"].extend(samples, counts)
-            for name, records, more in zip(("nics", "gpus", "rdma"), devices, ((), tables.of_samples(samples), ()), strict=True):
+            for name, records, more in zip(
+                ("nics", "gpus", "rdma"), devices, ((), tables.of_samples(samples), ()), strict=True
+            ):
                 self._tables[name].extend(records, more)
         except (*DECODE_FAULTS, OverflowError, TypeError):  # such as an integer of more than 64 bits: JSON has any
             self._is_sound = False

@@ -1,4 +1,4 @@
-"""Finds the rows of each device, such as a GPU or a network interface, in a frame of samples, and reads its values from them."""
+"""Finds the rows of each device, such as a GPU or a network interface, in a frame of samples, and its values in these rows."""
 
 from __future__ import annotations
 
@@ -40,23 +40,39 @@ class DeviceRows:
         }
 
     @cached_property
-    def _boots(self) -> pl.Series:
-        return self._rows["boot_id"].cast(pl.Categorical).to_physical()
+    def _times(self) -> dict[Device, np.ndarray]:
+        return {device: self._wall_s[places] for device, places in self.of.items()}
+
+    @cached_property
+    def _boots(self) -> dict[Device, np.ndarray]:
+        boots = self._rows["boot_id"].cast(pl.Categorical).to_physical().to_numpy()
+        return {device: boots[places] for device, places in self.of.items()}
 
     def values(self, *columns: str | pl.Series) -> dict[Device, tuple[np.ndarray, ...]]:
         """For each device the times and the values of some columns, from the samples that have a value in all of them.
 
         columns: the name of a column, or a column with a value for each row of the frame.
         """
-        series = [self._rows[column] if isinstance(column, str) else column for column in columns]
-        arrays = [self._wall_s, *(each.fill_null(0).to_numpy() for each in series)]
-        absent = [each.is_null().to_numpy() for each in series if each.null_count()]
-        places = self.of
-        if absent:
-            known = ~np.any(absent, axis=0)
-            places = {device: of_device[known[of_device]] for device, of_device in places.items()}
-        return {device: tuple(array[of_device] for array in arrays) for device, of_device in places.items()}
+        kept, series = self._kept(columns)
+        arrays = [each.fill_null(0).to_numpy() for each in series]
+        if kept is None:
+            return {device: (self._times[device], *(one[rows] for one in arrays)) for device, rows in self.of.items()}
+        found = {}
+        for device, rows in self.of.items():
+            rows_kept = rows[kept[rows]]
+            found[device] = (self._wall_s[rows_kept], *(one[rows_kept] for one in arrays))
+        return found
 
     def counters(self, column: str | pl.Series) -> dict[Device, Counter]:
         """The values of a counter of each device. column: as in `values`."""
-        return {device: Counter(*found) for device, found in self.values(column, self._boots).items()}
+        kept, _ = self._kept([column])
+        boots = self._boots
+        if kept is not None:
+            boots = {device: boots[device][kept[rows]] for device, rows in self.of.items()}
+        return {device: Counter(times, values, boots[device]) for device, (times, values) in self.values(column).items()}
+
+    def _kept(self, columns: Sequence[str | pl.Series]) -> tuple[np.ndarray | None, list[pl.Series]]:
+        """(whether a row of the frame has a value in all columns, the columns). None: all rows have."""
+        series = [self._rows[column] if isinstance(column, str) else column for column in columns]
+        absent = [each.is_null().to_numpy() for each in series if each.null_count()]
+        return (~np.any(absent, axis=0) if absent else None), series

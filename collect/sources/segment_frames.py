@@ -1,4 +1,4 @@
-"""Turns segments of files of columns into frames. The values of a segment are checked first, because anybody may write a file."""
+"""Turns segments of files of columns into frames. The values are checked first, because anybody may write such a file."""
 
 from __future__ import annotations
 
