@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, NamedTuple, TypeVar
 
-from collect.sample_columns.segment import LEAST, MAGIC, MOST_LINE, SUFFIX, Digest, ReadSegment, SegmentFault, read_line
+from collect.sample_columns.segment import LEAST, MAGIC, MOST_LINE, Digest, ReadSegment, SegmentFault, read_line
 from shardlab import files
 from shardlab.errors import WorkspaceError
+from shardlab.part_files import COLUMNS
 from shardlab.record import RecordLines, Sample, decode_lines
 
 BLOCK = 4 << 20  # bytes of JSON that are decoded at a time, because records need several times more memory
@@ -101,7 +102,7 @@ class _OpenFile(Generic[Built]):
     def _look_for_columns(self, pool: ThreadPoolExecutor, build: Callable[[ReadSegment, bytes], Built]) -> None:
         """Start to check the segments of the file of columns, if there is one."""
         try:
-            self._columns, size = files.open_descriptor(self.path.removesuffix(".jsonl") + SUFFIX)
+            self._columns, size = files.open_descriptor(self.path.removesuffix(".jsonl") + COLUMNS)
             end = 0
             for at, segment in segments(self._columns, size):
                 # Segments that overlap, or are out of order, would be hashed again and again; no sampler writes them.

@@ -21,7 +21,6 @@ from collect.sample_columns.tables import ALWAYS, LISTED, Kind
 from shardlab.decoders import DECODE_FAULTS, decoder
 
 SCHEMA = 1
-SUFFIX = ".columns"  # of the file beside HOST.jsonl
 # How a segment begins. A reader searches for these bytes after a segment that it cannot read.
 MAGIC = b'\n{"schema":1,"sha256":"'
 # A segment is written when its lines in HOST.jsonl have this many bytes: about a quarter of an hour of 8 GPUs at 1 Hz. If the

@@ -17,7 +17,6 @@ from collect.sample_columns.segment import (
     MAGIC,
     MOST_LINE,
     SEGMENT,
-    SUFFIX,
     TABLES,
     Column,
     Digest,
@@ -28,6 +27,7 @@ from collect.sample_columns.segment import (
 from collect.sample_columns.tables import LISTED, Kind
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.part_files import COLUMNS
 from shardlab.record import Record, Sample
 
 # Lines that are decoded at a time: this takes 2 ms, so that the next sample is not late, and each call serves many values.
@@ -46,7 +46,7 @@ class ColumnsWriter:
         """records: the record file. The file of columns is created beside it when the first segment is written. begin: the
         size of the record file."""
         self.error: OSError | None = None  # why nothing more is written; the record file has all samples all the same
-        self._path = records.with_name(records.name.removesuffix(".jsonl") + SUFFIX)
+        self._path = records.with_name(records.name.removesuffix(".jsonl") + COLUMNS)
         self._end, self._has_written = begin, False
         self._start()
 
