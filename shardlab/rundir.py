@@ -13,7 +13,6 @@ from shardlab import run as run_file
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.faults import LostWorker
-from shardlab.part_files import COLUMNS
 from shardlab.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, damaged_line, read_lines
 
 VALIDATION = "validation.jsonl"
@@ -77,12 +76,8 @@ class RunDir:
         return self.path / VALIDATION
 
     def samples_file(self, host: str) -> Path:
-        """The file with the telemetry samples of a host."""
+        """The file with the telemetry samples of a host. In long runs, HOST.columns beside it repeats them as columns."""
         return self.path / "samples" / f"{host}.jsonl"
-
-    def columns_file(self, host: str) -> Path:
-        """The file that repeats the telemetry samples of a host as columns. Short runs do not have it."""
-        return self.path / "samples" / f"{host}{COLUMNS}"
 
     def sampled_hosts(self) -> list[str]:
         """The names of the hosts that have a file of telemetry samples."""

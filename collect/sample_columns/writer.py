@@ -76,6 +76,8 @@ class ColumnsWriter:
         """Move the values of the lines that wait into the columns."""
         lines = b"".join(self._waiting)
         self._waiting = []
+        if not lines or not self._is_sound:
+            return
         self._digest.lines(lines)
         try:
             samples = decoder(Sample).decode_lines(lines)
@@ -91,18 +93,21 @@ class ColumnsWriter:
             self._is_sound = False
 
     def _write(self) -> None:
-        """Append a segment with all lines since the last segment. If it cannot be one, a reader decodes the lines."""
-        stored = {name: table.stored() for name, table in self._tables.items()}
-        found = {name: Table(self._tables[name].rows, [column for column, _ in columns]) for name, columns in stored.items()}
-        values = b"".join(part for columns in stored.values() for _, part in columns)
-        segment = msgspec.json.encode(Segment(self._begin, self._end, found))
-        line = MAGIC + self._digest.finished(segment, values).encode() + b'","segment":' + segment + b"}\n"
-        if self._is_sound and self._end > self._begin and len(line) <= MOST_LINE:
-            try:
-                files.append(self._path, line + values)
-                self._has_written = True
-            except OSError as error:
-                self.error = error
+        """Append a segment with all lines since the last segment. If the lines cannot be one, a reader decodes them."""
+        if self._is_sound and self._end > self._begin:
+            stored = {name: table.stored() for name, table in self._tables.items()}
+            found = {
+                name: Table(self._tables[name].rows, [column for column, _ in columns]) for name, columns in stored.items()
+            }
+            values = b"".join(part for columns in stored.values() for _, part in columns)
+            segment = msgspec.json.encode(Segment(self._begin, self._end, found))
+            line = MAGIC + self._digest.finished(segment, values).encode() + b'","segment":' + segment + b"}\n"
+            if len(line) <= MOST_LINE:
+                try:
+                    files.append(self._path, line + values)
+                    self._has_written = True
+                except OSError as error:
+                    self.error = error
         self._start()
 
 

@@ -90,11 +90,11 @@ def part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
         samples += sorted(of_run, key=lambda sample: (sample.host, sample.wall_s))
         counts.append(len(of_run))
     hosts = _frame(tables.HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
-    played, sizes = tables.of_samples(samples)
-    more = [pl.Series("played", played, pl.Boolean), pl.Series("memory_total_bytes", sizes, pl.Int64)]
+    of_samples = zip(tables.OF_SAMPLES.items(), tables.of_samples(samples), strict=True)
+    more = [_series(name, values, KINDS[kind]) for (name, kind), values in of_samples]
     nics, gpus, rdma = (
-        (list(map(len, of_samples)), _frame(columns, [device for of_sample in of_samples for device in of_sample]))
-        for columns, of_samples in (
+        (list(map(len, of_kind)), _frame(columns, [device for of_sample in of_kind for device in of_sample]))
+        for columns, of_kind in (
             (tables.NICS, [sample.nics or () for sample in samples]),
             (tables.GPUS, [sample.gpus or () for sample in samples]),
             (tables.RDMA, [sample.rdma or () for sample in samples]),
@@ -155,9 +155,13 @@ def _series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
     """Make a column of a frame. If its values are lists, each distinct list is converted only once, because converting is
     slow."""
     if not isinstance(kind, pl.List):
-        return pl.Series(name, values, kind)
+        try:
+            return pl.Series(name, values, kind)
+        except TypeError:  # an integer of more than 64 bits, which no counter has: it becomes null
+            return pl.Series(name, values, kind, strict=False)
     if not any(values) and len(values) and None not in values:  # the usual case: all lists are empty
         return pl.Series(name, [[]], kind).new_from_index(0, len(values))
     places: dict[tuple[Any, ...] | None, int] = {}
     rows = [places.setdefault(None if value is None else tuple(value), len(places)) for value in values]
-    return pl.Series(name, [None if value is None else list(value) for value in places], kind)[np.array(rows, np.uint32)]
+    distinct = [None if value is None else list(value) for value in places]
+    return pl.Series(name, distinct, kind, strict=False)[np.array(rows, np.uint32)]

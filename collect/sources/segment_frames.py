@@ -124,7 +124,8 @@ def _series(name: str, kind: Kind, columns: Sequence[CheckedColumn], rows: Seque
     parts, nulls = [], []
     for column, count in zip(columns, rows, strict=True):
         value = column.distinct[0] if column.distinct else 0
-        parts.append(np.full(count, value or 0, _NUMBERS[kind]) if column.values is None else column.values)
+        filled = 0 if value is None else value  # and not `value or 0`, which makes 0.0 of -0.0
+        parts.append(np.full(count, filled, _NUMBERS[kind]) if column.values is None else column.values)
         nulls.append(np.full(count, value is None) if column.nulls is None else column.nulls)
     series = pl.Series(name, np.concatenate(parts), KINDS[kind])
     absent = np.concatenate(nulls)
