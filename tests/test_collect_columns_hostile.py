@@ -64,11 +64,11 @@ def test_a_segment_after_a_torn_segment_is_used(tmp_path):
 
 
 def test_a_byte_that_was_changed_is_noticed(tmp_path):
-    path = write(tmp_path, [sample(tick) for tick in range(20)])
+    path = write(tmp_path, [sample(tick) for tick in range(9)])
     columns = path.with_suffix(".columns")
     content, chance = columns.read_bytes(), random.Random(3)
     all_used, expected = is_same(tmp_path), support.without_columns(tmp_path)
-    for place in [*range(0, 100, 7), *(chance.randrange(len(content)) for _ in range(50))]:
+    for place in [*range(0, 100, 9), *(chance.randrange(len(content)) for _ in range(30))]:
         changed = bytearray(content)
         changed[place] ^= 1 << chance.randrange(8)
         columns.write_bytes(changed)

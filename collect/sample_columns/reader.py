@@ -172,8 +172,8 @@ class _OpenFile(Generic[Built]):
 def segments(descriptor: int, size: int) -> Iterator[tuple[int, ReadSegment]]:
     """The segments of a file of columns, in the order of the file: (place of its values, the segment).
 
-    size: the size of the file. A segment whose line is damaged, or after whose values neither the file ends nor a segment
-    begins, is left out: a sampler was killed while it wrote the segment. Raises OSError.
+    size: the size of the file. A segment is left out if its line is damaged, or if its values are not followed by the end of
+    the file or by another segment: then a sampler was killed while it wrote the segment. Raises OSError.
     """
     place, faults = 0, 0
     while (place := _find(descriptor, place, size)) < size and faults < MOST_FAULTS:
@@ -184,7 +184,7 @@ def segments(descriptor: int, size: int) -> Iterator[tuple[int, ReadSegment]]:
         try:
             segment = read_line(line[1:end] if end > 0 else b"")
             after = place + end + 1 + segment.bytes
-            if after != size and (after > size or os.pread(descriptor, len(MAGIC), after) != MAGIC):
+            if after > size or not MAGIC.startswith(os.pread(descriptor, len(MAGIC), after)):
                 raise SegmentFault("its values are not complete")
         except SegmentFault:
             faults += 1
