@@ -160,7 +160,7 @@ class _OpenFile(Generic[Built]):
             place += count
         if block[count - 1] != 10:  # a line break
             raise SegmentFault("it ends within a line")
-        values = os.pread(self._columns, segment.bytes, at)
+        values = os.pread(self._columns, segment.size, at)
         if digest.finished(segment.hashed, values) != segment.sha256:
             raise SegmentFault("the digest is another one")
         last_wall_s = segment.last_wall_s(values)
@@ -183,7 +183,7 @@ def segments(descriptor: int, size: int) -> Iterator[tuple[int, ReadSegment]]:
             end = line.find(b"\n", 1)
         try:
             segment = read_line(line[1:end] if end > 0 else b"")
-            after = place + end + 1 + segment.bytes
+            after = place + end + 1 + segment.size
             if after > size or not MAGIC.startswith(os.pread(descriptor, len(MAGIC), after)):
                 raise SegmentFault("its values are not complete")
         except SegmentFault:

@@ -112,15 +112,15 @@ class PlacedColumn(msgspec.Struct, frozen=True):
 class ReadSegment(msgspec.Struct, frozen=True):
     """A segment whose line was checked. Its values were not.
 
-    begin, end: as in `Segment`. rows: table -> number of its rows. columns: table -> column -> where its values are. bytes: the
-    size of all values. sha256: the expected digest. hashed: the JSON of the segment, which is part of the digest.
+    begin, end: as in `Segment`. rows: table -> number of its rows. columns: table -> column -> where its values are. size: of
+    all values in bytes. sha256: the expected digest. hashed: the JSON of the segment, which is part of the digest.
     """
 
     begin: int
     end: int
     rows: dict[str, int]
     columns: dict[str, dict[str, PlacedColumn]]
-    bytes: int
+    size: int
     sha256: str
     hashed: bytes
 

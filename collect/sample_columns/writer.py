@@ -30,8 +30,8 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.part_files import COLUMNS
 from shardlab.record import Record, Sample
 
-# Lines that are decoded at a time: this takes 2 ms, so that the next sample is not late, and each call serves many values.
-BATCH = 32
+# Lines that are decoded at a time: this takes 8 ms, so that the next sample is not late, and each call serves many values.
+BATCH = 100
 _CODES = {0: "B", 1: "B", 2: "H", 4: "I"}  # width of a code in bytes -> type code of `array`
 
 

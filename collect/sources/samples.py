@@ -90,8 +90,8 @@ def part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
         samples += sorted(of_run, key=lambda sample: (sample.host, sample.wall_s))
         counts.append(len(of_run))
     hosts = _frame(tables.HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
-    of_samples = zip(tables.OF_SAMPLES.items(), tables.of_samples(samples), strict=True)
-    more = [_series(name, values, KINDS[kind]) for (name, kind), values in of_samples]
+    played, sizes = tables.of_samples(samples)
+    more = [_series("played", played, pl.Boolean), _series("memory_total_bytes", sizes, pl.Int64)]
     nics, gpus, rdma = (
         (list(map(len, of_kind)), _frame(columns, [device for of_sample in of_kind for device in of_sample]))
         for columns, of_kind in (
@@ -140,7 +140,7 @@ def _place(hosts: pl.DataFrame, row: int) -> tuple[Any, ...]:
     return hosts.select("run", "host", "wall_s").row(row)
 
 
-def _repeated(counts: Sequence[int]) -> np.ndarray:
+def _repeated(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """For each index, repeat the index as often as the count at this index says: [2, 1] gives [0, 0, 1]."""
     return np.repeat(np.arange(len(counts)), np.array(counts, int))
 

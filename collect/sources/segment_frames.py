@@ -119,8 +119,9 @@ def _series(name: str, kind: Kind, columns: Sequence[CheckedColumn], rows: Seque
     if kind in LISTED:
         return _of_codes(name, kind, columns, rows)
     alike = {repr(column.distinct) for column in columns}  # as text, because 0.0 equals -0.0
-    if len(alike) == 1 and columns[0].distinct is not None and sum(rows):
-        return pl.Series(name, columns[0].distinct, KINDS[kind]).new_from_index(0, sum(rows))
+    total = sum(rows)
+    if len(alike) == 1 and columns[0].distinct is not None and total:
+        return pl.Series(name, columns[0].distinct, KINDS[kind]).new_from_index(0, total)
     parts, nulls = [], []
     for column, count in zip(columns, rows, strict=True):
         value = column.distinct[0] if column.distinct else 0
