@@ -145,18 +145,28 @@ class _CollectedColumn:
 
     def extend(self, values: Sequence[Any]) -> None:
         if self._kind in LISTED:
-            if self._kind != "text":
-                values = [None if value is None else tuple(value) for value in values]
-            codes = self._distinct
-            self._values.extend(array("I", [codes.setdefault(value, len(codes)) for value in values]))
+            self._values.extend(array("I", self._codes(values)))
             return
-        if None in values:
-            self._nulls += bytes(len(self._values) - len(self._nulls)) + bytes(value is None for value in values)
-            self._has_value = self._has_value or any(value is not None for value in values)
+        absent = values.count(None)
+        if absent:
+            self._nulls += bytes(len(self._values) - len(self._nulls))
+        if absent == len(values):
+            self._nulls += b"\1" * absent
+            self._values.frombytes(bytes(absent * self._values.itemsize))
+            return
+        self._has_value = True
+        if absent:
+            self._nulls += bytes([value is None for value in values])
             values = [0 if value is None else value for value in values]
-        else:
-            self._has_value = True
         self._values.extend(array(self._values.typecode, values))
+
+    def _codes(self, values: Sequence[Any]) -> list[int]:
+        if self._kind != "text":
+            values = [None if value is None else tuple(value) for value in values]
+        codes = list(map(self._distinct.get, values))
+        if None in codes:  # there are new values
+            codes = [self._distinct.setdefault(value, len(self._distinct)) for value in values]
+        return codes
 
     def stored(self) -> tuple[Column, bytes]:
         """The column in the form in which it is stored. If all rows have the same value, it is stored once."""
