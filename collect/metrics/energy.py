@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.loading.telemetry import covered
+from collect.loading.telemetry import covered_pct
 from collect.metric import Metric, MetricColumn
 from collect.metrics.network import LEAST_COVERAGE
 
@@ -84,7 +84,7 @@ def _from_counter(times: np.ndarray, counter: np.ndarray, span: tuple[float, flo
     """
     if not len(times) or times[0] > span[0] or times[-1] < span[1] or (np.diff(counter) < 0).any():
         return None
-    if covered(times, span)[0] < 100 * LEAST_COVERAGE:
+    if covered_pct(times, span) < 100 * LEAST_COVERAGE:
         return None
     first, last = np.interp(span, times, counter)
     return float(last - first)
@@ -97,7 +97,7 @@ def _from_power(times: np.ndarray, power: np.ndarray, span: tuple[float, float])
     times, power: of the samples of the GPU, ordered by time.
     """
     start, end = span
-    if covered(times, span)[0] < 100 * LEAST_COVERAGE:
+    if covered_pct(times, span) < 100 * LEAST_COVERAGE:
         return None
     first, last = max(start, times[0]), min(end, times[-1])
     moments = np.concatenate(([first], times[(first < times) & (times < last)], [last]))

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.loading.telemetry import covered
+from collect.loading.telemetry import covered_pct
 from collect.metric import Metric, MetricColumn
 from collect.sources.device_rows import Counter, Device, DeviceRows
 from collect.sources.samples import INTERFACE
@@ -192,7 +192,7 @@ def counted(counter: Counter, span: tuple[float, float]) -> float | None:
     if len(times) < 2 or not _grows(values, boots):
         return None
     start, end = max(span[0], float(times[0])), min(span[1], float(times[-1]))
-    if end - start < LEAST_COVERAGE * (span[1] - span[0]) or covered(times, span)[0] < 100 * LEAST_COVERAGE:
+    if end - start < LEAST_COVERAGE * (span[1] - span[0]) or covered_pct(times, span) < 100 * LEAST_COVERAGE:
         return None
     return _at(end, times, values) - _at(start, times, values)
 
