@@ -154,8 +154,8 @@ def growth_bounds(counter: Counter, span: tuple[float, float], apart_s: float = 
     times, values, boots = counter
 
     def at(moment: float) -> tuple[int, int] | None:
-        least = int(np.searchsorted(times, moment - apart_s, "right")) - 2
-        most = int(np.searchsorted(times, moment + apart_s, "left"))
+        least = int(times.searchsorted(moment - apart_s, "right")) - 2
+        most = int(times.searchsorted(moment + apart_s, "left"))
         return None if least < 0 or most == len(times) else (least, most)
 
     start, end = at(span[0]), at(span[1])
@@ -185,9 +185,9 @@ def counted(counter: Counter, span: tuple[float, float]) -> float | None:
     moments = counter.wall_s
     # The slice contains the samples within the span, the nearest sample before the span, and the nearest sample after the span.
     # If several samples have the same time as such a nearest sample, the slice contains all of them.
-    before, after = int(np.searchsorted(moments, span[0], "right")), int(np.searchsorted(moments, span[1], "left"))
-    first = int(np.searchsorted(moments, moments[before - 1], "left")) if before else 0
-    last = int(np.searchsorted(moments, moments[after], "right")) if after < len(moments) else len(moments)
+    before, after = int(moments.searchsorted(span[0], "right")), int(moments.searchsorted(span[1], "left"))
+    first = int(moments.searchsorted(moments[before - 1], "left")) if before else 0
+    last = int(moments.searchsorted(moments[after], "right")) if after < len(moments) else len(moments)
     times, values, boots = (of_counter[first:last] for of_counter in counter)
     if len(times) < 2 or not _grows(values, boots):
         return None
@@ -204,7 +204,7 @@ def _grows(values: np.ndarray, boots: np.ndarray) -> bool:
 
 def _at(moment: float, times: np.ndarray, values: np.ndarray) -> float:
     """The interpolated value of a counter at a moment between the first and the last of `times`."""
-    index = max(int(np.searchsorted(times, moment, "left")), 1)
+    index = max(int(times.searchsorted(moment, "left")), 1)
     (before_s, after_s), (before, after) = times[index - 1 : index + 1].tolist(), values[index - 1 : index + 1].tolist()
     return float(before + (moment - before_s) / (after_s - before_s or 1) * (after - before))
 

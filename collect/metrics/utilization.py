@@ -84,7 +84,7 @@ def _mean_of_means(run: LoadedRun, devices: DeviceRows, column: str) -> Quantity
         return None
     parts: dict[str, list[np.ndarray]] = {}
     for device, (times, values) in devices.values(column).items():
-        first, last = np.searchsorted(times, run.window[0], "left"), np.searchsorted(times, run.window[1], "right")
+        first, last = times.searchsorted(run.window[0], "left"), times.searchsorted(run.window[1], "right")
         if first < last:
             parts.setdefault(device[-1], []).append(values[first:last])
     means = [float(np.concatenate(of_device).mean()) for of_device in parts.values()]

@@ -12,6 +12,9 @@ import polars as pl
 Device = tuple[Any, ...]  # the values of the columns that identify a device
 
 
+MANY = 2_000  # frames with fewer rows are searched by a loop of Python, because each call of polars takes as long as many rows
+
+
 class Counter(NamedTuple):
     """The values of a counter of one device, from the samples that have a value, in the order of their times.
 
@@ -33,11 +36,8 @@ class DeviceRows:
         """rows: a frame of samples, such as `Samples.gpus`. keys: the columns that identify a device."""
         self._rows = rows
         self._wall_s = rows["wall_s"].to_numpy()
-        grouped = rows.select(keys).with_row_index("row").group_by(keys, maintain_order=True).agg("row")
         # Device -> the indexes of its rows, which are in the order of the times, as in the frame.
-        self.of: dict[Device, np.ndarray] = {
-            device: places.to_numpy() for device, places in zip(grouped.select(keys).rows(), grouped["row"], strict=True)
-        }
+        self.of: dict[Device, np.ndarray] = _small(rows, keys) if rows.height < MANY else _large(rows, keys)
 
     @cached_property
     def _times(self) -> dict[Device, np.ndarray]:
@@ -45,8 +45,9 @@ class DeviceRows:
 
     @cached_property
     def _boots(self) -> dict[Device, np.ndarray]:
-        boots = self._rows["boot_id"].cast(pl.Categorical).to_physical().to_numpy()
-        return {device: boots[places] for device, places in self.of.items()}
+        boots = self._rows["boot_id"]
+        numbers = boots.cast(pl.Categorical).to_physical().to_numpy() if len(boots) >= MANY else _numbered(boots.to_list())
+        return {device: numbers[places] for device, places in self.of.items()}
 
     def values(self, *columns: str | pl.Series) -> dict[Device, tuple[np.ndarray, ...]]:
         """For each device the times and the values of some columns, from the samples that have a value in all of them.
@@ -54,7 +55,8 @@ class DeviceRows:
         columns: the name of a column, or a column with a value for each row of the frame.
         """
         kept, series = self._kept(columns)
-        arrays = [each.fill_null(0).to_numpy() for each in series]
+        # a call of `fill_null` takes longer than all else for a short run
+        arrays = [(each.fill_null(0) if each.null_count() else each).to_numpy() for each in series]
         if kept is None:
             return {device: (self._times[device], *(one[rows] for one in arrays)) for device, rows in self.of.items()}
         found = {}
@@ -76,3 +78,20 @@ class DeviceRows:
         series = [self._rows[column] if isinstance(column, str) else column for column in columns]
         absent = [each.is_null().to_numpy() for each in series if each.null_count()]
         return (~np.any(absent, axis=0) if absent else None), series
+
+
+def _large(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, np.ndarray]:
+    grouped = rows.select(keys).with_row_index("row").group_by(keys, maintain_order=True).agg("row")
+    return {device: places.to_numpy() for device, places in zip(grouped.select(keys).rows(), grouped["row"], strict=True)}
+
+
+def _small(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, np.ndarray]:
+    places: dict[Device, list[int]] = {}
+    for row, device in enumerate(zip(*(rows[key].to_list() for key in keys), strict=True)):
+        places.setdefault(device, []).append(row)
+    return {device: np.array(of_device) for device, of_device in places.items()}
+
+
+def _numbered(values: Sequence[str]) -> np.ndarray:
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values])
