@@ -1,27 +1,34 @@
 """Measures the wall-clock time, CPU time and peak memory that reading the telemetry of one long run takes.
 
-    python benchmarks/telemetry.py [--nodes 64] [--gpus 8] [--seconds 3600] [--hz 1] [--rounds 3]
+    python benchmarks/telemetry.py [--nodes 64] [--gpus 8] [--seconds 3600] [--hz 1] [--rounds 3] [--killed]
 
 Writes one completed run of this size as samplers leave it: for each node a file with samples of GPUs, network interfaces, RDMA
-ports and the cores of the processor. Then a process reads the run as `collect summarize` does, and computes the coverage of
-each node and all metrics of the run. The time is from the start of reading, without the start of Python and its imports. The
-memory is that of all processes together.
+ports and the cores of the processor, and beside it the columns that the sampler's own code makes of them. Then a process reads
+the run as `collect summarize` does, and computes the coverage of each node and all metrics of the run. The time is from the
+start of reading, without the start of Python and its imports. The memory is that of all processes together.
+
+--killed: also measures the run if all samplers were killed before they wrote their last segment of columns, and if there are no
+columns at all.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from small_cell import cell
 from summarize import cost
 
+from collect.sample_columns.segment import MAGIC
+from collect.sample_columns.writer import ColumnsWriter
 from shardlab import files, host
 from shardlab.cell import Cell
 from shardlab.record import SCHEMA, Event, GpuSample, NicSample, RdmaSample, Record, Result, Sample, StepRecord
@@ -47,6 +54,19 @@ quantities = metric.quantities(run)
 covered = [entry.coverage_pct for entry in run.coverage]
 print(time.perf_counter() - began, run.samples.hosts.height, run.samples.gpus.height, len(covered), len(quantities))
 """
+
+
+class Measured(NamedTuple):
+    """The median of the times, the largest peak of the memory, and what the process printed."""
+
+    seconds: float
+    cpu_s: float
+    mb: float
+    printed: list[str]
+
+    def line(self, what: str) -> str:
+        """A line of the table. what: which files the run has."""
+        return f"{what:34} {self.seconds:6.2f} s  {self.cpu_s:6.2f} CPU s  {self.mb:6.0f} MB"
 
 
 def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float) -> RunDir:
@@ -94,8 +114,30 @@ def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float
     # all nodes get the samples of the first node, because making other numbers for each node would take minutes
     for name in names:
         files.write_json(folder.environment(name), msgspec.structs.replace(machine, host=name), sync=False)
-        folder.samples_file(name).write_bytes(first.replace(names[0].encode(), name.encode()))
+        lines = first.replace(names[0].encode(), name.encode())
+        folder.samples_file(name).write_bytes(lines)
+        with contextlib.closing(ColumnsWriter(folder.samples_file(name), 0)) as columns:
+            for line in lines.splitlines(keepends=True):
+                columns.add(line)
     return folder
+
+
+def without_last_segment(folder: RunDir) -> None:
+    """Remove the last segment of each file of columns, which a killed sampler does not write."""
+    for path in folder.samples_file("node").parent.glob("*.columns"):
+        path.write_bytes(path.read_bytes().rpartition(MAGIC)[0])
+
+
+def measured(workspace: Path, run_id: str, rounds: int) -> Measured:
+    """Read the run in processes of their own. rounds: how often."""
+    costs, seconds = [], []
+    for _ in range(rounds):
+        with (workspace / "answer").open("w") as stdout:
+            costs.append(cost([sys.executable, "-c", READ, str(workspace), run_id], stdout=stdout))
+        printed = (workspace / "answer").read_text().split()
+        seconds.append(float(printed[0]))
+    cpu_s = statistics.median(one.cpu_s for one in costs)
+    return Measured(statistics.median(seconds), cpu_s, max(one.mb for one in costs), printed[1:])
 
 
 def _lines(path: Path, records: list[Record]) -> None:
@@ -132,30 +174,30 @@ def _sample(name: str, uuids: list[str], t: float, chance: random.Random) -> Sam
 
 
 def main() -> None:
-    """Print the size of the run, and the cost of reading it: the median of the times, and the largest peak of the memory."""
+    """Print the size of the run, and the cost of reading it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--gpus", type=int, default=8, help="of each node (default: 8)")
     parser.add_argument("--seconds", type=float, default=3600, help="(default: 3600)")
     parser.add_argument("--hz", type=float, default=1, help="samples per second (default: 1)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--killed", action="store_true", help="also without the columns that killed samplers do not write")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = write(Workspace(Path(name)), given.nodes, given.gpus, given.seconds, given.hz)
-        written = [path.stat().st_size for path in folder.samples_file("node").parent.iterdir()]
-        answer = Path(name) / "answer"
-        costs, seconds = [], []
-        for _ in range(given.rounds):
-            with answer.open("w") as stdout:
-                costs.append(cost([sys.executable, "-c", READ, name, folder.run_id], stdout=stdout))
-            seconds.append(float(answer.read_text().split()[0]))
-        hosts, gpus, covered, metrics = answer.read_text().split()[1:]
-    print(f"{len(written)} nodes, {sum(written) / 1e6:.0f} MB of samples, {os.cpu_count()} processors")
-    print(f"{hosts} samples of hosts, {gpus} of GPUs -> coverage of {covered} nodes, {metrics} metrics")
-    spent = statistics.median(one.cpu_s for one in costs)
-    print(
-        f"read and aggregated  {statistics.median(seconds):6.2f} s  {spent:6.2f} CPU s  {max(one.mb for one in costs):6.0f} MB"
-    )
+        samples = folder.samples_file("node").parent
+        lines, columns = (sum(path.stat().st_size for path in samples.glob(name)) / 1e6 for name in ("*.jsonl", "*.columns"))
+        found = measured(Path(name), folder.run_id, given.rounds)
+        hosts, gpus, covered, metrics = found.printed
+        print(f"{given.nodes} nodes, {lines:.0f} MB of samples, {columns:.0f} MB of columns, {os.cpu_count()} processors")
+        print(f"{hosts} samples of hosts, {gpus} of GPUs -> coverage of {covered} nodes, {metrics} metrics")
+        print(found.line("read and aggregated"))
+        if given.killed:
+            without_last_segment(folder)
+            print(measured(Path(name), folder.run_id, given.rounds).line("samplers killed, no last segment"))
+            for path in samples.glob("*.columns"):
+                path.unlink()
+            print(measured(Path(name), folder.run_id, given.rounds).line("no columns"))
 
 
 if __name__ == "__main__":

@@ -111,6 +111,23 @@ def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> 
         raise WorkspaceError.from_os_error(_named(error, path), "write") from error
 
 
+def append(path: Path, content: bytes) -> None:
+    """Append to a regular file, which is created if it does not exist. Raises OSError.
+
+    If the process is killed, the file may have only the beginning of the content.
+    """
+    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, how, 0o644)
+    try:
+        if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+            raise NotRegular(path, kind_of(mode))
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
     """Yield a temporary file, opened for writing. At the end of the block, the file is synced and renamed to `path`.

@@ -308,6 +308,11 @@ def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
         return RecordLines([])
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
+    return decode_lines(raw, kind)
+
+
+def decode_lines(raw: bytes, kind: type[T]) -> RecordLines[T]:
+    """As `read_lines`, for the content of a record file, or for a part of the content that begins at the start of a line."""
     of_kind = decoder(kind)
     try:
         # Decoding all lines in one call is several times as fast as line by line. Both give the same records if each line is
@@ -334,8 +339,7 @@ def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
 
 
 def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None:
-    """Find the first line of a file that is not a valid record. Returns (line number from 1, reason); None if all lines are
-    valid.
+    """Find the first line of a file that is not a valid record: (its number from 1, the reason). None: all are valid.
 
     A line that a killed writer left incomplete does not count as damage, because such a line is expected: the next writer
     starts a new line after it. kind: the type of the records.
@@ -353,25 +357,26 @@ def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None
 class LineWriter:
     """Appends records to a file. Each record is one write, so that a killed writer leaves at most the last line incomplete."""
 
-    _HOW = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    _HOW = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
     def __init__(self, path: Path) -> None:
-        self._encoder = msgspec.json.Encoder()
-        self._path = path
+        self._encoder, self._path = msgspec.json.Encoder(), path
         try:
             try:
                 self._descriptor = os.open(path, self._HOW, 0o644)
             except FileNotFoundError:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(path, self._HOW, 0o644)
-            if (size := os.fstat(self._descriptor).st_size) and not _ends_line(path, size):
+            if (size := os.fstat(self._descriptor).st_size) and os.pread(self._descriptor, 1, size - 1) != b"\n":
                 # An earlier writer left its last line incomplete. End this line, so that the next record starts a new line.
-                os.write(self._descriptor, b"\n")
+                size += os.write(self._descriptor, b"\n")
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "write") from error
+        self.begin = size  # bytes of the file before the first record of this writer
 
-    def write(self, record: Record, *, sync: bool = False) -> None:
-        """Append one record to the file. sync: whether to wait until the record is on the disk. Raises WorkspaceError."""
+    def write(self, record: Record, *, sync: bool = False) -> bytes:
+        """Append one record to the file, and return its line. sync: whether to wait until the record is on the disk. Raises
+        WorkspaceError."""
         line = self._encoder.encode(record) + b"\n"
         try:
             written = os.write(self._descriptor, line)
@@ -382,6 +387,7 @@ class LineWriter:
         except OSError as error:
             error.filename = str(self._path)
             raise WorkspaceError.from_os_error(error, "write") from error
+        return line
 
     def close(self) -> None:
         """Close the file."""
@@ -392,9 +398,3 @@ class LineWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _ends_line(path: Path, size: int) -> bool:
-    with path.open("rb") as handle:
-        handle.seek(size - 1)
-        return handle.read(1) == b"\n"

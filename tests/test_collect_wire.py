@@ -1,13 +1,22 @@
 """Samples of a counter give bounds for its growth. The bounds can show that fewer bytes were sent than the strategy counts."""
 
 import msgspec
+import numpy as np
 import pytest
 import support_collect as support
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collect.metrics import network, wire
+from collect.sources.device_rows import Counter
 from shardlab.record import ClockOffset, NicSample, Result, Sample, StepRecord
+
+
+def series(seen):
+    """A counter from its samples. seen: (time, value, name of the boot) of each sample."""
+    times, values, boots = zip(*seen, strict=True)
+    return Counter(np.array(times, float), np.array(values), np.unique(boots, return_inverse=True)[1])
+
 
 TENTHS = st.integers(0, 300)  # moments in tenths of a second: as integers, so that equal moments occur
 
@@ -29,7 +38,7 @@ def test_what_was_really_sent_is_within_the_bounds(sent, begun, delays, edges):
 
     ends = [*begun[1:], begun[-1] + 10]
     seen = [(at, counter(at + delay * (end - at)), "boot") for at, end, delay in zip(begun, ends, delays, strict=False)]
-    bounds = network.growth_bounds(seen, tuple(edges))
+    bounds = network.growth_bounds(series(seen), tuple(edges))
     if bounds is None:
         assert edges[0] < begun[1] or edges[1] > begun[-1]
     else:
@@ -39,10 +48,10 @@ def test_what_was_really_sent_is_within_the_bounds(sent, begun, delays, edges):
 def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
     seen = [(float(at), 100 * at, "boot") for at in range(20)]
     # At 3.5 s the counter was between its values at 2 s and 4 s, and at 13.5 s between its values at 12 s and 14 s.
-    assert network.growth_bounds(seen, (3.5, 13.5)) == (1200 - 400, 1400 - 200)
+    assert network.growth_bounds(series(seen), (3.5, 13.5)) == (1200 - 400, 1400 - 200)
     # The host's clock may be 1 s early or late. So at 3.5 s the counter was between its values at 1 s and 5 s, and at 13.5 s
     # between its values at 11 s and 15 s.
-    assert network.growth_bounds(seen, (3.5, 13.5), apart_s=1.0) == (1100 - 500, 1500 - 100)
+    assert network.growth_bounds(series(seen), (3.5, 13.5), apart_s=1.0) == (1100 - 500, 1500 - 100)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +66,7 @@ def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
 )
 def test_a_counter_that_does_not_say_it_has_no_bounds(seen):
     """The growth is unknown without a sample before the start and after the end, or if the counter was reset."""
-    assert network.growth_bounds(seen, (3.5, 13.5)) is None
+    assert network.growth_bounds(series(seen), (3.5, 13.5)) is None
 
 
 def loaded(period_s, *, sent_per_s=1000.0, nnodes=1, **records):

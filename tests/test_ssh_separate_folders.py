@@ -332,10 +332,10 @@ def test_a_copy_that_was_cut_is_replaced_by_the_whole_file(nodes, fetch):
 def test_of_two_logs_of_one_name_the_longer_is_kept_if_it_begins_with_the_other(nodes, fetch, longer):
     folder = ended(nodes)
     for node in ("gpu1", "gpu2"):
-        for name in ("log/of-both.log", "samples/of-both.jsonl"):
+        for name in ("log/of-both.log", "samples/of-both.jsonl", "samples/of-both.columns"):
             (nodes.part(node, folder).path / name).write_text("one\ntwo\n" if node == longer else "one\n")
     assert fetch()[folder.run_id]["complete"]
-    for name in ("log/of-both.log", "samples/of-both.jsonl"):
+    for name in ("log/of-both.log", "samples/of-both.jsonl", "samples/of-both.columns"):
         assert (folder.path / name).read_text() == "one\ntwo\n"
 
 

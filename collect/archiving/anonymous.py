@@ -27,6 +27,7 @@ from shardlab import expansion, host, inventory, record, run, study
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
+from shardlab.part_files import COLUMNS
 from shardlab.state import STATES
 from shardlab.workspace import Workspace
 
@@ -139,6 +140,8 @@ def changed_file(name: str, content: bytes, pseudonyms: Pseudonyms) -> bytes:
 
     name: the path of the file in the archive.
     """
+    if name.endswith(COLUMNS):
+        raise ShardlabError("it only repeats telemetry samples, in a form in which names cannot be replaced")
     is_log = "/log/" in name or "/events." in name
     if not name.endswith(".gz"):
         _must_be_text(content)

@@ -14,6 +14,7 @@ from shardlab import archive, files, plugin_source
 from shardlab import matrix as matrix_file
 from shardlab.archive import LeftOutFile
 from shardlab.errors import ShardlabError
+from shardlab.part_files import COLUMNS
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 from shardlab.workspace_trust import CODE
@@ -25,6 +26,7 @@ NEVER = ("checkpoints/*",)
 # out; if it is still too large, also those of the second group, and so on. The first groups have the largest files, and no
 # metric needs them. Telemetry is the last group, because metrics of memory, energy and network need telemetry.
 GROUPS = (
+    ("columns of telemetry, which only repeat its samples,", (f"samples/*{COLUMNS}",)),
     ("memory snapshots", ("memory/*.snapshot.json.gz",)),
     ("profiler traces", ("trace/*",)),
     ("logs", ("log/*",)),

@@ -6,7 +6,7 @@ import msgspec
 
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import counted
-from collect.sources import nccl_log, samples
+from collect.sources import nccl_log
 from collect.sources.nccl_log import NcclTransports
 
 
@@ -54,10 +54,10 @@ def _hosts(run: LoadedRun) -> list[HostTraffic]:
     """The busiest interface of each host. A host is left out if the traffic of any of its interfaces is unknown."""
     if run.window is None or run.clock_stepped:
         return []
-    received = samples.of_interfaces(run.whole_samples.nics, "rx_bytes")
+    received = run.interface_rows.counters("rx_bytes")
     of_host: dict[str, list[tuple[str, str, float | None, float | None]]] = {}
-    for (host, kind, name), seen in run.interfaces.items():
-        sent, got = counted(seen, run.window), counted(received[host, kind, name], run.window)
+    for (host, kind, name), counter in run.interfaces.items():
+        sent, got = counted(counter, run.window), counted(received[host, kind, name], run.window)
         of_host.setdefault(host, []).append((name, kind, sent, got))
     found = []
     for host, entries in of_host.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Self
 
@@ -11,9 +12,12 @@ import polars as pl
 from collect.loading import telemetry
 from collect.loading.records import RunRecords
 from collect.loading.telemetry import Coverage
-from collect.sources import memory, samples, snapshot, steps
+from collect.sample_columns.segment import ReadSegment
+from collect.sources import memory, samples, segment_frames, snapshot, steps
+from collect.sources.device_rows import Counter, Device, DeviceRows
 from collect.sources.memory import MemoryCurves
-from collect.sources.samples import Interface, Samples, Seen
+from collect.sources.samples import INTERFACE, Samples
+from collect.sources.segment_frames import CheckedSegment
 from collect.sources.snapshot import AllocatorHistory, AllocatorSnapshot
 from collect.sources.steps import Frames, Recorded
 from collect.traces import run_traces
@@ -26,7 +30,8 @@ from shardlab.record import Sample
 from shardlab.run import RunIdParts, parts_of
 from shardlab.study import Traces
 
-PART = 5_000  # samples are moved into frames when there are this many: as records, they need several times more memory
+PART = 2_500  # samples are moved into frames when there are this many: as records, they need several times more memory
+PART_OF_SEGMENTS = 10_000  # the same for samples in segments: making a frame takes about as long for one segment as for ten
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -126,12 +131,43 @@ class LoadedRun(RunRecords, dict=True):
         """The number of step records and samples that are in memory as records."""
         return super().count + sum(map(len, self.sample_records.values()))
 
-    def _add_samples(self, host: str, samples_of_host: list[Sample]) -> None:
-        super()._add_samples(host, samples_of_host)
-        self.sample_records[host] = samples_of_host
+    def _read_samples(self, hosts: Mapping[str, str]) -> None:
+        super()._read_samples(hosts)
+        self._move_segments()
+
+    def _of_segment(self, segment: ReadSegment, values: bytes) -> CheckedSegment:
+        return segment_frames.checked(segment, values)
+
+    def _add_samples(self, host: str, samples: list[Sample]) -> None:
+        if samples:
+            self._move_segments()  # they come before the records
+        self.sample_records.setdefault(host, []).extend(samples)
         if sum(map(len, self.sample_records.values())) >= PART:
+            self._move_records()
+
+    def _add_segment(self, segment: CheckedSegment | None) -> None:
+        assert segment is not None
+        self._move_records()  # they come before the segment
+        self.sample_segments.append(segment)
+        if sum(segment.samples for segment in self.sample_segments) >= PART_OF_SEGMENTS:
+            self._move_segments()
+
+    def _move_records(self) -> None:
+        """Move the samples in `sample_records` into frames."""
+        if any(self.sample_records.values()):
             self.sample_parts.append(samples.part([self.sample_records]))
             self.sample_records = {}
+
+    def _move_segments(self) -> None:
+        """Move the samples in `sample_segments` into frames."""
+        if self.sample_segments:
+            self.sample_parts.append(segment_frames.of_segments(self.sample_segments))
+            self.sample_segments = []
+
+    @cached_property
+    def sample_segments(self) -> list[CheckedSegment]:
+        """The segments of files of columns that are not yet in `sample_parts`. Empty after all files were read."""
+        return []
 
     @cached_property
     def sample_parts(self) -> list[Samples]:
@@ -188,9 +224,20 @@ class LoadedRun(RunRecords, dict=True):
         return self.whole_samples.gpus.filter("played") if self.plays_gpus else self.gpu_samples
 
     @cached_property
-    def interfaces(self) -> dict[Interface, list[Seen]]:
-        """The counter of sent bytes of each network interface at the time of each sample, from `whole_samples.nics`."""
-        return samples.of_interfaces(self.whole_samples.nics, "tx_bytes")
+    def gpu_rows(self) -> DeviceRows:
+        """The rows of each GPU in `gpu_samples`. A GPU is named by its host and its UUID."""
+        return DeviceRows(self.gpu_samples, ("host", "uuid"))
+
+    @cached_property
+    def interface_rows(self) -> DeviceRows:
+        """The rows of each network interface in `whole_samples.nics`. An interface is named by its host, its kind and its
+        name."""
+        return DeviceRows(self.whole_samples.nics, INTERFACE)
+
+    @cached_property
+    def interfaces(self) -> dict[Device, Counter]:
+        """The counter of sent bytes of each network interface, from `whole_samples.nics`."""
+        return self.interface_rows.counters("tx_bytes")
 
     @cached_property
     def coverage(self) -> list[Coverage]:

@@ -9,12 +9,15 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
+from collect.sample_columns import reader
+from collect.sample_columns.reader import BuiltSegment
+from collect.sample_columns.segment import ReadSegment
 from shardlab import files, suspension
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
@@ -39,6 +42,9 @@ from shardlab.rundir import VALIDATION, RunDir, judged
 from shardlab.state import JudgedState
 from shardlab.suspension import Pause
 
+if TYPE_CHECKING:  # frames need the extra `report`
+    from collect.sources.segment_frames import CheckedSegment
+
 FOLDERS = ("env", "memory", "samples", "steps", "trace")  # the subfolders of a run folder that are read
 NO_FOLDER = JudgedState("planned", "no run folder yet")
 _RANK = re.compile(r"steps/rank-(\d{5,})\.jsonl")
@@ -56,11 +62,11 @@ class Damage(msgspec.Struct):
     not_followed: dict[str, str] = {}  # name of an entry that is no regular file or folder -> its kind, such as "a symlink"
 
     def note(self, name: str, lines: RecordLines[R]) -> list[R]:
-        """Note the damaged lines of a file, and return the records of the file that could be read."""
+        """Note the damaged lines of a file or of a part of it, and return the records that could be read."""
         if lines.truncated:
             self.truncated.append(name)
         if lines.corrupt:
-            self.corrupt[name] = lines.corrupt
+            self.corrupt[name] = self.corrupt.get(name, 0) + lines.corrupt
         return lines.records
 
     @property
@@ -143,9 +149,7 @@ class RunRecords(msgspec.Struct):
         for name in parts.get("steps", ()):
             if match := _RANK.fullmatch(name):
                 self.step_records[int(match[1])] = self._lines(name, StepRecord)
-        for name in parts.get("samples", ()):
-            if match := _HOST.fullmatch(name):
-                self._add_samples(match[1], self._lines(name, Sample))
+        self._read_samples({name: match[1] for name in parts.get("samples", ()) if (match := _HOST.fullmatch(name))})
         if VALIDATION in names:
             self.validation = self._lines(VALIDATION, ValidationRecord)
         events = [event for name in names if _EVENTS.fullmatch(name) for event in self._lines(name, Event)]
@@ -172,13 +176,37 @@ class RunRecords(msgspec.Struct):
         self.last_record_s = max(moments_s)
         self._leave_out(suspension.of(events))
 
+    def _read_samples(self, hosts: Mapping[str, str]) -> None:
+        """Read all files of samples. hosts: {name of a file: name of its host}."""
+        last_s = 0.0  # the time of the last sample of the file so far
+        names = {f"{self.folder.path}/{name}": name for name in hosts}
+        for path, piece in reader.read(list(names), self._of_segment):
+            name = names[path]
+            if isinstance(piece, RecordLines):
+                samples = self.damage.note(name, piece)
+                last_s = samples[-1].wall_s if samples else last_s
+                self._add_samples(hosts[name], samples)
+            elif isinstance(piece, BuiltSegment):
+                last_s = piece.last_wall_s
+                self._add_segment(piece.built)
+            else:
+                self.last_record_s, last_s = max(self.last_record_s, last_s), 0.0
+                if piece.error is not None:
+                    self._note_unread(name, piece.error)
+
+    def _of_segment(self, _segment: ReadSegment, _values: bytes) -> CheckedSegment | None:
+        """What is kept of samples that are stored as columns. Called in several threads. Raises SegmentFault if a value is not
+        allowed."""
+        return None
+
     def _add_samples(self, host: str, samples: list[Sample]) -> None:
-        """Process the samples of one file. host: the name of the host, taken from the name of the file.
+        """Process samples of one file. host: the name of the host, taken from the name of the file.
 
         This class keeps only the time of the last sample, because the samples of a long run need gigabytes as records.
         """
-        if samples:
-            self.last_record_s = max(self.last_record_s, samples[-1].wall_s)
+
+    def _add_segment(self, segment: CheckedSegment | None) -> None:
+        """Process the result of `_of_segment`, in the order of the samples."""
 
     def _lines(self, name: str, kind: type[R]) -> list[R]:
         """The records that can be read from a file. Damaged lines are noted in `damage`, and also a file that is not a
@@ -186,11 +214,15 @@ class RunRecords(msgspec.Struct):
         try:
             return self.damage.note(name, read_lines(f"{self.folder.path}/{name}", kind))
         except WorkspaceError as error:
-            if isinstance(error.__cause__, NotRegular):
-                self.damage.not_followed[name] = error.__cause__.kind
-            if not isinstance(error.__cause__, NotRegular) or _EVENTS.fullmatch(name):
-                self._note_unreadable(str(error))
+            self._note_unread(name, error)
             return []
+
+    def _note_unread(self, name: str, error: WorkspaceError) -> None:
+        """Note a file that could not be read, or is not a regular file."""
+        if isinstance(error.__cause__, NotRegular):
+            self.damage.not_followed[name] = error.__cause__.kind
+        if not isinstance(error.__cause__, NotRegular) or _EVENTS.fullmatch(name):
+            self._note_unreadable(str(error))
 
     def _inside(self, part: str) -> list[str] | None:
         """The sorted paths of the entries of a subfolder, relative to the run folder; None if there is no such subfolder.

@@ -156,10 +156,15 @@ def covered(times: Sequence[float] | np.ndarray, span: tuple[float, float]) -> t
     """
     start, end = span
     at = np.asarray(times, float)
-    apart = np.diff(at)
-    seen = 0.0
-    if len(apart):
-        inside = np.minimum(at[1:], end) - np.maximum(at[:-1], start)
-        seen = float(inside[(inside > 0) & (apart <= _longest(apart))].sum())
-    longest = float(np.diff([start, *at[(start < at) & (at < end)], end]).max())
-    return 100 * seen / (end - start), longest
+    longest = float(np.diff(np.concatenate(([start], at[(start < at) & (at < end)], [end]))).max())
+    return covered_pct(at, span), longest
+
+
+def covered_pct(times: np.ndarray, span: tuple[float, float]) -> float:
+    """The percent of the span that the samples cover (`covered`)."""
+    start, end = span
+    apart = np.diff(times)
+    if not len(apart):
+        return 0.0
+    inside = np.minimum(times[1:], end) - np.maximum(times[:-1], start)
+    return 100 * float(inside[(inside > 0) & (apart <= _longest(apart))].sum()) / (end - start)

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.loading.telemetry import covered
+from collect.loading.telemetry import covered_pct
 from collect.metric import Metric, MetricColumn
 from collect.metrics.network import LEAST_COVERAGE
 
@@ -27,13 +27,11 @@ def energy(run: LoadedRun) -> Quantity | None:
     if run.paused or run.clock_stepped or run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
     used = run.result.gpus if run.result else None
-    sampled = run.gpu_samples.select(pl.struct("host", "uuid").n_unique()).item()
-    if used is not None and sampled != len(used):
+    if used is not None and len(run.gpu_rows.of) != len(used):
         return None  # some GPUs have no telemetry
     for column, of_gpu, kind in (("energy_j", _from_counter, "counter"), ("power_w", _from_power, "power samples")):
-        gpus = run.gpu_samples.select("host", "uuid", "wall_s", column).drop_nulls(column).sort("wall_s")
-        known = [of_gpu(rows, span) for _, rows in gpus.group_by("host", "uuid", maintain_order=True)]
-        if len(known) == sampled and None not in known:
+        known = [of_gpu(times, values, span) for times, values in run.gpu_rows.values(column).values()]
+        if None not in known:
             return Quantity(sum(joules for joules in known if joules is not None), "J", kind)
     return None
 
@@ -62,44 +60,44 @@ def idle_power(run: LoadedRun) -> Quantity | None:
     if run.gpu_samples.is_empty():
         return None
     first_step_s = run.steps["wall_s"].min()
-    gpus = run.gpu_samples.select("host", "uuid", "wall_s", "power_w", "processes")
-    gpus = gpus.drop_nulls(["power_w", "processes"]).sort("wall_s")
     used = run.result.gpus if run.result else None
-    if not isinstance(first_step_s, float) or gpus.is_empty():
+    if not isinstance(first_step_s, float):
         return None
     total, known = 0.0, 0
-    for _, rows in gpus.group_by("host", "uuid", maintain_order=True):
-        before = rows.filter(pl.col("wall_s") < first_step_s, (pl.col("processes") > 0).cum_sum() == 0)
-        if before.height < IDLE_SAMPLES:
+    for times, watts, processes in run.gpu_rows.values("power_w", "processes").values():
+        if not len(times):
+            continue
+        busy = np.flatnonzero(processes > 0)
+        idle = slice(busy[0] if len(busy) else None)
+        before = watts[idle][times[idle] < first_step_s]
+        if len(before) < IDLE_SAMPLES:
             return None
-        total, known = total + fmean(before["power_w"].to_list()), known + 1
-    return Quantity(total, "W") if used is None or known == len(used) else None
+        total, known = total + fmean(before.tolist()), known + 1
+    return Quantity(total, "W") if known and (used is None or known == len(used)) else None
 
 
-def _from_counter(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
+def _from_counter(times: np.ndarray, counter: np.ndarray, span: tuple[float, float]) -> float | None:
     """The growth of the energy counter of one GPU within the span, in joules, interpolated at both ends of the span.
 
     None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of the span, or if the counter
-    was reset. rows: the samples of the GPU, ordered by time.
+    was reset. times, counter: of the samples of the GPU, ordered by time.
     """
-    times, counter = rows["wall_s"].to_numpy(), rows["energy_j"].to_numpy()
     if not len(times) or times[0] > span[0] or times[-1] < span[1] or (np.diff(counter) < 0).any():
         return None
-    if covered(times, span)[0] < 100 * LEAST_COVERAGE:
+    if covered_pct(times, span) < 100 * LEAST_COVERAGE:
         return None
     first, last = np.interp(span, times, counter)
     return float(last - first)
 
 
-def _from_power(rows: pl.DataFrame, span: tuple[float, float]) -> float | None:
+def _from_power(times: np.ndarray, power: np.ndarray, span: tuple[float, float]) -> float | None:
     """The energy of one GPU within the span, in joules: the area under its power samples, by the trapezoidal rule.
 
-    For parts of the span without samples, the mean power is used. None if the samples cover less than 80 % of the span. rows:
-    the samples of the GPU, ordered by time.
+    For parts of the span without samples, the mean power is used. None if the samples cover less than 80 % of the span.
+    times, power: of the samples of the GPU, ordered by time.
     """
-    times, power = rows["wall_s"].to_numpy(), rows["power_w"].to_numpy()
     start, end = span
-    if covered(times, span)[0] < 100 * LEAST_COVERAGE:
+    if covered_pct(times, span) < 100 * LEAST_COVERAGE:
         return None
     first, last = max(start, times[0]), min(end, times[-1])
     moments = np.concatenate(([first], times[(first < times) & (times < last)], [last]))

@@ -16,13 +16,11 @@ def _of(counter: str) -> Callable[[LoadedRun], Quantity | None]:
         if run.window is None or run.clock_stepped or run.gpu_samples.is_empty():
             return None
         used = run.result.gpus if run.result else None
-        by_gpu = list(run.gpu_samples.group_by("host", "uuid", maintain_order=True))
-        if used is not None and len(by_gpu) != len(used):
+        if used is not None and len(run.gpu_rows.of) != len(used):
             return None  # some GPUs have no telemetry
         total = 0.0
-        for _, rows in by_gpu:
-            columns = (rows[name].to_list() for name in ("wall_s", counter, "boot_id"))
-            if (grown := counted(list(zip(*columns, strict=True)), run.window)) is None:
+        for values in run.gpu_rows.counters(counter).values():
+            if (grown := counted(values, run.window)) is None:
                 return None
             total += grown
         return Quantity(total, "bytes")

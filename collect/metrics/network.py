@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence, Set
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Mapping, Set
 
+import numpy as np
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.loading.telemetry import covered
+from collect.loading.telemetry import covered_pct
 from collect.metric import Metric, MetricColumn
-from collect.sources import samples
-from collect.sources.samples import Interface, Seen
+from collect.sources.device_rows import Counter, Device, DeviceRows
+from collect.sources.samples import INTERFACE
 
 PAUSES = ("rx_pauses", "tx_pauses", "rx_priority_pauses", "tx_priority_pauses")
+PORT = ("host", "device", "port")  # the columns that identify a port of an RDMA device
 RDMA_FAULTS = ("rx_errors", "tx_discards", "link_downed")
 LEAST_COVERAGE = 0.8  # share of the timed window that the samples of an interface must cover
 
@@ -27,7 +27,7 @@ def network(run: LoadedRun) -> Quantity | None:
 
 def received(run: LoadedRun) -> Quantity | None:
     """Bytes received by all hosts on the interfaces of which `network` counts the sent bytes."""
-    return _counted(run, samples.of_interfaces(run.whole_samples.nics, "rx_bytes"), network_kind, "bytes")
+    return _counted(run, run.interface_rows.counters("rx_bytes"), network_kind, "bytes")
 
 
 def faults(run: LoadedRun) -> Quantity | None:
@@ -35,8 +35,8 @@ def faults(run: LoadedRun) -> Quantity | None:
     nics = run.whole_samples.nics
     if nics["rx_errors"].null_count() == nics.height:  # records of an older release of shardlab do not have these counters
         return None
-    together = pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False)
-    found = _counted(run, samples.of_interfaces(nics.with_columns(faults=together), "faults"), network_kind, "packets")
+    together = nics.select(pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False))
+    found = _counted(run, run.interface_rows.counters(together.to_series()), network_kind, "packets")
     return None if found is None else Quantity(round(found.value), "packets")
 
 
@@ -45,8 +45,8 @@ def pauses(run: LoadedRun) -> Quantity | None:
     nics = run.whole_samples.nics.filter(pl.any_horizontal(pl.col(*PAUSES).is_not_null()))
     if nics.is_empty():
         return None
-    counters = samples.of_interfaces(nics.with_columns(pauses=pl.sum_horizontal(*PAUSES)), "pauses")
-    found = _sum(run, list(counters.values()), "frames")
+    counters = DeviceRows(nics, INTERFACE).counters(nics.select(pl.sum_horizontal(*PAUSES)).to_series())
+    found = _sum(run, counters.values(), "frames")
     return None if found is None else Quantity(round(found.value), "frames")
 
 
@@ -55,10 +55,8 @@ def rdma_faults(run: LoadedRun) -> Quantity | None:
     ports = run.whole_samples.rdma.filter(pl.any_horizontal(pl.col(*RDMA_FAULTS).is_not_null()))
     if ports.is_empty():
         return None
-    columns = ("wall_s", "faults", "boot_id")
-    by_port = ports.with_columns(faults=pl.sum_horizontal(*RDMA_FAULTS)).group_by("host", "device", "port", maintain_order=True)
-    seen = [list(zip(*(rows[name].to_list() for name in columns), strict=True)) for _, rows in by_port]
-    found = _sum(run, seen, "faults")
+    counters = DeviceRows(ports, PORT).counters(ports.select(pl.sum_horizontal(*RDMA_FAULTS)).to_series())
+    found = _sum(run, counters.values(), "faults")
     return None if found is None else Quantity(round(found.value), "faults")
 
 
@@ -74,11 +72,9 @@ def rdma(run: LoadedRun) -> Quantity | None:
     nics = nics.drop_nulls("rdma_tx_bytes")
     ports = run.whole_samples.rdma.drop_nulls("tx_bytes")
     by_driver = pl.col("host").is_in(nics["host"].unique().to_list()) & (pl.col("link_layer") != "InfiniBand")
-    seen = samples.of_interfaces(nics, "rdma_tx_bytes")
-    for (host, device, port), rows in ports.filter(~by_driver.fill_null(value=False)).group_by("host", "device", "port"):
-        columns = (rows[name].to_list() for name in ("wall_s", "tx_bytes", "boot_id"))
-        seen[str(host), "rdma", f"{device} {port}"] = list(zip(*columns, strict=True))
-    return _sum(run, list(seen.values()), "bytes")
+    ports = ports.filter(~by_driver.fill_null(value=False))
+    of_both = (DeviceRows(nics, INTERFACE).counters("rdma_tx_bytes"), DeviceRows(ports, PORT).counters("tx_bytes"))
+    return _sum(run, [counter for counters in of_both for counter in counters.values()], "bytes")
 
 
 def loopback(run: LoadedRun) -> Quantity | None:
@@ -108,7 +104,7 @@ def of_loopback(nics: pl.DataFrame) -> pl.DataFrame:
 
 
 def _counted(
-    run: LoadedRun, interfaces: Mapping[Interface, list[Seen]], wanted: Callable[[Set[str]], str], unit: str
+    run: LoadedRun, interfaces: Mapping[Device, Counter], wanted: Callable[[Set[str]], str], unit: str
 ) -> Quantity | None:
     """The growth of a counter while steps were timed, summed over the interfaces of the wanted kind.
 
@@ -118,11 +114,11 @@ def _counted(
     return _sum(run, _of_kind(interfaces, wanted), unit)
 
 
-def _of_kind(interfaces: Mapping[Interface, list[Seen]], wanted: Callable[[Set[str]], str]) -> list[list[Seen]]:
+def _of_kind(interfaces: Mapping[Device, Counter], wanted: Callable[[Set[str]], str]) -> list[Counter]:
     shown: dict[str, set[str]] = {}
     for host, kind, _ in interfaces:
         shown.setdefault(host, set()).add(kind)
-    return [seen for (host, kind, _), seen in interfaces.items() if kind == wanted(shown[host])]
+    return [counter for (host, kind, _), counter in interfaces.items() if kind == wanted(shown[host])]
 
 
 def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
@@ -139,15 +135,15 @@ def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
             return None
         apart_s = max(abs(clock.offset_s) + clock.within_s for at in run.clocks.values() for clock in at.values())
     counters = [*_of_kind(run.interfaces, network_kind), *_of_kind(run.interfaces, lambda _: "loopback")]
-    found = [growth_bounds(seen, run.window, apart_s) for seen in counters]
+    found = [growth_bounds(counter, run.window, apart_s) for counter in counters]
     known = [bounds for bounds in found if bounds is not None]
     return (sum(least for least, _ in known), sum(most for _, most in known)) if len(known) == len(found) else None
 
 
-def growth_bounds(seen: Sequence[Seen], span: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
+def growth_bounds(counter: Counter, span: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
     """Returns (lower bound, upper bound) of the growth of one counter within `span`.
 
-    seen: the samples of the counter. apart_s: by how many seconds the edges of `span` may be wrong.
+    apart_s: by how many seconds the edges of `span` may be wrong.
 
     A counter only grows. A sample contains the time at which the sample began, and the counter is read after this time and
     before the next sample. So at any time, the counter is at most the value of the next sample, and at least the value of the
@@ -155,60 +151,62 @@ def growth_bounds(seen: Sequence[Seen], span: tuple[float, float], apart_s: floa
 
     None if the counter went backwards, or if there are not enough samples before and after `span`.
     """
-    known = sorted([(at, value, boot) for at, value, boot in seen if value is not None], key=itemgetter(0))
-    moments, values = [at for at, _, _ in known], [value for _, value, _ in known]
+    times, values, boots = counter
 
     def at(moment: float) -> tuple[int, int] | None:
-        least, most = bisect_right(moments, moment - apart_s) - 2, bisect_left(moments, moment + apart_s)
-        return None if least < 0 or most == len(moments) else (least, most)
+        least = int(times.searchsorted(moment - apart_s, "right")) - 2
+        most = int(times.searchsorted(moment + apart_s, "left"))
+        return None if least < 0 or most == len(times) else (least, most)
 
     start, end = at(span[0]), at(span[1])
     if start is None or end is None:
         return None
     near = slice(start[0], end[1] + 1)
-    if len({boot for _, _, boot in known[near]}) > 1 or values[near] != sorted(values[near]):
+    if not _grows(values[near], boots[near]):
         return None
-    return max(values[end[0]] - values[start[1]], 0), values[end[1]] - values[start[0]]
+    least, most = (int(values[last]) - int(values[first]) for last, first in ((end[0], start[1]), (end[1], start[0])))
+    return max(least, 0), most
 
 
-def _sum(run: LoadedRun, counters: Sequence[Sequence[Seen]], unit: str) -> Quantity | None:
+def _sum(run: LoadedRun, counters: Iterable[Counter], unit: str) -> Quantity | None:
     """The growth of all counters together while steps were timed; None if the growth of any counter is not known."""
     if run.window is None or run.clock_stepped:
         return None
-    parts = [counted(seen, run.window) for seen in counters]
+    parts = [counted(counter, run.window) for counter in counters]
     known = [part for part in parts if part is not None]
     return Quantity(sum(known), unit) if known and len(known) == len(parts) else None
 
 
-def counted(seen: Sequence[Seen], span: tuple[float, float]) -> float | None:
+def counted(counter: Counter, span: tuple[float, float]) -> float | None:
     """The growth of one counter within `span`; the values at both edges are interpolated between samples.
 
     None if the counter went backwards (reset, overflow, reboot), or if the samples cover less than LEAST_COVERAGE of the span.
     """
-    known = sorted([(at, value, boot) for at, value, boot in seen if value is not None], key=itemgetter(0))
-    # `near` contains the samples within the span, the nearest sample before the span, and the nearest sample after the span. If
-    # several samples have the same time as such a nearest sample, `near` contains all of them.
-    moments = [at for at, _, _ in known]
-    before, after = bisect_right(moments, span[0]), bisect_left(moments, span[1])
-    first = bisect_left(moments, moments[before - 1]) if before else 0
-    last = bisect_right(moments, moments[after]) if after < len(moments) else len(moments)
-    near, times = known[first:last], moments[first:last]
-    values = [value for _, value, _ in near]
-    if len(near) < 2 or len({boot for _, _, boot in near}) > 1 or values != sorted(values):
+    moments = counter.wall_s
+    # The slice contains the samples within the span, the nearest sample before the span, and the nearest sample after the span.
+    # If several samples have the same time as such a nearest sample, the slice contains all of them.
+    before, after = int(moments.searchsorted(span[0], "right")), int(moments.searchsorted(span[1], "left"))
+    first = int(moments.searchsorted(moments[before - 1], "left")) if before else 0
+    last = int(moments.searchsorted(moments[after], "right")) if after < len(moments) else len(moments)
+    times, values, boots = (of_counter[first:last] for of_counter in counter)
+    if len(times) < 2 or not _grows(values, boots):
         return None
-    start, end = max(span[0], times[0]), min(span[1], times[-1])
-    if end - start < LEAST_COVERAGE * (span[1] - span[0]) or covered(times, span)[0] < 100 * LEAST_COVERAGE:
+    start, end = max(span[0], float(times[0])), min(span[1], float(times[-1]))
+    if end - start < LEAST_COVERAGE * (span[1] - span[0]) or covered_pct(times, span) < 100 * LEAST_COVERAGE:
         return None
     return _at(end, times, values) - _at(start, times, values)
 
 
-def _at(moment: float, times: list[float], values: list[int]) -> float:
+def _grows(values: np.ndarray, boots: np.ndarray) -> bool:
+    """Whether a counter never went backwards, and the host was not started again."""
+    return bool((values[:-1] <= values[1:]).all()) and bool((boots == boots[:1]).all())
+
+
+def _at(moment: float, times: np.ndarray, values: np.ndarray) -> float:
     """The interpolated value of a counter at a moment between the first and the last of `times`."""
-    for index in range(1, len(times)):
-        if moment <= times[index]:
-            share = (moment - times[index - 1]) / (times[index] - times[index - 1] or 1)
-            return values[index - 1] + share * (values[index] - values[index - 1])
-    return values[-1]
+    index = max(int(times.searchsorted(moment, "left")), 1)
+    (before_s, after_s), (before, after) = times[index - 1 : index + 1].tolist(), values[index - 1 : index + 1].tolist()
+    return float(before + (moment - before_s) / (after_s - before_s or 1) * (after - before))
 
 
 _WHEN = "between the first and the last timed step. Blank as `network_bytes`, and where no counter is known."

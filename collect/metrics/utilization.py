@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+import numpy as np
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
+from collect.sources.device_rows import DeviceRows
 from collect.sources.samples import within
 from shardlab.host import Host
 
@@ -16,7 +18,8 @@ from shardlab.host import Host
 def cpu(run: LoadedRun) -> Quantity | None:
     """The utilization of all processors of a host in percent: the mean over the samples in the timed window, then over the
     hosts."""
-    return _mean_of_means(run, run.whole_samples.hosts, "host", "cpu_pct")
+    hosts = run.whole_samples.hosts
+    return None if hosts.is_empty() else _mean_of_means(run, DeviceRows(hosts, ["host"]), "cpu_pct")
 
 
 def rank_cpu(run: LoadedRun) -> Quantity | None:
@@ -36,7 +39,7 @@ def rank_cpu(run: LoadedRun) -> Quantity | None:
 
 def gpu(run: LoadedRun) -> Quantity | None:
     """The utilization of a GPU in percent: the mean over the samples in the timed window, then over the GPUs."""
-    return _mean_of_means(run, run.gpu_samples, "uuid", "utilization_pct")
+    return None if run.gpu_samples.is_empty() else _mean_of_means(run, run.gpu_rows, "utilization_pct")
 
 
 def gpu_memory(run: LoadedRun) -> Quantity | None:
@@ -75,15 +78,17 @@ def memory_sizes(gpus: pl.DataFrame, hosts: Sequence[Host]) -> dict[str, int]:
     return dict(sampled.iter_rows()) | described
 
 
-def _mean_of_means(run: LoadedRun, samples: pl.DataFrame, key: str, value: str) -> Quantity | None:
-    if samples.is_empty() or (span := run.window) is None:
+def _mean_of_means(run: LoadedRun, devices: DeviceRows, column: str) -> Quantity | None:
+    """The mean over the samples of a device in the timed window, then over the devices. The last key of a device names it."""
+    if run.window is None:
         return None
-    rows = within(samples.select("wall_s", key, value), span)
-    if rows[key].n_unique() > 1:
-        means = rows.group_by(key, maintain_order=True).agg(pl.col(value).mean())[value].drop_nulls()
-        return Quantity(float(means.sum()) / means.len(), "%") if means.len() else None
-    mean = rows[value].mean()  # with only one host or GPU, grouping is not needed; grouping takes ten times as long
-    return Quantity(mean, "%") if isinstance(mean, float) else None
+    parts: dict[str, list[np.ndarray]] = {}
+    for device, (times, values) in devices.values(column).items():
+        first, last = times.searchsorted(run.window[0], "left"), times.searchsorted(run.window[1], "right")
+        if first < last:
+            parts.setdefault(device[-1], []).append(values[first:last])
+    means = [float(np.concatenate(of_device).mean()) for of_device in parts.values()]
+    return Quantity(sum(means) / len(means), "%") if means else None
 
 
 METRICS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 from collect.sampler import loop
@@ -28,6 +29,7 @@ def sample(out: Path, hz: float, parent: int | None, played: Path | None, output
         gpus = SmiSource(hz)
     if gpus.why_absent:
         output.detail(f"no GPU telemetry: {gpus.why_absent}")
+    gc.freeze()  # the garbage collector does not search the modules again and again, which would cost more than the columns
     tally = loop.run(out, hz, parent, [HostSource(), NicSource(), RdmaSource(), gpus])
     faults = [f"{what} could not be read {count} times" for what, count in tally.failures.items()]
     faults += [f"{what} not supported by {count}" for what, count in tally.unsupported.items()]

@@ -3,6 +3,7 @@ process."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from socket import gethostname
 
 import msgspec
 
+from collect.sample_columns.writer import ColumnsWriter
 from collect.sampler.source import Source
 from shardlab import host
 from shardlab.record import SCHEMA, LineWriter, Sample
@@ -37,14 +39,15 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
     """Write one sample every 1/hz seconds to `out` until a signal arrives or the process with the id `parent` has ended.
 
     A sample that is missed is skipped and not taken later, so that the other samples stay on the schedule. After a signal, one
-    last sample is written, so that counters are known up to the end. Raises WorkspaceError if `out` cannot be written.
+    last sample is written, so that counters are known up to the end. The samples of a long run are also written as columns
+    (`collect.sample_columns`). Raises WorkspaceError if `out` cannot be written.
     """
     tally = TickTally()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # signals are blocked, so that none interrupts writing a line
     try:
         started = _identity(parent)
         name, boot = gethostname(), host.boot_id()
-        with LineWriter(out) as lines:
+        with LineWriter(out) as lines, contextlib.closing(ColumnsWriter(out, lines.begin)) as columns:
             start, tick, ending = time.monotonic(), 0, False
             while True:
                 sample = Sample(schema=SCHEMA, t_s=time.monotonic(), wall_s=time.time(), host=name, boot_id=boot)
@@ -52,7 +55,7 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
                     sample.started_hz = hz
                 for source in sources:
                     source.fill(sample)
-                lines.write(sample)
+                columns.add(lines.write(sample))
                 tally.samples += 1
                 if ending or (parent is not None and _gone(parent, started)):
                     break
@@ -68,6 +71,8 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
         tally.failures |= source.failures
         tally.unsupported |= source.unsupported
         tally.remarks += source.remarks
+    if columns.error is not None:
+        tally.remarks.append(f"the samples are not written as columns: {columns.error}")
     return tally
 
 

@@ -52,7 +52,7 @@ def with_one_name_each(nics: pl.DataFrame) -> pl.DataFrame:
     by_name, by_identity = seen.select("run", "host", "name"), seen.select("run", "host", "kind", *IDENTITY)
     if by_name.n_unique() == by_identity.n_unique() == seen.height:
         return nics.drop(IDENTITY)
-    spans = nics.group_by(_KEYS).agg(first_s=pl.min("wall_s"), last_s=pl.max("wall_s"))
+    spans = nics.group_by(_KEYS, maintain_order=True).agg(first_s=pl.min("wall_s"), last_s=pl.max("wall_s"))
     interfaces = [InterfaceSpan(**row) for row in spans.iter_rows(named=True)]
     interfaces.sort(key=attrgetter("last_s", "first_s", "name"), reverse=True)
     for place in dict.fromkeys((interface.run, interface.host) for interface in interfaces):

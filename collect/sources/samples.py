@@ -10,85 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from collect.sources.interfaces import IDENTITY, with_one_name_each
+from collect.sample_columns import tables
+from collect.sample_columns.tables import Kind
+from collect.sources.interfaces import with_one_name_each
 from shardlab.record import Record, Sample
 
-HOSTS = {
-    "host": pl.String,
-    "boot_id": pl.String,
-    "t_s": pl.Float64,
-    "wall_s": pl.Float64,
-    "started_hz": pl.Float64,
-    "cpu_pct": pl.Float64,
-    "busiest_core_pct": pl.Float64,
-    "memory_used_bytes": pl.Int64,
-    "memory_total_bytes": pl.Int64,
-    "disk_read_bytes": pl.Int64,
-    "disk_write_bytes": pl.Int64,
-    "cpu_pressure_s": pl.Float64,
-    "memory_pressure_s": pl.Float64,
-    "io_pressure_s": pl.Float64,
-    "nfs_read_bytes": pl.Int64,
-    "nfs_write_bytes": pl.Int64,
-}
-NICS = {
-    "host": pl.String,
-    "boot_id": pl.String,
-    "wall_s": pl.Float64,
-    "name": pl.String,
-    "kind": pl.String,
-    "rx_bytes": pl.Int64,
-    "tx_bytes": pl.Int64,
-    "rx_errors": pl.Int64,
-    "tx_errors": pl.Int64,
-    "rx_dropped": pl.Int64,
-    "tx_dropped": pl.Int64,
-    "rx_discards": pl.Int64,
-    "rx_pauses": pl.Int64,
-    "tx_pauses": pl.Int64,
-    "rx_priority_pauses": pl.Int64,
-    "tx_priority_pauses": pl.Int64,
-    "rdma_rx_bytes": pl.Int64,
-    "rdma_tx_bytes": pl.Int64,
-}
-RDMA = {
-    "host": pl.String,
-    "boot_id": pl.String,
-    "wall_s": pl.Float64,
-    "device": pl.String,
-    "port": pl.Int64,
-    "link_layer": pl.String,
-    "rx_bytes": pl.Int64,
-    "tx_bytes": pl.Int64,
-    "rx_errors": pl.Int64,
-    "tx_discards": pl.Int64,
-    "link_downed": pl.Int64,
-}
-GPUS = {
-    "host": pl.String,
-    "boot_id": pl.String,
-    "wall_s": pl.Float64,
-    "uuid": pl.String,
-    "lost": pl.Boolean,
-    "utilization_pct": pl.Float64,
-    "memory_used_bytes": pl.Int64,
-    "power_w": pl.Float64,
-    "temperature_c": pl.Float64,
-    "sm_clock_mhz": pl.Float64,
-    "memory_clock_mhz": pl.Float64,
-    "energy_j": pl.Float64,
-    "pcie_rx_bytes": pl.Int64,
-    "pcie_tx_bytes": pl.Int64,
-    "nvlink_rx_bytes": pl.Int64,
-    "nvlink_tx_bytes": pl.Int64,
-    "ecc_uncorrected": pl.Int64,
-    "processes": pl.Int64,
-    "throttled": pl.List(pl.String),
-    "xids": pl.List(pl.Int64),
+KINDS: Mapping[Kind, Any] = {
+    "text": pl.String,
+    "float": pl.Float64,
+    "int": pl.Int64,
+    "bool": pl.Boolean,
+    "texts": pl.List(pl.String),
+    "ints": pl.List(pl.Int64),
 }
 _MOMENT = ("host", "boot_id", "wall_s")  # columns of a sample that are copied into the rows of its devices (NICs, GPUs, ports)
-Interface = tuple[str, str, str]  # a network interface of a run: (host, kind, name)
-Seen = tuple[float, int | None, str]  # the value of a counter in a sample: (wall_s, value, boot_id)
+INTERFACE = ("host", "kind", "name")  # the columns that identify a network interface of a run
 
 
 class Samples(NamedTuple):
@@ -108,26 +44,18 @@ class Samples(NamedTuple):
 def within(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
     """The samples between two moments. window: (first moment, last moment), both included, in seconds since the epoch."""
     wall_s = rows["wall_s"].to_numpy()
-    inside = np.flatnonzero((wall_s >= window[0]) & (wall_s <= window[1]))
+    is_inside = (wall_s >= window[0]) & (wall_s <= window[1])
+    inside = np.flatnonzero(is_inside)
     if not len(inside):
         return rows.clear()
-    among = rows.slice(inside[0], inside[-1] - inside[0] + 1)
-    return among if among.height == len(inside) else rows[inside]  # with several hosts, these rows are not contiguous
+    among = rows.slice(inside[0], inside[-1] - inside[0] + 1)  # a slice copies nothing
+    return among if among.height == len(inside) else rows.filter(is_inside)  # with several hosts, the rows are not contiguous
 
 
 def measured(gpus: pl.DataFrame) -> pl.DataFrame:
     """The samples of real GPUs, without the samples of GPUs that a stub of NVML played."""
     # A filter would copy the frame, which may be large.
     return gpus.filter(~pl.col("played")) if gpus["played"].any() else gpus
-
-
-def of_interfaces(nics: pl.DataFrame, counter: str) -> dict[Interface, list[Seen]]:
-    """The values of a counter, such as `tx_bytes`, of each network interface of each host, in the order of the samples."""
-    columns = [nics[name].to_list() for name in ("host", "kind", "name", "wall_s", counter, "boot_id")]
-    seen_of: dict[Interface, list[Seen]] = {}
-    for interface, seen in zip(zip(*columns[:3], strict=True), zip(*columns[3:], strict=True), strict=True):
-        seen_of.setdefault(interface, []).append(seen)
-    return seen_of
 
 
 def frames(hosts: Mapping[str, Sequence[Sample]], parts: Sequence[Samples] = ()) -> Samples:
@@ -141,10 +69,11 @@ def of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]], parts: Sequence[Sequ
 
     The frames have a column `run`: the index of the run in `runs`. parts: for each run, its samples that are already in frames.
     """
-    every = [part(runs)]
+    every = []
     for index, of_run in enumerate(parts):
-        run = pl.lit(index, every[0].hosts.schema["run"]).alias("run")
+        run = pl.lit(index, pl.Int64).alias("run")
         every += [Samples(*(rows.with_columns(run) for rows in of_part)) for of_part in of_run]
+    every.append(part(runs))  # last, because these samples were read after those in the parts of their run
     hosts, nics, gpus, rdma = _joined(every)
     return Samples(hosts, with_one_name_each(nics), gpus, rdma)
 
@@ -160,70 +89,79 @@ def part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
         of_run = [sample for records in run.values() for sample in records]
         samples += sorted(of_run, key=lambda sample: (sample.host, sample.wall_s))
         counts.append(len(of_run))
-    hosts = _frame(HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
-    nics = _devices(hosts, NICS | IDENTITY, [sample.nics or () for sample in samples])
-    return Samples(hosts, nics, _gpus(hosts, samples), _devices(hosts, RDMA, [sample.rdma or () for sample in samples]))
+    hosts = _frame(tables.HOSTS, samples).insert_column(0, pl.Series("run", _repeated(counts)))
+    played, sizes = tables.of_samples(samples)
+    more = [_series("played", played, pl.Boolean), _series("memory_total_bytes", sizes, pl.Int64)]
+    nics, gpus, rdma = (
+        (list(map(len, of_kind)), _frame(columns, [device for of_sample in of_kind for device in of_sample]))
+        for columns, of_kind in (
+            (tables.NICS, [sample.nics or () for sample in samples]),
+            (tables.GPUS, [sample.gpus or () for sample in samples]),
+            (tables.RDMA, [sample.rdma or () for sample in samples]),
+        )
+    )
+    return of_tables(hosts, nics, (gpus[0], gpus[1].hstack(more)), rdma)
 
 
-def _gpus(hosts: pl.DataFrame, samples: Sequence[Sample]) -> pl.DataFrame:
-    """The frame with one row for each GPU in each sample.
+def of_tables(hosts: pl.DataFrame, *devices: tuple[Sequence[int] | np.ndarray, pl.DataFrame]) -> Samples:
+    """The frames of samples from four tables.
 
-    Two columns are filled sample by sample and not GPU by GPU, because a large run has millions of rows. `played` is the same
-    for all GPUs of a sample. `memory_total_bytes` is recorded only in the first sample that a sampler writes.
+    hosts: the samples of hosts. devices: for NICs, GPUs and RDMA ports: (the number of devices of each sample, the rows of the
+    devices). The rows of a device get the columns of its sample that say when and where it was taken.
     """
-    of_samples = [sample.gpus or () for sample in samples]
-    of_host = pl.Series("played", [any(gpu.played for gpu in gpus[:1]) for gpus in of_samples], pl.Boolean)
-    played = pl.DataFrame([of_host])[_repeated(list(map(len, of_samples)))]["played"]
-    sizes: list[int | None] = []
-    for sample, gpus in zip(samples, of_samples, strict=True):
-        sizes += [gpu.memory_total_bytes for gpu in gpus] if sample.started_hz is not None else [None] * len(gpus)
-    more = [played, pl.Series("memory_total_bytes", sizes, pl.Int64)]
-    return _devices(hosts, GPUS, of_samples).hstack(more)
+    moments = hosts.select("run", *_MOMENT)
+    return Samples(hosts, *(moments[_repeated(counts)].hstack(rows) for counts, rows in devices))
 
 
 def _joined(parts: Sequence[Samples]) -> Samples:
-    """Join several parts into one set of frames, sorted by run, host and wall_s."""
-    if len(parts) == 1:
-        return parts[0]
-    filled = sorted((each for each in parts if each.hosts.height), key=lambda each: each.hosts.row(0)[:2])
-    if not filled:
-        return parts[0]
-    joined = Samples(*(pl.concat(rows) for rows in zip(*filled, strict=True)))
-    edges = [(each.hosts.row(0)[:2], each.hosts.row(-1)[:2]) for each in filled]  # (run, host) of the first and the last row
-    if all(last < first for (_, last), (first, _) in itertools.pairwise(edges)):
-        return joined
-    return Samples(*(rows.sort("run", "host", "wall_s", maintain_order=True) for rows in joined))
+    """Join several parts into one set of frames, sorted by run, host and wall_s. Samples that are equal in these keep their
+    order."""
+    filled = [each for each in parts if each.hosts.height]
+    if len(filled) < 2:
+        return filled[0] if filled else parts[-1]
+    edges = [((_place(each.hosts, 0), number), (_place(each.hosts, -1), number)) for number, each in enumerate(filled)]
+    by_start = sorted(range(len(filled)), key=lambda number: edges[number][0])
+    if all(edges[before][1] < edges[after][0] for before, after in itertools.pairwise(by_start)):
+        return _concatenated([filled[number] for number in by_start])
+    return in_order(_concatenated(filled))
 
 
-def _devices(hosts: pl.DataFrame, schema: Mapping[str, Any], devices: Sequence[Sequence[Record]]) -> pl.DataFrame:
-    """A frame with one row for each device in each sample.
-
-    hosts: the frame with one row for each sample. schema: the columns of the new frame; columns that are in _MOMENT are copied
-    from `hosts`. devices: for each row of `hosts`, the records of the devices in this sample.
-    """
-    beside = hosts.select("run", *(name for name in _MOMENT if name in schema))[_repeated(list(map(len, devices)))]
-    own = {name: of for name, of in schema.items() if name not in _MOMENT}
-    return beside.hstack(_frame(own, [device for of_sample in devices for device in of_sample]))
+def in_order(samples: Samples) -> Samples:
+    """Sort frames by run, host and wall_s. Samples that are equal in these keep their order."""
+    return Samples(*(rows.sort("run", "host", "wall_s", maintain_order=True) for rows in samples))
 
 
-def _repeated(counts: Sequence[int]) -> np.ndarray:
+def _concatenated(parts: Sequence[Samples]) -> Samples:
+    return Samples(*(pl.concat(rows) for rows in zip(*parts, strict=True)))
+
+
+def _place(hosts: pl.DataFrame, row: int) -> tuple[Any, ...]:
+    """The values by which frames are sorted, in one row of `hosts`."""
+    return hosts.select("run", "host", "wall_s").row(row)
+
+
+def _repeated(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """For each index, repeat the index as often as the count at this index says: [2, 1] gives [0, 0, 1]."""
     return np.repeat(np.arange(len(counts)), np.array(counts, int))
 
 
-def _frame(schema: Mapping[str, Any], records: Sequence[Record]) -> pl.DataFrame:
-    """A frame with a row for each record and a column for each field that the schema names."""
-    columns = zip(*map(attrgetter(*schema), records)) if records else ((),) * len(schema)
-    return pl.DataFrame([_series(name, values, schema[name]) for name, values in zip(schema, columns, strict=True)])
+def _frame(columns: Mapping[str, Kind], records: Sequence[Record]) -> pl.DataFrame:
+    """A frame with a row for each record and a column for each field in `columns`."""
+    values = zip(*map(attrgetter(*columns), records)) if records else ((),) * len(columns)
+    return pl.DataFrame([_series(name, of_name, KINDS[columns[name]]) for name, of_name in zip(columns, values, strict=True)])
 
 
 def _series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
     """Make a column of a frame. If its values are lists, each distinct list is converted only once, because converting is
     slow."""
     if not isinstance(kind, pl.List):
-        return pl.Series(name, values, kind)
+        try:
+            return pl.Series(name, values, kind)
+        except TypeError:  # an integer of more than 64 bits, which no counter has: it becomes null
+            return pl.Series(name, values, kind, strict=False)
     if not any(values) and len(values) and None not in values:  # the usual case: all lists are empty
         return pl.Series(name, [[]], kind).new_from_index(0, len(values))
     places: dict[tuple[Any, ...] | None, int] = {}
     rows = [places.setdefault(None if value is None else tuple(value), len(places)) for value in values]
-    return pl.Series(name, [None if value is None else list(value) for value in places], kind)[np.array(rows, np.uint32)]
+    distinct = [None if value is None else list(value) for value in places]
+    return pl.Series(name, distinct, kind, strict=False)[np.array(rows, np.uint32)]

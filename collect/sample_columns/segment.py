@@ -1,0 +1,204 @@
+"""The format of HOST.columns, which has segments: each repeats the samples of one part of HOST.jsonl as columns.
+
+A segment is a line break, one line of JSON (`SegmentLine`), and the values of all columns, little-endian, table by table.
+Samplers only append to the file. So after a segment that a killed sampler left incomplete, the next segment follows.
+
+The digest of a segment is the SHA-256 of the lines in HOST.jsonl, of the JSON of the segment and of the values. So a segment is
+used only if neither file was changed. The digest does not protect from a person who writes both files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from collect.sample_columns import tables
+from collect.sample_columns.tables import ALWAYS, LISTED, Kind
+from shardlab.decoders import DECODE_FAULTS, decoder
+
+SCHEMA = 1
+# How a segment begins. A reader searches for these bytes after a segment that it cannot read.
+MAGIC = b'\n{"schema":1,"sha256":"'
+# A segment is written when its lines in HOST.jsonl have this many bytes: about a quarter of an hour of 8 GPUs at 1 Hz. If the
+# sampler is killed, a reader has to decode at most this many bytes of JSON, which takes 0.04 s. Larger segments would be loaded
+# only a little faster, because the cost of a column is already small beside the cost of its values.
+SEGMENT = 4 << 20
+# Fewer bytes of JSON are decoded as fast as columns are read. So a short run, such as most runs of a sweep, has no columns.
+LEAST = 1 << 20
+MOST_LINE = 1 << 20  # the most bytes of the line of JSON of a segment
+MOST_VALUES = 1 << 28  # the most bytes of the values of a segment
+LEAST_ROW = 10  # a row of a table comes from at least this many bytes of HOST.jsonl
+COUNTS: Mapping[str, Kind] = {"nics": "int", "gpus": "int", "rdma": "int"}  # columns: the number of devices in each sample
+TABLES: Mapping[str, Mapping[str, Kind]] = {
+    "hosts": {**tables.HOSTS, **COUNTS},
+    "nics": tables.NICS,
+    "gpus": {**tables.GPUS, **tables.OF_SAMPLES},
+    "rdma": tables.RDMA,
+}
+_EXPECTED = {table: tuple(columns.items()) for table, columns in TABLES.items()}
+WIDTHS = {"float": 8, "int": 8, "bool": 1}  # bytes of a value
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_LISTS: Mapping[Kind, Any] = {
+    "text": list[str | None],
+    "float": list[float | None],
+    "int": list[Int64 | None],
+    "bool": list[bool | None],
+    "texts": list[list[str] | None],
+    "ints": list[list[Int64] | None],
+}
+_DECODERS = {kind: decoder(shape) for kind, shape in _LISTS.items()}
+
+
+class SegmentFault(Exception):
+    """A segment that cannot be used. Its samples are then decoded from HOST.jsonl."""
+
+
+class Column(msgspec.Struct, omit_defaults=True):
+    """How the values of a column are stored.
+
+    distinct: the distinct values, and null among them if there is one. The values of the column are then codes: for each row
+    the index of its value in `distinct`, in `code_width` bytes. Without `distinct`, the values are stored as they are, in
+    WIDTHS bytes each. nulls: a byte for each row follows the values: 1 if the row has no value.
+    """
+
+    name: str
+    kind: Kind
+    distinct: msgspec.Raw = msgspec.Raw()
+    nulls: bool = False
+
+
+class Table(msgspec.Struct):
+    """A table of a segment. rows: its number of rows."""
+
+    rows: Size
+    columns: list[Column]
+
+
+class Segment(msgspec.Struct):
+    """The samples between two places of HOST.jsonl as four tables. begin, end: the first byte, and the byte after the last."""
+
+    begin: Size
+    end: Size
+    tables: dict[str, Table]
+
+
+class SegmentLine(msgspec.Struct):
+    """The line of JSON with which a segment begins. sha256: the digest (`Digest`). segment: the JSON of a `Segment`."""
+
+    schema: int
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    segment: msgspec.Raw
+
+
+class PlacedColumn(msgspec.Struct, frozen=True):
+    """Where the values of a column are. distinct: the distinct values; None if the values are stored as they are.
+
+    at: the index of the first byte in the values of the segment. width: bytes of each value or code.
+    """
+
+    kind: Kind
+    distinct: list[Any] | None
+    nulls: bool
+    at: int
+    width: int
+
+
+class ReadSegment(msgspec.Struct, frozen=True):
+    """A segment whose line was checked. Its values were not.
+
+    begin, end: as in `Segment`. rows: table -> number of its rows. columns: table -> column -> where its values are. size: of
+    all values in bytes. sha256: the expected digest. hashed: the JSON of the segment, which is part of the digest.
+    """
+
+    begin: int
+    end: int
+    rows: dict[str, int]
+    columns: dict[str, dict[str, PlacedColumn]]
+    size: int
+    sha256: str
+    hashed: bytes
+
+    def last_wall_s(self, values: bytes) -> float:
+        """The time of the last sample of the segment. values: the bytes of all values of the segment."""
+        column, last = self.columns["hosts"]["wall_s"], self.rows["hosts"] - 1
+        if column.distinct is not None:
+            return float(column.distinct[0])
+        return float(struct.unpack_from("<d", values, column.at + 8 * last)[0])
+
+
+def code_width(distinct: int) -> int:
+    """The bytes of the code of a row in a column with this many distinct values. 0: there is no choice, and no code."""
+    return 0 if distinct < 2 else 1 if distinct <= 1 << 8 else 2 if distinct <= 1 << 16 else 4
+
+
+def read_line(line: bytes) -> ReadSegment:
+    """Check the line of JSON of a segment, which may come from anybody. Raises SegmentFault.
+
+    After this check, all values are within `bytes`, and a table has no more rows than the part of HOST.jsonl can have.
+    """
+    try:
+        found = decoder(SegmentLine).decode(line)
+        segment = decoder(Segment).decode(found.segment)
+    except DECODE_FAULTS as error:
+        raise SegmentFault(str(error)) from None
+    if found.schema != SCHEMA or segment.tables.keys() != TABLES.keys() or not segment.begin < segment.end:
+        raise SegmentFault("another schema or no tables")
+    at = 0
+    placed: dict[str, dict[str, PlacedColumn]] = {}
+    for name, expected in _EXPECTED.items():
+        table = segment.tables[name]
+        if tuple((column.name, column.kind) for column in table.columns) != expected:
+            raise SegmentFault(f"the columns of {name} are not those of this version")
+        if table.rows > (segment.end - segment.begin) // LEAST_ROW or (name == "hosts" and not table.rows):
+            raise SegmentFault(f"{table.rows} rows of {name}")
+        placed[name] = {}
+        for column in table.columns:
+            one = placed[name][column.name] = _placed(column, table.rows, at)
+            at += table.rows * (one.width + one.nulls)
+    if at > MOST_VALUES:
+        raise SegmentFault(f"{at} bytes of values")
+    rows = {name: table.rows for name, table in segment.tables.items()}
+    return ReadSegment(segment.begin, segment.end, rows, placed, at, found.sha256, bytes(found.segment))
+
+
+def _placed(column: Column, rows: int, at: int) -> PlacedColumn:
+    kind, never_null = column.kind, column.name in ALWAYS or column.name in COUNTS
+    if not bytes(column.distinct):
+        if kind in LISTED or (column.nulls and (never_null or kind == "bool")):
+            raise SegmentFault(f"{column.name} has no distinct values, or nulls")
+        return PlacedColumn(kind, None, column.nulls, at, WIDTHS[kind])
+    try:
+        distinct: list[Any] = _DECODERS[kind].decode(column.distinct)
+    except DECODE_FAULTS as error:
+        raise SegmentFault(f"{column.name}: {error}") from None
+    if (
+        bool(distinct) != bool(rows)
+        or len(distinct) > (rows if kind in LISTED else 1)
+        or column.nulls
+        or (never_null and None in distinct)
+    ):
+        raise SegmentFault(f"{column.name} has {len(distinct)} distinct values in {rows} rows")
+    return PlacedColumn(kind, distinct, False, at, code_width(len(distinct)))
+
+
+class Digest:
+    """Computes the digest of a segment: first `lines` for the lines of HOST.jsonl, in parts, then `finished`."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+
+    def lines(self, part: bytes | bytearray | memoryview) -> None:
+        """Add a part of the lines of HOST.jsonl."""
+        self._sha256.update(part)
+
+    def finished(self, segment: bytes, values: bytes) -> str:
+        """The digest. segment: the JSON of the segment. values: the bytes of all values."""
+        self._sha256.update(segment)
+        self._sha256.update(values)
+        return self._sha256.hexdigest()

@@ -1,0 +1,145 @@
+"""Turns segments of files of columns into frames. The values are checked first, because anybody may write such a file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from collect.sample_columns.segment import COUNTS, TABLES, PlacedColumn, ReadSegment, SegmentFault
+from collect.sample_columns.tables import LISTED, Kind
+from collect.sources.samples import KINDS, Samples, in_order, of_tables
+
+_NUMBERS: Mapping[str, Any] = {"float": np.dtype("<f8"), "int": np.dtype("<i8"), "bool": np.dtype("?")}
+_CODES: Mapping[int, Any] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+
+
+class CheckedColumn(NamedTuple):
+    """The values of a column of a segment. Either `distinct` with codes, or values.
+
+    distinct: the distinct values; None if the values are stored as they are. values: the values, or for each row the index of
+    its value in `distinct`; None if there is only one distinct value. nulls: whether a row has no value; None if all have one.
+    """
+
+    distinct: list[Any] | None
+    values: np.ndarray | None
+    nulls: np.ndarray | None
+
+
+class CheckedSegment(NamedTuple):
+    """A segment whose values are allowed. rows: table -> number of its rows. columns: table -> column -> its values.
+
+    is_ordered: whether all samples are of one host and in the order of their times.
+    """
+
+    rows: dict[str, int]
+    columns: dict[str, dict[str, CheckedColumn]]
+    is_ordered: bool
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self.rows["hosts"]
+
+
+def checked(segment: ReadSegment, values: bytes) -> CheckedSegment:
+    """Check the values of a segment. Raises SegmentFault if a value is not allowed. values: the bytes of all values."""
+    columns = {
+        table: {name: _column(name, column, segment.rows[table], values) for name, column in of_table.items()}
+        for table, of_table in segment.columns.items()
+    }
+    for name in COUNTS:
+        counts = _counts(columns["hosts"][name], segment.rows["hosts"])
+        # No count is larger than the sum may be, so the sum does not overflow.
+        if counts.min() < 0 or counts.max() > segment.rows[name] or counts.sum() != segment.rows[name]:
+            raise SegmentFault(f"the numbers of {name} are not those of the samples")
+    hosts, times = columns["hosts"]["host"].distinct, columns["hosts"]["wall_s"].values
+    is_ordered = hosts is not None and len(hosts) == 1 and (times is None or bool((times[:-1] <= times[1:]).all()))
+    return CheckedSegment(segment.rows, columns, is_ordered)
+
+
+def of_segments(segments: Sequence[CheckedSegment]) -> Samples:
+    """The frames of the samples of some segments, in the form in which `samples.part` makes them of records."""
+    tables = {name: _frame(name, segments) for name in TABLES}
+    hosts = tables["hosts"].drop(*COUNTS)
+    hosts.insert_column(0, pl.zeros(hosts.height, pl.Int64, eager=True).alias("run"))
+    found = of_tables(hosts, *((tables["hosts"][name].to_numpy(), tables[name]) for name in COUNTS))
+    if not all(segment.is_ordered for segment in segments):
+        return in_order(found)
+    ends = list(itertools.accumulate(segment.samples for segment in segments))
+    places = hosts.select("host", "wall_s")
+    edges = [(places.row(begin), places.row(end - 1)) for begin, end in itertools.pairwise([0, *ends])]
+    return found if all(last <= first for (_, last), (first, _) in itertools.pairwise(edges)) else in_order(found)
+
+
+def _column(name: str, column: PlacedColumn, rows: int, values: bytes) -> CheckedColumn:
+    if column.distinct is not None:
+        if not column.width:
+            return CheckedColumn(column.distinct, None, None)
+        codes = np.frombuffer(values, _CODES[column.width], rows, column.at)
+        if int(codes.max()) >= len(column.distinct):
+            raise SegmentFault(f"{name} has a code without a value")
+        return CheckedColumn(column.distinct, codes, None)
+    if column.kind == "bool":
+        return CheckedColumn(None, _as_bool(name, values, rows, column.at), None)
+    numbers = np.frombuffer(values, _NUMBERS[column.kind], rows, column.at)
+    if column.kind == "float" and not np.isfinite(numbers).all():
+        raise SegmentFault(f"{name} has a number that JSON cannot have")
+    nulls = _as_bool(name, values, rows, column.at + 8 * rows) if column.nulls else None
+    return CheckedColumn(None, numbers, nulls)
+
+
+def _as_bool(name: str, values: bytes, rows: int, at: int) -> np.ndarray:
+    found = np.frombuffer(values, np.uint8, rows, at)
+    if rows and int(found.max()) > 1:
+        raise SegmentFault(f"{name} has a byte that is neither 0 nor 1")
+    return found.view(np.bool_)
+
+
+def _counts(column: CheckedColumn, rows: int) -> np.ndarray:
+    if column.values is not None:
+        return column.values
+    assert column.distinct is not None
+    return np.full(rows, column.distinct[0], np.int64)
+
+
+def _frame(table: str, segments: Sequence[CheckedSegment]) -> pl.DataFrame:
+    rows = [segment.rows[table] for segment in segments]
+    columns = [segment.columns[table] for segment in segments]
+    return pl.DataFrame(
+        [_series(name, kind, [of_segment[name] for of_segment in columns], rows) for name, kind in TABLES[table].items()]
+    )
+
+
+def _series(name: str, kind: Kind, columns: Sequence[CheckedColumn], rows: Sequence[int]) -> pl.Series:
+    """A column of all segments. rows: the number of rows of each segment."""
+    if kind in LISTED:
+        return _of_codes(name, kind, columns, rows)
+    alike = {repr(column.distinct) for column in columns}  # as text, because 0.0 equals -0.0
+    total = sum(rows)
+    if len(alike) == 1 and columns[0].distinct is not None and total:
+        return pl.Series(name, columns[0].distinct, KINDS[kind]).new_from_index(0, total)
+    parts, nulls = [], []
+    for column, count in zip(columns, rows, strict=True):
+        value = column.distinct[0] if column.distinct else 0
+        filled = 0 if value is None else value  # and not `value or 0`, which makes 0.0 of -0.0
+        parts.append(np.full(count, filled, _NUMBERS[kind]) if column.values is None else column.values)
+        nulls.append(np.full(count, value is None) if column.nulls is None else column.nulls)
+    series = pl.Series(name, np.concatenate(parts), KINDS[kind])
+    absent = np.concatenate(nulls)
+    return series.set(pl.Series(absent), None) if absent.any() else series
+
+
+def _of_codes(name: str, kind: Kind, columns: Sequence[CheckedColumn], rows: Sequence[int]) -> pl.Series:
+    places: dict[Any, int] = {}  # distinct value of all segments -> its index
+    codes = []
+    for column, count in zip(columns, rows, strict=True):
+        distinct = [tuple(value) if isinstance(value, list) else value for value in column.distinct or ()]
+        own = np.array([places.setdefault(value, len(places)) for value in distinct], np.uint32)
+        codes.append(own.repeat(count) if column.values is None else own[column.values])
+    distinct_values = [list(value) if isinstance(value, tuple) else value for value in places]
+    series = pl.Series(name, distinct_values, KINDS[kind])
+    return series.new_from_index(0, sum(rows)) if len(places) == 1 else series[np.concatenate(codes)]

@@ -1,0 +1,167 @@
+"""Files of samples with columns beside them, and what a run gives that is read with and without these columns."""
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+
+from collect.loading.loaded_run import LoadedRun
+from collect.sample_columns import reader, writer
+from collect.sample_columns.segment import MAGIC, TABLES, Digest, Segment, SegmentLine
+from collect.sample_columns.writer import ColumnsWriter
+from shardlab.record import SCHEMA, GpuSample, LineWriter, NicSample, RdmaSample, Sample
+from shardlab.rundir import RunDir
+
+HOST = "node0"
+MOST_INT = 2**63 - 1
+
+
+@pytest.fixture
+def small_segments(monkeypatch):
+    """Segments of 4 kB of JSON, also for short files."""
+    monkeypatch.setattr(writer, "SEGMENT", 4000)
+    monkeypatch.setattr(writer, "LEAST", 1)
+    monkeypatch.setattr(writer, "BATCH", 3)
+    monkeypatch.setattr(reader, "LEAST", 1)
+
+
+def sample(tick: int, gpus: int = 2, host: str = HOST) -> Sample:
+    """A sample as a sampler on a node with GPUs writes it. The values differ from sample to sample."""
+    return Sample(
+        schema=SCHEMA, t_s=100.5 + tick, wall_s=1e9 + tick, host=host, boot_id="boot", started_hz=None if tick else 1.0,
+        cpu_pct=None if tick == 0 else tick % 7 + 0.1, cores_pct=[tick % 5 + 0.3, 1.0], memory_used_bytes=10**9 + tick,
+        gpus=[
+            GpuSample(
+                uuid=f"GPU-{gpu}", lost=tick == 7, utilization_pct=tick % 101, power_w=None if tick == 5 else 300.25 + tick,
+                memory_total_bytes=None if tick else 2**36, energy_j=5.0 * tick, nvlink_tx_bytes=tick * 10**9,
+                throttled=["power_cap"] * (tick % 3 == 1), xids=[79] if tick == 6 else None,
+            )
+            for gpu in range(gpus)
+        ],
+        nics=[NicSample(name="eth0", kind="physical", mac="m", tx_bytes=tick * 10**6), NicSample(name="lo", kind="loopback")],
+        rdma=[RdmaSample(device="mlx5_0", port=1, tx_bytes=tick * 10**7)] if tick % 2 else None,
+    )  # fmt: skip
+
+
+def write(folder: Path, samples: list[Sample], host: str = HOST) -> Path:
+    """Append samples to the file of a host in a run folder as a sampler does. Returns the path of the file."""
+    path = RunDir(folder).samples_file(host)
+    with LineWriter(path) as lines:
+        columns = ColumnsWriter(path, lines.begin)
+        for each in samples:
+            columns.add(lines.write(each))
+        columns.close()
+    assert columns.error is None
+    return path
+
+
+class ReadRun:
+    """A run folder that was read. segments: how many segments of columns were used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.segments = 0
+        add = LoadedRun._add_segment
+
+        def counted(run, segment):
+            self.segments += 1
+            add(run, segment)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LoadedRun, "_add_segment", counted)
+            run = LoadedRun.read(RunDir(folder))
+        self.damage, self.last_record_s, self.verdict = run.damage, run.last_record_s, run.verdict
+        self.frames = run.samples
+        self.coverage = run.coverage
+
+    def same(self, other: "ReadRun") -> bool:
+        """Whether both runs are equal: damage, and the frames with the types and the order of their rows. As text, 0.0 and
+        -0.0 differ."""
+        for ours, theirs in zip(self.frames, other.frames, strict=True):
+            if ours.schema != theirs.schema or repr(ours.rows()) != repr(theirs.rows()):
+                return False
+        facts = [(one.damage, one.last_record_s, one.verdict, one.coverage) for one in (self, other)]
+        return facts[0] == facts[1]
+
+
+def without_columns(folder: Path) -> ReadRun:
+    """The run folder, read without its files of columns."""
+    kept = {path: path.read_bytes() for path in folder.glob("samples/*.columns")}
+    for path in kept:
+        path.unlink()
+    found = ReadRun(folder)
+    for path, content in kept.items():
+        path.write_bytes(content)
+    assert not found.segments
+    return found
+
+
+def is_same(folder: Path) -> int:
+    """Check that a run folder gives the same with and without its columns. Returns how many segments were used."""
+    found = ReadRun(folder)
+    assert found.same(without_columns(folder))
+    return found.segments
+
+
+def parts(columns: bytes) -> list[tuple[Segment, bytes]]:
+    """The segments of a file of columns, each with the bytes of its values."""
+    found = []
+    for part in columns.split(MAGIC)[1:]:
+        line, _, values = (MAGIC + part)[1:].partition(b"\n")
+        found.append((msgspec.json.decode(msgspec.json.decode(line, type=SegmentLine).segment, type=Segment), values))
+    return found
+
+
+def forged(segment: object, values: bytes, records: bytes, begin: int, end: int) -> bytes:
+    """A segment with the right digest for any content, as a person can write it who wants to harm the reader."""
+    digest = Digest()
+    digest.lines(records[begin:end])
+    encoded = msgspec.json.encode(segment)
+    return MAGIC + digest.finished(encoded, values).encode() + b'","segment":' + encoded + b"}\n" + values
+
+
+def place_of(segment: Segment, table: str, column: str) -> int:
+    """The index of the first byte of a column in the values of a segment whose columns have no codes of more than a byte."""
+    at = 0
+    for name in TABLES:
+        for each in segment.tables[name].columns:
+            if (name, each.name) == (table, column):
+                return at
+            distinct = msgspec.json.decode(each.distinct) if bytes(each.distinct) else None
+            width = (len(distinct) > 1) if distinct is not None else 1 if each.kind == "bool" else 8
+            at += segment.tables[name].rows * (width + each.nulls)
+    raise AssertionError(column)
+
+
+FLOATS = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 5e-324, 1.0])
+INTS = st.none() | st.integers(0, MOST_INT) | st.sampled_from([0, MOST_INT, MOST_INT - 1, -(2**63)])
+NAMES = st.sampled_from(["eth0", "lo", "Ünïcode-雪", "", '"quoted"\\ \n', "0"])
+TEXTS = st.none() | NAMES
+
+
+def of(kind: type, /, **fields: st.SearchStrategy) -> st.SearchStrategy:
+    """Records of a type. Numbers that may be absent get any value; other fields are in `fields`."""
+    guessed = {}
+    for field in msgspec.structs.fields(kind):
+        if field.type == (float | None):
+            guessed[field.name] = FLOATS
+        elif field.type == (int | None):
+            guessed[field.name] = INTS
+        elif field.type == (str | None):
+            guessed[field.name] = TEXTS
+    return st.builds(kind, **(guessed | fields))
+
+
+GPUS = of(
+    GpuSample, uuid=NAMES, lost=st.booleans(), played=st.booleans(),
+    throttled=st.none() | st.lists(NAMES, max_size=2), xids=st.none() | st.lists(st.integers(-5, MOST_INT), max_size=2),
+)  # fmt: skip
+NICS = of(NicSample, name=NAMES, kind=st.sampled_from(["physical", "virtual", "loopback"]))
+RDMA = of(RdmaSample, device=NAMES, port=st.integers(0, 3))
+SAMPLES = of(
+    Sample, schema=st.just(1), t_s=st.floats(0, 1e6), wall_s=st.sampled_from([1e9 + step / 4 for step in range(8)]),
+    host=st.sampled_from([HOST, HOST, HOST, "雪"]), boot_id=st.sampled_from(["a", "b"]),
+    started_hz=st.none() | st.just(2.0), cores_pct=st.none() | st.lists(st.floats(0, 100), max_size=3),
+    gpus=st.none() | st.lists(GPUS, max_size=3), nics=st.none() | st.lists(NICS, max_size=3),
+    rdma=st.none() | st.lists(RDMA, max_size=2),
+)  # fmt: skip
