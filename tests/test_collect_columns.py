@@ -62,6 +62,16 @@ def test_a_short_run_has_no_columns(tmp_path, monkeypatch):
     assert not path.with_suffix(".columns").exists()
 
 
+def test_a_sampler_after_a_killed_sampler_begins_a_segment_at_its_own_line(tmp_path):
+    path = RunDir(tmp_path).samples_file("node0")
+    path.parent.mkdir()
+    path.write_bytes(b'{"schema":1,"t_s":')
+    write(tmp_path, [sample(tick) for tick in range(20)])
+    written = support.parts(path.with_suffix(".columns").read_bytes())
+    assert written[0][0].begin == 19
+    assert is_same(tmp_path) == len(written)
+
+
 @pytest.mark.parametrize("gone", [0, 1, 2, -1])
 def test_lines_without_a_segment_are_decoded(tmp_path, gone):
     """One segment is missing, as after a kill: at the beginning, between others, or at the end."""
@@ -100,13 +110,14 @@ def test_samples_of_one_moment_keep_their_order(tmp_path):
     """Also if some of them are in segments and others are not, and if files have the samples of other hosts."""
     for host, named in (("a", "z"), ("b", "b"), ("z", "a")):
         samples = [sample(tick, host=named) for tick in range(30)]
-        for each in samples[:20]:
+        for each in samples[:25]:
             each.wall_s = 1e9
         columns = write(tmp_path, samples, host).with_suffix(".columns")
         parts = [segment.MAGIC + part for part in columns.read_bytes().split(segment.MAGIC)[1:]]
         assert is_same(tmp_path) > 2
-        columns.write_bytes(b"".join([*parts[:1], *parts[2:]]))
-        assert is_same(tmp_path) > 2
+        for kept in ([*parts[:1], *parts[2:]], parts[:1]):
+            columns.write_bytes(b"".join(kept))
+            assert is_same(tmp_path) > 0
 
 
 def test_a_line_that_was_edited_by_hand_wins(tmp_path):

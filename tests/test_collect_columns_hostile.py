@@ -127,7 +127,8 @@ def of_one_value(found, rows):
 
 
 def as_json(text):
-    return msgspec.Raw(text.encode())
+    """Distinct values; "": a column has none."""
+    return msgspec.Raw(text.encode()) if text else segment.Column("", "int").distinct
 
 
 LIES = {
@@ -209,6 +210,12 @@ def test_segments_that_overlap_or_are_out_of_order_are_used_once(tmp_path):
     for order, used in (((0, 0, 1), 2), ((1, 0, 2), 2), ((2, 1, 0), 1), ((0, 1, 1, 0, 2), 3)):
         columns.write_bytes(b"".join(parts[index] for index in order))
         assert is_same(tmp_path) == used
+
+
+def test_a_segment_has_a_largest_size(run, tmp_path, monkeypatch):
+    assert is_same(tmp_path) > 0
+    monkeypatch.setattr(segment, "MOST_VALUES", 100)
+    assert is_same(tmp_path) == 0
 
 
 def test_a_file_full_of_beginnings_is_given_up_soon(tmp_path, monkeypatch):
