@@ -62,6 +62,16 @@ def test_a_short_run_has_no_columns(tmp_path, monkeypatch):
     assert not path.with_suffix(".columns").exists()
 
 
+def test_a_sampler_after_a_killed_sampler_begins_a_segment_at_its_own_line(tmp_path):
+    path = RunDir(tmp_path).samples_file("node0")
+    path.parent.mkdir()
+    path.write_bytes(b'{"schema":1,"t_s":')
+    write(tmp_path, [sample(tick) for tick in range(20)])
+    written = support.parts(path.with_suffix(".columns").read_bytes())
+    assert written[0][0].begin == 19
+    assert is_same(tmp_path) == len(written)
+
+
 @pytest.mark.parametrize("gone", [0, 1, 2, -1])
 def test_lines_without_a_segment_are_decoded(tmp_path, gone):
     """One segment is missing, as after a kill: at the beginning, between others, or at the end."""
@@ -84,6 +94,30 @@ def test_a_clock_that_is_set_back_and_several_boots(tmp_path):
     write(tmp_path, back)
     write(tmp_path, again)
     assert is_same(tmp_path) > 3
+
+
+def test_zero_and_minus_zero_are_kept_apart(tmp_path):
+    samples = [sample(tick) for tick in range(60)]
+    for tick, each in enumerate(samples):
+        each.cpu_pct = 0.0 if tick < 20 or tick % 3 == 0 else -0.0
+        each.io_pressure_s = -0.0 if tick < 30 else 1.0
+    write(tmp_path, samples)
+    assert is_same(tmp_path) > 5
+    assert "-0.0" in repr(support.ReadRun(tmp_path).frames.hosts["io_pressure_s"].to_list())
+
+
+def test_samples_of_one_moment_keep_their_order(tmp_path):
+    """Also if some of them are in segments and others are not, and if files have the samples of other hosts."""
+    for host, named in (("a", "z"), ("b", "b"), ("z", "a")):
+        samples = [sample(tick, host=named) for tick in range(30)]
+        for each in samples[:25]:
+            each.wall_s = 1e9
+        columns = write(tmp_path, samples, host).with_suffix(".columns")
+        parts = [segment.MAGIC + part for part in columns.read_bytes().split(segment.MAGIC)[1:]]
+        assert is_same(tmp_path) > 2
+        for kept in ([*parts[:1], *parts[2:]], parts[:1]):
+            columns.write_bytes(b"".join(kept))
+            assert is_same(tmp_path) > 0
 
 
 def test_a_line_that_was_edited_by_hand_wins(tmp_path):
@@ -173,19 +207,28 @@ def test_the_loop_of_the_sampler_writes_columns_and_goes_on_after_a_restart(tmp_
     assert support.ReadRun(tmp_path).frames.hosts.height == 82
 
 
-def test_columns_that_cannot_be_written_are_a_remark_and_no_sample_is_lost(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["a folder", "a symlink"])
+def test_columns_that_cannot_be_written_are_a_remark_and_no_sample_is_lost(tmp_path, monkeypatch, kind):
     path = RunDir(tmp_path).samples_file("node0")
-    path.with_suffix(".columns").mkdir(parents=True)
+    path.parent.mkdir()
+    if kind == "a folder":
+        path.with_suffix(".columns").mkdir()
+    else:
+        path.with_suffix(".columns").symlink_to(tmp_path / "outside")
     tally = run_sampler(path, monkeypatch, Counting(40))
     assert tally.samples == 41
     assert "the samples are not written as columns" in tally.remarks[0]
     assert "node0.columns" in tally.remarks[0]
+    assert not (tmp_path / "outside").exists()
     assert support.ReadRun(tmp_path).frames.hosts.height == 41
 
 
-def test_a_number_that_no_column_can_hold_only_loses_its_segment(tmp_path):
-    samples = [sample(tick) for tick in range(30)]
+def test_a_number_that_no_column_can_hold_only_loses_its_segment(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "SEGMENT", 12_000)
+    samples = [sample(tick) for tick in range(40)]
     samples[9].memory_used_bytes = 2**63
+    for after in samples[10:15]:
+        after.memory_used_bytes = None
     path = write(tmp_path, samples)
     written = support.parts(path.with_suffix(".columns").read_bytes())
     assert written

@@ -4,6 +4,7 @@ Nothing is different from a run without columns.
 """
 
 import random
+import struct
 import subprocess
 import sys
 import time
@@ -14,11 +15,14 @@ import support_columns as support
 from support_columns import is_same, sample, small_segments, write  # noqa: F401 - a fixture
 from support_line import until
 
+from collect.loading.records import RunRecords
 from collect.sample_columns import reader, segment
+from collect.sample_columns.tables import LISTED
 from collect.sources import segment_frames
 from shardlab.record import RecordLines, Sample, read_lines
 from shardlab.rundir import RunDir
 
+MOST = 2**63 - 1
 pytestmark = pytest.mark.usefixtures("small_segments")
 
 
@@ -58,9 +62,11 @@ def test_a_segment_after_a_torn_segment_is_used(tmp_path):
     write(tmp_path, [sample(tick) for tick in range(10, 20)])
     second = columns.read_bytes()[len(first) :]
     assert is_same(tmp_path) == len(support.parts(first + second)) > 3
-    for cut in (1, 30, 1000, len(first) - 700, len(first) - 1):
+    ends = [len(first[: first.index(segment.MAGIC, 1)]), len(first)]
+    assert first.count(segment.MAGIC) == 2
+    for cut in (1, 30, 1000, ends[0] - 1, ends[0], ends[0] + 50, ends[1] - 700, ends[1] - 1):
         columns.write_bytes(first[:cut] + second)
-        assert is_same(tmp_path) >= len(support.parts(second)), cut
+        assert is_same(tmp_path) == sum(cut >= end for end in ends) + len(support.parts(second)), cut
 
 
 def test_a_byte_that_was_changed_is_noticed(tmp_path):
@@ -95,8 +101,34 @@ def put(values, found, table, column, content, at=0):
     return values[:place] + content + values[place + len(content) :]
 
 
+def with_nulls(found, values, table, column):
+    """A column gets a byte for each row that says that no value is missing but the first."""
+    rows, width = found.tables[table].rows, 1 if column == "lost" else 8
+    end = support.place_of(found, table, column) + rows * width
+    columns_of(found, table)[column].nulls = True
+    return None, values[:end] + b"\1" + bytes(rows - 1) + values[end:]
+
+
+def with_codes(found, values, table, column, distinct):
+    """A column that had one value gets several distinct values, and the code 0 for each row."""
+    place = support.place_of(found, table, column)
+    columns_of(found, table)[column].distinct = as_json(distinct)
+    return None, values[:place] + bytes(found.tables[table].rows) + values[place:]
+
+
+def of_one_value(found, rows):
+    """All columns of hosts have one value, which takes no bytes, in any number of rows. There are no devices."""
+    ones = {"text": '["a"]', "float": "[1.0]", "int": "[0]"}
+    for name, table in found.tables.items():
+        table.rows = rows if name == "hosts" else 0
+        for column in table.columns:
+            column.nulls = False
+            column.distinct = as_json(ones[column.kind]) if table.rows else as_json("[]" if column.kind in LISTED else "")
+
+
 def as_json(text):
-    return msgspec.Raw(text.encode())
+    """Distinct values; "": a column has none."""
+    return msgspec.Raw(text.encode()) if text else segment.Column("", "int").distinct
 
 
 LIES = {
@@ -110,19 +142,19 @@ LIES = {
     "not a number": lambda s, v: (None, put(v, s, "hosts", "wall_s", b"\0\0\0\0\0\0\xf8\x7f")),
     "infinity at the end": lambda s, v: (None, put(v, s, "hosts", "wall_s", b"\0\0\0\0\0\0\xf0\x7f", 8 * 5)),
     "a null of 2": lambda s, v: (None, put(v, s, "hosts", "cpu_pct", b"\2", 8 * s.tables["hosts"].rows)),
-    "a negative count": lambda s, v: (None, put(v, s, "hosts", "rdma", b"\xff" * 8)),
-    "another count": lambda s, v: (None, put(v, s, "hosts", "rdma", b"\5")),
-    "a huge count": lambda s, v: (None, put(v, s, "hosts", "rdma", b"\xff" * 7 + b"\x7f")),
+    "a negative count": lambda s, v: (None, put(v, s, "hosts", "rdma", struct.pack("<6q", -1, 2, 0, 1, 0, 1))),
+    "another count": lambda s, v: (None, put(v, s, "hosts", "rdma", struct.pack("<6q", 1, 1, 0, 1, 0, 1))),
+    "counts that overflow": lambda s, v: (None, put(v, s, "hosts", "rdma", struct.pack("<6q", MOST, MOST, 2, 1, 1, 1))),
     "a host that is null": lambda s, v: (setattr(columns_of(s, "hosts")["host"], "distinct", as_json("[null]")), v),
-    "a time that is null": lambda s, v: (setattr(columns_of(s, "hosts")["t_s"], "nulls", True), v + bytes(6)),
+    "a time that is null": lambda s, v: with_nulls(s, v, "hosts", "t_s"),
+    "a truth value that is null": lambda s, v: with_nulls(s, v, "gpus", "lost"),
+    "many samples of no bytes": lambda s, v: (of_one_value(s, 2**40), b""),
+    "no samples at all": lambda s, v: (of_one_value(s, 0), b""),
     "a text without distinct values": lambda s, v: (setattr(columns_of(s, "hosts")["host"], "distinct", as_json("")), v),
     "a number that is a text": lambda s, v: (setattr(columns_of(s, "nics")["rx_bytes"], "distinct", as_json('["1"]')), v),
     "an integer of 65 bits": lambda s, v: (setattr(columns_of(s, "nics")["rx_bytes"], "distinct", as_json(f"[{2**64}]")), v),
-    "more distinct values than rows": lambda s, v: (
-        setattr(columns_of(s, "hosts")["boot_id"], "distinct", as_json(str(["b"] * 99).replace("'", '"'))),
-        v,
-    ),
-    "two distinct numbers": lambda s, v: (setattr(columns_of(s, "nics")["rx_bytes"], "distinct", as_json("[1,2]")), v),
+    "two distinct numbers": lambda s, v: with_codes(s, v, "nics", "rx_bytes", "[1,2]"),
+    "more distinct values than rows": lambda s, v: with_codes(s, v, "hosts", "boot_id", '["b","c","d","e","f","g","h"]'),
     "another kind": lambda s, v: (setattr(columns_of(s, "hosts")["t_s"], "kind", "int"), v),
     "another name": lambda s, v: (setattr(columns_of(s, "hosts")["t_s"], "name", "at_s"), v),
     "a column too many": lambda s, v: (s.tables["nics"].columns.append(s.tables["nics"].columns[0]), v),
@@ -143,6 +175,7 @@ def test_a_segment_that_lies_with_the_right_digest_is_not_used(run, tmp_path, li
     forged = support.forged(found, values, records, found.begin, found.end)
     path.with_suffix(".columns").write_bytes(forged)
     assert is_same(tmp_path) == 0
+    assert RunRecords.read(RunDir(tmp_path)).last_record_s == sample(5).wall_s
 
 
 def test_a_forged_segment_without_a_lie_is_used(run, tmp_path):
@@ -177,6 +210,12 @@ def test_segments_that_overlap_or_are_out_of_order_are_used_once(tmp_path):
     for order, used in (((0, 0, 1), 2), ((1, 0, 2), 2), ((2, 1, 0), 1), ((0, 1, 1, 0, 2), 3)):
         columns.write_bytes(b"".join(parts[index] for index in order))
         assert is_same(tmp_path) == used
+
+
+def test_a_segment_has_a_largest_size(run, tmp_path, monkeypatch):
+    assert is_same(tmp_path) > 0
+    monkeypatch.setattr(segment, "MOST_VALUES", 100)
+    assert is_same(tmp_path) == 0
 
 
 def test_a_file_full_of_beginnings_is_given_up_soon(tmp_path, monkeypatch):

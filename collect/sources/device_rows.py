@@ -45,8 +45,8 @@ class DeviceRows:
 
     @cached_property
     def _boots(self) -> dict[Device, np.ndarray]:
-        boots = self._rows["boot_id"]
-        numbers = boots.cast(pl.Categorical).to_physical().to_numpy() if len(boots) >= MANY else _numbered(boots.to_list())
+        same = self._rows["boot_id"].rle().struct  # many rows one after the other have the same boot
+        numbers = np.repeat(_numbered(same.field("value").to_list()), same.field("len").to_numpy())
         return {device: numbers[places] for device, places in self.of.items()}
 
     def values(self, *columns: str | pl.Series) -> dict[Device, tuple[np.ndarray, ...]]:
@@ -81,6 +81,13 @@ class DeviceRows:
 
 
 def _large(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, np.ndarray]:
+    if len(keys) == 2:  # the host and a UUID, which is usually on one host: searching for the UUID alone takes a third
+        found = {device[0]: places for device, places in _large(rows, keys[1:]).items()}
+        hosts = rows[keys[0]]
+        # The rows are sorted by host, so all rows of a UUID are on one host if its first and its last row are.
+        on = {uuid: {hosts[int(places[0])], hosts[int(places[-1])]} for uuid, places in found.items()}
+        if all(len(of_uuid) == 1 for of_uuid in on.values()):
+            return {(on[uuid].pop(), uuid): places for uuid, places in found.items()}
     grouped = rows.select(keys).with_row_index("row").group_by(keys, maintain_order=True).agg("row")
     return {device: places.to_numpy() for device, places in zip(grouped.select(keys).rows(), grouped["row"], strict=True)}
 

@@ -160,7 +160,7 @@ def _series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
         except TypeError:  # an integer of more than 64 bits, which no counter has: it becomes null
             return pl.Series(name, values, kind, strict=False)
     if not any(values) and len(values) and None not in values:  # the usual case: all lists are empty
-        return pl.Series(name, [[]], kind).new_from_index(0, len(values))
+        return pl.Series(name, [[]], kind)[np.zeros(len(values), np.uint32)]
     places: dict[tuple[Any, ...] | None, int] = {}
     rows = [places.setdefault(None if value is None else tuple(value), len(places)) for value in values]
     distinct = [None if value is None else list(value) for value in places]
