@@ -163,10 +163,10 @@ class _CollectedColumn:
     def _codes(self, values: Sequence[Any]) -> list[int]:
         if self._kind != "text":
             values = [None if value is None else tuple(value) for value in values]
-        codes = list(map(self._distinct.get, values))
-        if None in codes:  # there are new values
-            codes = [self._distinct.setdefault(value, len(self._distinct)) for value in values]
-        return codes
+        try:
+            return [self._distinct[value] for value in values]
+        except KeyError:  # there are new values
+            return [self._distinct.setdefault(value, len(self._distinct)) for value in values]
 
     def stored(self) -> tuple[Column, bytes]:
         """The column in the form in which it is stored. If all rows have the same value, it is stored once."""
