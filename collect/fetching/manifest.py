@@ -20,15 +20,17 @@ NAME = "manifest.json"
 SCHEMA = 1
 BLOCK = 1 << 20  # bytes that are read and hashed at a time
 MOST_NAME = 1000  # the most characters that the name of a file may have
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a number of bytes
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # a SHA-256 in hexadecimal digits
 NO_NAME = "the cluster names {!r}, which is not a valid file name in a run"
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
     """A file of a run at the time when it was hashed."""
 
-    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # size of the file in bytes
+    bytes: Bytes  # size of the file
     mtime_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # time of the last change, in ns since the epoch
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of the content of the file
+    sha256: Sha256  # SHA-256 of the content of the file
 
 
 class RunManifest(msgspec.Struct):

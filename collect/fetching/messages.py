@@ -18,13 +18,11 @@ from typing import Annotated, cast
 
 import msgspec
 
-from collect.fetching.manifest import RunManifest
+from collect.fetching.manifest import Bytes, RunManifest, Sha256
 from shardlab.run import RUN_ID
 
 BLOCK = 1 << 17  # the most bytes of a block, before it is compressed: so few that they stay in the cache of a processor
 LENGTH = struct.Struct(">I")  # how the length of a block is written
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a number of bytes
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # a SHA-256 in hexadecimal digits
 
 
 class Asked(msgspec.Struct):

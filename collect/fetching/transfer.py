@@ -57,17 +57,17 @@ class Rsync:
             self._root, self._shell = f"{host}:{self._root}", [shell]
 
     def bring(
-        self, source: str, target: Path, names: Sequence[str], *options: str, report: Callable[[int], None] | None = None
+        self, source: str, target: Path, names: Sequence[str], *, report: Callable[[int], None] | None = None
     ) -> Transfer:
         """Transfer the files `names` from the folder `source` of the workspace on the cluster into the folder `target`.
 
-        options: additional options of rsync. report: is called from time to time with the number of bytes that have arrived.
+        report: is called from time to time with the number of bytes that have arrived.
         """
         if not names:
             return Transfer()
         # The staging folder is only accessible for this user. Below it, entries have the modes of new entries of this user.
         modes = f"--chmod=D{rsync.new_mode(0o755):o},F{rsync.new_mode(0o644):o}"
-        words = [*OPTIONS, modes, *self._shell, *options]
+        words = [*OPTIONS, modes, *self._shell]
         end = rsync.run(
             words, names, f"{self._root}{source}/", f"{target}/", must_stop=self._must_stop, holds=(self._lock,), report=report
         )

@@ -53,7 +53,7 @@ def checked(segment: ReadSegment, values: bytes) -> CheckedSegment:
     }
     for name in COUNTS:
         counts = _counts(columns["hosts"][name], segment.rows["hosts"])
-        # No count is larger than the sum may be, so the sum does not overflow.
+        # Each count is compared with the number of rows before the counts are added, so the sum cannot overflow.
         if counts.min() < 0 or counts.max() > segment.rows[name] or counts.sum() != segment.rows[name]:
             raise SegmentFault(f"the numbers of {name} are not those of the samples")
     hosts, times = columns["hosts"]["host"].distinct, columns["hosts"]["wall_s"].values
