@@ -111,6 +111,13 @@ def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> 
         raise WorkspaceError.from_os_error(_named(error, path), "write") from error
 
 
+def write_all(descriptor: int, content: bytes | memoryview) -> None:
+    """Write the whole content to a descriptor, which may take several writes. Raises OSError."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
 def append(path: Path, content: bytes) -> None:
     """Append to a regular file, which is created if it does not exist. Raises OSError.
 
@@ -121,9 +128,7 @@ def append(path: Path, content: bytes) -> None:
     try:
         if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
             raise NotRegular(path, kind_of(mode))
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        write_all(descriptor, content)
     finally:
         os.close(descriptor)
 
@@ -269,9 +274,7 @@ def as_workspace_error(doing: str) -> Iterator[None]:
 def _write(path: Path, content: bytes | memoryview, *, sync: bool, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        write_all(descriptor, content)
         if sync:
             os.fsync(descriptor)
     finally:

@@ -20,6 +20,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import ShardlabError
 from shardlab.remote import for_any_shell, ssh_command
@@ -108,10 +109,8 @@ class RemoteConversation:
 
     def send(self, message: object) -> None:
         """Send one line to the command. Raises ShardlabError if the command has ended."""
-        left = memoryview(msgspec.json.encode(message) + b"\n")
         try:
-            while left:
-                left = left[self._input.write(left) :]
+            files.write_all(self._input.fileno(), msgspec.json.encode(message) + b"\n")
         except BrokenPipeError:
             raise self._why_ended() from None
 

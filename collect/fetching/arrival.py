@@ -84,12 +84,12 @@ class Arrival:
                 is_same = str(begins_with.path) == path
                 for block in _of_storage(begins_with.path, 0, begins_with.file.bytes):
                     digest.update(block)
-                    _write_all(descriptor, b"" if is_same else block)
+                    files.write_all(descriptor, b"" if is_same else block)
                     begin += len(block)
                 os.lseek(descriptor, begin, os.SEEK_SET)
             for block in blocks:
                 digest.update(block)
-                _write_all(descriptor, block)
+                files.write_all(descriptor, block)
                 begin += len(block)
                 self._count += len(block)
                 self._has_come(self._count)
@@ -141,9 +141,3 @@ def _of_storage(path: Path, begin: int, end: int) -> Iterator[memoryview | bytes
         while begin < end and (block := file.read(min(BLOCK, end - begin))):
             begin += len(block)
             yield block
-
-
-def _write_all(descriptor: int, content: memoryview | bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
