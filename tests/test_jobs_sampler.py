@@ -38,7 +38,7 @@ time.sleep(0.2)
 def killed(folder, kills):  # noqa: F811
     done = supervised(folder, sys.executable, "-c", RANK, str(folder.path), str(kills))
     assert done.returncode == 0, done.stderr
-    (samples,) = (folder.path / "samples").iterdir()
+    (samples,) = (folder.path / "samples").glob("*.jsonl")
     return [event.data["code"] for event in folder.events() if event.event == SAMPLER_ENDED], read_lines(samples, Sample)
 
 

@@ -67,7 +67,7 @@ def test_a_rehearsal_shows_every_panel_of_gpus_marked_as_played(bench, playing):
     path.write_text(path.read_text().replace("defaults:", "defaults:\n  instruments: {telemetry_hz: 20}"))
     bench.run("jobs", "submit", "--matrix", name, "--wait", env=os.environ | playing)
     (folder,) = bench.folders()
-    (samples,) = (folder.path / "samples").iterdir()
+    (samples,) = (folder.path / "samples").glob("*.jsonl")
     assert {gpu.played for sample in read_lines(samples, Sample).records for gpu in sample.gpus} == {True}
     summary = bench.json("collect", "summarize")
     page = (bench.path / "report" / "index.html").read_text()

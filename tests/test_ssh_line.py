@@ -60,7 +60,7 @@ def trained_as_here(desk, nodes):
     (run,) = json.loads(desk.run("jobs", "status", "--json").stdout)["runs"]
     assert (run["state"], run["hosts"]) == ("completed", nodes)
     over_ssh, local = (RunDir(next((folder / "runs").glob("ddp-*"))) for folder in (desk.path, here))
-    assert sorted(path.stem for path in (over_ssh.path / "samples").iterdir()) == nodes
+    assert sorted(path.stem for path in (over_ssh.path / "samples").glob("*.jsonl")) == nodes
     assert len(losses(local)[0]) == 4
     assert losses(over_ssh) == losses(local)
     return over_ssh

@@ -28,7 +28,7 @@ NO_NAME = "the cluster names {!r}, which is not a valid file name in a run"
 class ManifestFile(msgspec.Struct, frozen=True):
     """A file of a run at the time when it was hashed."""
 
-    bytes: Bytes  # size of the file
+    bytes: Bytes  # size of the file in bytes
     mtime_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # time of the last change, in ns since the epoch
     sha256: Sha256  # SHA-256 of the content of the file
 
