@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import importlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collect.loading import unreadable_runs
-from shardlab import console, gc_pause, inventory, measured_power, registry
+from shardlab import console, gc_pause, registry
 from shardlab.archive import SUFFIX
 from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
 from shardlab.console import Output
@@ -61,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _urge(workspace: Workspace) -> str | None:
     """A sentence that asks the user to fetch the runs, if the lease of the nodes ends soon; None if it does not end soon."""
+    from datetime import UTC, datetime
+
+    from shardlab import inventory
+
     lease = inventory.known_lease(workspace)
     return lease.urge(datetime.now(UTC)) if lease is not None else None
 
@@ -261,6 +264,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     from collect.loading.load import load
     from collect.report import pictures, terminal
     from collect.summary import summarize
+    from shardlab import measured_power
 
     images = pictures.formats(arguments.images, "--images") if arguments.images else ()
     workspace = _workspace(arguments)

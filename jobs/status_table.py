@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime, tzinfo
 
 import msgspec
-from rich.cells import cell_len
 
 from jobs.reconcile import Status
-from shardlab import moments
+from shardlab import moments, plain_table
 from shardlab.state import FINAL
 
 RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY = (
@@ -22,6 +21,7 @@ COLUMNS = (RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY)
 WHILE_RUNNING = (SCHEDULER, ENDED, RATE, STARTED, TO_GO, STEP, TOOK)
 WHEN_ENDED = (SCHEDULER, RATE, TO_GO, STEP, ENDED, STARTED, TOOK)
 GAP = 2  # spaces between two columns
+STYLES = {"completed": "green", "running": "cyan", "pending": "dim", "planned": "dim", "unknown": "red", "failed": "red"}
 LEAST_WHY = 36  # the least width of the column of reasons, in characters; if there is less room, reasons stand below the table
 AROUND = 6  # the number of lines of a live table that are not rows: heading, rule, edges, summary
 
@@ -41,6 +41,11 @@ class StatusTable(msgspec.Struct, frozen=True):
     runs: list[Status]
     below: list[str]
     left_out: int = 0
+
+    @property
+    def styles(self) -> list[str]:
+        """The style of each row on a terminal, which shows the state of the run as a colour."""
+        return [STYLES.get(run.state, "yellow") for run in self.runs]
 
 
 def table(runs: Sequence[Status], width: int | None = None, height: int | None = None) -> StatusTable:
@@ -94,7 +99,7 @@ def _moment(moment: datetime, beside: datetime) -> str:
 def _fitting(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int) -> list[str]:
     """The names of the columns that are shown: columns with text, as many as fit into one line. Only the column `why` may be
     folded into several lines; if there is no room for the folded column, the column is left out."""
-    wide = {name: max([cell_len(name), *(cell_len(row[name]) for row in rows)]) for name in COLUMNS}
+    wide = {name: max([plain_table.width(name), *(plain_table.width(row[name]) for row in rows)]) for name in COLUMNS}
     shown = [name for name in COLUMNS if name in (RUN, STATE) or any(row[name] for row in rows)]
     for dropped in ("", *(WHILE_RUNNING if any(run.state == "running" for run in runs) else WHEN_ENDED)):
         shown = [name for name in shown if name != dropped]

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
-from rich.console import Group
-
 from jobs import (
     batch_searches,
     cell_differences,
@@ -30,10 +28,9 @@ from jobs.slurm.share import Share
 from jobs.submit import RunDecision
 from shardlab import moments
 from shardlab.cell import Cell
-from shardlab.console import Output, drawn_table
+from shardlab.console import Output
 from shardlab.workspace import Workspace
 
-STYLES = {"completed": "green", "running": "cyan", "pending": "dim", "planned": "dim", "unknown": "red", "failed": "red"}
 PLAN_COLUMNS = [
     "cell", "workload", "strategy", "launcher", "ranks", "global batch", "micro x passes", "length",
 ]  # fmt: skip
@@ -189,7 +186,7 @@ def status(out: Output, runs: Sequence[Status], workspace: Workspace, lease: Lea
         out.line(f"no runs in {workspace.path}.")
     elif not out.json:
         shown = status_table.table(runs, out.width)
-        out.table("", shown.columns, shown.rows, [STYLES.get(run.state, "yellow") for run in shown.runs])
+        out.table("", shown.columns, shown.rows, shown.styles)
         for line in shown.below:
             out.line(line)
         out.line(status_table.summary(runs))
@@ -199,14 +196,6 @@ def status(out: Output, runs: Sequence[Status], workspace: Workspace, lease: Lea
     lease_lines(out, lease)
     of_searches = {"searches": [search_runs.described(path) for path in searches]} if searches else {}
     out.document({"runs": runs, **of_searches, **({} if lease is None else {"lease": lease.document()})})
-
-
-def live(runs: Sequence[Status], width: int, height: int) -> Group:
-    """The live table of --watch and --wait, drawn for a terminal of this size (in characters and lines)."""
-    shown = status_table.table(runs, width, height)
-    table = drawn_table(shown.columns, shown.rows, [STYLES.get(run.state, "yellow") for run in shown.runs])
-    more = f" {shown.left_out} of them not shown." if shown.left_out else ""
-    return Group(table, status_table.summary(runs) + more)
 
 
 def _cell(cell: Cell) -> list[str]:

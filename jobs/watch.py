@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Group
-from rich.live import Live
-
 from jobs import lease_report, search_runs, stale_jobs, status_table, views
 from jobs.backlog import Backlog
 from jobs.reconcile import Status, latest, own, statuses, unreadable_status
@@ -145,15 +142,16 @@ def _until_ended(
     """
     runs, sent = look(), False
     if out.results.is_terminal and not out.json:
+        from rich.live import Live
 
-        def drawn() -> Group:
-            return views.live(runs, *out.results.size)
+        from jobs import live_table
 
-        with Live(drawn(), console=out.results, auto_refresh=False) as screen:
+        console = out.results.console
+        with Live(live_table.drawn(runs, *console.size), console=console, auto_refresh=False) as screen:
             while backlog or sent or not _ended(runs):
                 _rest(workspace, runs, restart=restart)
                 runs, sent = _looked(look, backlog)
-                screen.update(drawn(), refresh=True)
+                screen.update(live_table.drawn(runs, *console.size), refresh=True)
         return runs
     before: dict[str, str] = {}
     while True:

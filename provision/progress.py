@@ -107,5 +107,5 @@ def shown(output: Output, nodes: Sequence[str], operations: int) -> Iterator[Pla
         yield ProgressLines(output)
         return
     progress = ProgressTable(nodes, operations)
-    with Live(progress, console=output.remarks, refresh_per_second=4, transient=True):
+    with Live(progress, console=output.remarks.console, refresh_per_second=4, transient=True):
         yield progress

@@ -7,11 +7,9 @@ repository, where GitHub and Zenodo look for it, is a copy that tests compare.
 from __future__ import annotations
 
 import re
-from importlib import resources
 from typing import Annotated
 
 import msgspec
-import yaml
 
 from shardlab import printable
 
@@ -43,6 +41,10 @@ class Citation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def of_shardlab() -> str:
     """The BibTeX entry of shardlab."""
+    from importlib import resources
+
+    import yaml  # imported only here: every command imports this module, and few need PyYAML
+
     facts = yaml.safe_load((resources.files("shardlab") / FILE).read_bytes())
     authors = ["{" + author["name"] + "}" for author in facts["authors"]]  # names of groups, which BibTeX must not take apart
     fields = {"author": " and ".join(authors), "title": f"{{{_text(facts['title'])}}}", "note": f"Version {facts['version']}"}

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import msgspec
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
 
-from shardlab import __version__, command_start, printable
+from shardlab import __version__, command_start, plain_table, printable
 from shardlab.errors import ShardlabError, WorkspaceError
 
+if TYPE_CHECKING:
+    from shardlab.rich_console import CleanConsole
+
 INTERRUPTED = "interrupted; finished work is kept, and the same command continues from there."
-_NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # matches a text that begins with a number or is empty
 
 
 class Parser(argparse.ArgumentParser):
@@ -80,29 +76,34 @@ class Verbs:
         return verb
 
 
-class CleanConsole(Console):
-    """A console of the library rich that cleans all text with `printable.clean` and does not interpret markup in text.
+class OutputStream:
+    """Standard output or standard error of a command. All text is cleaned with `printable.clean`."""
 
-    Strings are cleaned before rich measures them, so that columns stay aligned. The segments that rich has rendered are cleaned
-    again, so that no object that is printed can add an escape sequence. The only escape sequences that reach the terminal are
-    the sequences that rich makes for styles and live tables.
-    """
+    def __init__(self, file: TextIO, *, soft_wrap: bool) -> None:
+        """file: the stream. soft_wrap: whether lines longer than the width of the terminal are left to the terminal."""
+        self.file = file
+        self._soft_wrap = soft_wrap
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False, **options)
+    @functools.cached_property
+    def console(self) -> CleanConsole:
+        """The console of the library rich for this stream."""
+        from shardlab.rich_console import CleanConsole
 
-    def render_str(self, text: str, **options: Any) -> Text:
-        """Replaces a method of rich: makes a Text from a string, without control characters and escape sequences."""
-        return super().render_str(printable.clean(text), **options)
+        return CleanConsole(file=self.file, soft_wrap=self._soft_wrap)
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """The cleaned pieces of text (segments) that rich prints for an object. Control segments of rich are not changed."""
-        for segment in super().render(renderable, options):
-            text, style, control = segment
-            if not control:
-                text = printable.clean(text)
-                style = style.update_link(None) if style is not None and style.link else style
-            yield Segment(text, style, control)
+    @functools.cached_property
+    def is_terminal(self) -> bool:
+        """Whether the stream is a terminal, or a user says so with a variable of the environment that rich reads."""
+        is_said = "FORCE_COLOR" in os.environ or "TTY_COMPATIBLE" in os.environ
+        return self.console.is_terminal if is_said else self.file.isatty()
+
+    def print(self, text: str, style: str | None = None) -> None:
+        """Print a line. style: the style of the line on a terminal, in words of rich."""
+        if self.is_terminal:
+            self.console.print(text, style=style)
+        else:
+            self.file.write(printable.clean(text) + "\n")
+            self.file.flush()
 
 
 class Output:
@@ -114,8 +115,8 @@ class Output:
     def __init__(self, *, json: bool = False, verbose: bool = False) -> None:
         self.json = json
         self.verbose = verbose
-        self.results = CleanConsole(file=sys.stdout, soft_wrap=not sys.stdout.isatty())
-        self.remarks = CleanConsole(file=sys.stderr, soft_wrap=True)
+        self.results = OutputStream(sys.stdout, soft_wrap=not sys.stdout.isatty())
+        self.remarks = OutputStream(sys.stderr, soft_wrap=True)
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Output:
@@ -125,7 +126,7 @@ class Output:
     @property
     def width(self) -> int | None:
         """The width of the terminal in columns; None if tables are printed as plain lines, for example into a file."""
-        return self.results.width if self.results.is_terminal and not self.json else None
+        return self.results.console.width if self.results.is_terminal and not self.json else None
 
     def line(self, text: str, style: str | None = None) -> None:
         """Print a line of the result: on standard output, or with --json on standard error."""
@@ -156,7 +157,7 @@ class Output:
     def ask(self, question: str) -> str:
         """Ask a question on standard error. Returns the line that the user types; empty if the input has ended (Ctrl-D)."""
         try:
-            return self.remarks.input(question).strip()
+            return self.remarks.console.input(question).strip()
         except EOFError:
             self.remark("")
             return ""
@@ -170,11 +171,13 @@ class Output:
         if title:
             self.line(title, style="bold" if on_terminal else None)
         if on_terminal:
-            self.results.print(drawn_table(columns, rows, styles))
-            self.results.print()
+            from shardlab.rich_console import drawn_table
+
+            self.results.console.print(drawn_table(columns, rows, styles))
+            self.results.console.print()
         else:
             stream = self.remarks.file if self.json else self.results.file
-            stream.write(_aligned([columns, *rows], _of_numbers(columns, rows)))
+            stream.write(plain_table.aligned(columns, rows))
 
     def log(self, log: printable.LogText, part: bytes) -> None:
         """Print the next part of a log of a run on standard output, cleaned.
@@ -189,19 +192,6 @@ class Output:
         if self.json:
             sys.stdout.write(msgspec.json.format(printable.json(value), indent=2).decode() + "\n")
             sys.stdout.flush()
-
-
-def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:
-    """A table of the library rich in the style of all tables of shardlab, without a frame.
-
-    columns: the heading of each column. rows: the cells of each row. styles: the style of each row.
-    """
-    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column, numbers in zip(columns, _of_numbers(columns, rows), strict=True):
-        drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")
-    for index, row in enumerate(rows):
-        drawn.add_row(*row, style=styles[index] if index < len(styles) else None)
-    return drawn
 
 
 def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) -> int:
@@ -230,22 +220,3 @@ def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) ->
             raise
         sys.stderr.write(printable.clean(f"error: {WorkspaceError.from_os_error(error, 'read or write')}") + "\n")
         return WorkspaceError.exit_code
-
-
-def _of_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """For each column, whether all its cells are empty or begin with a number. Such a column is aligned to the right."""
-    return [all(_NUMERIC.match(row[index]) for row in rows) for index in range(len(columns))]
-
-
-def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """The rows of a table as text, one line for each row. right: for each column, whether it is aligned to the right."""
-    lines = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in rows]
-    widths = [max(cell_len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    set_ = [
-        "  ".join(
-            " " * (width - cell_len(cell)) + cell if to_right else cell + " " * (width - cell_len(cell))
-            for cell, width, to_right in zip(line, widths, right, strict=True)
-        )
-        for line in lines
-    ]
-    return "".join(f"{line.rstrip()}\n" for line in set_)

@@ -9,7 +9,6 @@ import os
 import platform
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from socket import gethostname
 
@@ -132,6 +131,8 @@ def this_process() -> dict[str, int | float | str]:
 
 def packages() -> dict[str, str]:
     """The versions of the installed packages that a result can depend on. The packages are not imported."""
+    from importlib import metadata
+
     versions = {}
     for name in PACKAGES:
         try:

@@ -16,7 +16,6 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -259,6 +258,8 @@ def _converse(channel: Any, stdin: bytes, silence_s: float) -> CommandOutput:
     nothing for `silence_s` seconds. Raises OSError if the connection ends before the command ends.
     """
     channel.settimeout(silence_s)
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(3) as pool:
         sent = pool.submit(_send, channel, stdin)
         streams = [pool.submit(_receive, read) for read in (channel.recv, channel.recv_stderr)]

@@ -68,16 +68,15 @@ class _Output(io.RawIOBase):
 class RemoteConversation:
     """A command that runs on the cluster. The end of the `with` statement also ends the command."""
 
-    def __init__(self, there: RemoteWorkspace, module: str, must_stop: Callable[[], bool], shown: str) -> None:
+    def __init__(self, there: RemoteWorkspace, module: str, shown: str) -> None:
         """Start a Python module on the cluster for the workspace there. Raises NoLogin.
 
-        must_stop: returns True if the command must end early. It is called several times a second while no data arrives. The
-        attribute of this name can be set to another function later.
         shown: the name of the command in error messages, such as `collect fetch`.
         """
         there.log_in()
-        self.must_stop = must_stop
-        self._there, self._shown, self._has_started = there, shown, False
+        # Returns True if the command must end early. It is called several times a second while no data arrives.
+        self.must_stop: Callable[[], bool] = lambda: False
+        self.there, self._shown, self._has_started = there, shown, False
         mark = secrets.token_hex(8)  # printed on a line before the output of the command, because a .bashrc may print text too
         self._mark = f"{mark}\n".encode()
         script = f"echo {mark}; echo {mark} >&2; exec {there.shell_command(module, [])}"
@@ -125,7 +124,7 @@ class RemoteConversation:
         try:
             return decoder(shape).decode(line)
         except DECODE_FAULTS as error:
-            raise self._there.unlike_release(self._shown, str(error)) from None
+            raise self.there.unlike_release(self._shown, str(error)) from None
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fill a buffer with bytes from the command. Raises ConnectionLost or ShardlabError as `receive` does."""
@@ -144,7 +143,7 @@ class RemoteConversation:
             return line
         if len(line) < MOST_BYTES:
             raise self._why_ended()
-        raise self._there.unlike_release(self._shown, f"more than {MOST_BYTES >> 20} MiB in one line")
+        raise self.there.unlike_release(self._shown, f"more than {MOST_BYTES >> 20} MiB in one line")
 
     def _why_ended(self) -> ShardlabError:
         """The error for a command that ended before the end of the conversation."""
@@ -158,7 +157,7 @@ class RemoteConversation:
         # If the mark is missing, the command did not start, and ssh says why.
         said = "\n".join((errors.rpartition(self._mark)[2]).decode("utf-8", "replace").strip().splitlines())
         if self._has_started and (code == LOST or code < 0):
-            return ConnectionLost(self._there.host, "the connection broke in the middle of an answer")
+            return ConnectionLost(self.there.host, "the connection broke in the middle of an answer")
         if "No module named" in said or (self._has_started and not said):
-            return self._there.unlike_release(self._shown, "it ended in the middle of an answer")
-        return ShardlabError(f"{self._there.host}: {said.removeprefix('error: ') or f'exit code {code}, and no answer'}")
+            return self.there.unlike_release(self._shown, "it ended in the middle of an answer")
+        return ShardlabError(f"{self.there.host}: {said.removeprefix('error: ') or f'exit code {code}, and no answer'}")

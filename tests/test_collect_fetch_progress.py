@@ -4,7 +4,8 @@ import io
 
 from collect.fetching.progress import MIB, TransferProgress, shown
 from shardlab import rsync
-from shardlab.console import CleanConsole, Output
+from shardlab.console import Output
+from shardlab.rich_console import CleanConsole
 
 
 class Clock:
@@ -57,7 +58,8 @@ def test_a_wait_is_said_once():
 
 def test_a_terminal_has_a_line_instead_of_remarks():
     output, stream = Output(), io.StringIO()
-    output.remarks = CleanConsole(file=stream, force_terminal=True, width=80, soft_wrap=True)
+    output.remarks.console = CleanConsole(file=stream, force_terminal=True, width=80, soft_wrap=True)
+    output.remarks.is_terminal = True
     with shown(output) as progress:
         assert stream.getvalue() == ""  # no progress line before the first transfer: the login may still ask for a code
         report = progress.begin(10 * MIB)

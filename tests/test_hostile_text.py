@@ -70,8 +70,8 @@ def test_nothing_that_is_drawn_by_rich_brings_a_sequence_in():
         "out.line(said, 'red'); out.remark(said); out.detail(said)\n"
         "out.table(said, [said], [[said]])\n"
         "table = Table(title=said, caption=said); table.add_column(said); table.add_row(said); table.add_row(Text(said))\n"
-        "with Live(Panel(table, title=said), console=out.results, auto_refresh=False): pass\n"
-        "with Live(table, console=out.remarks, auto_refresh=False): pass\n"
+        "with Live(Panel(table, title=said), console=out.results.console, auto_refresh=False): pass\n"
+        "with Live(table, console=out.remarks.console, auto_refresh=False): pass\n"
     )
     said = on_terminal(["-c", code], 200)
     assert said.count("[link=x]l[/link]:smile:") >= 10

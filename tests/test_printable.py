@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support_hostile import steering
 
 from shardlab import printable
-from shardlab.console import CleanConsole, drawn_table
+from shardlab.rich_console import CleanConsole, drawn_table
 
 ESCAPES = [
     ("plain\n two", "plain\n two"),

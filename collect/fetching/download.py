@@ -20,10 +20,10 @@ from collect.fetching import fetch_matrices, manifest
 from collect.fetching.arrival import Arrival, HeldCopy
 from collect.fetching.fetched_run import Downloaded
 from collect.fetching.manifest import ManifestFile, RunManifest
-from collect.fetching.messages import Asked, HeldFile, OfferedRun, Offers, Wanted, WantedRun
+from collect.fetching.messages import HeldFile, OfferedRun, Offers, Wanted, WantedRun
 from collect.fetching.progress import TransferProgress
 from collect.fetching.transfer import finish_folder, put_in_place, sees
-from shardlab import files, gc_pause, remote_workspace
+from shardlab import files, gc_pause
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
 from shardlab.remote_conversation import ConnectionLost, RemoteConversation
@@ -34,7 +34,6 @@ from shardlab.state import STATES
 from shardlab.workspace import Workspace
 
 STAGING = ".incoming"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
-WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
 
 
 class Missing(msgspec.Struct):
@@ -65,24 +64,18 @@ class Expected(msgspec.Struct):
         return WantedRun(self.offered.run, self.names, {name: copy.file for name, copy in self.held.items()})
 
 
-def download(workspace: Workspace, patterns: Sequence[str], progress: TransferProgress) -> dict[str, Downloaded]:
+def download(
+    workspace: Workspace, patterns: Sequence[str], conversation: RemoteConversation, progress: TransferProgress
+) -> dict[str, Downloaded]:
     """Download every run whose id matches one of the patterns, or all runs if there are no patterns.
 
-    Returns {run id: result}. The result is empty if the cluster is local, because its runs are already on this machine. A run
-    that is equal on this machine and on the cluster is not transferred. Raises ShardlabError if the cluster does not answer or
-    the transfer stops.
+    conversation: as `request.asked` yields it for these patterns.
+    Returns {run id: result}. A run that is equal on this machine and on the cluster is not transferred. Raises ShardlabError if
+    the cluster does not answer or the transfer stops.
     """
-    there = remote_workspace.known(workspace)
-    if there is None:
-        return {}
-    files.make_folder(workspace.runs)
-    must_stop = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs.")
-    with (
-        gc_pause.not_searched(),
-        files.locked(workspace.own / "fetch.lock", lambda _descriptor: progress.say(WAITING)),
-        RemoteConversation(there, "collect.fetching.sender", must_stop, "collect fetch") as conversation,
-    ):
-        conversation.send(Asked(list(patterns)))
+    there = conversation.there
+    conversation.must_stop = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs.")
+    with gc_pause.not_searched():
         offers = conversation.receive(Offers)
         offered = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
         for run in offered:

@@ -6,23 +6,24 @@ downloaded first. If each node has its own part of a run's folder, the first nod
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-from collect.fetching import download, fetched_run, gather
+from collect.fetching import download, fetched_run, gather, side_by_side
 from collect.fetching.fetched_run import Fetched
 from collect.fetching.progress import TransferProgress
+from shardlab.remote_conversation import RemoteConversation
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace, chosen
 
 
-def fetch(workspace: Workspace, patterns: Sequence[str], progress: TransferProgress) -> list[Fetched]:
+def fetch(
+    workspace: Workspace, patterns: Sequence[str], conversation: RemoteConversation | None, progress: TransferProgress
+) -> list[Fetched]:
     """Fetch every run whose id matches one of the patterns, or all runs if there are no patterns.
 
-    Raises InputError if a pattern matches no run.
+    conversation: as `request.asked` yields it for these patterns. Raises InputError if a pattern matches no run.
     """
-    downloaded = download.download(workspace, patterns, progress)
+    downloaded = {} if conversation is None else download.download(workspace, patterns, conversation, progress)
     known = sorted({*workspace.run_ids(), *downloaded})
     ids = chosen(known, patterns) if patterns else known
     parts = gather.gather(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
@@ -31,5 +32,4 @@ def fetch(workspace: Workspace, patterns: Sequence[str], progress: TransferProgr
     def fetched(run_id: str) -> Fetched:
         return fetched_run.fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # threads: hashing and reading files release the GIL
-        return list(pool.map(fetched, ids))
+    return list(side_by_side.each(fetched, ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from collect.fetching import fetch, progress, prune, prune_command
+from collect.fetching import request
 from collect.loading import unreadable_runs
 from shardlab.console import Output
 from shardlab.errors import InputError
@@ -21,11 +21,16 @@ def show(workspace: Workspace, patterns: Sequence[str], output: Output, *, prune
     --prune is not possible or cannot be confirmed, or if a pattern matches no run.
     """
     if prunes:
+        from collect.fetching import prune
+
         prune.must_be_elsewhere(workspace)
         if not confirmed and not sys.stdin.isatty():
             raise InputError("--prune was not confirmed. Allowed: the option --yes, or the answer `yes` on a terminal.")
-    with progress.shown(output) as shown:
-        fetched = fetch.fetch(workspace, patterns, shown)
+    with request.asked(workspace, patterns, output) as conversation:
+        from collect.fetching import fetch, progress  # imported while the cluster starts its program
+
+        with progress.shown(output) as shown:
+            fetched = fetch.fetch(workspace, patterns, conversation, shown)
     columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     rows = [
         [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
@@ -54,6 +59,10 @@ def show(workspace: Workspace, patterns: Sequence[str], output: Output, *, prune
     elif not fetched:
         output.remark(f"{workspace.runs}: no runs yet.")
     unreadable_runs.show(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched])
-    is_freed = prune_command.free(output, workspace, fetched, is_confirmed=confirmed) if prunes else True
+    is_freed = True
+    if prunes:
+        from collect.fetching import prune_command
+
+        is_freed = prune_command.free(output, workspace, fetched, is_confirmed=confirmed)
     output.document(fetched)
     return 0 if is_freed and all(run.is_sound for run in fetched) else 1

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from collect.fetching.manifest import regular
-from shardlab import files, remote_workspace
+from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.expansion import LAST_MATRIX, Expansion, LastMatrix
@@ -75,6 +75,8 @@ def _with_path_here(workspace: Workspace, content: bytes) -> bytes:
 
     If the path on this machine is not known, the description is not changed.
     """
+    from shardlab import remote_workspace  # imported only here: the cluster does not need it
+
     expansion = decoder(Expansion).decode(content)
     here = remote_workspace.path_here(workspace, expansion.path)
     return content if here == expansion.path else files.as_json(msgspec.structs.replace(expansion, path=here))

@@ -149,7 +149,7 @@ def shown(output: Output) -> Iterator[TransferProgress]:
         return
     from rich.live import Live
 
-    live = Live(console=output.remarks, refresh_per_second=4, transient=True)
+    live = Live(console=output.remarks.console, refresh_per_second=4, transient=True)
     try:
         yield TransferProgress(output.remark, live=live)
     finally:

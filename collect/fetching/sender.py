@@ -14,13 +14,12 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from collect.fetching import fetch_matrices, fetched_run, manifest
+from collect.fetching import fetch_matrices, fetched_run, manifest, side_by_side
 from collect.fetching.manifest import Listing, ManifestFile, RunManifest
 from collect.fetching.messages import (
     BLOCK,
@@ -84,10 +83,9 @@ class Sender:
             )  # fmt: skip
 
         offered = {}
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # threads: reading files and hashing release the GIL
-            for run in pool.map(offer, ids):
-                offered[run.run] = run
-                self._say(run)
+        for run in side_by_side.each(offer, ids):
+            offered[run.run] = run
+            self._say(run)
         self._flush()
         return offered
 

@@ -42,7 +42,7 @@ def shown(output: Output, first: str) -> Iterator[Callable[[str], None]]:
         yield lines.show
         return
     began = time.monotonic()
-    with output.remarks.status(Text(first)) as status:
+    with output.remarks.console.status(Text(first)) as status:
 
         def show(text: str) -> None:
             status.update(
