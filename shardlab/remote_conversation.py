@@ -29,7 +29,7 @@ from shardlab.remote_workspace import LOOK_S, LOST, MOST_BYTES, RemoteWorkspace
 BLOCK = 1 << 17  # bytes that are read from the connection at a time
 SILENCE_S = 3600.0  # seconds without data after which the command is given up: it may hash many files before it answers
 ENDS_S = 10.0  # seconds in which the command must end after it has closed its output
-LEAVES_S = 2.0  # seconds in which the command must end after both its input and its output are closed here
+LEAVES_S = 2.0  # the same if this command failed
 MOST_ERRORS = 1 << 16  # largest number of bytes of error messages that are read
 
 T = TypeVar("T")
@@ -95,12 +95,12 @@ class RemoteConversation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._input.close()
         self._output.close()
         self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the command ends by itself: it cannot read or write any more
-            self._process.wait(LEAVES_S)
+            self._process.wait(ENDS_S if error is None else LEAVES_S)
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -343,8 +343,8 @@ ANSWERS = {
         OFFERS,
         OFFER | {"manifest": {"schema": 1, "run_id": "a", "files": {"a": {"bytes": -1}}, "complete": False}},
     ],
-    "no end of a run": [OFFERS, OFFER, {"type": "file", "name": "x", "begin": 0, "bytes": 1}, blocks(b"x")],
-    "half a block": [OFFERS, OFFER, {"type": "file", "name": "x", "begin": 0, "bytes": 1}, b"\0\0\0\7x"],
+    "no end of a run": [OFFERS, OFFER, {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0}, blocks(b"x")],
+    "half a block": [OFFERS, OFFER, {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0}, b"\0\0\0\7x"],
     "an unknown message": [OFFERS, OFFER, {"type": "other"}],
 }
 
@@ -422,7 +422,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(cluster, fetch, there
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "result.json/x"])
 def test_a_file_that_is_sent_under_a_name_elsewhere_is_refused(cluster, fetch, here, victim, name):
-    begin = {"type": "file", "name": name, "begin": 0, "bytes": 3}
+    begin = {"type": "file", "name": name, "begin": 0, "bytes": 3, "mtime_ns": 0}
     cluster.answer(OFFERS, OFFER | {"run": here.name}, begin, blocks(b"bad"))
     said, document = fetch(code=1)
     assert document is None
@@ -432,7 +432,7 @@ def test_a_file_that_is_sent_under_a_name_elsewhere_is_refused(cluster, fetch, h
 
 
 def test_a_file_in_the_place_of_a_folder_does_not_stop_the_next_command(cluster, fetch, there, here):
-    begin = {"type": "file", "begin": 0, "bytes": 1}
+    begin = {"type": "file", "begin": 0, "bytes": 1, "mtime_ns": 0}
     files = [begin | {"name": "steps"}, blocks(b"x"), begin | {"name": "steps/rank-00000.jsonl"}, blocks(b"x")]
     cluster.answer(OFFERS, OFFER | {"run": here.name}, *files)
     said, document = fetch(code=1)
@@ -453,7 +453,8 @@ def test_a_file_in_the_place_of_a_folder_does_not_stop_the_next_command(cluster,
     ],
 )
 def test_a_file_that_is_not_sent_as_it_should_be_is_refused(cluster, fetch, here, begin, content, said):
-    cluster.answer(OFFERS, OFFER | {"run": here.name}, {"type": "file", "name": "x", "begin": 0, "bytes": 1} | begin, content)
+    file = {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0}
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, file | begin, content)
     assert f"error: far: {said}" in fetch(code=1)[0]
     assert not here.exists()
 
@@ -461,7 +462,7 @@ def test_a_file_that_is_not_sent_as_it_should_be_is_refused(cluster, fetch, here
 def test_a_file_with_another_content_than_in_the_manifest_is_refused(cluster, fetch, here):
     file = {"bytes": 1, "mtime_ns": 0, "sha256": "0" * 64}
     manifest = {"schema": 1, "run_id": here.name, "files": {"x": file}, "complete": False}
-    begin = {"type": "file", "name": "x", "begin": 0, "bytes": 1}
+    begin = {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0}
     cluster.answer(OFFERS, OFFER | {"run": here.name}, begin, blocks(b"x"), {"type": "end", "manifest": manifest})
     (found,) = fetch(code=1)[1]
     assert found["problems"] == ["x: the file that arrived is not the file in the cluster's manifest"]

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from collect.fetching import manifest
+from collect.fetching.manifest import ManifestFile
 from collect.fetching.messages import BLOCK, FILE_OR_END, LENGTH, FileBegin, HeldFile, RunEnd
 from shardlab import files
 from shardlab.errors import InputError
@@ -36,7 +37,7 @@ class ArrivedRun(msgspec.Struct):
     """The files of a run that arrived in a staging folder."""
 
     end: RunEnd
-    sha256: dict[str, str]  # name of a file -> SHA-256 of its whole content here
+    files: dict[str, ManifestFile]  # by name: size, time and SHA-256 of a file as it was written
 
 
 class Arrival:
@@ -49,7 +50,7 @@ class Arrival:
         read there. has_come: is called from time to time with the number of bytes that have come, over all runs.
         """
         self._conversation, self._shared, self._has_come = conversation, shared, has_come
-        self._count = 0
+        self._count = self._says_at = 0
         self._buffer = memoryview(bytearray(MOST_BLOCK))
         self._length = memoryview(bytearray(LENGTH.size))
 
@@ -59,7 +60,7 @@ class Arrival:
 
         Raises InputError if the cluster sends something that is not allowed, and OSError if a file cannot be written.
         """
-        digests: dict[str, str] = {}
+        arrived: dict[str, ManifestFile] = {}
         while not isinstance(message := self._conversation.receive(FILE_OR_END), RunEnd):
             manifest.check_name(message.name)
             copy = held.get(message.name)
@@ -70,12 +71,16 @@ class Arrival:
                 blocks = _of_storage(self._shared / run_id / message.name, message.begin, message.bytes)
             else:
                 blocks = self._of_connection(message)
-            digests[message.name] = self._write(f"{staging}/{message.name}", copy if message.begin else None, blocks)
-        return ArrivedRun(message, digests)
+            path, begins_with = f"{staging}/{message.name}", copy if message.begin else None
+            arrived[message.name] = self._write(path, begins_with, blocks, message.mtime_ns)
+        self._has_come(self._count)
+        return ArrivedRun(message, arrived)
 
-    def _write(self, path: str, begins_with: HeldCopy | None, blocks: Iterator[memoryview | bytes]) -> str:
+    def _write(
+        self, path: str, begins_with: HeldCopy | None, blocks: Iterator[memoryview | bytes], mtime_ns: int
+    ) -> ManifestFile:
         """Write a file. begins_with: the file with whose content it begins, which may be the file itself. blocks: the rest of
-        the content. Returns the SHA-256 of the whole file."""
+        the content. mtime_ns: the time of the last change that the file gets. Returns what was written."""
         digest = hashlib.sha256()
         descriptor = _opened(path, is_new=begins_with is None)
         try:
@@ -92,12 +97,15 @@ class Arrival:
                 files.write_all(descriptor, block)
                 begin += len(block)
                 self._count += len(block)
-                self._has_come(self._count)
+                if self._count >= self._says_at:
+                    self._says_at = self._count + BLOCK
+                    self._has_come(self._count)
             if begins_with is not None:
                 os.ftruncate(descriptor, begin)
+            os.utime(descriptor, ns=(mtime_ns, mtime_ns))
         finally:
             os.close(descriptor)
-        return digest.hexdigest()
+        return ManifestFile(begin, mtime_ns, digest.hexdigest())
 
     def _of_connection(self, file: FileBegin) -> Iterator[memoryview | bytes]:
         while True:
@@ -129,8 +137,21 @@ def _opened(path: str, *, is_new: bool) -> int:
     try:
         return os.open(path, flags, 0o644)
     except FileNotFoundError:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(Path(path).parent)
         return os.open(path, flags, 0o644)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and the folders around it, all with the mode of a folder of a run. `Path.mkdir` gives the folders around it
+    another mode."""
+    try:
+        folder.mkdir(mode=0o755)
+    except FileNotFoundError:
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o755)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
 
 
 def _of_storage(path: Path, begin: int, end: int) -> Iterator[memoryview | bytes]:

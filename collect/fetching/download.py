@@ -9,6 +9,7 @@ interrupted, the same command resumes it.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -180,6 +181,7 @@ def _receive(workspace: Workspace, there: RemoteWorkspace, arrival: Arrival, run
     written."""
     run_id, staging = run.offered.run, workspace.runs / STAGING
     folder = staging / "files" / run_id
+    is_fresh = not os.path.lexists(folder)
     try:
         arrived = arrival.receive(run_id, folder, run.held)
     except InputError as error:
@@ -199,15 +201,19 @@ def _receive(workspace: Workspace, there: RemoteWorkspace, arrival: Arrival, run
     except (InputError, NotRegular) as error:
         result.problems = [_why_not(workspace, error)]
         return
-    result.hashed += len(arrived.sha256)
+    result.hashed += len(arrived.files)
     # The cluster sends nothing of a file that an interrupted transfer left complete.
-    here = {name: copy.file.sha256 for name, copy in run.held.items() if copy.path.is_relative_to(folder)} | arrived.sha256
+    here = {name: copy.file.sha256 for name, copy in run.held.items() if copy.path.is_relative_to(folder)}
+    here |= {name: file.sha256 for name, file in arrived.files.items()}
     unlike = [name for name in missing.names if here.get(name) != theirs.files[name].sha256]
     if unlike:
         result.problems = [f"{name}: the file that arrived is not the file in the cluster's manifest" for name in unlike]
         shutil.rmtree(folder, ignore_errors=True)
     elif not missing.is_here:
-        _place(workspace, staging, missing)
+        # Nobody else writes to the staging folder, so a new folder has exactly the files that arrived.
+        is_whole = is_fresh and arrived.files == theirs.files
+        if _place(workspace, staging, missing, is_whole=is_whole) and is_whole:
+            result.written = theirs
 
 
 def _missing(workspace: Workspace, run_id: str, theirs: RunManifest) -> Missing:
@@ -221,6 +227,9 @@ def _missing(workspace: Workspace, run_id: str, theirs: RunManifest) -> Missing:
     with contextlib.suppress(InputError, FileNotFoundError):  # if the manifest here is damaged, all files are compared
         mine = manifest.read(run) if manifest.regular(run.path, manifest.NAME) else None
     found = Missing(theirs, [], 0)
+    if not os.path.lexists(run.path):
+        found.names = list(theirs.files)
+        return found
     for name, file in theirs.files.items():
         status = manifest.regular(run.path, name)
         if status is None:
@@ -248,19 +257,22 @@ def _changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> 
     return content.sha256 != recorded.sha256 and content.mtime_ns > recorded.mtime_ns and not manifest.only_grew(path, recorded)
 
 
-def _place(workspace: Workspace, staging: Path, missing: Missing) -> None:
+def _place(workspace: Workspace, staging: Path, missing: Missing, *, is_whole: bool) -> bool:
     """Move the transferred files of a run into its folder in runs/, then write its manifest.
 
     If the run has no folder in runs/ yet, all files are first put together, and the folder appears in runs/ when it is
-    complete.
+    complete. Returns whether the folder in which the files arrived became the run folder.
+
+    is_whole: whether the folder in which the files arrived has exactly the files of the manifest, with their times and modes.
     """
     run_id = missing.manifest.run_id
     run, arrived = workspace.runs / run_id, staging / "files" / run_id
     is_new = not run.exists()
-    if is_new and finish_folder(arrived, {name: missing.manifest.files[name] for name in missing.names}, (manifest.NAME,)):
+    expected = {name: missing.manifest.files[name] for name in missing.names}
+    if is_new and (is_whole or finish_folder(arrived, expected, (manifest.NAME,))):
         files.write_json(arrived / manifest.NAME, missing.manifest, sync=False)
         arrived.rename(run)
-        return
+        return True
     folder = staging / "whole" / run_id if is_new else run
     files.make_folder(folder)
     for name in missing.names:
@@ -269,6 +281,7 @@ def _place(workspace: Workspace, staging: Path, missing: Missing) -> None:
     if is_new:
         folder.rename(run)
     shutil.rmtree(arrived, ignore_errors=True)
+    return False
 
 
 def _why_not(workspace: Workspace, error: Exception) -> str:

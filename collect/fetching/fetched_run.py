@@ -22,6 +22,8 @@ class Downloaded(msgspec.Struct):
     problems: list[str] = []  # how the run on this machine differs from the run on the cluster
     not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
     parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
+    # The manifest that this command has just written, if it made the run folder and hashed all its files while they arrived.
+    written: RunManifest | None = None
 
 
 class Freed(msgspec.Struct, omit_defaults=True):
@@ -99,6 +101,9 @@ def check_run(
         fetched.problems, fetched.not_regular = downloaded.problems, downloaded.not_regular
         if downloaded.problems:
             return fetched, None
+        if (written := downloaded.written) is not None and (written.complete or not fetched.complete):
+            _count(fetched, written)
+            return fetched, written
     try:
         listing = manifest.list_files(run.path)
         fetched.not_regular = {**fetched.not_regular, **listing.other}
@@ -115,7 +120,7 @@ def check_run(
             if fetched.pruned:
                 difference.vanished = [name for name in difference.vanished if pruning.is_kept(name)]
             fetched.added, fetched.problems = difference.added, difference.problems
-        fetched.files, fetched.bytes = len(now.files), sum(file.bytes for file in now.files.values())
+        _count(fetched, now)
         if now == old or fetched.problems or fetched.pruned:
             return fetched, old
         manifest.write(run, now)
@@ -123,3 +128,7 @@ def check_run(
     except (InputError, WorkspaceError) as error:
         fetched.problems = [str(error)]
         return fetched, None
+
+
+def _count(fetched: Fetched, now: RunManifest) -> None:
+    fetched.files, fetched.bytes = len(now.files), sum(file.bytes for file in now.files.values())

@@ -18,7 +18,7 @@ from typing import Annotated, cast
 
 import msgspec
 
-from collect.fetching.manifest import Bytes, RunManifest, Sha256
+from collect.fetching.manifest import Bytes, MtimeNs, RunManifest, Sha256
 from shardlab.run import RUN_ID
 
 BLOCK = 1 << 17  # the most bytes of a block, before it is compressed: so few that they stay in the cache of a processor
@@ -81,6 +81,7 @@ class FileBegin(msgspec.Struct, tag="file"):
     name: str
     begin: Bytes  # how many bytes at the beginning of the file are not sent, because they are held
     bytes: Bytes  # size of the file when the cluster began to send it
+    mtime_ns: MtimeNs  # time of its last change, in ns since the epoch
     is_compressed: bool = False  # whether each block is compressed with zlib
 
 

@@ -14,7 +14,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -34,16 +34,16 @@ from collect.fetching.messages import (
     WantedRun,
 )
 from collect.fetching.progress import TransferProgress
-from shardlab import console, files, placement
+from shardlab import console, files, gc_pause, placement
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace, chosen
 
 # Names of files that contain text, which is compressed. Other files of a run, such as traces, are compressed already.
-TEXT = {".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv"}
+TEXT = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")
 LEVEL = 1  # how thoroughly zlib compresses: records, which are text, become little smaller with a higher level
-MOST_WAITING = 1 << 15  # bytes that are written at once: a run may have thousands of small files
+MOST_WAITING = BLOCK  # bytes that are written at once: a run may have thousands of small files
 
 T = TypeVar("T")
 
@@ -131,10 +131,11 @@ class Sender:
             except OSError as error:
                 problems.append(f"{name}: {WorkspaceError.from_os_error(error, 'read')}")
         of_run = None if offered.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent, offered.complete)
+        self._say(RunEnd(of_run, problems))
         if of_run and not problems and not offered.problems and not offered.pruned:
+            self._flush()  # the other machine moves the files into its run folder while this one waits for its disk
             with contextlib.suppress(WorkspaceError):  # e.g. the disk is full: the run can be sent without a manifest here
                 manifest.write(run, of_run)
-        self._say(RunEnd(of_run, problems))
 
     def _send_file(
         self, run: Path, name: str, status: os.stat_result, held: HeldFile | None, *, is_shared: bool
@@ -154,15 +155,15 @@ class Sender:
                     begin, digest = 0, hashlib.sha256()
             if size and begin == size:  # the other machine has the whole file
                 return ManifestFile(size, status.st_mtime_ns, digest.hexdigest())
-            is_text = PurePosixPath(name).suffix in TEXT
+            is_text = name.endswith(TEXT)
             end = begin
             if is_shared:
                 for block in self._blocks(descriptor, begin, size):
                     digest.update(block)
                     end += len(block)
-                self._say(FileBegin(name, begin, end))
+                self._say(FileBegin(name, begin, end, status.st_mtime_ns))
             else:
-                self._say(FileBegin(name, begin, size, is_text))
+                self._say(FileBegin(name, begin, size, status.st_mtime_ns, is_text))
                 try:
                     for block in self._blocks(descriptor, begin, size):
                         digest.update(block)
@@ -227,7 +228,7 @@ def main() -> int:
     """Send runs to the machine at the other end of standard input and standard output, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.sender", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target:
+    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target, gc_pause.not_searched():
         Sender(workspace, source, target).serve()
     return 0
 
