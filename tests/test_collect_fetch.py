@@ -448,6 +448,8 @@ def test_a_file_in_the_place_of_a_folder_does_not_stop_the_next_command(cluster,
     [
         ({"begin": 5}, blocks(b"x"), "the cluster sends x from byte 5 on, which was not asked for"),
         ({}, b"\xff\xff\xff\xff", "the cluster sends a block of 4,294,967,295 bytes; allowed are "),
+        ({"follows": 1 << 30}, b"", "the cluster sends a block of 1,073,741,824 bytes; allowed are "),
+        ({"follows": 2, "is_compressed": True}, b"no", "the cluster sends x with a block that zlib cannot decompress"),
         ({"is_compressed": True}, blocks(b"no"), "the cluster sends x with a block that zlib cannot decompress"),
         ({"is_compressed": True}, blocks(zlib.compress(bytes(1 << 20))), "the cluster sends x with a block of more than "),
     ],

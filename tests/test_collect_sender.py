@@ -57,11 +57,14 @@ def serve(run, target, *, held=None, is_shared=False, asked=None, wanted=None):
         message = json.loads(stream.readline())
     content, begin = None, 0
     while message["type"] == "file":
-        parts = []
-        while not is_shared and (length := int.from_bytes(stream.read(4), "big")):
-            parts.append(stream.read(length))
+        received = b""
+        if "follows" in message:
+            received = stream.read(message["follows"])
+        elif not is_shared:
+            while length := int.from_bytes(stream.read(4), "big"):
+                received += stream.read(length)
         if message["name"] == NAME:
-            content, begin = b"".join(parts), message["begin"]
+            content, begin = received, message["begin"]
         message = json.loads(stream.readline())
     assert message["type"] == "end"
     assert stream.read() == b""
@@ -89,6 +92,24 @@ def test_the_content_that_was_sent_is_in_the_manifest_if_the_file_becomes_shorte
     listed = end["manifest"]["files"][NAME]
     assert 10 <= len(content) < SIZE
     assert (listed["bytes"], listed["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.parametrize("left", [0, 10])
+def test_a_small_file_that_became_shorter_is_sent_as_it_is_now(run, monkeypatch, left):
+    path, preadv = run.path / NAME, os.preadv
+    path.write_bytes(os.urandom(1000))
+
+    def shortened(descriptor, buffers, offset):
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            os.truncate(path, left)
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", shortened)
+    content, _, end = serve(run, Pipe())
+    assert content == path.read_bytes()
+    assert len(content) == left
+    listed = end["manifest"]["files"][NAME]
+    assert (listed["bytes"], listed["sha256"]) == (left, hashlib.sha256(content).hexdigest())
 
 
 def test_a_file_that_cannot_be_read_further_is_named_and_the_others_are_sent(run, monkeypatch):

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -66,9 +66,11 @@ class Arrival:
             copy = held.get(message.name)
             if message.begin and (copy is None or copy.file.bytes != message.begin):
                 raise InputError(f"the cluster sends {message.name} from byte {message.begin} on, which was not asked for")
-            blocks: Iterator[memoryview | bytes]
+            blocks: Iterable[memoryview | bytes]
             if self._shared:
                 blocks = _of_storage(self._shared / run_id / message.name, message.begin, message.bytes)
+            elif message.follows is not None:
+                blocks = (self._block(message, message.follows),)
             else:
                 blocks = self._of_connection(message)
             path, begins_with = f"{staging}/{message.name}", copy if message.begin else None
@@ -77,7 +79,7 @@ class Arrival:
         return ArrivedRun(message, arrived)
 
     def _write(
-        self, path: str, begins_with: HeldCopy | None, blocks: Iterator[memoryview | bytes], mtime_ns: int
+        self, path: str, begins_with: HeldCopy | None, blocks: Iterable[memoryview | bytes], mtime_ns: int
     ) -> ManifestFile:
         """Write a file. begins_with: the file with whose content it begins, which may be the file itself. blocks: the rest of
         the content. mtime_ns: the time of the last change that the file gets. Returns what was written."""
@@ -113,11 +115,14 @@ class Arrival:
             (length,) = LENGTH.unpack(self._length)
             if not length:
                 return
-            if length > MOST_BLOCK:
-                raise InputError(f"the cluster sends a block of {length:,} bytes; allowed are {MOST_BLOCK:,}")
-            block = self._buffer[:length]
-            self._conversation.receive_into(block)
-            yield _decompressed(block, file.name) if file.is_compressed else block
+            yield self._block(file, length)
+
+    def _block(self, file: FileBegin, length: int) -> memoryview | bytes:
+        if length > MOST_BLOCK:
+            raise InputError(f"the cluster sends a block of {length:,} bytes; allowed are {MOST_BLOCK:,}")
+        block = self._buffer[:length]
+        self._conversation.receive_into(block)
+        return _decompressed(block, file.name) if file.is_compressed else block
 
 
 def _decompressed(block: memoryview, name: str) -> bytes:

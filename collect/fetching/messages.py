@@ -7,8 +7,9 @@ All messages go over one connection. Each message is a line of JSON:
 3. The machine that downloads names the runs that it wants, and the files of them that it has already (Wanted).
 4. For each of these runs, the cluster sends a FileBegin for each file and after it the content, and at the end a RunEnd.
 
-The content of a file is sent in blocks, so that the end of the content is known even if the file became shorter. A block is a
-length (4 bytes, the highest first) and that many bytes. A block of length 0 ends the content.
+A file that fits into one block is read before its FileBegin is sent, which says how many bytes follow. The content of a larger
+file is sent in blocks, so that the end of the content is known even if the file became shorter. A block is a length (4 bytes,
+the highest first) and that many bytes. A block of length 0 ends the content.
 """
 
 from __future__ import annotations
@@ -75,14 +76,15 @@ class Wanted(msgspec.Struct):
     is_shared: bool
 
 
-class FileBegin(msgspec.Struct, tag="file"):
-    """The beginning of a file of a run. Its content follows in blocks, except if the storage is shared."""
+class FileBegin(msgspec.Struct, tag="file", omit_defaults=True):
+    """The beginning of a file of a run. Its content follows, except if the storage is shared."""
 
     name: str
     begin: Bytes  # how many bytes at the beginning of the file are not sent, because they are held
     bytes: Bytes  # size of the file when the cluster began to send it
     mtime_ns: MtimeNs  # time of its last change, in ns since the epoch
     is_compressed: bool = False  # whether each block is compressed with zlib
+    follows: Bytes | None = None  # size of the only block, which follows without its length; None: blocks follow
 
 
 class RunEnd(msgspec.Struct, tag="end"):

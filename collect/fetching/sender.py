@@ -157,7 +157,13 @@ class Sender:
                 return ManifestFile(size, status.st_mtime_ns, digest.hexdigest())
             is_text = name.endswith(TEXT)
             end = begin
-            if is_shared:
+            if not is_shared and size - begin <= BLOCK and len(block := self._block(descriptor, begin, size)) == size - begin:
+                digest.update(block)
+                end = size
+                content = zlib.compress(block, LEVEL) if is_text else bytes(block)
+                self._say(FileBegin(name, begin, size, status.st_mtime_ns, is_text, len(content)))
+                self._write(content)
+            elif is_shared:
                 for block in self._blocks(descriptor, begin, size):
                     digest.update(block)
                     end += len(block)
@@ -181,9 +187,13 @@ class Sender:
         A block is valid until the next block is taken: all blocks are read into the same memory, because new memory for each
         block would take longer than reading the block.
         """
-        while begin < end and (count := os.preadv(descriptor, [self._memory[: min(BLOCK, end - begin)]], begin)):
-            begin += count
-            yield self._memory[:count]
+        while begin < end and (block := self._block(descriptor, begin, end)):
+            begin += len(block)
+            yield block
+
+    def _block(self, descriptor: int, begin: int, end: int) -> memoryview:
+        """The bytes of a file from `begin` to `end`, at most one block; fewer bytes if the file has become shorter."""
+        return self._memory[: os.preadv(descriptor, [self._memory[: min(BLOCK, end - begin)]], begin)]
 
     def _run(self, run_id: str) -> RunDir:
         return RunDir(self._workspace.runs / run_id)
