@@ -2,15 +2,18 @@
 
     python benchmarks/fetch.py [--mib 1024] [--small 5000] [--runs 200] [--rounds 3]
 
-The cluster is this machine. A shell script replaces `ssh`, so neither a network nor encryption is measured. Plain rsync copies
-the same folder with `--archive --compress` over the same script, in the same round; `collect fetch` and rsync take turns in
-being first. The time of `collect fetch` includes the start of Python on both sides, the manifest on the cluster, and the check
-of each file on this side. Both sides use the processors of this machine, so the ratio of processor times is more reliable than
-the ratio of seconds if the machine is busy.
+The cluster is this machine. In the lines "over sshd", the connection goes to a real SSH server on the loopback interface, as a
+user's connection goes to a cluster; both ends of the encryption use the processors of this machine. In the other lines, a shell
+script replaces `ssh`, so neither the login nor the encryption is measured. Plain rsync copies the same folder with `--archive
+--compress` in the same way, in the same round; `collect fetch` and rsync take turns in being first. The time of `collect fetch`
+includes the start of Python on both sides, the manifest on the cluster, and the check of each file on this side. Both sides use
+the processors of this machine, so the ratio of processor times is more reliable than the ratio of seconds if the machine is
+busy. The processor time of sshd and of what it starts is not counted.
 
-Each copy goes to a new folder, because ext4 creates files slowly for some seconds after many files were removed. Before each
-copy, the program uses and frees as much memory as the copy needs for the page cache, because a virtual machine gives freed
-memory back to its host, and it takes longer to get such memory back than to copy the file.
+Each copy goes to a new folder, because ext4 creates files slowly for a minute after many files were removed: it skips the
+inodes of these files one by one. Before each copy, the program uses and frees as much memory as the copy needs for the page
+cache, because a virtual machine gives freed memory back to its host, and it takes longer to get such memory back than to copy
+the file.
 """
 
 from __future__ import annotations
@@ -32,7 +35,11 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import support_collect as support
+from local_sshd import ADDRESS, LocalSshd, find
 from support_fetch import Cluster
+
+from shardlab import remote_workspace
+from shardlab.remote_workspace import RemoteWorkspace
 
 SMALL = 20_000  # bytes
 
@@ -66,7 +73,7 @@ def made(folder: Path, runs: int) -> Cluster:
     return cluster
 
 
-def fetch(cluster: Cluster, to: Path) -> None:
+def fetch(to: Path) -> None:
     """Fetch all runs with `collect fetch` into the workspace `to`. A failure ends the benchmark."""
     words = [sys.executable, "-P", "-m", "collect", "fetch", "--workspace", str(to)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -74,15 +81,23 @@ def fetch(cluster: Cluster, to: Path) -> None:
         raise SystemExit(done.stderr)
 
 
-def plain(cluster: Cluster, to: Path) -> None:
-    """Copy all runs with rsync into the folder `to`, without `collect fetch`."""
-    subprocess.run(
-        ["rsync", "--archive", "--compress", "-e", "ssh", f"far:{cluster.there.runs}/", str(to / "runs")], check=True
-    )
+def plain(source: str, shell: str, to: Path) -> None:
+    """Copy all runs with rsync into the folder `to`, without `collect fetch`. source: the folder of the runs, with the host.
+    shell: the ssh command."""
+    subprocess.run(["rsync", "--archive", "--compress", "-e", shell, source, str(to / "runs")], check=True)
 
 
-def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str) -> None:
-    """Print how long `collect fetch` and rsync take for files of these sizes (in bytes). what: the files in words."""
+def reached_through(server: LocalSshd, cluster: Cluster) -> None:
+    """Let `collect fetch` log in to a real SSH server instead of the shell script."""
+    given = {"host": ADDRESS, "port": server.port, "user": server.user, "identity": str(server.identity)}
+    rest = {"schema": 1, "cluster": "far", "host_keys": "strict", "python": sys.executable, "mark": "far:/ws\n"}
+    workspace, known = str(cluster.there.path), str(server.known_hosts)
+    remote_workspace.keep(cluster.here, RemoteWorkspace(workspace=workspace, known_hosts=known, **given, **rest))
+
+
+def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str, server: LocalSshd | None) -> None:
+    """Print how long `collect fetch` and rsync take for files of these sizes (in bytes). what: the files in words. server: the
+    SSH server; None: a shell script replaces `ssh`."""
     chance = random.Random(1)
     cluster = made(folder, 1)
     (run,) = cluster.there.all_runs()
@@ -92,16 +107,26 @@ def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str) -> Non
         with path.open("wb") as file:
             for begin in range(0, size, 1 << 20):
                 file.write(chance.randbytes(min(1 << 20, size - begin)))
-    os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment, host, shell = dict(os.environ), "far", "ssh"
+    if server is None:
+        os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    else:
+        reached_through(server, cluster)
+        host, shell, what = f"{server.user}@{ADDRESS}", server.command, f"{what}, over sshd"
+
+    def copied(to: Path) -> None:
+        plain(f"{host}:{cluster.there.runs}/", shell, to)
+
     ours, theirs = [], []
     for number in range(rounds):
-        pair = [(ours, fetch), (theirs, plain)]
+        pair = [(ours, fetch), (theirs, copied)]
         for kept, copy in pair if number % 2 else pair[::-1]:
             (run.path / "manifest.json").unlink(missing_ok=True)
             to = Path(shutil.copytree(cluster.here.path, folder / f"{copy.__name__}-{number}", ignore=lambda *_: ["runs"]))
             cluster.no_fault()
             b"x" * (sum(sizes) * 3)
-            kept.append(spent(lambda copy=copy, to=to: copy(cluster, to)))
+            kept.append(spent(lambda copy=copy, to=to: copy(to)))
+    os.environ.update(environment)
     ratios = [[one / other for one, other in zip(their, our, strict=True)] for our, their in zip(ours, theirs, strict=True)]
     of_time, of_cpu = (statistics.median(values) for values in zip(*ratios, strict=True))
     our, their = (Spent(*(statistics.median(values) for values in zip(*taken, strict=True))) for taken in (ours, theirs))
@@ -117,8 +142,8 @@ def nothing_new(folder: Path, rounds: int, runs: int) -> None:
     cluster = made(folder, runs)
     os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     cluster.no_fault()
-    fetch(cluster, cluster.here.path)
-    taken = [spent(lambda: fetch(cluster, cluster.here.path)) for _ in range(rounds)]
+    fetch(cluster.here.path)
+    taken = [spent(lambda: fetch(cluster.here.path)) for _ in range(rounds)]
     seconds, cpu_s = (statistics.median(values) for values in zip(*taken, strict=True))
     print(f"{f'nothing new of {runs} runs':32}  fetch {seconds:7.2f} s {cpu_s:6.2f} CPU s", flush=True)
 
@@ -136,8 +161,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         os.environ["PYTHONPYCACHEPREFIX"] = f"{name}/compiled"
         subprocess.run([sys.executable, "-P", "-m", "collect", "fetch", "--help"], stdout=subprocess.DEVNULL, check=True)
-        against_rsync(Path(name) / "large", given.rounds, [given.mib << 20], f"one file of {given.mib} MiB")
-        against_rsync(Path(name) / "small", given.rounds, [SMALL] * given.small, f"{given.small} files of {SMALL // 1000} KB")
+        kinds = {
+            f"one file of {given.mib} MiB": [given.mib << 20],
+            f"{given.small} files of {SMALL // 1000} KB": [SMALL] * given.small,
+        }
+        for number, (what, sizes) in enumerate(kinds.items()):
+            against_rsync(Path(name) / f"script-{number}", given.rounds, sizes, what, None)
+        if program := find():
+            with LocalSshd(program, Path(name) / "sshd") as server:
+                for number, (what, sizes) in enumerate(kinds.items()):
+                    against_rsync(Path(name) / f"sshd-{number}", given.rounds, sizes, what, server)
+        else:
+            print("not measured over sshd: sshd is not installed here", flush=True)
         nothing_new(Path(name) / "runs", given.rounds, given.runs)
 
 
