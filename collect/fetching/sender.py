@@ -44,6 +44,7 @@ from shardlab.workspace import Workspace, chosen
 TEXT = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")
 LEVEL = 1  # how thoroughly zlib compresses: records, which are text, become little smaller with a higher level
 MOST_WAITING = BLOCK  # bytes that are written at once: a run may have thousands of small files
+MOST_COPIED = 1 << 15  # the most bytes of a block that is copied to be written together with others
 
 T = TypeVar("T")
 
@@ -209,7 +210,7 @@ class Sender:
 
     def _send_block(self, block: bytes | memoryview) -> None:
         self._write(LENGTH.pack(len(block)))
-        if len(block) > MOST_WAITING:
+        if len(block) > MOST_COPIED:
             self._flush()
             self._target.write(block)
         else:
