@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-import zlib
 
 import msgspec
 import pytest
 import support_collect as support
+import zstandard
 from support_fetch import COMMAND, Cluster, blocks, contents, tree
 
 from collect.cli import main
@@ -22,6 +22,9 @@ from shardlab import placement, remote_conversation, remote_workspace
 from shardlab.rundir import RunDir
 
 SUBJECT = "result.json"
+# Frames of zstd: one that does not say the size of its content, and one that says 1 byte and contains 200.
+UNKNOWN_SIZE = zstandard.ZstdCompressor(write_content_size=False).compress(b"x")
+TOO_MUCH = zstandard.compress(bytes(200)).replace(b"\xc8", b"\x01", 1)
 
 
 @pytest.fixture
@@ -449,9 +452,16 @@ def test_a_file_in_the_place_of_a_folder_does_not_stop_the_next_command(cluster,
         ({"begin": 5}, blocks(b"x"), "the cluster sends x from byte 5 on, which was not asked for"),
         ({}, b"\xff\xff\xff\xff", "the cluster sends a block of 4,294,967,295 bytes; allowed are "),
         ({"follows": 1 << 30}, b"", "the cluster sends a block of 1,073,741,824 bytes; allowed are "),
-        ({"follows": 2, "is_compressed": True}, b"no", "the cluster sends x with a block that zlib cannot decompress"),
-        ({"is_compressed": True}, blocks(b"no"), "the cluster sends x with a block that zlib cannot decompress"),
-        ({"is_compressed": True}, blocks(zlib.compress(bytes(1 << 20))), "the cluster sends x with a block of more than "),
+        ({"follows": 2, "is_compressed": True}, b"no", "the cluster sends x with a block that zstd cannot decompress"),
+        ({"is_compressed": True}, blocks(b"no"), "the cluster sends x with a block that zstd cannot decompress"),
+        (
+            {"is_compressed": True},
+            blocks(zstandard.compress(bytes(1 << 20))),
+            "the cluster sends x with a block of 1,048,576 bytes; ",
+        ),
+        ({"is_compressed": True}, blocks(UNKNOWN_SIZE), "the cluster sends x with a block of -1 bytes; allowed are "),
+        ({"is_compressed": True}, blocks(TOO_MUCH), "the cluster sends x with a block that zstd cannot decompress"),
+        ({"is_compressed": True}, blocks(zstandard.compress(b"x") * 2), "the cluster sends x with a block that zstd cannot "),
     ],
 )
 def test_a_file_that_is_not_sent_as_it_should_be_is_refused(cluster, fetch, here, begin, content, said):

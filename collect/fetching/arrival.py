@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+import zstandard
 
 from collect.fetching import manifest
 from collect.fetching.manifest import ManifestFile
@@ -23,7 +23,9 @@ from shardlab.errors import InputError
 from shardlab.files import NotRegular
 from shardlab.remote_conversation import RemoteConversation
 
-MOST_BLOCK = BLOCK + BLOCK // 16  # zlib makes a block that it cannot compress a little larger
+MOST_BLOCK = BLOCK + BLOCK // 16  # zstd makes a block that it cannot compress a little larger
+
+_DECOMPRESSOR = zstandard.ZstdDecompressor(max_window_size=BLOCK)
 
 
 class HeldCopy(msgspec.Struct):
@@ -126,14 +128,13 @@ class Arrival:
 
 
 def _decompressed(block: memoryview, name: str) -> bytes:
-    content = zlib.decompressobj()
     try:
-        found = content.decompress(block, BLOCK)
-    except zlib.error as error:
-        raise InputError(f"the cluster sends {name} with a block that zlib cannot decompress ({error})") from None
-    if not content.eof or content.unconsumed_tail:
-        raise InputError(f"the cluster sends {name} with a block of more than {BLOCK:,} bytes")
-    return found
+        size = zstandard.frame_content_size(block)
+        if not 0 <= size <= BLOCK:  # -1: the size is not known. zstandard reserves as much memory as the size says
+            raise InputError(f"the cluster sends {name} with a block of {size:,} bytes; allowed are {BLOCK:,}")
+        return _DECOMPRESSOR.decompress(block, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise InputError(f"the cluster sends {name} with a block that zstd cannot decompress ({error})") from None
 
 
 def _opened(path: str, *, is_new: bool) -> int:

@@ -83,7 +83,7 @@ class FileBegin(msgspec.Struct, tag="file", omit_defaults=True):
     begin: Bytes  # how many bytes at the beginning of the file are not sent, because they are held
     bytes: Bytes  # size of the file when the cluster began to send it
     mtime_ns: MtimeNs  # time of its last change, in ns since the epoch
-    is_compressed: bool = False  # whether each block is compressed with zlib
+    is_compressed: bool = False  # whether each block is compressed with zstd
     follows: Bytes | None = None  # size of the only block, which follows without its length; None: blocks follow
 
 

@@ -12,12 +12,12 @@ import contextlib
 import hashlib
 import os
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
+import zstandard
 
 from collect.fetching import fetch_matrices, fetched_run, manifest, side_by_side
 from collect.fetching.manifest import Listing, ManifestFile, RunManifest
@@ -42,7 +42,7 @@ from shardlab.workspace import Workspace, chosen
 
 # Names of files that contain text, which is compressed. Other files of a run, such as traces, are compressed already.
 TEXT = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")
-LEVEL = 1  # how thoroughly zlib compresses: records, which are text, become little smaller with a higher level
+LEVEL = 1  # how thoroughly zstd compresses: higher levels need more time and make records no smaller
 MOST_WAITING = BLOCK  # bytes that are written at once: a run may have thousands of small files
 MOST_COPIED = 1 << 15  # the most bytes of a block that is copied to be written together with others
 
@@ -59,6 +59,7 @@ class Sender:
         self._waiting: list[bytes] = []  # what is not yet written to `target`
         self._waits = 0  # size of `_waiting` in bytes
         self._memory = memoryview(bytearray(BLOCK))  # the block of a file that is being sent
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL)
 
     def serve(self) -> None:
         """Offer runs and send those that are wanted. Raises InputError if a pattern matches no run, or a message is not
@@ -156,13 +157,13 @@ class Sender:
                     begin, digest = 0, hashlib.sha256()
             if size and begin == size:  # the other machine has the whole file
                 return ManifestFile(size, status.st_mtime_ns, digest.hexdigest())
-            is_text = name.endswith(TEXT)
+            is_compressed = name.endswith(TEXT)
             end = begin
             if not is_shared and size - begin <= BLOCK and len(block := self._block(descriptor, begin, size)) == size - begin:
                 digest.update(block)
                 end = size
-                content = zlib.compress(block, LEVEL) if is_text else bytes(block)
-                self._say(FileBegin(name, begin, size, status.st_mtime_ns, is_text, len(content)))
+                content = self._compressor.compress(block) if is_compressed else bytes(block)
+                self._say(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed, len(content)))
                 self._write(content)
             elif is_shared:
                 for block in self._blocks(descriptor, begin, size):
@@ -170,12 +171,12 @@ class Sender:
                     end += len(block)
                 self._say(FileBegin(name, begin, end, status.st_mtime_ns))
             else:
-                self._say(FileBegin(name, begin, size, status.st_mtime_ns, is_text))
+                self._say(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed))
                 try:
                     for block in self._blocks(descriptor, begin, size):
                         digest.update(block)
                         end += len(block)
-                        self._send_block(zlib.compress(block, LEVEL) if is_text else block)
+                        self._send_block(self._compressor.compress(block) if is_compressed else block)
                 finally:
                     self._send_block(b"")  # also if the file cannot be read further, so that the next message is understood
         finally:
@@ -212,7 +213,7 @@ class Sender:
         self._write(LENGTH.pack(len(block)))
         if len(block) > MOST_COPIED:
             self._flush()
-            self._target.write(block)
+            self._put(block)
         else:
             self._write(bytes(block))
 
@@ -223,9 +224,12 @@ class Sender:
             self._flush()
 
     def _flush(self) -> None:
-        self._target.write(b"".join(self._waiting))
-        self._target.flush()
+        self._put(b"".join(self._waiting))
         self._waiting, self._waits = [], 0
+
+    def _put(self, content: bytes | memoryview) -> None:
+        self._target.write(content)
+        self._target.flush()
 
 
 def _has_parts(run: RunDir) -> bool:
