@@ -19,6 +19,7 @@ the file.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import resource
@@ -50,6 +51,16 @@ class Spent(NamedTuple):
 
     seconds: float
     cpu_s: float
+
+
+class Kind(NamedTuple):
+    """Files that are copied. size: of each file, in bytes. is_text: whether they contain records; else what they contain is
+    compressed already, like traces."""
+
+    what: str
+    count: int
+    size: int
+    is_text: bool
 
 
 def spent(work: Callable[[], object]) -> Spent:
@@ -95,18 +106,35 @@ def reached_through(server: LocalSshd, cluster: Cluster) -> None:
     remote_workspace.keep(cluster.here, RemoteWorkspace(workspace=workspace, known_hosts=known, **given, **rest))
 
 
-def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str, server: LocalSshd | None) -> None:
-    """Print how long `collect fetch` and rsync take for files of these sizes (in bytes). what: the files in words. server: the
-    SSH server; None: a shell script replaces `ssh`."""
-    chance = random.Random(1)
+def records(chance: random.Random, size: int) -> bytes:
+    """Text like the records of the steps of a rank. size: in bytes."""
+    made, step = bytearray(), 0
+    while len(made) < size:
+        seconds, step = chance.random(), step + 1
+        record = {
+            "schema": 1,
+            "step": step,
+            "t": 1.7e9 + step + seconds,
+            "step_s": seconds,
+            "loss": chance.random(),
+            "samples": 8,
+        }
+        made += json.dumps(record).encode() + b"\n"
+    return bytes(made[:size])
+
+
+def against_rsync(folder: Path, rounds: int, kind: Kind, server: LocalSshd | None) -> None:
+    """Print how long `collect fetch` and rsync take for files. server: the SSH server; None: a shell script replaces `ssh`."""
+    chance, what = random.Random(1), kind.what
     cluster = made(folder, 1)
     (run,) = cluster.there.all_runs()
-    for number, size in enumerate(sizes):
-        path = run.path / "trace" / f"{number // 100:03d}" / f"file-{number}"
+    for number in range(kind.count):
+        path = run.path / "trace" / f"{number // 100:03d}" / f"file-{number}.{'jsonl' if kind.is_text else 'gz'}"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            for begin in range(0, size, 1 << 20):
-                file.write(chance.randbytes(min(1 << 20, size - begin)))
+            for begin in range(0, kind.size, 1 << 20):
+                size = min(1 << 20, kind.size - begin)
+                file.write(records(chance, size) if kind.is_text else chance.randbytes(size))
     environment, host, shell = dict(os.environ), "far", "ssh"
     if server is None:
         os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -124,14 +152,14 @@ def against_rsync(folder: Path, rounds: int, sizes: list[int], what: str, server
             (run.path / "manifest.json").unlink(missing_ok=True)
             to = Path(shutil.copytree(cluster.here.path, folder / f"{copy.__name__}-{number}", ignore=lambda *_: ["runs"]))
             cluster.no_fault()
-            b"x" * (sum(sizes) * 3)
+            b"x" * (kind.count * kind.size * 3)
             kept.append(spent(lambda copy=copy, to=to: copy(to)))
     os.environ.update(environment)
     ratios = [[one / other for one, other in zip(their, our, strict=True)] for our, their in zip(ours, theirs, strict=True)]
     of_time, of_cpu = (statistics.median(values) for values in zip(*ratios, strict=True))
     our, their = (Spent(*(statistics.median(values) for values in zip(*taken, strict=True))) for taken in (ours, theirs))
     print(
-        f"{what:32}  fetch {our.seconds:7.2f} s {our.cpu_s:6.2f} CPU s  rsync {their.seconds:7.2f} s {their.cpu_s:6.2f} CPU s  "
+        f"{what:36}  fetch {our.seconds:7.2f} s {our.cpu_s:6.2f} CPU s  rsync {their.seconds:7.2f} s {their.cpu_s:6.2f} CPU s  "
         f"{of_time:5.2f} of plain rsync, by CPU {of_cpu:5.2f}",
         flush=True,
     )
@@ -145,7 +173,7 @@ def nothing_new(folder: Path, rounds: int, runs: int) -> None:
     fetch(cluster.here.path)
     taken = [spent(lambda: fetch(cluster.here.path)) for _ in range(rounds)]
     seconds, cpu_s = (statistics.median(values) for values in zip(*taken, strict=True))
-    print(f"{f'nothing new of {runs} runs':32}  fetch {seconds:7.2f} s {cpu_s:6.2f} CPU s", flush=True)
+    print(f"{f'nothing new of {runs} runs':36}  fetch {seconds:7.2f} s {cpu_s:6.2f} CPU s", flush=True)
 
 
 def main() -> None:
@@ -161,16 +189,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         os.environ["PYTHONPYCACHEPREFIX"] = f"{name}/compiled"
         subprocess.run([sys.executable, "-P", "-m", "collect", "fetch", "--help"], stdout=subprocess.DEVNULL, check=True)
-        kinds = {
-            f"one file of {given.mib} MiB": [given.mib << 20],
-            f"{given.small} files of {SMALL // 1000} KB": [SMALL] * given.small,
-        }
-        for number, (what, sizes) in enumerate(kinds.items()):
-            against_rsync(Path(name) / f"script-{number}", given.rounds, sizes, what, None)
+        kinds = [
+            Kind(f"one trace of {given.mib} MiB", 1, given.mib << 20, False),
+            Kind(f"{given.small} traces of {SMALL // 1000} KB", given.small, SMALL, False),
+            Kind(f"{given.small} records of {SMALL // 1000} KB", given.small, SMALL, True),
+        ]
+        for number, kind in enumerate(kinds):
+            against_rsync(Path(name) / f"script-{number}", given.rounds, kind, None)
         if program := find():
             with LocalSshd(program, Path(name) / "sshd") as server:
-                for number, (what, sizes) in enumerate(kinds.items()):
-                    against_rsync(Path(name) / f"sshd-{number}", given.rounds, sizes, what, server)
+                for number, kind in enumerate(kinds):
+                    against_rsync(Path(name) / f"sshd-{number}", given.rounds, kind, server)
         else:
             print("not measured over sshd: sshd is not installed here", flush=True)
         nothing_new(Path(name) / "runs", given.rounds, given.runs)
