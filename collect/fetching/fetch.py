@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collect.fetching import download, fetched_run, gather, side_by_side
-from collect.fetching.fetched_run import Fetched
+from collect.fetching import fetched_run, side_by_side
+from collect.fetching.fetched_run import Downloaded, Fetched
 from collect.fetching.progress import TransferProgress
 from shardlab.remote_conversation import RemoteConversation
 from shardlab.rundir import RunDir
@@ -23,11 +23,18 @@ def fetch(
 
     conversation: as `request.asked` yields it for these patterns. Raises InputError if a pattern matches no run.
     """
-    downloaded = {} if conversation is None else download.download(workspace, patterns, conversation, progress)
+    downloaded: dict[str, Downloaded] = {}
+    if conversation is not None:
+        from collect.fetching import download
+
+        downloaded = download.download(workspace, patterns, conversation, progress)
     known = sorted({*workspace.run_ids(), *downloaded})
     ids = chosen(known, patterns) if patterns else known
-    parts = gather.gather(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
-    parts |= {run_id: run.parts for run_id, run in downloaded.items()}
+    parts = {run_id: run.parts for run_id, run in downloaded.items()}
+    if stored_here := [run_id for run_id in ids if run_id not in downloaded]:
+        from collect.fetching import gather
+
+        parts |= gather.gather(workspace, stored_here, progress)
 
     def fetched(run_id: str) -> Fetched:
         return fetched_run.fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))
