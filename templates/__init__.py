@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
 import shlex
 import traceback
 from collections.abc import Callable
@@ -21,9 +22,12 @@ from typing import Any
 import jinja2
 from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from markupsafe import Markup, escape
 
 FOLDER = Path(__file__).parent
 _PLAIN = (str, int, float, bool, list, tuple, dict, set, frozenset, type(None))
+
+_CODE = re.compile(r"`([^`\n]+)`")  # a command or a name in a sentence
 
 _FAULTS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError,
@@ -116,13 +120,15 @@ def _pages(clean: Callable[[str], str]) -> jinja2.Environment:
     def finalize(value: Any) -> Any:
         return clean(value) if type(value) is str else value  # Markup, a subclass of str, is already escaped
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
         # the pages' CSS and JavaScript insert no text of records, so they are not escaped
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         finalize=finalize,
         **_COMMON,
     )
+    environment.filters["with_code"] = lambda text: _with_code(clean(text))
+    return environment
 
 
 _COMMON: dict[str, Any] = {
@@ -157,3 +163,8 @@ def _comment(value: Any) -> str:
     """A value as text for a comment line: every character that is not printable, such as a line break, becomes "?"."""
     text = str(value)
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _with_code(text: str) -> Markup:
+    """The text as HTML, in which each part between two backticks is shown as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))

@@ -374,6 +374,12 @@ def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
     assert all("title" in spec["layout"]["xaxis"] for spec in specs)
 
 
+def test_what_a_remark_has_between_backticks_is_shown_as_code(loaded, summarized, workspace):
+    remarked = msgspec.structs.replace(summarized, remarks=["see `collect trace <b>` & `more"])
+    text = page.draw(loaded, remarked, workspace.report, workspace.runs)
+    assert "<p>see <code>collect trace &lt;b&gt;</code> &amp; `more.</p>" in text
+
+
 def test_one_environment_is_shown_once_though_failed_runs_name_other_packages(tmp_path):
     """A failed run has no result, so only its run.json names its packages. A result does not name the version of Python."""
     workspace = Workspace(tmp_path)
