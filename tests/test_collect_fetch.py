@@ -483,6 +483,14 @@ def test_a_file_with_another_content_than_in_the_manifest_is_refused(cluster, fe
     assert not here.exists()
 
 
+def test_a_run_without_files_is_fetched(cluster, fetch, here):
+    manifest = {"schema": 1, "run_id": here.name, "files": {}, "complete": False}
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, {"type": "end", "manifest": manifest})
+    (found,) = fetch(code=1)[1]  # 1: it has no run.json, so nothing is known of it
+    assert (found["files"], found.get("problems", [])) == (0, [])
+    assert [path.name for path in here.iterdir()] == ["manifest.json"]
+
+
 @pytest.mark.parametrize("change", [{"run_id": "other"}, {"schema": 2}])
 @pytest.mark.parametrize("is_offered", [False, True])
 def test_a_manifest_of_another_run_or_version_is_refused(cluster, fetch, here, change, is_offered):

@@ -211,7 +211,7 @@ def _receive(workspace: Workspace, there: RemoteWorkspace, arrival: Arrival, run
         shutil.rmtree(folder, ignore_errors=True)
     elif not missing.is_here:
         # Nobody else writes to the staging folder, so a new folder has exactly the files that arrived.
-        is_whole = is_fresh and arrived.files == theirs.files
+        is_whole = is_fresh and bool(arrived.files) and arrived.files == theirs.files
         if _place(workspace, staging, missing, is_whole=is_whole) and is_whole:
             result.written = theirs
 
