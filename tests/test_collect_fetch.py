@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -184,6 +185,22 @@ def test_text_is_compressed(cluster, fetch, there, here, cut):
         assert cluster.fetch().returncode == 1
     assert sent(cluster, fetch) < 700_000 < (there / "log/rank-00000.log").stat().st_size
     assert contents(here) == contents(there)
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o077])
+def test_files_have_their_times_and_entries_the_modes_of_new_entries(fetch, there, here, umask):
+    (there / "trace/deep").mkdir(parents=True)
+    (there / "trace/deep/x").write_bytes(b"x")
+    os.utime(there / "trace/deep/x", ns=(0, 1_234_567_890_123_456_789))
+    before = os.umask(umask)
+    try:
+        fetch()
+    finally:
+        os.umask(before)
+    for path in [here, *here.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644) & ~umask, path
+        if path.is_file() and path.name != "manifest.json":
+            assert path.stat().st_mtime_ns == (there / path.relative_to(here)).stat().st_mtime_ns, path
 
 
 def test_a_part_that_the_first_node_cannot_gather_is_told_here_too(fetch, there, here):
