@@ -54,8 +54,8 @@ class Spent(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Files that are copied. size: of each file, in bytes. is_text: whether they contain records; else what they contain is
-    compressed already, like traces."""
+    """Files that are copied. size: of each file, in bytes. is_text: whether they contain records; if not, their content is
+    compressed already, like that of traces."""
 
     what: str
     count: int
@@ -192,7 +192,7 @@ def main() -> None:
         kinds = [
             Kind(f"one trace of {given.mib} MiB", 1, given.mib << 20, False),
             Kind(f"{given.small} traces of {SMALL // 1000} KB", given.small, SMALL, False),
-            Kind(f"{given.small} records of {SMALL // 1000} KB", given.small, SMALL, True),
+            Kind(f"{given.small} files of records, {SMALL // 1000} KB", given.small, SMALL, True),
         ]
         for number, kind in enumerate(kinds):
             against_rsync(Path(name) / f"script-{number}", given.rounds, kind, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import shutil
 import socket
@@ -25,6 +26,7 @@ class LocalSshd:
     def __init__(self, program: str, folder: Path) -> None:
         """Start the server. program: the path of sshd. folder: a new folder for keys and settings, which is made."""
         folder.mkdir()
+        self._log = folder / "log"
         self.user, self.identity, self.known_hosts = getpass.getuser(), folder / "user", folder / "known_hosts"
         for key in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
@@ -38,17 +40,23 @@ class LocalSshd:
         (folder / "settings").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
         if getpass.getuser() == "root":
             Path("/run/sshd").mkdir(exist_ok=True)  # sshd refuses to start as root without this folder
-        words = [program, "-D", "-f", str(folder / "settings"), "-E", str(folder / "log")]
-        self._process = subprocess.Popen(words)
+        self._process = subprocess.Popen([program, "-D", "-f", str(folder / "settings"), "-E", str(self._log)])
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _wait(self) -> None:
+        """Wait until the server accepts connections. Raises SystemExit if it does not, e.g. because another program has just
+        taken its port."""
         ends = time.monotonic() + STARTS_S
-        while True:
-            try:
-                socket.create_connection((ADDRESS, self.port)).close()
-                return
-            except ConnectionRefusedError:
-                if self._process.poll() is not None or time.monotonic() > ends:
-                    raise SystemExit(f"sshd did not start: {(folder / 'log').read_text()}") from None
-                time.sleep(0.05)
+        while self._process.poll() is None and time.monotonic() < ends:
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection((ADDRESS, self.port)) as connection:
+                if connection.recv(4) == b"SSH-" and self._process.poll() is None:
+                    return
+            time.sleep(0.05)
+        raise SystemExit(f"sshd did not start: {self._log.read_text()}")
 
     @property
     def command(self) -> str:

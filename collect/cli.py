@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collect import shared_options
 from collect.loading import unreadable_runs
 from shardlab import console, gc_pause, registry
 from shardlab.archive import SUFFIX
@@ -97,7 +98,7 @@ def parser() -> console.Parser:
     ):
         add(verbs)
     metrics_help = "list all metrics, also those of the workspace, with unit, direction and definition"
-    _add_trust(verbs.add("metrics", _metrics, metrics_help))
+    shared_options.add_trust(verbs.add("metrics", _metrics, metrics_help))
     return top
 
 
@@ -113,18 +114,18 @@ def _add_fetch(verbs: console.Verbs) -> None:
 
 def _add_summarize(verbs: console.Verbs) -> None:
     verb = verbs.add("summarize", _summarize, "print tables and write the report")
-    _add_matrix(verb)
+    shared_options.add_matrix(verb)
     verb.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
-    _add_baseline(verb)
+    shared_options.add_baseline(verb)
     verb.add_argument("--images", metavar="FORMATS", help="also write every figure as a file: svg, png or svg,png")
-    _add_trust(verb)
+    shared_options.add_trust(verb)
 
 
 def _add_verdicts(verbs: console.Verbs) -> None:
     summary = "compare the claims and printed numbers of a study with the measured values"
     verb = verbs.add("verdicts", _verdicts, summary)
-    _add_matrix(verb)
-    _add_baseline(verb)
+    shared_options.add_matrix(verb)
+    shared_options.add_baseline(verb)
     verb.add_argument("--strict", action="store_true", help="exit with code 1 if a claim is contradicted")
 
 
@@ -133,9 +134,9 @@ def _add_explain(verbs: console.Verbs) -> None:
     row_help = "a row of the summary: its name as tables print it, its id or the start of its id, or one of its runs"
     verb.add_argument("row", metavar="ROW", help=row_help)
     verb.add_argument("metric", metavar="METRIC", help="the name of a metric, as `collect metrics` lists it")
-    _add_matrix(verb)
-    _add_baseline(verb)
-    _add_trust(verb)
+    shared_options.add_matrix(verb)
+    shared_options.add_baseline(verb)
+    shared_options.add_trust(verb)
 
 
 def _add_trace(verbs: console.Verbs) -> None:
@@ -173,7 +174,7 @@ def _add_compare(verbs: console.Verbs) -> None:
 
 def _add_export(verbs: console.Verbs) -> None:
     verb = verbs.add("export", _export, "write tables for papers or programs, or runs for experiment trackers")
-    _add_matrix(verb)
+    shared_options.add_matrix(verb)
     verb.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(registry.modules("collect.exports")))
     verb.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
 
@@ -189,7 +190,7 @@ def _add_history(verbs: console.Verbs) -> None:
 def _add_archive(verbs: console.Verbs) -> None:
     summary = "write one file with the runs of a matrix, the matrix, the cluster and the report, for other people"
     verb = verbs.add("archive", _archive, summary)
-    _add_matrix(verb)
+    shared_options.add_matrix(verb)
     verb.add_argument("--out", metavar="FILE", help=f"write this file (default: MATRIX{SUFFIX} in the workspace)")
     gib_help = "largest sum of all files; snapshots, traces, logs and telemetry are left out, in this order, to stay below it"
     verb.add_argument("--max-gib", type=float, default=1.0, metavar="N", help=f"{gib_help} (default: 1)")
@@ -202,7 +203,7 @@ def _add_open(verbs: console.Verbs) -> None:
     verb = verbs.add("open", _open, summary)
     verb.add_argument("archived", metavar="FILE", help="an archive, as `collect archive` writes it")
     verb.add_argument("--out", metavar="DIR", help="the new workspace (default: named after the file, in the current folder)")
-    _add_trust(verb)
+    shared_options.add_trust(verb)
 
 
 def _add_sample(verbs: console.Verbs) -> None:
@@ -221,21 +222,6 @@ def _add_track(verbs: console.Verbs) -> None:
     to_help = f"{', '.join(TRACKERS)}; writes into track/ of the workspace (docs/exports.md)"
     verb.add_argument("--to", required=True, metavar="TRACKER", help=to_help)
     verb.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
-
-
-def _add_matrix(verb: console.Parser) -> None:
-    verb.add_argument("--matrix", metavar="NAME", help="a matrix of this workspace (default: the last matrix)")
-
-
-def _add_trust(verb: console.Parser) -> None:
-    trust_help = "execute the metrics of this workspace although it came from elsewhere (docs/own-models.md); read them first"
-    verb.add_argument("--trust", action="store_true", help=trust_help)
-
-
-def _add_baseline(verb: console.Parser) -> None:
-    verb.add_argument(
-        "--baseline", metavar="STRATEGY", help="compute speed-up relative to this strategy (default: the matrix's baseline)"
-    )
 
 
 def _need_report(command: str, *packages: str) -> None:

@@ -33,6 +33,9 @@ def start(package: str) -> int:
 
     package: jobs, provision, collect or shardlab.
     """
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # the user closed it, e.g. by 2>&-
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - pathlib is not imported yet
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # SIGINT is ignored in a background command
             signal.signal(number, _handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import signal
@@ -93,7 +94,7 @@ class OutputStream:
 
     @functools.cached_property
     def is_terminal(self) -> bool:
-        """Whether the stream is a terminal, or a user says so with a variable of the environment that rich reads."""
+        """Whether the stream is a terminal. If FORCE_COLOR or TTY_COMPATIBLE is set, it decides instead, as in rich."""
         is_said = "FORCE_COLOR" in os.environ or "TTY_COMPATIBLE" in os.environ
         return self.console.is_terminal if is_said else self.file.isatty()
 
@@ -206,7 +207,8 @@ def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) ->
         sys.stdout.flush()
         return code
     except ShardlabError as error:
-        sys.stderr.write(printable.clean(f"error: {error}") + "\n")
+        with contextlib.suppress(BrokenPipeError):
+            sys.stderr.write(printable.clean(f"error: {error}") + "\n")
         return error.exit_code
     except KeyboardInterrupt:
         command_start.on_signal(lambda: command_start.leave("interrupted again."))

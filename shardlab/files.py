@@ -264,9 +264,14 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def as_workspace_error(doing: str) -> Iterator[None]:
-    """Turn an OSError of the block into a WorkspaceError with one sentence for the user. doing: a verb, such as `read`."""
+    """Turn an OSError of the block into a WorkspaceError with one sentence for the user. doing: a verb, such as `read`.
+
+    A BrokenPipeError is not changed: no file causes it, but the reader of this command's output who has gone.
+    """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise WorkspaceError.from_os_error(error, doing) from error
 

@@ -40,8 +40,7 @@ set -eu
 if test -z "$4"; then mkdir -p -- "$(dirname -- "$1")"; fi
 umask 077
 new=$1.$3
-trap 'rm -f -- "$new"' EXIT
-trap 'exit 1' HUP INT TERM
+trap 'rm -f -- "$new"' EXIT; trap 'exit 1' HUP INT TERM
 set -C
 : > "$new"
 set +C
@@ -257,9 +256,9 @@ def _converse(channel: Any, stdin: bytes, silence_s: float) -> CommandOutput:
     channel: paramiko's channel on which the command was started. The exit code in the result is None if the machine sends
     nothing for `silence_s` seconds. Raises OSError if the connection ends before the command ends.
     """
-    channel.settimeout(silence_s)
     from concurrent.futures import ThreadPoolExecutor
 
+    channel.settimeout(silence_s)
     with ThreadPoolExecutor(3) as pool:
         sent = pool.submit(_send, channel, stdin)
         streams = [pool.submit(_receive, read) for read in (channel.recv, channel.recv_stderr)]

@@ -29,7 +29,7 @@ from shardlab.remote_workspace import LOOK_S, LOST, MOST_BYTES, RemoteWorkspace
 BLOCK = 1 << 17  # bytes that are read from the connection at a time
 SILENCE_S = 3600.0  # seconds without data after which the command is given up: it may hash many files before it answers
 ENDS_S = 10.0  # seconds in which the command must end after it has closed its output
-LEAVES_S = 2.0  # the same if this command failed
+LEAVES_S = 2.0  # the same if the `with` block of the conversation raised an exception
 MOST_ERRORS = 1 << 16  # largest number of bytes of error messages that are read
 
 T = TypeVar("T")

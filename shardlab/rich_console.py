@@ -1,5 +1,5 @@
-"""The output of commands on a terminal, with the library rich. Only a terminal needs this module, so `shardlab.console` imports
-it when it is needed: the import takes longer than all other imports of a small command together."""
+"""The output of commands on a terminal, with the library rich. `shardlab.console` imports this module when it is needed, which
+is seldom if the output goes to a pipe or a file: the import takes longer than all other imports of a small command together."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ class CleanConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Replaces a method of rich: raises the BrokenPipeError again, which `console.run` handles for all output."""
+        raise  # noqa: PLE0704 - rich calls this method while it handles the BrokenPipeError
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Replaces a method of rich: makes a Text from a string, without control characters and escape sequences."""

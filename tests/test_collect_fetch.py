@@ -122,10 +122,10 @@ def test_a_file_on_shared_storage_that_changes_while_it_is_copied_is_told(cluste
     (cluster.there.path / remote_workspace.MARK).write_text("far:/ws\n")
     opened = arrival._opened
 
-    def vanishes(path, **options):
+    def vanishes(path, how):
         if path.endswith(SUBJECT):
             (there / SUBJECT).unlink()
-        return opened(path, **options)
+        return opened(path, how)
 
     monkeypatch.setattr(arrival, "_opened", vanishes)
     (found,) = fetch(code=1)[1]
@@ -478,7 +478,7 @@ def test_a_file_in_the_place_of_a_folder_does_not_stop_the_next_command(cluster,
             blocks(zstandard.compress(bytes(1 << 20))),
             "the cluster sends x with a block of 1,048,576 bytes; ",
         ),
-        ({"is_compressed": True}, blocks(UNKNOWN_SIZE), "the cluster sends x with a block of -1 bytes; allowed are "),
+        ({"is_compressed": True}, blocks(UNKNOWN_SIZE), "the cluster sends x with a block that does not say its size"),
         ({"is_compressed": True}, blocks(TOO_MUCH), "the cluster sends x with a block that zstd cannot decompress"),
         ({"is_compressed": True}, blocks(zstandard.compress(b"x") * 2), "the cluster sends x with a block that zstd cannot "),
     ],
@@ -497,6 +497,14 @@ def test_a_file_with_another_content_than_in_the_manifest_is_refused(cluster, fe
     cluster.answer(OFFERS, OFFER | {"run": here.name}, begin, blocks(b"x"), {"type": "end", "manifest": manifest})
     (found,) = fetch(code=1)[1]
     assert found["problems"] == ["x: the file that arrived is not the file in the cluster's manifest"]
+    assert not here.exists()
+
+
+def test_a_file_that_is_sent_twice_is_refused(cluster, fetch, here):
+    """On a file system where `x` and `X` are the same file, the second would replace the first."""
+    file = {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0, "follows": 1}
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, file, b"x", file, b"y")
+    assert "File exists" in fetch(code=1)[0]
     assert not here.exists()
 
 

@@ -62,8 +62,8 @@ def interrupted(process, number):
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", ["provision", "jobs", "collect", "shardlab"])
 def test_while_a_command_still_imports_a_signal_ends_it_with_a_sentence(command, number, tmp_path):
-    (tmp_path / "rich").mkdir()
-    (tmp_path / "rich/__init__.py").write_text(SLOW)
+    (tmp_path / "msgspec").mkdir()
+    (tmp_path / "msgspec/__init__.py").write_text(SLOW)
     seen = tmp_path / "seen"
     process = start("-m", command, "--version", PYTHONPATH=str(tmp_path), SEEN=str(seen))
     until(seen.exists, "it imports")

@@ -18,7 +18,11 @@ from shardlab.console import Output
 
 def output(*, terminal: bool) -> Output:
     said = Output()
-    said.remarks = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None, legacy_windows=False)
+    said.remarks.file = io.StringIO()
+    said.remarks.is_terminal = terminal
+    said.remarks.console = Console(
+        file=said.remarks.file, force_terminal=terminal, width=100, color_system=None, legacy_windows=False
+    )
     return said
 
 

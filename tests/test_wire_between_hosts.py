@@ -2,8 +2,9 @@
 
 Each host is a network namespace with one end of a veth pair, its own sampler and its own gloo rank. The samplers read the
 kernel's counters, which share no code with the factors of `trainers.communication`. The tolerance is 3 % if packets are large.
-It is 6 % for packets of at most 1514 bytes, of which the headers of Ethernet, IP and TCP take 66 bytes; acknowledgements are
-sent in addition.
+It is 6 % for packets of at most 1514 bytes, of which the headers of Ethernet, IP and TCP take 66 bytes. Of these packets, those
+that were sent again or only acknowledge others are allowed in addition, because their number depends on the kernel and on how
+busy the machine is: they took from less than 1 % to 4 % of the bytes.
 """
 
 import os
@@ -23,6 +24,7 @@ PAYLOAD = 24_000_000  # bytes of the tensor that is all-reduced
 TIMES = 3
 HOSTS = ("10.97.0.1", "10.97.0.2")
 HEADERS = {"large packets": 0.03, "packets of a network card": 0.06}  # maps the kind of packets to the tolerance
+HEADER, SEGMENT = 66, 1448  # bytes of headers and of data in a packet of a network card
 
 # A shell script that runs in a new network namespace (the first host). It makes a second network namespace (the second host),
 # in which a process stays until the test writes a line, and connects the two.
@@ -77,6 +79,16 @@ def seen(path):
     return read_lines(path, Sample).records if path.exists() else []
 
 
+def sent_besides(words, data):
+    """The bytes that a host sent besides `data` bytes in packets of a network card: in packets that were sent again, or that
+    only acknowledge others. words: the prefix of the host."""
+    files = "/sys/class/net/wire0/statistics/tx_packets", "/proc/net/snmp"
+    packets, *lines = subprocess.run([*words, "cat", *files], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    names, values = (line.split() for line in lines if line.startswith("Tcp: "))
+    again = int(values[names.index("RetransSegs")])
+    return again * (SEGMENT + HEADER) + max(0, int(packets) - again - data / SEGMENT) * HEADER
+
+
 def sent(samples):
     (counts,) = zip(*([nic.tx_bytes for nic in one.nics if nic.name == "wire0"] for one in samples), strict=True)
     return counts[-1] - counts[0]
@@ -104,5 +116,5 @@ def test_an_all_reduce_is_seen_on_the_wire(hosts, tmp_path):
             sampler.send_signal(signal.SIGTERM)
             sampler.wait()
     expected = TIMES * Call("all_reduce", PAYLOAD, len(HOSTS)).wire_bytes("gloo")
-    for file in files:
-        assert expected <= sent(seen(file)) <= (1 + tolerance) * expected
+    for words, file in zip(at, files, strict=True):
+        assert expected <= sent(seen(file)) <= (1 + tolerance) * expected + sent_besides(words, expected)

@@ -40,6 +40,7 @@ class ArrivedRun(msgspec.Struct):
 
     end: RunEnd
     files: dict[str, ManifestFile]  # by name: size, time and SHA-256 of a file as it was written
+    is_alone: bool  # whether the staging folder was made for these files, so that it contains no other entries
 
 
 class Arrival:
@@ -63,6 +64,7 @@ class Arrival:
         Raises InputError if the cluster sends something that is not allowed, and OSError if a file cannot be written.
         """
         arrived: dict[str, ManifestFile] = {}
+        is_alone = not os.path.lexists(staging)
         while not isinstance(message := self._conversation.receive(FILE_OR_END), RunEnd):
             manifest.check_name(message.name)
             copy = held.get(message.name)
@@ -76,17 +78,26 @@ class Arrival:
             else:
                 blocks = self._of_connection(message)
             path, begins_with = f"{staging}/{message.name}", copy if message.begin else None
-            arrived[message.name] = self._write(path, begins_with, blocks, message.mtime_ns)
+            # A file is never written twice into a new folder. Some file systems store `a` and `A` as the same file.
+            how = os.O_EXCL if is_alone else os.O_TRUNC if begins_with is None else 0
+            arrived[message.name] = self._write(_opened(path, how), path, begins_with, blocks, message.mtime_ns)
         self._has_come(self._count)
-        return ArrivedRun(message, arrived)
+        return ArrivedRun(message, arrived, is_alone)
 
     def _write(
-        self, path: str, begins_with: HeldCopy | None, blocks: Iterable[memoryview | bytes], mtime_ns: int
+        self,
+        descriptor: int,
+        path: str,
+        begins_with: HeldCopy | None,
+        blocks: Iterable[memoryview | bytes],
+        mtime_ns: int,
     ) -> ManifestFile:
-        """Write a file. begins_with: the file with whose content it begins, which may be the file itself. blocks: the rest of
-        the content. mtime_ns: the time of the last change that the file gets. Returns what was written."""
+        """Write the file `path`, which is open as `descriptor`, and close it.
+
+        begins_with: the file with whose content it begins, which may be the file itself. blocks: the rest of the content.
+        mtime_ns: the time of the last change that the file gets. Returns what was written.
+        """
         digest = hashlib.sha256()
-        descriptor = _opened(path, is_new=begins_with is None)
         try:
             begin = 0
             if begins_with is not None:
@@ -130,16 +141,17 @@ class Arrival:
 def _decompressed(block: memoryview, name: str) -> bytes:
     try:
         size = zstandard.frame_content_size(block)
-        if not 0 <= size <= BLOCK:  # -1: the size is not known. zstandard reserves as much memory as the size says
-            raise InputError(f"the cluster sends {name} with a block of {size:,} bytes; allowed are {BLOCK:,}")
+        if not 0 <= size <= BLOCK:  # zstandard reserves as much memory as the block says; -1: the block does not say a size
+            found = "that does not say its size" if size < 0 else f"of {size:,} bytes; allowed are {BLOCK:,}"
+            raise InputError(f"the cluster sends {name} with a block {found}")
         return _DECOMPRESSOR.decompress(block, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise InputError(f"the cluster sends {name} with a block that zstd cannot decompress ({error})") from None
 
 
-def _opened(path: str, *, is_new: bool) -> int:
-    """Open a file of the staging folder for writing, and make the folders around it. is_new: whether it is emptied."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if is_new else 0)
+def _opened(path: str, how: int) -> int:
+    """Open a file of the staging folder for writing, and make the folders around it. how: further flags of `os.open`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | how
     try:
         return os.open(path, flags, 0o644)
     except FileNotFoundError:

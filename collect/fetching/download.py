@@ -181,7 +181,6 @@ def _receive(workspace: Workspace, there: RemoteWorkspace, arrival: Arrival, run
     written."""
     run_id, staging = run.offered.run, workspace.runs / STAGING
     folder = staging / "files" / run_id
-    is_fresh = not os.path.lexists(folder)
     try:
         arrived = arrival.receive(run_id, folder, run.held)
     except InputError as error:
@@ -210,8 +209,7 @@ def _receive(workspace: Workspace, there: RemoteWorkspace, arrival: Arrival, run
         result.problems = [f"{name}: the file that arrived is not the file in the cluster's manifest" for name in unlike]
         shutil.rmtree(folder, ignore_errors=True)
     elif not missing.is_here:
-        # Nobody else writes to the staging folder, so a new folder has exactly the files that arrived.
-        is_whole = is_fresh and bool(arrived.files) and arrived.files == theirs.files
+        is_whole = arrived.is_alone and bool(arrived.files) and arrived.files == theirs.files
         if _place(workspace, staging, missing, is_whole=is_whole) and is_whole:
             result.written = theirs
 

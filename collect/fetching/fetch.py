@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collect.fetching import fetched_run, side_by_side
+from collect.fetching import fetched_run, node_parts, side_by_side
 from collect.fetching.fetched_run import Downloaded, Fetched
 from collect.fetching.progress import TransferProgress
 from shardlab.remote_conversation import RemoteConversation
@@ -31,10 +31,7 @@ def fetch(
     known = sorted({*workspace.run_ids(), *downloaded})
     ids = chosen(known, patterns) if patterns else known
     parts = {run_id: run.parts for run_id, run in downloaded.items()}
-    if stored_here := [run_id for run_id in ids if run_id not in downloaded]:
-        from collect.fetching import gather
-
-        parts |= gather.gather(workspace, stored_here, progress)
+    parts |= node_parts.gathered(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
 
     def fetched(run_id: str) -> Fetched:
         return fetched_run.fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))

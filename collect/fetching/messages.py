@@ -7,9 +7,9 @@ All messages go over one connection. Each message is a line of JSON:
 3. The machine that downloads names the runs that it wants, and the files of them that it has already (Wanted).
 4. For each of these runs, the cluster sends a FileBegin for each file and after it the content, and at the end a RunEnd.
 
-A file that fits into one block is read before its FileBegin is sent, which says how many bytes follow. The content of a larger
-file is sent in blocks, so that the end of the content is known even if the file became shorter. A block is a length (4 bytes,
-the highest first) and that many bytes. A block of length 0 ends the content.
+If the content to send fits into one block, the cluster reads the content first, and FileBegin.follows says how many bytes
+follow. Otherwise, or if the file became shorter, the content is sent in blocks, so that its end is known in each case. A block
+is a length (4 bytes, the highest first) and that many bytes. A block of length 0 ends the content.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 import zstandard
 
-from collect.fetching import fetch_matrices, fetched_run, manifest, side_by_side
+from collect.fetching import fetch_matrices, fetched_run, manifest, node_parts, side_by_side
 from collect.fetching.manifest import Listing, ManifestFile, RunManifest
 from collect.fetching.messages import (
     BLOCK,
@@ -34,8 +34,8 @@ from collect.fetching.messages import (
     WantedRun,
 )
 from collect.fetching.progress import TransferProgress
-from shardlab import console, files, gc_pause, placement
-from shardlab.errors import InputError, ShardlabError, WorkspaceError
+from shardlab import console, files, gc_pause
+from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace, chosen
@@ -44,7 +44,7 @@ from shardlab.workspace import Workspace, chosen
 TEXT = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")
 LEVEL = 1  # how thoroughly zstd compresses: higher levels need more time and make records no smaller
 MOST_WAITING = BLOCK  # bytes that are written at once: a run may have thousands of small files
-MOST_COPIED = 1 << 15  # the most bytes of a block that is copied to be written together with others
+MOST_COPIED = 1 << 15  # the most bytes of a block of a large file that is copied, to be written together with other blocks
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Sender:
 
     def _offer(self, patterns: list[str]) -> dict[str, OfferedRun]:
         ids = chosen(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
-        parts = self._gathered(ids)
+        parts = node_parts.gathered(self._workspace, ids, TransferProgress())
         self._say(Offers(len(ids), fetch_matrices.read(self._workspace)))
 
         def offer(run_id: str) -> OfferedRun:
@@ -90,14 +90,6 @@ class Sender:
             self._say(run)
         self._flush()
         return offered
-
-    def _gathered(self, ids: list[str]) -> dict[str, list[str]]:
-        """Gather the parts of runs whose nodes share no folder. Returns what `gather.gather` returns."""
-        if not any(_has_parts(self._run(run_id)) for run_id in ids):
-            return {}
-        from collect.fetching import gather  # imported only if it is needed: its imports take longer than a small transfer
-
-        return gather.gather(self._workspace, ids, TransferProgress())
 
     def send(self, offered: OfferedRun, wanted: WantedRun, *, is_shared: bool) -> None:
         """Send the wanted files of a run, and write its manifest if it has none. A file that cannot be sent is named in the
@@ -135,7 +127,7 @@ class Sender:
         of_run = None if offered.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent, offered.complete)
         self._say(RunEnd(of_run, problems))
         if of_run and not problems and not offered.problems and not offered.pruned:
-            self._flush()  # the other machine moves the files into its run folder while this one waits for its disk
+            self._flush()  # so that the other machine goes on while the cluster waits for its own disk
             with contextlib.suppress(WorkspaceError):  # e.g. the disk is full: the run can be sent without a manifest here
                 manifest.write(run, of_run)
 
@@ -230,13 +222,6 @@ class Sender:
     def _put(self, content: bytes | memoryview) -> None:
         self._target.write(content)
         self._target.flush()
-
-
-def _has_parts(run: RunDir) -> bool:
-    try:
-        return placement.of(run.events()) is not None
-    except ShardlabError:  # the events cannot be read: `check_run` reports this
-        return False
 
 
 def main() -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -83,6 +82,8 @@ def those_arrived(folder: Path, expected: Mapping[str, ManifestFile]) -> set[str
     """
     if not _is_folder(folder):
         return set()
+    from concurrent.futures import ThreadPoolExecutor  # imported only here: the other functions need no threads
+
     listed = manifest.list_files(folder).regular
     with files.as_workspace_error("read"), ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
 

@@ -11,14 +11,16 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from collect.sample_columns.segment import LEAST, MAGIC, MOST_LINE, Digest, ReadSegment, SegmentFault, read_line
 from shardlab import files
 from shardlab.errors import WorkspaceError
 from shardlab.part_files import COLUMNS
 from shardlab.record import RecordLines, Sample, decode_lines
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 BLOCK = 4 << 20  # bytes of JSON that are decoded at a time, because records need several times more memory
 HASHED = 1 << 18  # bytes that are hashed at a time: they stay in the cache of a processor core
@@ -51,6 +53,8 @@ def read(
     build: makes something of a segment with its values. It is called in several threads, and raises SegmentFault if a value is
     not allowed; the lines of the segment are then decoded.
     """
+    from concurrent.futures import ThreadPoolExecutor  # a small fetch imports this module and reads no samples
+
     threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
     ahead: deque[_OpenFile[Built]] = deque()  # while one file is read, threads check segments of the next files
     with ThreadPoolExecutor(threads, "columns") as pool:  # it starts no thread before it has work

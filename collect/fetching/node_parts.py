@@ -1,0 +1,27 @@
+"""Gathers the parts of runs on the first node, only if a run has parts on other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collect.fetching.progress import TransferProgress
+from shardlab import placement
+from shardlab.errors import ShardlabError
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+
+
+def gathered(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
+    """Do what `gather.gather` does, if any of these runs has parts on other nodes. Returns what `gather.gather` returns."""
+    if not any(_has_parts(RunDir(workspace.runs / run_id)) for run_id in run_ids):
+        return {}
+    from collect.fetching import gather  # imported only if it is needed: its imports take longer than a small transfer
+
+    return gather.gather(workspace, run_ids, progress)
+
+
+def _has_parts(run: RunDir) -> bool:
+    try:
+        return placement.of(run.events()) is not None
+    except ShardlabError:  # the events cannot be read: `fetched_run.check_run` reports this
+        return False

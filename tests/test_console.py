@@ -1,0 +1,87 @@
+"""Where the output of commands goes: a terminal, a pipe whose reader has gone, or a stream that the user has closed."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from support_hostile import on_terminal
+
+from shardlab.console import OutputStream
+
+SAID = "from shardlab.console import Output; out = Output(); out.line('a \\x1b[31mred word', 'bold'); out.remark('said', 'red')"
+SECONDS = 60
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment", "is_terminal"),
+    [
+        (Terminal, {}, True),
+        (io.StringIO, {}, False),
+        (io.StringIO, {"FORCE_COLOR": "1"}, True),
+        (Terminal, {"FORCE_COLOR": ""}, False),
+        (io.StringIO, {"TTY_COMPATIBLE": "1"}, True),
+        (Terminal, {"TTY_COMPATIBLE": "0"}, False),
+    ],
+)
+def test_the_environment_decides_what_a_terminal_is_as_in_rich(monkeypatch, stream, environment, is_terminal):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert OutputStream(stream(), soft_wrap=True).is_terminal is is_terminal
+
+
+def test_a_pipe_gets_the_text_and_a_terminal_gets_it_with_styles():
+    done = subprocess.run([sys.executable, "-c", SAID], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("a red word\n", "said\n")
+    assert on_terminal(["-c", SAID]) == "\x1b[1ma red word\x1b[0m\n\x1b[31msaid\x1b[0m\n"
+
+
+def test_a_pipe_does_not_need_rich():
+    code = f"{SAID}; out.table('', ['name'], [['x']]); import sys; print('rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-"])
+def test_a_command_works_although_the_user_has_closed_one_of_its_streams(tmp_path, closed):
+    line = f'exec "$0" -P -m jobs status --workspace "$1" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable, tmp_path], capture_output=True, text=True, check=False, timeout=SECONDS
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+
+
+@pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1"}])
+def test_a_command_ends_without_a_traceback_if_the_reader_of_its_output_has_gone(environment):
+    code = (
+        "import sys; from shardlab import console\n"
+        "def command():\n"
+        "    for number in range(100_000): console.Output().line('x' * 80)\n"
+        "    return 0\n"
+        "sys.exit(console.run(command))"
+    )
+    words = ["bash", "-c", '"$0" -c "$1" | head -n 1; echo "${PIPESTATUS[0]}"', sys.executable, code]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=SECONDS, env=os.environ | environment)
+    assert done.stdout.splitlines()[-1] == "141"
+    assert done.stderr == ""
+
+
+def test_an_error_is_not_followed_by_another_if_the_reader_of_the_errors_has_gone():
+    code = (
+        "import os, sys; from shardlab import console\n"
+        "from shardlab.errors import InputError\n"
+        "def command(): raise InputError('it is wrong')\n"
+        "reads, writes = os.pipe(); os.close(reads); kept = os.dup(2); os.dup2(writes, 2)\n"
+        "code = console.run(command)\n"
+        "os.dup2(kept, 2); os._exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (2, "")
