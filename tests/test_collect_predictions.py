@@ -107,6 +107,19 @@ def test_energy_is_that_of_a_step(workspace):
     assert scores(workspace)["ddp", "energy"].unit == "J"
 
 
+def test_the_sizes_of_several_workloads_are_not_mixed(tmp_path):
+    """Their ratios are scored together, but a median of a small and a large model is the size of neither."""
+    workspace, cells = Workspace(tmp_path), [support.cell("ddp", 2), support.cell("ddp", 2, workload="gpt2")]
+    support.keep(workspace, cells, repeats=1)
+    completed(workspace, cells[0], 1, 1200.0)
+    completed(workspace, cells[1], 1, 1400.0)
+    step_time = scores(workspace)["ddp", "step time"]
+    assert (step_time.n, step_time.predicted, step_time.measured) == (2, None, None)
+    assert step_time.ratio == pytest.approx(1.3)
+    row = next(row for row in score_text.rows([step_time]))
+    assert row[:6] == ["ddp", "step time", "2", "", "", "1.30"]
+
+
 def test_a_rehearsal_shows_no_speed_but_its_traffic_counts(tmp_path):
     workspace, cell = Workspace(tmp_path), support.cell("ddp", 2)
     support.keep(workspace, [cell], repeats=1)
@@ -164,4 +177,4 @@ def test_without_predictions_there_is_no_table(tmp_path):
 @pytest.mark.parametrize(("measured", "within"), [(0.999, 1), (1.001, 1), (0.998, 0), (1.002, 0)])
 def test_a_prediction_without_a_range_may_leave_out_a_thousandth(measured, within):
     pair = ComparedPrediction("memory: optimizer_state", "bytes", exactly(1e6), measured * 1e6)
-    assert prediction_scores._score("ddp", pair.category, [pair]).within == within
+    assert prediction_scores._score("ddp", pair.category, [pair], has_sizes=True).within == within

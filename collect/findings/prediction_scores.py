@@ -17,15 +17,16 @@ LEFT_OUT = 0.001
 class PredictionScore(msgspec.Struct, kw_only=True):
     """One strategy and category, over all completed runs that have both a prediction and a measurement.
 
-    A ratio is a measured number divided by the likely predicted number. predicted, measured: medians over the runs.
+    A ratio is a measured number divided by the likely predicted number. predicted, measured: medians over the runs; null if the
+    runs are of several workloads, because their sizes have nothing in common.
     """
 
     strategy: str  # name of the strategy
     category: str  # step time, memory (also by category of tensors), traffic or energy
     unit: str  # unit of `predicted` and `measured`, which are for one step: s, bytes or J
     n: int  # number of runs
-    predicted: float
-    measured: float
+    predicted: float | None = None
+    measured: float | None = None
     ratio: float  # median of the ratios of the runs
     ratio_low: float  # the lowest ratio of a run
     ratio_high: float  # the highest ratio of a run
@@ -36,12 +37,14 @@ class PredictionScore(msgspec.Struct, kw_only=True):
 def scores(loaded: Loaded) -> list[PredictionScore]:
     """The scores of all strategies in the order of the matrix; for each strategy, one score per category."""
     pairs: dict[str, dict[str, list[ComparedPrediction]]] = {}
+    workloads: dict[str, set[str]] = {}
     for cell in loaded.cells:
         for run in cell.completed:
             for one in compared(run):
                 pairs.setdefault(cell.cell.strategy, {}).setdefault(one.category, []).append(one)
+                workloads.setdefault(cell.cell.strategy, set()).add(cell.cell.workload)
     return [
-        _score(strategy, category, several)
+        _score(strategy, category, several, has_sizes=len(workloads[strategy]) == 1)
         for strategy, by_category in pairs.items()
         for category, several in by_category.items()
     ]
@@ -61,15 +64,15 @@ def watts_per_gpu(loaded: Loaded) -> dict[str, float]:
     return found
 
 
-def _score(strategy: str, category: str, pairs: list[ComparedPrediction]) -> PredictionScore:
+def _score(strategy: str, category: str, pairs: list[ComparedPrediction], *, has_sizes: bool) -> PredictionScore:
     ratios = [pair.measured / pair.predicted.likely for pair in pairs]
     return PredictionScore(
         strategy=strategy,
         category=category,
         unit=pairs[0].unit,
         n=len(pairs),
-        predicted=median(pair.predicted.likely for pair in pairs),
-        measured=median(pair.measured for pair in pairs),
+        predicted=median(pair.predicted.likely for pair in pairs) if has_sizes else None,
+        measured=median(pair.measured for pair in pairs) if has_sizes else None,
         ratio=median(ratios),
         ratio_low=min(ratios),
         ratio_high=max(ratios),

@@ -11,10 +11,11 @@ TITLE = "Predictions against measurements, per step"
 HEADINGS = ["Strategy", "Category", "n", "Predicted", "Measured", "Ratio", "Ratio from", "Ratio to", "Error (%)", "In range"]
 NUMBERS = frozenset(range(2, len(HEADINGS)))  # the indexes of the columns that contain numbers and are aligned to the right
 NOTE = (
-    "Medians over the runs that have a prediction from before their submission. Ratio: measured over predicted. Error: the "
-    "mean distance of a measurement from its likely prediction. In range: runs whose measurement is in the predicted range, or "
-    "at most 0.1 % outside of it. Memory by category: what a category holds when the step needs the most memory; a gradient "
-    "that does not exist yet, or no longer, counts as 0."
+    "Medians over the runs that have a prediction from before their submission. Predicted and measured are blank if these runs "
+    "are of several workloads. Ratio: measured over predicted. Error: the mean distance of a measurement from its likely "
+    "prediction. In range: runs whose measurement is in the predicted range, or at most 0.1 % outside of it. Memory by "
+    "category: what a category holds when the step needs the most memory; a gradient that does not exist yet, or no longer, "
+    "counts as 0."
 )
 
 
@@ -35,7 +36,9 @@ def rows(scores: Sequence[PredictionScore]) -> list[list[str]]:
     ]
 
 
-def _size(value: float, unit: str) -> str:
+def _size(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
     scale = 1.0
     if unit == "bytes":
         unit, scale = notation.bytes_unit([value])

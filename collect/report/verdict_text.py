@@ -83,7 +83,7 @@ def quantity(value: float, unit: str) -> str:
             if abs(value) >= size:
                 return f"{notation.number(value / size)} {name}"
     if unit in COUNTED and float(value).is_integer():
-        return f"{value:,.0f} {unit}".rstrip()
+        return f"{value:,.0f} {unit.removesuffix('s') if value == 1 else unit}".rstrip()
     return f"{notation.number(value)} {unit}".rstrip()
 
 
