@@ -62,7 +62,7 @@ def check(report: Path) -> None:
     """Check that a report loads no other file, prints nothing to the console, draws every figure, and is not too wide."""
     with browser() as started, opened(started, report) as found:
         assert found.asked == [report.as_uri()]
-        assert found.complaints == []
+        assert found.complaints == [], found.complaints
         assert found.found(UNDRAWN) == []
         assert found.found(OVERFLOW) <= WIDTH
 
