@@ -10,10 +10,9 @@ includes the start of Python on both sides, the manifest on the cluster, and the
 the processors of this machine, so the ratio of processor times is more reliable than the ratio of seconds if the machine is
 busy. The processor time of sshd and of what it starts is not counted.
 
-Each copy goes to a new folder, because ext4 creates files slowly for a minute after many files were removed: it skips the
-inodes of these files one by one. Before each copy, the program uses and frees as much memory as the copy needs for the page
-cache, because a virtual machine gives freed memory back to its host, and it takes longer to get such memory back than to copy
-the file.
+Each copy goes to a new folder, because ext4 creates files slowly for some time after many files were removed. Before each
+copy, the program uses and frees as much memory as the copy needs for the page cache, because a virtual machine gives freed
+memory back to its host, and it takes longer to get such memory back than to copy the file.
 """
 
 from __future__ import annotations
@@ -38,9 +37,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import support_collect as support
 from local_sshd import ADDRESS, LocalSshd, find
 from support_fetch import Cluster
-
-from shardlab import remote_workspace
-from shardlab.remote_workspace import RemoteWorkspace
 
 SMALL = 20_000  # bytes
 
@@ -92,20 +88,6 @@ def fetch(to: Path) -> None:
         raise SystemExit(done.stderr)
 
 
-def plain(source: str, shell: str, to: Path) -> None:
-    """Copy all runs with rsync into the folder `to`, without `collect fetch`. source: the folder of the runs, with the host.
-    shell: the ssh command."""
-    subprocess.run(["rsync", "--archive", "--compress", "-e", shell, source, str(to / "runs")], check=True)
-
-
-def reached_through(server: LocalSshd, cluster: Cluster) -> None:
-    """Let `collect fetch` log in to a real SSH server instead of the shell script."""
-    given = {"host": ADDRESS, "port": server.port, "user": server.user, "identity": str(server.identity)}
-    rest = {"schema": 1, "cluster": "far", "host_keys": "strict", "python": sys.executable, "mark": "far:/ws\n"}
-    workspace, known = str(cluster.there.path), str(server.known_hosts)
-    remote_workspace.keep(cluster.here, RemoteWorkspace(workspace=workspace, known_hosts=known, **given, **rest))
-
-
 def records(chance: random.Random, size: int) -> bytes:
     """Text like the records of the steps of a rank. size: in bytes."""
     made, step = bytearray(), 0
@@ -124,7 +106,8 @@ def records(chance: random.Random, size: int) -> bytes:
 
 
 def against_rsync(folder: Path, rounds: int, kind: Kind, server: LocalSshd | None) -> None:
-    """Print how long `collect fetch` and rsync take for files. server: the SSH server; None: a shell script replaces `ssh`."""
+    """Print how long `collect fetch` and rsync take. kind: the files. server: the SSH server; None: a shell script replaces
+    `ssh`."""
     chance, what = random.Random(1), kind.what
     cluster = made(folder, 1)
     (run,) = cluster.there.all_runs()
@@ -139,15 +122,18 @@ def against_rsync(folder: Path, rounds: int, kind: Kind, server: LocalSshd | Non
     if server is None:
         os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     else:
-        reached_through(server, cluster)
+        keys = {"identity": str(server.identity), "known_hosts": str(server.known_hosts)}
+        cluster.send(host=ADDRESS, port=server.port, user=server.user, **keys)
         host, shell, what = f"{server.user}@{ADDRESS}", server.command, f"{what}, over sshd"
 
-    def copied(to: Path) -> None:
-        plain(f"{host}:{cluster.there.runs}/", shell, to)
+    def plain(to: Path) -> None:
+        """Copy all runs with rsync into the folder `to`, without `collect fetch`."""
+        source = f"{host}:{cluster.there.runs}/"
+        subprocess.run(["rsync", "--archive", "--compress", "-e", shell, source, str(to / "runs")], check=True)
 
     ours, theirs = [], []
     for number in range(rounds):
-        pair = [(ours, fetch), (theirs, copied)]
+        pair = [(ours, fetch), (theirs, plain)]
         for kept, copy in pair if number % 2 else pair[::-1]:
             (run.path / "manifest.json").unlink(missing_ok=True)
             to = Path(shutil.copytree(cluster.here.path, folder / f"{copy.__name__}-{number}", ignore=lambda *_: ["runs"]))

@@ -87,9 +87,12 @@ class Cluster:
         (folder / "bin/ssh").chmod(0o755)
         self.no_fault()
 
-    def send(self) -> None:
-        """Write away.json into the workspace `here`, as `jobs submit` does. It says that the runs are on the cluster."""
-        where: dict[str, Any] = {"host": "far", "port": None, "user": None, "identity": None, "known_hosts": "/none"}
+    def send(self, **where: Any) -> None:
+        """Write away.json into the workspace `here`, as `jobs submit` does. It says that the runs are on the cluster.
+
+        where: keys of away.json about the login, for a login without the stand-in of `ssh`.
+        """
+        where = {"host": "far", "port": None, "user": None, "identity": None, "known_hosts": "/none"} | where
         rest = {"schema": 1, "cluster": "far", "host_keys": "strict", "python": sys.executable, "mark": "far:/ws\n"}
         remote_workspace.keep(self.here, RemoteWorkspace(workspace=str(self.there.path), **where, **rest))
 

@@ -41,7 +41,10 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
         ),
         (
             ("fetch.py", "--mib", "1", "--small", "3", "--runs", "2", "--rounds", "1"),
-            r"^one trace of 1 MiB +fetch +\d+\.\d\d s .*\n3 traces .*\n3 files of .*\n(?:.*over sshd.*\n)+nothing new of ",
+            (
+                r"^one trace of 1 MiB +fetch +\d+\.\d\d s +\d+\.\d\d CPU s +rsync .*\n3 traces .*\n3 files of records.*\n"
+                r"(?:.*over sshd.*\n)+nothing new of 2 runs +fetch "
+            ),
         ),
         (("choices.py", "--cells", "40", "--rounds", "2"), r"^ +40 +\d+\.\d\d$"),
         (("planner.py", "--cells", "64"), r"^64 cells: \d+\.\d s, \d+\.\d s of CPU time$"),

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 PAYLOAD = 24_000_000  # bytes of the tensor that is all-reduced
 TIMES = 3
 HOSTS = ("10.97.0.1", "10.97.0.2")
-HEADERS = {"large packets": 0.03, "packets of a network card": 0.06}  # maps the kind of packets to the tolerance
+OF_A_CARD = "packets of a network card"
+HEADERS = {"large packets": 0.03, OF_A_CARD: 0.06}  # maps the kind of packets to the tolerance
 HEADER, SEGMENT = 66, 1448  # bytes of headers and of data in a packet of a network card
 
 # A shell script that runs in a new network namespace (the first host). It makes a second network namespace (the second host),
@@ -117,4 +118,5 @@ def test_an_all_reduce_is_seen_on_the_wire(hosts, tmp_path):
             sampler.wait()
     expected = TIMES * Call("all_reduce", PAYLOAD, len(HOSTS)).wire_bytes("gloo")
     for words, file in zip(at, files, strict=True):
-        assert expected <= sent(seen(file)) <= (1 + tolerance) * expected + sent_besides(words, expected)
+        besides = sent_besides(words, expected) if tolerance == HEADERS[OF_A_CARD] else 0
+        assert expected <= sent(seen(file)) <= (1 + tolerance) * expected + besides

@@ -80,24 +80,20 @@ class Arrival:
             path, begins_with = f"{staging}/{message.name}", copy if message.begin else None
             # A file is never written twice into a new folder. Some file systems store `a` and `A` as the same file.
             how = os.O_EXCL if is_alone else os.O_TRUNC if begins_with is None else 0
-            arrived[message.name] = self._write(_opened(path, how), path, begins_with, blocks, message.mtime_ns)
+            arrived[message.name] = self._write(path, how, begins_with, blocks, message.mtime_ns)
         self._has_come(self._count)
         return ArrivedRun(message, arrived, is_alone)
 
     def _write(
-        self,
-        descriptor: int,
-        path: str,
-        begins_with: HeldCopy | None,
-        blocks: Iterable[memoryview | bytes],
-        mtime_ns: int,
+        self, path: str, how: int, begins_with: HeldCopy | None, blocks: Iterable[memoryview | bytes], mtime_ns: int
     ) -> ManifestFile:
-        """Write the file `path`, which is open as `descriptor`, and close it.
+        """Write a file. Returns what was written.
 
-        begins_with: the file with whose content it begins, which may be the file itself. blocks: the rest of the content.
-        mtime_ns: the time of the last change that the file gets. Returns what was written.
+        how: further flags of `os.open`. begins_with: the file with whose content it begins, which may be the file itself.
+        blocks: the rest of the content. mtime_ns: the time of the last change that the file gets.
         """
         digest = hashlib.sha256()
+        descriptor = _opened(path, how)
         try:
             begin = 0
             if begins_with is not None:

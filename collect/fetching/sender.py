@@ -151,17 +151,17 @@ class Sender:
                 return ManifestFile(size, status.st_mtime_ns, digest.hexdigest())
             is_compressed = name.endswith(TEXT)
             end = begin
-            if not is_shared and size - begin <= BLOCK and len(block := self._block(descriptor, begin, size)) == size - begin:
+            if is_shared:
+                for block in self._blocks(descriptor, begin, size):
+                    digest.update(block)
+                    end += len(block)
+                self._say(FileBegin(name, begin, end, status.st_mtime_ns))
+            elif size - begin <= BLOCK and len(block := self._block(descriptor, begin, size)) == size - begin:
                 digest.update(block)
                 end = size
                 content = self._compressor.compress(block) if is_compressed else bytes(block)
                 self._say(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed, len(content)))
                 self._write(content)
-            elif is_shared:
-                for block in self._blocks(descriptor, begin, size):
-                    digest.update(block)
-                    end += len(block)
-                self._say(FileBegin(name, begin, end, status.st_mtime_ns))
             else:
                 self._say(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed))
                 try:
