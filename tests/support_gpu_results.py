@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from collect.sources import snapshot
 from collect.traces import trace
 from collect.traces.breakdown import breakdown
 from shardlab.host import Host
@@ -43,6 +42,9 @@ def _unread(file: Path) -> str:
     if file.name.endswith("-trace.json.gz"):
         told = breakdown(trace.read(file))
         return "" if told is not None and told.source == "gpu" and told.kernels else f"{file.name} has no kernels of a GPU"
-    with gzip.open(file) as opened:
-        snapshot: dict[str, Any] = json.load(opened)
-    return "" if snapshot.get("segments") else f"{file.name} has no segments"
+    taken = snapshot.read(file)
+    if taken is None or not taken.segments:
+        return f"{file.name} has no segments"
+    followed = snapshot.history(taken)
+    within = all(0 <= used <= reserved for used, reserved in zip(followed.in_use, followed.reserved, strict=True))
+    return "" if within else f"{file.name}: its history does not lead to its segments"

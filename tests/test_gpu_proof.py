@@ -180,7 +180,7 @@ from shardlab.cell import Optimizer
 speed.LARGE = {"workload": "gpt2-tiny", "seq_len": 16, "optimizer": Optimizer(name="adamw", lr=3e-4, fused=True)}
 log = pathlib.Path(sys.argv[2])
 checks = (lambda: speed.row(2, 3), *(lambda plain=plain: speed.beside_a_plain_loop(2, 2, 2, plain) for plain in
-          (speed.PlainLoop, speed.PlainCastLoop)))
+          (speed.PlainLoop, speed.PlainCastLoop)), lambda: speed.loss_beside_torchs(64, 501, 2))
 for check in checks:
     print(json.dumps(forked.answer(check, 100, log)))
 """
@@ -193,9 +193,11 @@ def test_the_loops_whose_speed_is_compared_run(tmp_path):
         [sys.executable, "-c", SPEED, build.library(), log], env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [code for code, _ in answers] == [0, 0, 0], done.stderr + log.read_text()
-    row, *besides = (found for _, found in answers)
-    assert all(msgspec.convert(found["cell"], Cell).strategy == "single" for _, found in answers)
+    assert [code for code, _ in answers] == [0, 0, 0, 0], done.stderr + log.read_text()
+    row, *besides, loss = (found for _, found in answers)
+    assert all(msgspec.convert(found["cell"], Cell).strategy == "single" for found in (row, *besides))
+    assert loss["loss_ms"] > 0
+    assert 2 * 64 * 501 * 4 <= loss["extra_bytes"] <= 3 * 64 * 501 * 4  # the logits in fp32 and their log-softmax
     assert row["step_ms"] > 0
     assert row["mfu_pct"] > 0
     assert all(found["ratio"] > 0 and found["plain_step_ms"] > 0 for found in besides)

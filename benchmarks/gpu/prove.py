@@ -7,7 +7,7 @@ stages are dropped. The stages in their order:
 
     A  strategies and precisions over NCCL, with a rank on each GPU; takes at most 60 % of the time
     C  whether the reported step times, kernels, TF32, memory and energy are correct
-    D  GPT-2 Large in bf16: MFU, and the ratio to a plain PyTorch loop
+    D  GPT-2 Large in bf16: MFU, and the ratio to a plain PyTorch loop; the loss
     E  only with several GPUs: strategies and precisions with one rank (with a single GPU, stage A does this)
     B  strategies with two and four ranks on one GPU, with collectives through host memory
 

@@ -25,8 +25,8 @@ from shardlab.prediction import ZERO, PredictedRange, exactly, total
 
 MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
-# bytes; the loss casts 2**24 logits to fp32 at a time, and needs three such tensors (trainers/tasks)
-CROSS_ENTROPY_CHUNK = 3 * 2**24 * 4
+# bytes; the loss casts 2**25 logits to fp32 at a time, and needs two such tensors (trainers/tasks/cross_entropy.py)
+CROSS_ENTROPY_CHUNK = 2 * 2**25 * 4
 BESIDE = ("cuda_context", "nccl_buffers", "fragmentation")  # the categories of memory that are not tensors
 COMPILED = 0.6  # the smallest share of the activations that is saved with torch.compile, which may recompute operators; assumed
 
@@ -175,9 +175,12 @@ def _activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -
     one, kept_input = block, saved.block_input * micro
     of_blocks, recomputed = _checkpointed(cell.activation_checkpointing, share.blocks, one, kept_input)
     head = saved.head * micro if share.last else 0.0
-    kept = share.kept * of_blocks + (share.kept if cell.pp > 1 and share.last else 1) * head
+    heads = share.kept if cell.pp > 1 and share.last else 1.0
+    kept = share.kept * of_blocks + heads * head
     logits = saved.logits * micro if share.last else 0.0
-    moment = max(logits + min(CROSS_ENTROPY_CHUNK, 3 * 4 * logits / _itemsize(cell)), recomputed)
+    chunk = min(CROSS_ENTROPY_CHUNK, 2 * 4 * logits / _itemsize(cell))
+    logits *= heads  # forward computes the gradient of the logits, so with GPipe it is kept for each micro-batch
+    moment = max(logits + chunk, recomputed)
     low = kept * (COMPILED if cell.compile else 1.0)
     if facts.kind == "convolution" and cell.activation_checkpointing != "none":
         # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the

@@ -40,7 +40,7 @@ class SavedBytes(msgspec.Struct, frozen=True):
     head: float
     """Tensors outside of the blocks: of the last norm, the logits, and the input images."""
     logits: float
-    """The gradient of the logits. It exists when backward begins, while all other saved tensors are still in memory."""
+    """The gradient of the logits, which forward computes with the loss. All other saved tensors are still in memory then."""
     weights: float = 0.0
     """16-bit copies of the weights of a block, which autocast saves: bytes per block, and not per item."""
 
