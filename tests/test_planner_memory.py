@@ -215,6 +215,24 @@ def test_beside_tensors_there_are_three_terms_only_on_a_gpu():
     assert all(term.source for term in memory.terms().values())
 
 
+MEASURED = (  # on an H100 (docs/gpus.md), in MiB: tensors at the peak, more that torch reserved, more that NVML counted
+    ("gpt2-large", 8, {"options": {"gelu": "unfused"}}, (52_850, 55_246 - 52_850, 57_041 - 55_246 - 480)),
+    ("gpt2", 16, {"seq_len": 512, "precision": "bf16"}, (5_859, 6_592 - 5_859, 8_403 - 6_592 - 480)),
+)
+
+
+@pytest.mark.parametrize(("workload", "micro", "keys", "measured"), MEASURED)
+def test_memory_measured_on_an_h100_is_predicted(workload, micro, keys, measured):
+    tensors, unused, beside = (size * memory.MIB for size in measured)
+    found = memory.of(cell(workload, "single", micro=micro, optimizer=Optimizer("adamw", 3e-4), **keys))
+    terms = found.by_category
+    assert found.tensors.likely == pytest.approx(tensors, rel=0.03)
+    assert terms["fragmentation"].low <= unused <= terms["fragmentation"].high
+    context = terms["cuda_context"] + terms["nccl_buffers"]
+    assert context.low <= beside <= context.high
+    assert found.bytes.low <= tensors + unused + beside <= found.bytes.high
+
+
 @pytest.mark.parametrize(
     ("needed", "complete", "expected"),
     [

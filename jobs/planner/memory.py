@@ -84,7 +84,8 @@ def of(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> St
 
 def beside_tensors(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRange]:
     """The bytes of GPU memory that are used for other things than tensors, by category. tensors: the bytes of all tensors."""
-    communicators = sum(size > 1 for size in (cell.dp, cell.tp, cell.pp)) if cell.gpus > 1 and not cell.servers else 0
+    # A single rank has a communicator too: torch makes it when the ranks meet. With parameter servers, ranks meet over Gloo.
+    communicators = 0 if cell.servers else max(1, sum(size > 1 for size in (cell.dp, cell.tp, cell.pp)))
     share = terms()["fragmentation"]
     return {
         "cuda_context": terms()["cuda_context"].range(MIB),
