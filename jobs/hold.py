@@ -16,7 +16,7 @@ from shardlab import files
 from shardlab.errors import ShardlabError
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from shardlab.state import last_sending
+from shardlab.state import JudgedState, last_sending
 from shardlab.workspace import Workspace
 
 CHANGED = "the installed packages changed since the run was submitted (digest {then}, now {now})"
@@ -32,12 +32,16 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
     folder.write_event("attempt", "held", why=why, requeued=claim.job())
     own_job, jobs = claim.job(), list[str]()
     for other in Workspace(folder.path.parent.parent).all_runs():
-        if _is_alike(other, folder, run):
-            job = _job(other)
+        if (verdict := _of_alike(other, folder, run)) is None:
+            continue
+        job = _job(other)
+        if not verdict.held:
             # The runs of one packed allocation share one job, so they are requeued together with this run.
             other.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
-            if job and job != own_job:
-                jobs.append(job)
+        # Another run may have recorded that `other` is held, but not have held its job yet. So this process holds the job too:
+        # otherwise the job could start as soon as this job has left its node.
+        if job and job != own_job:
+            jobs.append(job)
     return scheduler(run.scheduler).hold(jobs)
 
 
@@ -70,13 +74,13 @@ def _job(folder: RunDir) -> str:
     return str(sent.data.get("job") or "") if sent is not None else ""
 
 
-def _is_alike(other: RunDir, folder: RunDir, run: Run) -> bool:
-    """Whether the run `other` waits to start and was submitted with the same packages as `run`, whose folder is `folder`. False
-    for `run` itself, and if the records of `other` cannot be read."""
+def _of_alike(other: RunDir, folder: RunDir, run: Run) -> JudgedState | None:
+    """The verdict on the run `other` if it waits to start, held or not, and was submitted with the same packages as `run`,
+    whose folder is `folder`; else None. None for `run` itself, and if the records of `other` cannot be read."""
     if other.run_id == folder.run_id or other.claim.exists():
-        return False
+        return None
     try:
         verdict = other.judge()
-        return verdict.state == "pending" and not verdict.held and other.read_run().packages == run.packages
+        return verdict if verdict.state == "pending" and other.read_run().packages == run.packages else None
     except ShardlabError:
-        return False
+        return None

@@ -160,6 +160,6 @@ def requeue(folder: RunDir, run: Run, state: str) -> str:
     if is_packed := claim.is_packed(events):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm may end this process before the next command returns
     answer = call(["scontrol", "requeue", job])
-    if answer.code == 0 and is_packed:
+    if answer.ends_own_job and is_packed:
         time.sleep(ENDED_S)
-    return "" if answer.code == 0 else answer.says
+    return "" if answer.ends_own_job else answer.says

@@ -236,6 +236,24 @@ def test_a_run_whose_packages_changed_holds_those_of_the_same_packages_and_is_re
     assert folder.claim.exists()
 
 
+def test_a_requeue_whose_command_slurm_ends_first_holds_the_run(folder, scontrol):
+    """Slurm ends all processes of the job, and may end the command that requeues the job before the process that called it."""
+    write_run(folder, packages="0" * 12, scheduler="slurm", requeues=0)
+    done = supervised(folder, PATH=scontrol("(sleep 1; kill $PPID) > /dev/null 2>&1 & kill $$"), SLURM_JOB_ID="7")
+    assert done.returncode == -signal.SIGTERM
+    assert (folder.judge().state, folder.judge().held) == ("pending", True)
+
+
+def test_a_run_that_another_run_is_holding_cannot_start_in_between(folder, tmp_path, scontrol):
+    """Another run recorded that a third run is held, but its command to Slurm may come too late."""
+    write_run(folder, packages="0" * 12, scheduler="slurm", requeues=0)
+    third = waiting_beside(folder, "c-r1", "8_3")
+    third.write_event("hold.b-r1", "held", why="", requeued="")
+    assert supervised(folder, PATH=scontrol("kill $PPID"), SLURM_JOB_ID="7").returncode == -signal.SIGTERM
+    assert (tmp_path / "calls").read_text().splitlines()[0] == "hold 8_3"
+    assert [event.event for event in third.events()].count("held") == 1
+
+
 def test_a_run_that_slurm_does_not_requeue_is_given_back(folder, scontrol):
     write_run(folder, packages="0" * 12, scheduler="slurm", requeues=0)
     assert supervised(folder, PATH=scontrol("exit 1"), SLURM_JOB_ID="7").returncode == 76

@@ -189,7 +189,7 @@ def hold(jobs: Sequence[str]) -> str:
     # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
     call(["scontrol", "update", f"JobId={own}", "Requeue=1"])
     answer = call(["scontrol", "requeuehold", own])
-    if answer.code != 0:
+    if not answer.ends_own_job:
         return answer.says
     time.sleep(ENDED_S)  # wait until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
     return ""

@@ -30,6 +30,12 @@ class SlurmOutput(msgspec.Struct, frozen=True):
     stderr: str
 
     @property
+    def ends_own_job(self) -> bool:
+        """Of a command that requeues the job of this process: whether Slurm ends this process now. Slurm then ends the command
+        too, so a command that was ended by a signal also counts."""
+        return self.code is not None and self.code <= 0
+
+    @property
     def says(self) -> str:
         """The last line of the error output, without the name of the command."""
         lines = [line for line in self.stderr.splitlines() if line.strip()]
