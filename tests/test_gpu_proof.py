@@ -12,6 +12,7 @@ import pytest
 from fake_cuda import build
 from support_gpu_results import problems
 
+from benchmarks import sampler
 from jobs import plan
 from shardlab import host
 from shardlab.cell import Cell
@@ -201,6 +202,24 @@ def test_the_loops_whose_speed_is_compared_run(tmp_path):
     assert row["step_ms"] > 0
     assert row["mfu_pct"] > 0
     assert all(found["ratio"] > 0 and found["plain_step_ms"] > 0 for found in besides)
+
+
+SAMPLER = """
+import json, pathlib, sys
+import fake_cuda
+fake_cuda.install(pathlib.Path(sys.argv[1]))
+import truth
+print(json.dumps(truth.the_sampler_keeps_its_rate(1.0)))
+"""
+
+
+def test_the_sampler_is_measured_with_the_library_of_the_driver(tmp_path):
+    command, variables = [sys.executable, "-c", SAMPLER, build.library()], sampler.stub(tmp_path, 8)
+    done = subprocess.run(command, env=ENVIRONMENT | variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 0 < found["core_pct_at_1_hz"] < found["core_pct_at_10_hz"]
+    assert 0 < found["samples_per_s_at_10_hz"] < 12
 
 
 @pytest.mark.skipif(bool(host.observe().gpus), reason="has a GPU: it would begin to measure")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from one_rank_cell import nvml_handle, small, train
 from records import Finding
 
+from benchmarks import sampler
 from trainers import dtypes
 from trainers.rank import Rank
 from trainers.ranks import Ranks
@@ -136,6 +140,23 @@ def energy_is_power_over_time(seconds: float = 8.0) -> Finding:
     return {"holds": abs(counted_j / integrated_j - 1) < 0.15, "counted_j": counted_j, "integrated_j": integrated_j}
 
 
+def the_sampler_keeps_its_rate(seconds: float = 6.0) -> Finding:
+    """The telemetry sampler takes at least 95 % of the samples of its rate at 10 Hz, with at most 10 % of a core.
+
+    benchmarks/sampler.py measures this with a stub that answers at once. Here, the driver answers.
+    """
+    import pynvml
+
+    pynvml.nvmlInit()
+    root = Path(__file__).resolve().parents[2]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))}
+    with tempfile.TemporaryDirectory() as folder:
+        found = {hz: sampler.cost_pct(Path(folder) / f"{hz}.jsonl", hz, seconds, variables) for hz in (1, 10)}
+    (slow_pct, _), (fast_pct, rate) = found.values()
+    holds = fast_pct <= 10 and rate >= 9.5
+    return {"holds": holds, "core_pct_at_1_hz": slow_pct, "core_pct_at_10_hz": fast_pct, "samples_per_s_at_10_hz": rate}
+
+
 CHECKS: dict[str, Callable[[], Finding]] = {
     **{f"no step waits for the GPU: {name}": (lambda name=name: no_step_waits_for_the_gpu(name)) for name in STRATEGIES},
     "steps add up to the wall clock": steps_add_up_to_the_wall_clock,
@@ -143,4 +164,5 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "tf32 rounds, fp32 does not": tf32_rounds_and_fp32_does_not,
     "the allocator counts no more than the driver": _if_nvml_answers(the_allocator_counts_no_more_than_the_driver),
     "energy is power over time": _if_nvml_answers(energy_is_power_over_time),
+    "the sampler keeps its rate": _if_nvml_answers(the_sampler_keeps_its_rate),
 }
