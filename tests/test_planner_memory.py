@@ -277,6 +277,11 @@ def test_a_gpu_is_found_by_the_name_that_slurm_or_nvml_has(name, memory_gib, exp
     assert (found.name if found else None) == expected
 
 
+def test_each_gpu_that_messages_name_is_found():
+    assert {"t4", "h100-80gb-hbm3"} <= set(gpu.known())
+    assert all(gpu.find(name) is not None for name in gpu.known())
+
+
 def test_resnet50_of_study_4_needs_what_it_assumes():
     """Study 4 assumes that ResNet-50 needs 5.8 GB for 64 images in fp32 with SGD without momentum; the planner estimates the
     same."""

@@ -12,6 +12,7 @@ from jobs.planner import advise, calibration, collective_time, exchanges, gpu, l
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from jobs.planner.pipeline_schedule import drawn, simulate
+from shardlab.cell import Optimizer
 from shardlab.prediction import exactly
 from trainers import menu
 
@@ -26,6 +27,33 @@ ROWS = [tuple(map(float, row.split())) for line in STUDY_4.strip().splitlines() 
 PSI = 882_176  # bytes of the 220,544 parameters of gpt2-tiny in fp32
 BLOCKS, REST = 799_744, 82_432
 HIDDEN = 131_072  # bytes of the hidden state (the input of a block) for a batch of 8 sequences
+
+
+MEASURED = (  # on an H100, by docs/results: workload, micro-batch, other keys, milliseconds of a step
+    ("gpt2-large", 8, {"precision": "bf16"}, 131.5),
+    ("gpt2-large", 8, {"precision": "bf16-autocast"}, 143.6),
+    ("gpt2-large", 32, {"precision": "bf16"}, 462.4),
+    ("gpt2-large", 32, {"precision": "bf16", "options": {"pad_vocabulary": 64}}, 387.5),
+    ("gpt2-large", 8, {"precision": "fp32"}, 935.7),
+)
+
+
+@pytest.mark.parametrize(("workload", "micro", "keys", "step_ms"), MEASURED)
+def test_times_measured_on_an_h100_are_predicted(workload, micro, keys, step_ms):
+    """Without calibration, within 15 %, and within the range."""
+    fused = Optimizer("adamw", 3e-4, fused=True)
+    found = step_time.of(cell(workload, "single", micro=micro, optimizer=fused, **keys), machine("h100-80gb-hbm3"))
+    assert found.seconds.likely == pytest.approx(step_ms / 1000, rel=0.15)
+    assert found.seconds.low <= step_ms / 1000 <= found.seconds.high
+
+
+def test_an_odd_vocabulary_is_slow_in_16_bits_only():
+    def seconds(precision, multiple):
+        one = cell("gpt2", "single", micro=8, precision=precision, options={"pad_vocabulary": multiple})
+        return step_time.of(one, machine("h100-80gb-hbm3")).parts["compute"].likely
+
+    assert seconds("bf16", 1) > 1.4 * seconds("bf16", 8)
+    assert seconds("fp32", 1) == seconds("fp32", 8)
 
 
 def machine(name="a100-80gb", **links):

@@ -11,9 +11,15 @@ import msgspec
 from shardlab import gpu_models
 from shardlab.gpu_models import GpuModel
 from shardlab.prediction import PredictedRange
+from trainers.precision import computed_bytes
 
 STREAMED = PredictedRange(0.70, 0.85, 0.92)  # share of the memory bandwidth that an optimizer's kernels reach; assumed
-LAUNCH_S = PredictedRange(3e-6, 5e-6, 10e-6)  # seconds that the host needs to start one operator on the GPU; assumed
+# Seconds that the host needs to start one operator on the GPU, including the Python code of the model. Measured on the virtual
+# machine of an H100 (docs/gpus.md): 47 microseconds with gpt2-tiny; other hosts are assumed to be faster.
+LAUNCH_S = PredictedRange(5e-6, 20e-6, 50e-6)
+# The share of the peak in 16 bits that matrix products with an unaligned dimension reach. Measured on an H100 (docs/gpus.md):
+# 0.125 for the head of GPT-2 and GPT-2 Large, whose vocabulary is odd; for other GPUs assumed.
+UNALIGNED = PredictedRange(0.10, 0.125, 0.25)
 OPERATORS = 45  # operators of one block in forward and backward; assumed, and low, because kernels may be fused
 
 
@@ -43,6 +49,14 @@ def flops_per_s(gpu: GpuModel, precision: str, kind: str) -> PredictedRange | No
         return None
     entry = next(one for one in shares() if one.kind == kind and precision in one.precisions and re.fullmatch(one.gpu, name))
     return PredictedRange(*(peak * share for share in entry.share))
+
+
+@functools.cache
+def unaligned_flops_per_s(gpu: GpuModel, precision: str) -> PredictedRange | None:
+    """The FLOP/s that a GPU reaches in matrix products in 16 bits with an unaligned dimension; None for other precisions, which
+    have no such rule, and if the GPU does not support the precision."""
+    peak = gpu_models.peak_of(gpu, precision) if computed_bytes(precision) == 2 else None
+    return None if peak is None else UNALIGNED.times(peak)
 
 
 def gpu_name(gpu: GpuModel) -> str:

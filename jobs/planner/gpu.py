@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from jobs.planner import device_profile
 from jobs.planner.memory import terms
 from shardlab import gpu_models
 from shardlab.errors import UnknownName
@@ -40,7 +41,7 @@ def known() -> list[str]:
     """A short name of every GPU model that gpu_models.yaml lists."""
     return sorted(
         {
-            "-".join(word for word in _words(entry.name.split("|")[0]) if word not in ("nvidia", "tesla"))
+            "-".join(word for word in _words(device_profile.gpu_name(entry)) if word not in ("nvidia", "tesla"))
             for entry in gpu_models.all_models()
         }
     )

@@ -63,6 +63,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """The kind of model: transformer, convolution or unknown."""
     how: str
     """How `saved` was obtained, in words for the user."""
+    unaligned_flops_per_item: float = 0.0
+    """The part of flops_per_item in matrix products with an unaligned dimension (ALIGNED)."""
 
 
 class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,6 +85,9 @@ def counted() -> dict[str, CountedNetwork]:
     return msgspec.yaml.decode(content, type=dict[str, CountedNetwork])
 
 
+# Tensor cores need rows of 16 bytes. Matrix products in 16 bits with a dimension that is not a multiple of this are slow
+# (device_profile.UNALIGNED).
+ALIGNED = 8
 _SHAPING = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary")
 _known: dict[tuple[object, ...], ModelFacts] = {}
 
@@ -126,6 +131,7 @@ def _gpt2(cell: Cell, workload: Workload) -> ModelFacts:
         saved=_saved(cell, shape, tokens, more=unfused, logits=tokens * rows, heads=shape.heads),
         kind="transformer",
         how=FORMULA,
+        unaligned_flops_per_item=6.0 * rows * shape.width * tokens if rows % ALIGNED else 0.0,
     )
 
 

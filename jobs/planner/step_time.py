@@ -54,7 +54,8 @@ def of(cell: Cell, machine: PlannedMachine) -> PredictedStepTime | None:
     timed = [(exchange, over(cell, exchange.axis, machine)) for exchange in exchanged]
     if rate is None or any(link is None for _, link in timed):
         return None
-    compute, launches = _compute(cell, facts, rate)
+    slow = device_profile.unaligned_flops_per_s(machine.gpu, cell.precision)
+    compute, launches = _compute(cell, facts, rate, slow)
     update = _update(cell, facts, machine.gpu)
     hidden, shown = ZERO, ZERO
     for exchange, link in timed:
@@ -94,22 +95,31 @@ def _rings(cell: Cell, axis: Axis) -> int:
     return max(1, min(apart, per_node)) if cell.nnodes > 1 else 1
 
 
-def _compute(cell: Cell, facts: ModelFacts, rate: PredictedRange) -> tuple[PredictedRange, PredictedRange]:
+def _compute(
+    cell: Cell, facts: ModelFacts, rate: PredictedRange, slow: PredictedRange | None
+) -> tuple[PredictedRange, PredictedRange]:
     """The time of computing in a step: (seconds that the GPU computes, seconds that it waits until the host starts operators).
 
-    rate: the FLOP/s that the GPU reaches.
+    rate: the FLOP/s that the GPU reaches. slow: the FLOP/s in products with an unaligned dimension; None: the same as `rate`.
     """
     assert facts.flops_per_item is not None
     passes, parts = cell.gradient_accumulation_steps, cell.tp * cell.pp
     items = cell.micro_batch_size * passes
     again = exchanges.recomputed_blocks(cell, facts.blocks) / facts.blocks / 3 if facts.blocks else 1 / 3
     again = 0.0 if cell.activation_checkpointing == "none" else again
-    flops = facts.flops_per_item * items * (1 + again) / parts
-    compute = PredictedRange(flops / rate.high, flops / rate.likely, flops / rate.low)
+    # The unaligned products are those of the head, which is in no block, so they are not recomputed.
+    unaligned = facts.unaligned_flops_per_item * items / parts if slow is not None else 0.0
+    flops = facts.flops_per_item * items * (1 + again) / parts - unaligned
+    compute = _divided(flops, rate) + _divided(unaligned, slow or rate)
     operators = passes * device_profile.OPERATORS * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
     host = device_profile.LAUNCH_S.times(operators)
     pairs = ((host.low, compute.low), (host.likely, compute.likely), (host.high, compute.high))
     return compute, PredictedRange(*sorted(max(0.0, started - computed) for started, computed in pairs))
+
+
+def _divided(flops: float, rate: PredictedRange) -> PredictedRange:
+    """The seconds that operations take. rate: FLOP/s."""
+    return PredictedRange(flops / rate.high, flops / rate.likely, flops / rate.low)
 
 
 def _update(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
