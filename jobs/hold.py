@@ -6,6 +6,7 @@ the same change when they start, so the first run that finds the change holds al
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -19,6 +20,7 @@ from shardlab.rundir import RunDir
 from shardlab.state import JudgedState, last_sending
 from shardlab.workspace import Workspace
 
+HOLDING_S = 60.0  # the longest time in which a run holds the jobs of other runs after it has recorded that they are held
 CHANGED = "the installed packages changed since the run was submitted (digest {then}, now {now})"
 WHY = "held, because {changed}: `jobs retry --only held` goes on with the packages that are installed then"
 
@@ -38,11 +40,17 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
         if not verdict.held:
             # The runs of one packed allocation share one job, so they are requeued together with this run.
             other.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
-        # Another run may have recorded that `other` is held, but not have held its job yet. So this process holds the job too:
-        # otherwise the job could start as soon as this job has left its node.
-        if job and job != own_job:
+        # Another run may have recorded just now that `other` is held, but not have held its job yet. So this process holds the
+        # job too: otherwise the job could start as soon as this job has left its node.
+        if job and job != own_job and (not verdict.held or _is_being_held(other)):
             jobs.append(job)
     return scheduler(run.scheduler).hold(jobs)
+
+
+def _is_being_held(folder: RunDir) -> bool:
+    """Whether another run recorded within HOLDING_S that this run is held. Later, a person may already have released it."""
+    held_s = max((event.wall_s for event in folder.events() if event.event == "held"), default=0.0)
+    return abs(time.time() - held_s) < HOLDING_S
 
 
 def accepting(run: Run, packages: str, versions: dict[str, str]) -> Run:

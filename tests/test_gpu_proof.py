@@ -209,7 +209,7 @@ import json, pathlib, sys
 import fake_cuda
 fake_cuda.install(pathlib.Path(sys.argv[1]))
 import truth
-print(json.dumps(truth.the_sampler_keeps_its_rate(1.0)))
+print(json.dumps(truth.the_sampler_keeps_its_rate(2.5)))
 """
 
 

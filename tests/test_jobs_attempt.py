@@ -254,6 +254,18 @@ def test_a_run_that_another_run_is_holding_cannot_start_in_between(folder, tmp_p
     assert [event.event for event in third.events()].count("held") == 1
 
 
+def test_a_run_that_was_held_long_ago_is_not_held_again(folder, tmp_path, scontrol):
+    """A person may be releasing it."""
+    write_run(folder, packages="0" * 12, scheduler="slurm", requeues=0)
+    third = waiting_beside(folder, "c-r1", "8_3")
+    third.write_event("hold.b-r1", "held", why="", requeued="")
+    for events in third.path.glob("events.hold*.jsonl"):
+        record = json.loads(events.read_text())
+        events.write_text(json.dumps({**record, "wall_s": record["wall_s"] - 3600}) + "\n")
+    assert supervised(folder, PATH=scontrol("kill $PPID"), SLURM_JOB_ID="7").returncode == -signal.SIGTERM
+    assert (tmp_path / "calls").read_text().splitlines()[0] == "update JobId=7 Requeue=1"
+
+
 def test_a_run_that_slurm_does_not_requeue_is_given_back(folder, scontrol):
     write_run(folder, packages="0" * 12, scheduler="slurm", requeues=0)
     assert supervised(folder, PATH=scontrol("exit 1"), SLURM_JOB_ID="7").returncode == 76

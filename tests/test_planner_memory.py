@@ -230,6 +230,7 @@ def test_memory_measured_on_an_h100_is_predicted(workload, micro, keys, measured
     assert terms["fragmentation"].low <= unused <= terms["fragmentation"].high
     context = terms["cuda_context"] + terms["nccl_buffers"]
     assert context.low <= beside <= context.high
+    assert context.likely == pytest.approx(beside, rel=0.25)
     assert found.bytes.low <= tensors + unused + beside <= found.bytes.high
 
 

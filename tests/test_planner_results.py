@@ -66,18 +66,26 @@ def test_a_plan_uses_results_until_a_run_of_the_workspace_is_there(tmp_path, mon
 @pytest.mark.parametrize(
     "line",
     [
-        record("B", step_ms=10.0),  # in stage B ranks share a GPU, so their times do not count
+        record("A", step_ms=10.0),
+        record("B", step_ms=10.0),
         record(verdict="dropped", step_ms=10.0),
         record(),
         {**record(step_ms=10.0), "cell": {"workload": "x"}},
         {**record(), "step_ms": "x"},
         "not JSON\n",
     ],
-    ids=["shared GPU", "dropped", "no figure", "cell of another version", "no number", "damaged"],
+    ids=["cold", "shared GPU", "dropped", "no figure", "cell of another version", "no number", "damaged"],
 )
 def test_a_record_without_a_measurement_of_one_gpu_per_rank_is_left_out(tmp_path, line):
     good = record(step_ms=10.0)
     assert len(list(gpu_results.measured(results(tmp_path, line, good)))) == 1
+
+
+def test_the_results_of_this_repository_correct_predictions_only_a_little():
+    """A record of something else, such as two models in one process, would spoil the predictions of every user."""
+    found = list(gpu_results.measured([gpu_results.CHECKOUT]))
+    assert len([one.time for one in found if one.time]) >= 7
+    assert all(0.8 < ratio < 1.25 for one in found for ratio in (one.time, one.memory) if ratio), found
 
 
 def test_a_machine_whose_gpu_is_not_known_calibrates_nothing(tmp_path):

@@ -31,6 +31,7 @@ HIDDEN = 131_072  # bytes of the hidden state (the input of a block) for a batch
 
 MEASURED = (  # on an H100, by docs/results: workload, micro-batch, other keys, milliseconds of a step
     ("gpt2-large", 8, {"precision": "bf16"}, 131.5),
+    ("gpt2-large", 8, {"precision": "bf16", "compile": True}, 131.1),
     ("gpt2-large", 8, {"precision": "bf16-autocast"}, 143.6),
     ("gpt2-large", 32, {"precision": "bf16"}, 462.4),
     ("gpt2-large", 32, {"precision": "bf16", "options": {"pad_vocabulary": 64}}, 387.5),

@@ -24,6 +24,7 @@ from trainers.instrument import RunInstruments
 from trainers.rank import Rank
 from trainers.ranks import Ranks
 from trainers.task import Batch
+from trainers.tasks.cross_entropy import CHUNK
 from trainers.tasks.cross_entropy import cross_entropy as our_loss
 
 LARGE = {"workload": "gpt2-large", "seq_len": 1024, "optimizer": Optimizer(name="adamw", lr=3e-4, fused=True)}
@@ -86,7 +87,9 @@ def beside_a_plain_loop(batch: int, steps: int, rounds: int, plain: type[PlainLo
     if (others := _others()) is not None:
         return others
     mine, other = (1000 * statistics.median(column) / steps for column in zip(*pairs, strict=True))
-    return {"holds": ratio <= 1.02, "ratio": ratio, "plain_step_ms": other, **_figures(cell, mine)}
+    figures = _figures(cell, mine)
+    del figures["peak_allocated_bytes"]  # of two models
+    return {"holds": ratio <= 1.02, "ratio": ratio, "plain_step_ms": other, **figures}
 
 
 class PlainLoop:
@@ -132,8 +135,8 @@ class PlainCastLoop(PlainLoop):
 
 
 def loss_beside_torchs(rows: int = 8192, columns: int = 50257, repeats: int = 10) -> Finding:
-    """Compare our cross-entropy of bf16 logits (rows, columns), forward and backward, with torch's on fp32 copies of them. Our
-    loss may take 1.2 times as long. extra_bytes: the peak memory of ours beside the logits and their gradient."""
+    """Compare our cross-entropy of bf16 logits (rows, columns), forward and backward, with torch's on an fp32 copy of the
+    logits. Ours may take 1.2 times as long, and may use three chunks of logits in fp32 beside the logits and their gradient."""
     logits = (2 * torch.randn(rows, columns, device="cuda")).bfloat16().requires_grad_()
     targets = torch.randint(columns, (rows,), device="cuda")
 
@@ -158,9 +161,17 @@ def loss_beside_torchs(rows: int = 8192, columns: int = 50257, repeats: int = 10
     timed(ours)
     extra = torch.cuda.max_memory_allocated() - held
     pairs = [(timed(ours), timed(torchs)) if number % 2 else (timed(torchs), timed(ours))[::-1] for number in range(repeats)]
+    if (others := _others()) is not None:
+        return others
     ratio = statistics.median(one / other for one, other in pairs)
     mine, other = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
-    return {"holds": ratio <= 1.2, "ratio": ratio, "loss_ms": mine, "torchs_ms": other, "extra_bytes": extra}
+    return {
+        "holds": ratio <= 1.2 and extra <= 3 * 4 * CHUNK,
+        "ratio": ratio,
+        "loss_ms": mine,
+        "torchs_ms": other,
+        "extra_bytes": extra,
+    }
 
 
 def at_least_54_pct() -> Finding:

@@ -1,8 +1,9 @@
 """Reads the results of `make gpu-proof` (docs/results/DATE-GPU/) as measurements that calibrate predictions.
 
-A folder of results has HOST.json, which describes the machine, and proof.jsonl, which has one record in each line. A record is
-used if it contains its cell and either a step time or a peak of memory, and if each rank had its own GPU. No prediction was
-stored when the cell was measured, so the formula of the planner is evaluated when the record is read.
+A folder of results has HOST.json, which describes the machine, and proof.jsonl, which has one record in each line. A record of
+the stage that measures speed is used if it contains its cell and either a step time or a peak of memory. The cells of the other
+stages are tiny models, which make four steps without a warm-up. No prediction was stored when the cell was measured, so the
+formula of the planner is evaluated when the record is read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shardlab.cell import Cell
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.host import Host
 
-OWN_GPU = ("A", "D", "E")  # the stages of the proof in which each rank has a GPU of its own
+SPEED = "D"  # the stage of the proof that measures speed
 CHECKOUT = Path(jobs.__file__).resolve().parents[1] / "docs" / "results"  # exists only in a checkout of the repository
 
 
@@ -74,7 +75,7 @@ def _of_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
             record = decoder(ProofRecord).decode(line)
         except DECODE_FAULTS:
             continue
-        if record.cell is None or record.stage not in OWN_GPU or record.verdict == "dropped":
+        if record.cell is None or record.stage != SPEED or record.verdict == "dropped":
             continue
         predicted = step_time.of(record.cell, machine)
         needed = memory.of(record.cell, on_gpu=True)

@@ -84,8 +84,10 @@ def of(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> St
 
 def beside_tensors(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRange]:
     """The bytes of GPU memory that are used for other things than tensors, by category. tensors: the bytes of all tensors."""
-    # A single rank has a communicator too: torch makes it when the ranks meet. With parameter servers, ranks meet over Gloo.
-    communicators = 0 if cell.servers else max(1, sum(size > 1 for size in (cell.dp, cell.tp, cell.pp)))
+    # torch makes a communicator of all ranks when they meet, also if there is one rank; meshes with several dimensions have one
+    # more for each dimension. With parameter servers, ranks meet over Gloo.
+    dimensions = sum(size > 1 for size in (cell.dp, cell.tp, cell.pp))
+    communicators = 0 if cell.servers else 1 + (dimensions if dimensions > 1 else 0)
     share = terms()["fragmentation"]
     return {
         "cuda_context": terms()["cuda_context"].range(MIB),
@@ -178,10 +180,12 @@ def _activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -
     head = saved.head * micro if share.last else 0.0
     heads = share.kept if cell.pp > 1 and share.last else 1.0
     kept = share.kept * of_blocks + heads * head
-    logits = saved.logits * micro if share.last else 0.0
-    chunk = min(CROSS_ENTROPY_CHUNK, 2 * 4 * logits / _itemsize(cell))
-    logits *= heads  # forward computes the gradient of the logits, so with GPipe it is kept for each micro-batch
-    moment = max(logits + chunk, recomputed)
+    # Forward computes the gradient of the logits, so with GPipe it is kept for each micro-batch. When the first block is
+    # recomputed, the gradient of its own micro-batch has been used.
+    one_gradient = saved.logits * micro if share.last else 0.0
+    logits = heads * one_gradient
+    chunk = min(CROSS_ENTROPY_CHUNK, 2 * 4 * one_gradient / _itemsize(cell))
+    moment = max(logits + chunk, logits - one_gradient + recomputed)
     low = kept * (COMPILED if cell.compile else 1.0)
     if facts.kind == "convolution" and cell.activation_checkpointing != "none":
         # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the

@@ -107,9 +107,10 @@ def _compute(
     items = cell.micro_batch_size * passes
     again = exchanges.recomputed_blocks(cell, facts.blocks) / facts.blocks / 3 if facts.blocks else 1 / 3
     again = 0.0 if cell.activation_checkpointing == "none" else again
-    # The unaligned products are those of the head, which is in no block, so they are not recomputed.
-    unaligned = facts.unaligned_flops_per_item * items / parts if slow is not None else 0.0
-    flops = facts.flops_per_item * items * (1 + again) / parts - unaligned
+    # The unaligned products are those of the head. It is in no block, so it is not recomputed, and tensor parallelism and
+    # pipelines do not split it: the last stage computes it, and the other stages wait.
+    unaligned = facts.unaligned_flops_per_item * items if slow is not None else 0.0
+    flops = (facts.flops_per_item * items * (1 + again) - unaligned) / parts
     compute = _divided(flops, rate) + _divided(unaligned, slow or rate)
     operators = passes * device_profile.OPERATORS * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
     host = device_profile.LAUNCH_S.times(operators)

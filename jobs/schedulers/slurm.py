@@ -192,7 +192,7 @@ def hold(jobs: Sequence[str]) -> str:
     if not answer.ends_own_job:
         return answer.says
     time.sleep(ENDED_S)  # wait until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
-    return ""
+    return "" if answer.code == 0 else answer.says
 
 
 def release(jobs: Sequence[str]) -> None:

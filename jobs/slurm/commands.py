@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ ENDED_S = 60.0  # longer than Slurm needs to end a job that it requeues
 # Variables with these prefixes, set by a job or by the user, would act as options of Slurm's commands.
 INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
 KEPT = ("SLURM_CONF",)
+# The exit codes of a command that SIGTERM or SIGKILL ended, as Python and as a shell report them.
+_ENDED = tuple(code for number in (signal.SIGTERM, signal.SIGKILL) for code in (-number, 128 + number))
 _PREFIX = re.compile(r"^[a-z_]+(?: error)?: (?:error: |fatal: )?")
 
 
@@ -32,8 +35,8 @@ class SlurmOutput(msgspec.Struct, frozen=True):
     @property
     def ends_own_job(self) -> bool:
         """Of a command that requeues the job of this process: whether Slurm ends this process now. Slurm then ends the command
-        too, so a command that was ended by a signal also counts."""
-        return self.code is not None and self.code <= 0
+        too, so a command that Slurm's signals ended also counts."""
+        return self.code in (0, *_ENDED)
 
     @property
     def says(self) -> str:

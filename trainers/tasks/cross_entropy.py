@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 # Number of logits that are cast at a time: 128 MiB in fp32, and as much for their log-softmax. On an H100, smaller chunks cost
-# time for the launches of kernels, and larger chunks are not faster (docs/gpus.md).
+# time for the launches of kernels, and larger chunks are hardly faster (docs/gpus.md).
 CHUNK = 2**25
+# In fp16, the gradient is kept multiplied by this factor, because small probabilities would be rounded to 0. The largest
+# element is then 2^15; fp16 ends at 65504.
+FP16_FACTOR = 2.0**15
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -27,30 +31,46 @@ class _CrossEntropy(torch.autograd.Function):
         gradient = None
         if with_gradient:
             gradient = torch.empty_like(logits) if classes is None else torch.zeros_like(logits)
+        ctx.factor = FP16_FACTOR if logits.dtype == torch.float16 else 1.0
         for rows in _chunks(logits):
-            right = targets[rows, None]
+            target = targets[rows, None]
             logs = torch.log_softmax(logits[rows, :classes].float(), -1)
-            torch.gather(logs, 1, right, out=likelihoods[rows])
+            torch.gather(logs, 1, target, out=likelihoods[rows])
             if gradient is not None:
-                # softmax - onehot, not yet divided by the number of rows: in fp16, small quotients would be rounded to 0
-                gradient[rows, :classes] = logs.exp_().scatter_add_(1, right, torch.full_like(likelihoods[rows], -1.0))
+                # softmax - onehot. Backward divides by the number of rows: in fp16, small quotients would be rounded to 0.
+                logs.exp_().scatter_add_(1, target, torch.full_like(likelihoods[rows], -1.0))
+                gradient[rows, :classes] = logs if ctx.factor == 1 else logs.mul_(ctx.factor)
             del logs  # before the next chunk is cast
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return -likelihoods.mean()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (found,) = ctx.saved_tensors
+    @once_differentiable
+    def backward(ctx: Any, incoming: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
         # In place, because a copy would have the size of all logits. torch refuses a second backward pass of the same loss.
-        return found.mul_(gradients[0] / len(found)), None, None, None
+        _multiply(gradient, incoming.float() / (len(gradient) * ctx.factor))
+        return gradient, None, None, None
+
+
+def _multiply(tensor: torch.Tensor, factor: torch.Tensor) -> None:
+    """Multiply a tensor of any floating dtype in place by a factor, 0-dim in fp32; the product is computed in fp32.
+
+    On a GPU, `mul_` would round the factor to the dtype of the tensor first: in bf16 by up to 0.4 %, in fp16 to infinity above
+    65504. torch's function for unscaling gradients (GradScaler) does not round it.
+    """
+    any_infinite = torch.zeros_like(factor)  # an output that is not used
+    torch._amp_foreach_non_finite_check_and_unscale_([tensor], any_infinite, factor)
+    torch.autograd.graph.increment_version(tensor)  # the function does not do it
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, classes: int | None = None) -> torch.Tensor:
     """The mean cross-entropy over rows, 0-dim in fp32.
 
     The loss of a row is -log softmax(logits)[target]; the gradient of the logits is (softmax(logits) - onehot(target)) / rows.
-    Both are computed in fp32. The gradient is rounded to the dtype of the logits before and after the division by rows.
+    Both are computed in fp32. The gradient is rounded to the dtype of the logits before and after the division by rows. The
+    loss has no second derivative.
 
     logits: (rows, n), of any floating dtype. targets: (rows,) in int64. classes: number of real classes; the columns after them
     are padding and are ignored; None: all n columns are classes.
