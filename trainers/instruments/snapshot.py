@@ -1,7 +1,4 @@
-"""The instrument `memory: snapshot`: writes the blocks of the CUDA allocator and their history during a step.
-
-It has not yet been tested on a GPU.
-"""
+"""The instrument `memory: snapshot`: writes the blocks of the CUDA allocator and their history during a step."""
 
 from __future__ import annotations
 
