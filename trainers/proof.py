@@ -24,7 +24,7 @@ import torch
 from shardlab import files, host
 from shardlab.cell import Cell, Optimizer, Role, Schedule, keys_of
 from shardlab.record import SameWork
-from trainers import communication, frozen_statistics, menu
+from trainers import communication, frozen_statistics, menu, proof_seeds
 from trainers.data.order import PROOF, Order
 from trainers.engine import Server
 from trainers.instruments.timing import clock_for
@@ -128,7 +128,9 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
     if kept is not None and (content := ranks.from_first(stored)):
         return msgspec.json.decode(content, type=SameWork)
     started = time.perf_counter()
-    found = _prove(cell, task, data_path, ranks, strategy)
+    found = proof_seeds.proven_once(
+        lambda seed: _prove(msgspec.structs.replace(cell, seed=seed), task, data_path, ranks, strategy), cell.seed
+    )
     found.proof_s = round(time.perf_counter() - started, 3)
     if kept is not None and ranks.rank == 0:
         files.make_folder(kept.parent)
@@ -156,7 +158,8 @@ def _source_digest() -> str:
     return found.hexdigest()
 
 
-def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Strategy) -> SameWork:
+def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Strategy) -> tuple[SameWork, bool]:
+    """Compare once. Returns (the verdict, whether the model has BatchNorm), the same on every rank."""
     plain = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule())
     remarks = []
     if plain.options.get("dropout"):
@@ -174,7 +177,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
         counts = _to_count(cell, strategy) > 0
         sent = _sent(cell, ranks, _make_steps(plain, still, ranks, strategy, steps)) if counts else None
-        return SameWork(verdict="other work", why=other_work, communication_bytes=sent)
+        return SameWork(verdict="other work", why=other_work, communication_bytes=sent), False
     single = msgspec.structs.replace(
         plain, strategy="single", strategy_code=None, gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none",
         compile=False,
@@ -190,8 +193,9 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         if comparable:
             distance = _parameter_distance(ours, reference)
             differences = _furthest(ours.losses, reference.losses), _furthest(ours.norms, reference.norms), distance
-    gathered = ranks.gather([*differences, float(reference is not None), float(comparable)])[0]
-    loss, norm, parameters, held, compared = map(float, gathered)
+    everyone = ranks.gather([*differences, float(reference is not None), float(comparable), float(ours.normalising)])
+    loss, norm, parameters, held, compared = map(float, everyone[0, :-1])
+    jumps = bool(everyone[:, -1].any())
     sent = _sent(cell, ranks, ours)
     if not (held and compared):
         why = "one process does not have enough memory for the reference"
@@ -200,10 +204,10 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
                 f"the gradients of one process, or in fp16 those of the strategy, are not finite in the first {steps} steps, "
                 f"or move no parameter in {cell.precision}, so a comparison would show nothing"
             )
-        return SameWork(verdict="not provable", why=why, communication_bytes=None if smaller else sent)
+        return SameWork(verdict="not provable", why=why, communication_bytes=None if smaller else sent), jumps
     allowed = TOLERANCES[cell.precision]
     with_remarks = "".join(f"; {remark}" for remark in remarks)
-    return SameWork(
+    found = SameWork(
         verdict="proven" if _within(allowed, loss, norm, parameters) else "different",
         why=f"compared to one process, {steps} steps with SGD, {cell.precision}: loss differs by {loss:.1e}, gradient norm by "
         f"{norm:.1e}, parameters by {parameters:.1e} of their movement (allowed {allowed.loss:.0e}, "
@@ -213,6 +217,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         parameter_difference=parameters,
         communication_bytes=None if smaller else sent,  # the bytes of a smaller model are not those of the cell's model
     )
+    return found, jumps
 
 
 def _smaller(cell: Cell, ranks: Ranks) -> dict[str, int]:
