@@ -95,6 +95,19 @@ def test_each_gpu_has_its_own_share_of_memory_as_in_study_3(tmp_path):
     assert [known(line)[0] for line in lines] == pytest.approx([5.0 * number for number in range(16)])
 
 
+def test_a_panel_whose_lines_are_all_hidden_has_an_invisible_trace(tmp_path, monkeypatch):
+    """Without a visible trace, plotly draws the axis of the panel at no place, and the browser reports an error."""
+    monkeypatch.setattr(gpus, "SHOWN_LINES", 15)
+
+    def of(uuid, number, t):
+        return GpuSample(uuid=uuid, power_w=100.0, temperature_c=50.0 if number == 15 else None)
+
+    found, _ = drawn(tmp_path, of)
+    hidden, invisible = panel(found, "Temperature")
+    assert (hidden["visible"], invisible["y"], invisible["showlegend"]) == ("legendonly", [None], False)
+    assert len(panel(found, "Power")) == 16
+
+
 def test_uuids_in_the_legend_are_as_long_as_it_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "UUIDS", [f"GPU-00000000-0000-{number}" for number in range(8)])
     found, _ = drawn(tmp_path, lambda uuid, number, t: GpuSample(uuid=uuid, power_w=1.0))

@@ -228,6 +228,15 @@ def test_panels_show_the_numbers_of_the_metrics(on_gpus):
     json.dumps(drawn.data, allow_nan=False)
 
 
+def test_a_panel_whose_lines_are_all_hidden_has_an_invisible_trace(on_gpus, monkeypatch):
+    """Without a visible trace, plotly draws the axis of the panel at no place, and the browser reports an error."""
+    monkeypatch.setattr(telemetry, "shown_first", lambda marks: [(mark, "legendonly") for mark in marks])
+    drawn = telemetry.draw(group_of(on_gpus))
+    visible = [line for line in drawn.data if line.get("visible") != "legendonly"]
+    assert [line["yaxis"] for line in visible] == list(dict.fromkeys(line["yaxis"] for line in drawn.data))
+    assert all(line["y"] == [None] for line in visible)
+
+
 def test_networks_are_distinguished_by_name_and_loopback_is_called_so(on_gpus):
     drawn = telemetry.draw(group_of(on_gpus))
     assert [title for title in titles(drawn) if title.startswith("Sent")] == [

@@ -13,7 +13,7 @@ import polars as pl
 
 from collect.figure import FEW, LEGEND_HEIGHT_PX, PLAYED, Figure, Group, played_note
 from collect.figures.drawing.curves import STRETCHES, Curve, levels, rates, together
-from collect.figures.drawing.panels import PANEL_PX, is_a_line, scaled, stacked, y_axis
+from collect.figures.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scaled, stacked, y_axis
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.utilization import memory_sizes
 from collect.notation import GIB, MB
@@ -103,6 +103,7 @@ def draw(group: Group) -> Figure | None:
         caption += f" {left_out} more GPUs are not drawn."
     caption += played_note(played)
     height_px = 60 + min(22 * len(drawn), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
+    data += invisible_lines(data)
     return Figure("gpus", "Each GPU", caption, height_px, data, stacked([title for title, _ in panels]))
 
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from collect.figure import FEW, LEGEND_HEIGHT_PX, PLAYED, CellMark, Figure, Group, played_note, shown_first
 from collect.figures.drawing.curves import STRETCHES, Curve, Together, growth, levels, rates, together
-from collect.figures.drawing.panels import PANEL_PX, is_a_line, scaled, stacked, y_axis
+from collect.figures.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scaled, stacked, y_axis
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import of_loopback, of_network
 from collect.metrics.utilization import memory_shares
@@ -78,6 +78,7 @@ def draw(group: Group) -> Figure | None:
         caption += f" {left_out} more interfaces, which sent less, are not drawn."
     caption += played_note(played)
     height_px = 60 + min(22 * len(named), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
+    data += invisible_lines(data)
     return Figure("telemetry", "Telemetry", caption, height_px, data, stacked([title for title, _ in panels]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from collect.figure import MUTED, axis, layout
@@ -49,6 +50,18 @@ def stacked(titles: list[str], time: str = "s since the end of the first timed s
         at = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
         shape["annotations"].append(at | {"text": title, "showarrow": False, "font": {"size": 12, "color": MUTED}})
     return shape
+
+
+def invisible_lines(data: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An invisible trace for each panel in which all lines are hidden when the page opens. Without a visible trace, plotly
+    computes no place for the axis of the panel, and reports an error when it draws the axis.
+
+    data: the traces of all panels.
+    """
+    axes = dict.fromkeys(trace["yaxis"] for trace in data)
+    shown = {trace["yaxis"] for trace in data if trace.get("visible") != "legendonly"}
+    nothing = {"type": "scatter", "mode": "lines", "x": [None], "y": [None], "showlegend": False, "hoverinfo": "skip"}
+    return [nothing | {"yaxis": name} for name in axes if name not in shown]
 
 
 def y_axis(number: int) -> str:
