@@ -132,10 +132,12 @@ class Rehearser:
 
     def __init__(self):
         code = SCRIPT.replace("DATA", repr(tempfile.mkdtemp()))
+        # With AVX-512, oneDNN allocates workspaces for products in bf16, whose size depends on the processor.
+        alike = {"OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX2", "GLOO_SOCKET_IFNAME": "lo"}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, cwd=Path(__file__).parent.parent,
+            env={**os.environ, **alike}, cwd=Path(__file__).parent.parent,
         )  # fmt: skip
 
     def __call__(self, cell, real="nothing", *, full_depth=False):
