@@ -21,6 +21,9 @@ from support_practice import WHY, clusters
 from support_skips import CI, pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - two hooks of pytest
 from support_slurm import SlurmCluster
 
+# Some test modules use these modules as plugins and others import them. pytest rewrites the assertions of a plugin, and warns
+# if the module was imported before. So without this line, tests would depend on their order.
+pytest.register_assert_rewrite("support_trainers", "support_fake_gpus", "support_nvml")
 settings.register_profile("any-machine", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if CI else "any-machine")
