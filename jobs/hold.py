@@ -34,7 +34,7 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
     folder.write_event("attempt", "held", why=why, requeued=claim.job())
     own_job, jobs = claim.job(), list[str]()
     for other in Workspace(folder.path.parent.parent).all_runs():
-        if (verdict := _of_alike(other, folder, run)) is None:
+        if (verdict := _verdict_if_alike(other, folder, run)) is None:
             continue
         job = _job(other)
         if not verdict.held:
@@ -45,12 +45,6 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
         if job and job != own_job and (not verdict.held or _is_being_held(other)):
             jobs.append(job)
     return scheduler(run.scheduler).hold(jobs)
-
-
-def _is_being_held(folder: RunDir) -> bool:
-    """Whether another run recorded within HOLDING_S that this run is held. Later, a person may already have released it."""
-    held_s = max((event.wall_s for event in folder.events() if event.event == "held"), default=0.0)
-    return abs(time.time() - held_s) < HOLDING_S
 
 
 def accepting(run: Run, packages: str, versions: dict[str, str]) -> Run:
@@ -82,7 +76,7 @@ def _job(folder: RunDir) -> str:
     return str(sent.data.get("job") or "") if sent is not None else ""
 
 
-def _of_alike(other: RunDir, folder: RunDir, run: Run) -> JudgedState | None:
+def _verdict_if_alike(other: RunDir, folder: RunDir, run: Run) -> JudgedState | None:
     """The verdict on the run `other` if it waits to start, held or not, and was submitted with the same packages as `run`,
     whose folder is `folder`; else None. None for `run` itself, and if the records of `other` cannot be read."""
     if other.run_id == folder.run_id or other.claim.exists():
@@ -92,3 +86,9 @@ def _of_alike(other: RunDir, folder: RunDir, run: Run) -> JudgedState | None:
         return verdict if verdict.state == "pending" and other.read_run().packages == run.packages else None
     except ShardlabError:
         return None
+
+
+def _is_being_held(folder: RunDir) -> bool:
+    """Whether another run recorded within HOLDING_S that this run is held. Later, a person may already have released it."""
+    held_s = max((event.wall_s for event in folder.events() if event.event == "held"), default=0.0)
+    return abs(time.time() - held_s) < HOLDING_S

@@ -82,7 +82,7 @@ def beside_a_plain_loop(batch: int, steps: int, rounds: int, plain: type[PlainLo
             ours(), theirs()
         except torch.OutOfMemoryError:
             return _out_of_memory()
-        pairs = [(ours(), theirs()) if number % 2 else (theirs(), ours())[::-1] for number in range(rounds)]
+        pairs = _in_turns(ours, theirs, rounds)
     ratio = statistics.median(one / other for one, other in pairs)
     if (others := _others()) is not None:
         return others
@@ -160,7 +160,7 @@ def loss_beside_torchs(rows: int = 8192, columns: int = 50257, repeats: int = 10
     torch.cuda.reset_peak_memory_stats()
     timed(ours)
     extra = torch.cuda.max_memory_allocated() - held
-    pairs = [(timed(ours), timed(torchs)) if number % 2 else (timed(torchs), timed(ours))[::-1] for number in range(repeats)]
+    pairs = _in_turns(lambda: timed(ours), lambda: timed(torchs), repeats)
     if (others := _others()) is not None:
         return others
     ratio = statistics.median(one / other for one, other in pairs)
@@ -186,6 +186,11 @@ def at_least_54_pct() -> Finding:
 def _out_of_memory() -> Finding:
     """The finding for an out-of-memory error. The check fails only on an H200, which has enough memory."""
     return {"holds": torch.cuda.get_device_name() != H200, "why": "out of memory"}
+
+
+def _in_turns(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> list[tuple[float, float]]:
+    """Call two functions once in each round, and return their results as pairs. They take turns in being called first."""
+    return [(ours(), theirs()) if number % 2 else (theirs(), ours())[::-1] for number in range(rounds)]
 
 
 def _batch(size: int) -> dict[str, int]:

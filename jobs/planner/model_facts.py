@@ -85,8 +85,8 @@ def counted() -> dict[str, CountedNetwork]:
     return msgspec.yaml.decode(content, type=dict[str, CountedNetwork])
 
 
-# Tensor cores need rows of 16 bytes. Matrix products in 16 bits with a dimension that is not a multiple of this are slow
-# (device_profile.UNALIGNED).
+# Tensor cores need rows of a multiple of 16 bytes. Matrix products in 16 bits are slow if a dimension is not a multiple of this
+# number (device_profile.UNALIGNED).
 ALIGNED = 8
 _SHAPING = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary")
 _known: dict[tuple[object, ...], ModelFacts] = {}

@@ -118,9 +118,9 @@ def _compute(
     return compute, PredictedRange(*sorted(max(0.0, started - computed) for started, computed in pairs))
 
 
-def _divided(flops: float, rate: PredictedRange) -> PredictedRange:
-    """The seconds that operations take. rate: FLOP/s."""
-    return PredictedRange(flops / rate.high, flops / rate.likely, flops / rate.low)
+def _divided(amount: float, rate: PredictedRange) -> PredictedRange:
+    """The seconds that an amount of work takes. amount, rate: FLOPs and FLOP/s, or bytes and bytes per second."""
+    return PredictedRange(amount / rate.high, amount / rate.likely, amount / rate.low)
 
 
 def _update(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
@@ -133,9 +133,7 @@ def _update(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
     moved = moved // 2 if cell.precision == "bf16-pure" else moved
     copies = 6 if division.copy_bytes else 0
     size = parameters * (moved / division.optimizer_ranks + copies)
-    speed = gpu.memory_gb_per_s * 1e9
-    streamed = device_profile.STREAMED
-    return PredictedRange(*(size / (speed * share) for share in (streamed.high, streamed.likely, streamed.low)))
+    return _divided(size, device_profile.STREAMED.times(gpu.memory_gb_per_s * 1e9))
 
 
 def _not_hidden(cell: Cell, hidden: PredictedRange, busy: PredictedRange) -> PredictedRange:
