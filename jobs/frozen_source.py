@@ -77,7 +77,7 @@ def _copy(new: Path) -> None:
     The modification times are copied too: Python uses bytecode only if it matches the time of the source file.
     """
     copied = []
-    for path in source_digest.sources(source_digest.PACKAGES):
+    for path in source_digest.sources(source_digest.RUN_PACKAGES):
         target = new / path.relative_to(source_digest.ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)

@@ -4,11 +4,5 @@ import sys
 
 from shardlab.command_start import start
 
-
-def main() -> int:
-    """Run the command with the arguments of this process. Returns its exit code."""
-    return start("provision")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start("provision"))

@@ -15,11 +15,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from shardlab import PACKAGES
 from shardlab.errors import ShardlabError
 from shardlab.source_digest import ROOT, sources
 
 EXTRAS = ("trainers",)
-PACKAGES = ("shardlab", "matrices", "templates", "provision", "jobs", "trainers", "collect")
 PYTHON = ">=3.11"
 # Prints the version of an interpreter and of each package that it can import. Not every environment has pip.
 LISTING = """\

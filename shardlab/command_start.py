@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 
+WRONG_INPUT = 2  # exit code of a command that changed nothing
 INTERRUPTED = 130  # exit code of an interrupted command: 128 + SIGINT
 EARLY = "interrupted before anything was changed."
 
@@ -31,7 +32,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def start(package: str) -> int:
     """Import the module PACKAGE.cli, run its `main`, and return the exit code. A signal that is already ignored stays ignored.
 
-    package: jobs, provision, collect or shardlab.
+    package: jobs, provision, collect or shardlab. If a package of shardlab is not our own, say what hides it, and return 2.
     """
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # the user closed it, e.g. by 2>&-
@@ -40,12 +41,41 @@ def start(package: str) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # SIGINT is ignored in a background command
             signal.signal(number, _handle)
     gc.disable()  # modules make many objects that live until the end, and searching them takes 5 ms of each start
-    __import__(f"{package}.cli")
+    from shardlab import package_origin
+
+    if (shadowed := package_origin.explain_shadowed_package()) is not None:
+        return _refuse(shadowed)
+    try:
+        __import__(f"{package}.cli")
+    except (ImportError, SyntaxError):
+        if (overwritten := package_origin.explain_overwritten_package()) is not None:
+            return _refuse(overwritten)
+        raise
     gc.freeze()
     gc.enable()
     code: int = sys.modules[f"{package}.cli"].main()
     on_signal(lambda: os._exit(code))  # the command is finished: a signal may end this process at once
     return code
+
+
+def provision() -> int:
+    """The command `provision`."""
+    return start("provision")
+
+
+def jobs() -> int:
+    """The command `jobs`."""
+    return start("jobs")
+
+
+def collect() -> int:
+    """The command `collect`."""
+    return start("collect")
+
+
+def shardlab() -> int:
+    """The command `shardlab`."""
+    return start("shardlab")
 
 
 def on_signal(act: Callable[[], object]) -> None:
@@ -63,6 +93,13 @@ def leave(sentence: str) -> NoReturn:
     """Print a sentence on standard error and end this process at once, without waiting for threads."""
     os.write(2, f"{sentence}\n".encode())
     os._exit(INTERRUPTED)
+
+
+def _refuse(sentence: str) -> int:
+    """Print an error, and return the exit code of a command that changed nothing. Imports nothing that may be missing."""
+    printable = "".join(character if character.isprintable() else "?" for character in sentence)
+    os.write(2, f"error: {printable}\n".encode(errors="backslashreplace"))
+    return WRONG_INPUT
 
 
 def _leave_early() -> NoReturn:

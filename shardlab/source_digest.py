@@ -12,8 +12,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from shardlab import PACKAGES
+
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("shardlab", "matrices", "templates", "jobs", "trainers", "collect")  # packages of shardlab that a run may use
+RUN_PACKAGES = tuple(name for name in PACKAGES if name != "provision")  # packages of shardlab that a run may use
 # The beginning of the name of shardlab's own .dist-info folder. The digest of the installed packages leaves shardlab out,
 # because a run uses a copy of shardlab's source.
 OURS = "shardlab-"
@@ -23,7 +25,7 @@ BYTECODE = "__pycache__"  # the folders in which Python keeps bytecode
 def source(root: Path = ROOT) -> str:
     """The digest of all files of shardlab that a run may use: 12 hexadecimal digits. root: the folder that contains shardlab's
     packages."""
-    return of(PACKAGES, root)
+    return of(RUN_PACKAGES, root)
 
 
 def of(packages: Iterable[str], root: Path = ROOT) -> str:

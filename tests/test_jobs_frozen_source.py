@@ -33,7 +33,7 @@ def test_a_copy_has_the_digest_of_its_source_and_read_only_files(tmp_path):
     assert copy == tmp_path / ".shardlab/source" / source_digest.source()
     assert source_digest.source(copy) == copy.name
     assert run["packages"] == source_digest.packages()
-    assert {path.stat().st_mode & 0o777 for path in source_digest.sources(source_digest.PACKAGES, copy)} == {0o444}
+    assert {path.stat().st_mode & 0o777 for path in source_digest.sources(source_digest.RUN_PACKAGES, copy)} == {0o444}
     before = copy.stat().st_ino
     rendered(tmp_path)
     assert copy.stat().st_ino == before
@@ -97,7 +97,7 @@ def bench(tmp_path):
 @pytest.mark.line
 def test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with(bench, tmp_path, monkeypatch):
     installed = tmp_path / "installed"
-    for package in (*source_digest.PACKAGES, "provision"):
+    for package in (*source_digest.RUN_PACKAGES, "provision"):
         shutil.copytree(source_digest.ROOT / package, installed / package)
     monkeypatch.setenv("PYTHONPATH", str(installed))
     template = (installed / "templates/launch/local.sh.j2").read_text().replace("exec", WAIT)

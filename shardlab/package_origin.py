@@ -1,0 +1,62 @@
+"""Checks that Python imports shardlab's own packages, because names such as `jobs` and `trainers` are common.
+
+A folder in PYTHONPATH with a package of the same name comes before an installed package. Another distribution with a package of
+the same name overwrites its files. Without this check, the command would end with a traceback in the code of a stranger.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.machinery import PathFinder
+
+from shardlab import PACKAGES
+
+ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120 - pathlib would make each start slower
+
+
+def explain_shadowed_package() -> str | None:
+    """A sentence about the first package of shardlab that Python would import from elsewhere; None if there is none."""
+    for package in PACKAGES:
+        spec = PathFinder.find_spec(package)
+        if spec is None or spec.origin is None:
+            return f"this installation of shardlab lacks its package {package}; install shardlab again."
+        if os.path.realpath(spec.origin) != os.path.join(ROOT, package, "__init__.py"):  # noqa: PTH118
+            return _explain(package, spec.origin)
+    return None
+
+
+def explain_overwritten_package() -> str | None:
+    """A sentence about another distribution that installed files into a package of shardlab; None if there is none.
+
+    Reads the lists of files of all installed distributions, which is slow: call it only after an import failed.
+    """
+    from importlib import metadata
+
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        for file in distribution.files or () if name != "shardlab" else ():
+            if file.parts[0] in PACKAGES and os.path.realpath(str(distribution.locate_file(file))).startswith(
+                f"{ROOT}{os.sep}"
+            ):
+                return (
+                    f"the package {name} overwrote files of shardlab's package {file.parts[0]}. Uninstall {name}, then install "
+                    "shardlab again, in an environment of its own."
+                )
+    return None
+
+
+def _explain(package: str, origin: str) -> str:
+    """The sentence about a package that Python would import from the file `origin`, and how to avoid it."""
+    import shlex
+
+    folder = os.path.dirname(origin) if os.path.basename(origin) == "__init__.py" else origin  # noqa: PTH119, PTH120
+    parent = os.path.realpath(os.path.dirname(folder))  # noqa: PTH120
+    search_path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    others = [entry for entry in search_path if os.path.realpath(entry) != parent]
+    if len(others) < len(search_path):
+        remedy = f"run the command without it: PYTHONPATH={shlex.quote(os.pathsep.join(others))}"
+    elif parent == os.path.realpath(os.curdir):
+        remedy = "run the command in another folder"
+    else:
+        remedy = "install shardlab in an environment of its own"
+    return f"{folder} hides shardlab's package {package}, which has the same name; {remedy}."
