@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from collect import shared_options
 from collect.loading import unreadable_runs
-from shardlab import console, gc_pause, registry
+from shardlab import completion, console, gc_pause, registry
 from shardlab.archive import SUFFIX
 from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
 from shardlab.console import Output
@@ -47,7 +47,9 @@ LAST_PORT = 65535
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit codes: 0 success; 1 a part of the task failed; 2 the input was wrong, and nothing was changed."""
-    arguments = parser().parse_args(argv)
+    command_line = parser()
+    completion.answer_shell(command_line)
+    arguments = command_line.parse_args(argv)
 
     def command() -> int:
         output = Output.of(arguments)
@@ -106,7 +108,8 @@ def _add_fetch(verbs: console.Verbs) -> None:
     summary = "copy runs from the cluster if they are there, write checksums of their files, and report files that changed"
     verb = verbs.add("fetch", _fetch, summary)
     run_help = "only runs whose id matches; may be given several times"
-    verb.add_argument("--run", dest="runs", action="append", default=[], metavar="GLOB", help=run_help)
+    run = verb.add_argument("--run", dest="runs", action="append", default=[], metavar="GLOB", help=run_help)
+    completion.offer(run, Workspace.run_ids)
     prune_help = "then remove the files on the cluster or its nodes of runs that ended, if their checksums are those here"
     verb.add_argument("--prune", action="store_true", help=prune_help)
     verb.add_argument("--yes", action="store_true", help="remove without a question")
@@ -143,9 +146,9 @@ def _add_trace(verbs: console.Verbs) -> None:
     summary = "show how profiled steps spend their time and what they wait for, and why two runs differ"
     verb = verbs.add("trace", _trace, summary)
     run_help = "a run id, a path (with a slash) to a folder or file of Chrome traces, or the name that `jobs trace` printed"
-    verb.add_argument("profiled", metavar="RUN", help=run_help)
+    completion.offer(verb.add_argument("profiled", metavar="RUN", help=run_help), Workspace.run_ids)
     against_help = "say why a step takes longer than one of OTHER, and which operators are new, gone or changed"
-    verb.add_argument("--against", metavar="OTHER", help=against_help)
+    completion.offer(verb.add_argument("--against", metavar="OTHER", help=against_help), Workspace.run_ids)
     hta_help = "round times and leave out the last step, as HolisticTraceAnalysis does"
     verb.add_argument("--like-hta", action="store_true", help=hta_help)
 
@@ -153,7 +156,7 @@ def _add_trace(verbs: console.Verbs) -> None:
 def _add_timeline(verbs: console.Verbs) -> None:
     summary = "show the steps and clocks of all ranks of a run, and the rank that the others wait for"
     verb = verbs.add("timeline", _timeline, summary)
-    verb.add_argument("shown", metavar="RUN", help="a run id")
+    completion.offer(verb.add_argument("shown", metavar="RUN", help="a run id"), Workspace.run_ids)
     perfetto_help = "also write steps, telemetry, events and traces of all hosts on one clock to FILE, for ui.perfetto.dev"
     verb.add_argument("--perfetto", metavar="FILE", help=f"{perfetto_help} (compressed if it ends in .gz)")
 
@@ -175,7 +178,8 @@ def _add_compare(verbs: console.Verbs) -> None:
 def _add_export(verbs: console.Verbs) -> None:
     verb = verbs.add("export", _export, "write tables for papers or programs, or runs for experiment trackers")
     shared_options.add_matrix(verb)
-    verb.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(registry.modules("collect.exports")))
+    formats = registry.modules("collect.exports")
+    completion.offer(verb.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(formats)), lambda _: formats)
     verb.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
 
 
@@ -218,9 +222,9 @@ def _add_sample(verbs: console.Verbs) -> None:
 
 def _add_track(verbs: console.Verbs) -> None:
     verb = verbs.add("track", _track, "log a run to an experiment tracker while it goes on, until it ends")
-    verb.add_argument("followed", metavar="RUN", help="a run id")
+    completion.offer(verb.add_argument("followed", metavar="RUN", help="a run id"), Workspace.run_ids)
     to_help = f"{', '.join(TRACKERS)}; writes into track/ of the workspace (docs/exports.md)"
-    verb.add_argument("--to", required=True, metavar="TRACKER", help=to_help)
+    completion.offer(verb.add_argument("--to", required=True, metavar="TRACKER", help=to_help), lambda _: TRACKERS)
     verb.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from shardlab import completion
 from shardlab.console import Parser
+from shardlab.workspace import Workspace
 
 
 def add_matrix(verb: Parser) -> None:
     """Add the option that chooses a matrix of the workspace."""
-    verb.add_argument("--matrix", metavar="NAME", help="a matrix of this workspace (default: the last matrix)")
+    matrix_help = "a matrix of this workspace (default: the last matrix)"
+    completion.offer(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.expansions)
 
 
 def add_trust(verb: Parser) -> None:
@@ -18,6 +21,5 @@ def add_trust(verb: Parser) -> None:
 
 def add_baseline(verb: Parser) -> None:
     """Add the option that chooses the strategy to which speed-ups are relative."""
-    verb.add_argument(
-        "--baseline", metavar="STRATEGY", help="compute speed-up relative to this strategy (default: the matrix's baseline)"
-    )
+    baseline_help = "compute speed-up relative to this strategy (default: the matrix's baseline)"
+    completion.offer(verb.add_argument("--baseline", metavar="STRATEGY", help=baseline_help), completion.strategies)

@@ -31,7 +31,7 @@ from jobs.invocation import Invocation
 from jobs.reconcile import Status
 from jobs.run_queue import scripts_must_be_trusted
 from jobs.select import select
-from shardlab import console, state
+from shardlab import completion, console, state
 from shardlab.cell import Cell
 from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError, UnknownName
@@ -84,7 +84,8 @@ def _add_submit(verbs: console.Verbs) -> None:
     shared_options.add_matrix_options(verb, archives=True)
     adapted_matrix.add_adapt(verb)
     shared_options.add_wait(verb)
-    verb.add_argument("--after", metavar="RUN", help="on Slurm: start after these runs have ended (run id or shell pattern)")
+    after_help = "on Slurm: start after these runs have ended (run id or shell pattern)"
+    completion.offer(verb.add_argument("--after", metavar="RUN", help=after_help), Workspace.run_ids)
     dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
     verb.add_argument("--dry-run", action="store_true", help=dry_run_help)
     resume_help = (
@@ -96,7 +97,7 @@ def _add_submit(verbs: console.Verbs) -> None:
     planner_verbs.add_fit_check(verb)
     bound_help = "submit nothing if the runs may take more GPU hours: by recorded times, else by time limits; retries count"
     verb.add_argument("--max-gpu-hours", type=float, metavar="N", help=bound_help)
-    verb.add_argument("--resume-from", metavar="RUN", help=resume_help)
+    completion.offer(verb.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.run_ids)
     shared_options.add_track(verb)
     shared_options.add_sharing_options(verb)
 
@@ -128,7 +129,8 @@ def _add_retry(verbs: console.Verbs) -> None:
 
 def _add_logs(verbs: console.Verbs) -> None:
     verb = verbs.add("logs", _logs, "print the logs of a run")
-    verb.add_argument("run_id", metavar="RUN", help="a run id, or a shell pattern that matches exactly one run")
+    run_help = "a run id, or a shell pattern that matches exactly one run"
+    completion.offer(verb.add_argument("run_id", metavar="RUN", help=run_help), Workspace.run_ids)
     rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
     verb.add_argument("--rank", type=int, metavar="N", help=rank_help)
     verb.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")
@@ -137,7 +139,9 @@ def _add_logs(verbs: console.Verbs) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on this machine or on the controller of its cluster; return its exit code."""
     given = sys.argv[1:] if argv is None else argv
-    arguments = parser().parse_args(given)
+    command_line = parser()
+    completion.answer_shell(command_line)
+    arguments = command_line.parse_args(given)
 
     def command() -> int:
         words = archived_matrix.as_matrix(arguments, given)

@@ -9,9 +9,9 @@ from jobs import plan
 from jobs.invocation import Invocation
 from jobs.render import RenderContext
 from jobs.scheduler import SubmitOptions
-from shardlab import console, trackers
+from shardlab import completion, console, matrix, trackers
 from shardlab.errors import InputError
-from shardlab.workspace import chosen
+from shardlab.workspace import Workspace, chosen
 
 LONGEST_WAIT_S = 7 * 24 * 3600
 
@@ -20,7 +20,8 @@ def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
     """Add the options that select cells of a matrix. archives: whether the matrix may also come from an archive."""
     matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
     source = verb.add_mutually_exclusive_group(required=True)
-    source.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
+    given = source.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
+    completion.offer(given, lambda _: matrix.shipped(), endings=(".yaml", ".yml"))
     if archives:
         from_help = "the matrix of an archive, as `collect archive` writes it"
         source.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
@@ -55,8 +56,10 @@ def add_trust(verb: console.Parser) -> None:
 
 def add_run_selection(verb: console.Parser) -> None:
     """Add the arguments that select runs of the workspace."""
-    verb.add_argument("runs", nargs="*", metavar="RUN", help="run ids or shell patterns (quote them)")
-    verb.add_argument("--matrix", metavar="NAME", help="only runs of this matrix")
+    runs_help = "run ids or shell patterns (quote them)"
+    completion.offer(verb.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.run_ids)
+    matrix_help = "only runs of this matrix"
+    completion.offer(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.expansions)
     where_help = "only runs for which this expression is true, such as \"state == 'failed'\""
     verb.add_argument("--where", metavar="EXPR", help=where_help)
 
@@ -71,7 +74,7 @@ def add_track(verb: console.Parser) -> None:
     """Add the option --track to a verb."""
     names = ", ".join(trackers.TRACKERS)
     track_help = f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {names} (docs/exports.md)"
-    verb.add_argument("--track", metavar="TRACKER", help=track_help)
+    completion.offer(verb.add_argument("--track", metavar="TRACKER", help=track_help), lambda _: trackers.TRACKERS)
 
 
 def add_sharing_options(verb: console.Parser) -> None:

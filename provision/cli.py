@@ -23,7 +23,7 @@ from provision.plan import BEGUN, MACHINE, OperationStep, converge
 from provision.provider import Confirmation, Provider, ToCreate
 from provision.provider import provider as load_provider
 from provision.verify import Finding, verified, verify
-from shardlab import cluster, console, login_node, workspace_trust
+from shardlab import cluster, completion, console, login_node, workspace_trust
 from shardlab.cluster import Cluster
 from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError, UnknownName
@@ -65,7 +65,9 @@ run the same command again to continue
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `provision` with the words `argv` (without the program's name). Returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser().parse_intermixed_args(words)  # options may stand before, between and after FILE and the verb
+    parser = _parser()
+    completion.answer_shell(parser)
+    arguments = parser.parse_intermixed_args(words)  # options may stand before, between and after FILE and the verb
     return console.run(functools.partial(_run, arguments, words), interrupted=None)
 
 
@@ -77,8 +79,11 @@ def _parser() -> console.Parser:
         epilog=EXAMPLE,
         parents=[console.common_options()],
     )
-    parser.add_argument("file", nargs="?", metavar="FILE", help="the cluster file (default: cluster.yaml of the workspace)")
-    parser.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
+    file_help = "the cluster file (default: cluster.yaml of the workspace)"
+    file = parser.add_argument("file", nargs="?", metavar="FILE", help=file_help)
+    verb = parser.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
+    completion.offer(file, lambda _: VERBS, endings=(".yaml", ".yml"))
+    completion.offer(verb, lambda _: VERBS)
     parser.add_argument("--check", action="store_true", help="the same as the verb plan")
     parser.add_argument("--limit", type=_names, metavar="NODE,...", help="work only on these nodes")
     parser.add_argument("--only", type=_names, metavar="OP,...", help="carry out only these operations")

@@ -12,8 +12,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import resources
+from types import ModuleType
 
-from shardlab import console, shell_init
+from shardlab import completion, console, shell_init
 from shardlab.errors import UnknownName
 
 COMMANDS = {
@@ -29,7 +30,8 @@ example:
   shardlab jobs submit --matrix quickstart --wait
   shardlab collect summarize
 
-  eval "$(shardlab shell-init)"          after this, `jobs submit ...` works in bash and zsh, although `jobs` is a builtin
+  eval "$(shardlab shell-init)"          after this, `jobs submit ...` works in bash and zsh, although `jobs` is a builtin,
+                                         and the Tab key completes verbs, options, matrices, strategies and run ids
   shardlab shell-init fish | source      the same in fish
 
 Help for a command: shardlab COMMAND --help
@@ -43,13 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     after the name of a command (provision, jobs, collect) are passed to that command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if completion.IS_ASKED in os.environ:
+        words = completion.words_to_complete(COMMANDS)
     if words and words[0] in COMMANDS:
-        # Imported by name, because no module of the package shardlab has an import statement for provision, jobs or collect.
-        command: Callable[[list[str]], int] = importlib.import_module(f"{words[0]}.cli").main
+        command: Callable[[list[str]], int] = _command_line(words[0]).main
         return command(words[1:])
     parser = _parser()
+    completion.answer_shell(parser)
     arguments = parser.parse_args(words)
     return console.run(functools.partial(_run, arguments))
+
+
+def _command_line(command: str) -> ModuleType:
+    """The module with the parser and the main function of a command.
+
+    It is imported by name, because no module of the package shardlab has an import statement for provision, jobs or collect.
+    """
+    return importlib.import_module(f"{command}.cli")
 
 
 def _parser() -> console.Parser:
@@ -57,19 +69,23 @@ def _parser() -> console.Parser:
     parser = console.Parser(
         prog="shardlab",
         description=f"Compare distributed-training strategies.\n\ncommands:\n{menu}\n"
-        "  shell-init print shell code, after which `jobs submit` works in your shell\n"
+        "  shell-init print shell code, after which `jobs submit` and the Tab key work in your shell\n"
         "  schema     the JSON Schema of cluster.yaml or matrix.yaml, for editors",
         epilog=EXAMPLE,
     )
     console.add_version(parser)
-    parser.add_argument("command", metavar="COMMAND", help=" | ".join([*COMMANDS, "shell-init", "schema"]))
-    parser.add_argument("name", nargs="?", metavar="NAME", help="shell-init: bash, zsh or fish; schema: cluster or matrix")
+    command = parser.add_argument("command", metavar="COMMAND", help=" | ".join([*COMMANDS, "shell-init", "schema"]))
+    completion.offer(command, lambda _: [*COMMANDS, "shell-init", "schema"])
+    name_help = "shell-init: bash, zsh or fish; schema: cluster or matrix"
+    name = parser.add_argument("name", nargs="?", metavar="NAME", help=name_help)
+    completion.offer(name, lambda _: [*shell_init.SHELLS, *SCHEMAS])
     return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "shell-init":
-        sys.stdout.buffer.write(os.fsencode(shell_init.init(arguments.name)))  # as bytes, because paths are not always UTF-8
+        code = shell_init.init(arguments.name, _command_line("jobs").parser().first_words)
+        sys.stdout.buffer.write(os.fsencode(code))  # as bytes, because paths are not always UTF-8
     elif arguments.command == "schema":
         if arguments.name not in SCHEMAS:
             raise UnknownName("schema", arguments.name or "", SCHEMAS)

@@ -33,6 +33,17 @@ class Parser(argparse.ArgumentParser):
         """Print the message with the command that shows the help, and exit with code 2."""
         self.exit(2, printable.clean(f"{self.prog}: {message}. See: {self.prog} --help\n"))
 
+    @property
+    def first_words(self) -> list[str]:
+        """The words with which a command line of this parser may begin: verbs and options. `=` ends an option with a value."""
+        words: list[str] = []
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                words += action.choices
+            words += action.option_strings
+            words += [f"{word}=" for word in action.option_strings if word.startswith("--") and action.nargs != 0]
+        return words
+
 
 def common_options() -> Parser:
     """The options that every command has, such as --json. A user may write them before or after the verb."""

@@ -1,8 +1,9 @@
-"""Shell code that makes `jobs submit` and the other verbs of shardlab's command `jobs` work in the user's shell.
+"""Shell code that makes shardlab's command `jobs` and the Tab key work in the user's shell.
 
 ``jobs`` is a builtin of bash, zsh and fish, so these shells never run an executable with this name. The shell code defines a
-function or an alias with the name ``jobs``. It passes ``jobs submit`` and the other verbs of shardlab to shardlab, and all
-other uses, such as ``jobs -l``, to the builtin.
+function or an alias with the name ``jobs``. It passes the verbs and options of shardlab's parser, such as ``jobs submit`` and
+``jobs --help``, to shardlab, and all other uses, such as ``jobs -l``, to the builtin. The code also tells the shell to ask
+shardlab.completion at each press of the Tab key.
 """
 
 from __future__ import annotations
@@ -11,21 +12,27 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from shardlab.errors import UnknownName
 
-VERBS = ("plan", "render", "submit", "status", "logs", "cancel", "retry", "matrices", "strategies", "workloads", "launchers")
+COMMANDS = ("jobs", "provision", "collect", "shardlab")
 
-# The shell code for zsh. It says `function jobs` and not `jobs()`, because zsh would expand an alias named jobs in `jobs()`. It
-# says `${1-}` and not `$1`, because under `set -u`, `$1` is an error if there is no argument.
+# The shell code for zsh. `_shardlab` runs shardlab, also at each press of the Tab key.
+# The code says `function jobs` and not `jobs()`, because zsh would expand an alias named jobs in `jobs()`. It says `${{1-}}`
+# and not `$1`, because under `set -u`, `$1` is an error if there is no argument. The function compdef exists after `compinit`.
 ZSH = """\
+function _shardlab {{ {command} "$@"; }}
 function jobs {{
     case "${{1-}}" in
-        {verbs}) {command} jobs "$@" ;;
+        {first_words}) _shardlab jobs "$@" ;;
         *) builtin jobs "$@" ;;
     esac
 }}
+if (( $+functions[compdef] )); then
+{completion}
+fi
 """
 
 # The shell code for bash.
@@ -35,9 +42,10 @@ function jobs {{
 # process ids back into `%1`. Bash expands aliases only in an interactive shell, and only from the line after their definition.
 # `bash -c` and scripts get a function instead; with this function, `jobs | cat` prints nothing.
 BASH = """\
+function _shardlab {{ {command} "$@"; }}
 function _shardlab_jobs {{
     case "${{1-}}" in
-        {verbs}) {command} jobs "$@"; return ;;
+        {first_words}) _shardlab jobs "$@"; return ;;
     esac
     local word number pid rest words=()
     for word in "$@"; do
@@ -54,36 +62,46 @@ if [[ "$-" == *i* && "$-" != *c* ]]; then
 else
     function jobs {{ _shardlab_jobs "$@"; }}
 fi
+{completion}
 """
 
 FISH = """\
+function _shardlab; {command} $argv; end
 function jobs --description 'shardlab jobs, else the jobs of this shell'
     switch "$argv[1]"
-        case {verbs}
-            {command} jobs $argv
+        case {first_words}
+            _shardlab jobs $argv
         case '*'
             builtin jobs $argv
     end
 end
+{completion}
 """
 
-SHELLS = ("bash", "fish", "zsh")
+SHELLS = {"bash": BASH, "fish": FISH, "zsh": ZSH}
 
 
-def init(shell: str | None, command: list[str] | None = None) -> str:
+def init(shell: str | None, first_words: Iterable[str], command: list[str] | None = None) -> str:
     """The shell code that `shardlab shell-init` prints. A shell may evaluate the code several times with the same effect.
 
     shell: the name of the shell, such as bash; None: the shell that started this program.
+    first_words: the words after `jobs` that belong to shardlab and not to the builtin; a word may begin with them if they end
+    with `=`.
     command: the words that run this program; None: the words with which this program was started.
     Raises UnknownName for a shell that is not supported.
     """
+    from argcomplete.shell_integration import shellcode
+
     name = shell or running_shell()
     if name not in SHELLS:
         raise UnknownName("shell", name, SHELLS, where="shell-init")
-    words = command or our_command()
-    if name == "fish":
-        return FISH.format(verbs=" ".join(VERBS), command=" ".join(map(fish_quote, words)))
-    return {"bash": BASH, "zsh": ZSH}[name].format(verbs="|".join(VERBS), command=" ".join(map(shlex.quote, words)))
+    quote = fish_quote if name == "fish" else shlex.quote
+    patterns = [f"{word}*" if word.endswith("=") else word for word in first_words]
+    return SHELLS[name].format(
+        first_words=" ".join(map(fish_quote, patterns)) if name == "fish" else "|".join(patterns),
+        command=" ".join(map(quote, command or our_command())),
+        completion=shellcode(COMMANDS, shell=name, argcomplete_script="_shardlab"),
+    )
 
 
 def running_shell() -> str:

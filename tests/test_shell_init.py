@@ -13,10 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import support_collect
 
 from jobs.cli import main as jobs_main
-from shardlab import cli, shell_init
+from shardlab import __version__, cli, shell_init
 from shardlab.errors import UnknownName
+from shardlab.workspace import Workspace
 
 SHARDLAB = Path(sys.executable).parent / "shardlab"
 SHELLS = [
@@ -118,7 +120,7 @@ def test_on_a_terminal_our_verbs_are_ours(name, stand_in):
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed here")
     command = f"{shlex.quote(sys.executable)} -c " + shlex.quote(
-        f"from shardlab import shell_init; print(shell_init.init({name!r}, [{str(stand_in)!r}]))"
+        f"from shardlab import shell_init; print(shell_init.init({name!r}, ['submit'], [{str(stand_in)!r}]))"
     )
     out = stand_in.parent / "said"
     said = type_into(
@@ -130,7 +132,7 @@ def test_on_a_terminal_our_verbs_are_ours(name, stand_in):
 
 @pytest.mark.parametrize("name", SHELLS)
 def test_words_and_exit_code_pass_through(name, stand_in):
-    text = shell_init.init(name, [str(stand_in)])
+    text = shell_init.init(name, ["submit"], [str(stand_in)])
     status = "$status" if name == "fish" else "$?"
     done = script(name, f"{text}\n{text}\njobs submit --matrix 'a b' '' '*'; echo rc={status}\njobs -l; echo rc={status}")
     assert done.stdout.splitlines()[:2] == ["ours:[jobs][submit][--matrix][a b][][*]", "rc=7"]
@@ -141,14 +143,14 @@ def test_words_and_exit_code_pass_through(name, stand_in):
 @pytest.mark.parametrize("name", [shell for shell in SHELLS if shell.values != ("zsh",)])
 def test_background_jobs_are_listed_in_scripts(name):
     monitor = "status job-control full" if name == "fish" else "set -m"
-    text = shell_init.init(name, ["/nowhere/shardlab"])
+    text = shell_init.init(name, ["submit"], ["/nowhere/shardlab"])
     end = "kill (jobs -p)" if name == "fish" else "kill %1"
     done = script(name, f"{monitor}\n{text}\nsleep 77 &\njobs\njobs -l\njobs %1\njobs -p\n{end}")
     assert done.stdout.count("sleep 77") >= 3, done
 
 
 def test_bash_survives_strict_mode(stand_in):
-    text = shell_init.init("bash", [str(stand_in)])
+    text = shell_init.init("bash", ["submit", "logs"], [str(stand_in)])
     done = script(
         "bash",
         f"set -euo pipefail -m\n{text}\njobs\nsleep 77 &\njobs %1\njobs\nkill %1\njobs submit || echo rc=$?\njobs logs\n",
@@ -174,34 +176,118 @@ def test_bash_knows_our_verbs_on_the_line_that_teaches_it(flags):
 
 def test_our_command_is_found_again_from_any_folder(tmp_path, monkeypatch):
     done = subprocess.run([SHARDLAB, "shell-init", "bash"], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert f"{SHARDLAB} jobs" in done.stdout
+    assert f'{{ {SHARDLAB} "$@"; }}' in done.stdout
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "__init__.py").write_text("raise SystemExit('the wrong jobs')")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "shardlab", "shell-init", "zsh"], capture_output=True, text=True, check=True
     )
-    line = next(line for line in done.stdout.splitlines() if "-m shardlab" in line)
-    command = line.split(") ", 1)[1].split(' "$@"')[0]
-    done = subprocess.run(["bash", "-c", f"{command} strategies --help"], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", f"{done.stdout}\njobs strategies --help"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert "usage: jobs strategies" in done.stdout, done
 
 
 def test_an_unknown_shell_prints_the_menu(monkeypatch):
     with pytest.raises(UnknownName, match=r"unknown shell 'tcsh'.*bash, fish, zsh"):
-        shell_init.init("tcsh")
+        shell_init.init("tcsh", [])
     monkeypatch.setattr(os, "getppid", os.getpid)  # running_shell finds no shell as parent process, so $SHELL decides
     monkeypatch.setenv("SHELL", "/bin/csh")
     with pytest.raises(UnknownName, match="'csh'"):
-        shell_init.init(None)
+        shell_init.init(None, [])
     monkeypatch.setenv("SHELL", "/usr/local/bin/fish")
     assert shell_init.running_shell() == "fish"
 
 
-def test_every_verb_given_to_us_is_a_verb_of_jobs(capsys):
+def teach(name):
+    """The line that evaluates the shell code of the installed shardlab."""
+    return f"'{SHARDLAB}' shell-init {name} | source" if name == "fish" else f"eval \"$('{SHARDLAB}' shell-init {name})\""
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_every_verb_and_option_of_the_parser_reaches_our_jobs(name, capsys):
+    """The help of `jobs` lists the verbs; each verb must answer with its own help, also after an option."""
     with pytest.raises(SystemExit):
         jobs_main(["--help"])
-    said = capsys.readouterr().out
-    assert [verb for verb in shell_init.VERBS if not re.search(rf"\b{verb}\b", said)] == []
+    verbs = re.findall(r"^    (\w+)  ", capsys.readouterr().out, re.MULTILINE)
+    assert {"submit", "advise", "trace"} <= set(verbs)
+    lines = [f"jobs {verb} --help" for verb in verbs]
+    lines += ["jobs --workspace /tmp plan -h", "jobs --workspace=/tmp plan -h", "jobs --json plan -h", "jobs -v plan -h"]
+    done = script(name, "\n".join([teach(name), *lines, "jobs --help", "jobs -h", "jobs --version"]))
+    used = re.findall(r"^usage: jobs ?([a-z]*)", done.stdout, re.MULTILINE)
+    assert used == [*verbs, "plan", "plan", "plan", "plan", "", ""]
+    assert done.stdout.endswith(f"shardlab {__version__}\n")
+    assert done.stderr == ""
+
+
+COMPLETIONS = (
+    ("jobs ad", ["advise"]),
+    ("shardlab jobs ad", ["advise"]),
+    ("shardlab shell", ["shell-init"]),
+    ("provision ve", ["verify"]),
+    ("collect sum", ["summarize"]),
+    ("jobs submit --max-p", ["--max-parallel"]),
+    ("jobs plan --matrix quick", ["quickstart"]),
+    ("jobs plan --matrix ./own", ["./own.yaml"]),
+    ("jobs logs --workspace theirs fsdp2-", ["fsdp2-first", "fsdp2-second"]),
+    ("jobs status --workspace theirs --matrix ", ["sharding"]),
+    ("collect timeline --workspace theirs ddp", ["ddp-only"]),
+    ("collect summarize --workspace theirs --baseline fs", ["fsdp2"]),
+    ("collect export --to xls", ["xlsx"]),
+    ("jobs submit --track tens", ["tensorboard"]),
+)
+
+
+@pytest.fixture
+def completed_folder(tmp_path):
+    """A folder with a matrix file and the workspace `theirs`, which has one matrix and three runs."""
+    (tmp_path / "own.yaml").touch()
+    workspace = Workspace(tmp_path / "theirs")
+    for run in ("fsdp2-first", "fsdp2-second", "ddp-only"):
+        (workspace.runs / run).mkdir(parents=True)
+    support_collect.keep(
+        workspace, [support_collect.cell(strategy="ddp"), support_collect.cell(strategy="fsdp2")], name="sharding"
+    )
+    return tmp_path
+
+
+def complete_in_bash(line, folder):
+    asked = f"COMP_LINE={shlex.quote(line)} COMP_POINT={len(line)} _python_argcomplete__shardlab {line.split()[0]}"
+    return script("bash", f'{teach("bash")}\n{asked}\nprintf "%s\\n" "${{COMPREPLY[@]}}"', cwd=folder)
+
+
+@pytest.mark.parametrize(("line", "words"), COMPLETIONS)
+def test_bash_completes(line, words, completed_folder):
+    done = complete_in_bash(line, completed_folder)
+    assert sorted(word.strip() for word in done.stdout.splitlines()) == words, done
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed here")
+@pytest.mark.parametrize(("line", "words"), COMPLETIONS)
+def test_fish_completes(line, words, completed_folder):
+    done = script("fish", f"{teach('fish')}\ncomplete -C {shell_init.fish_quote(line)}", cwd=completed_folder)
+    assert sorted(entry.split("\t")[0] for entry in done.stdout.splitlines()) == words, done
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh"])
+def test_the_tab_key_completes_on_a_terminal(name, completed_folder, monkeypatch):
+    """A person types the beginning of a verb and of a run id, each with the Tab key; the shell runs the completed line."""
+    if not shutil.which(name):
+        pytest.skip(f"{name} is not installed here")
+    monkeypatch.chdir(completed_folder)
+    monkeypatch.setenv("ZDOTDIR", str(completed_folder))
+    lines = ["autoload -Uz compinit; compinit -u"] if name == "zsh" else []
+    interactive = {"bash": ["bash", "--norc", "-i"], "zsh": ["zsh", "-f", "-i"]}[name]
+    out = type_into(interactive, [*lines, teach(name), "jobs advi\t--help", "jobs logs --workspace theirs ddp\t; echo ended"])
+    assert "usage: jobs advise" in out
+    assert "ddp-only" in out.split("usage: jobs advise")[1]
+
+
+def test_completion_of_a_broken_workspace_says_nothing(completed_folder):
+    """An error must not appear in the line that the user is typing."""
+    (completed_folder / "theirs" / ".shardlab" / "last-matrix.json").write_text("{")
+    done = complete_in_bash("collect summarize --workspace theirs --baseline f", completed_folder)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
 def test_the_umbrella_says_what_it_does_not_know(capsys):
