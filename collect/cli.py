@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from shardlab import completion, console, gc_pause, registry
 from shardlab.archive import SUFFIX
 from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
 from shardlab.console import Output
-from shardlab.errors import InputError, MissingExtra, WorkspaceError
+from shardlab.errors import InputError, WorkspaceError
 from shardlab.rundir import RunDir
 from shardlab.trackers import TRACKERS
 from shardlab.workspace import Workspace
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             output.remark(urge, style="yellow")
         return code
 
-    return console.run(command)
+    return console.run(command, name=f"collect {arguments.verb}")
 
 
 def _urge(workspace: Workspace) -> str | None:
@@ -228,15 +227,6 @@ def _add_track(verbs: console.Verbs) -> None:
     verb.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
 
 
-def _need_report(command: str, *packages: str) -> None:
-    """Raise MissingExtra if one of these packages of the extra `report` is not installed."""
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ModuleNotFoundError:
-            raise MissingExtra("report", f"collect {command}", package) from None
-
-
 def _workspace(arguments: argparse.Namespace) -> Workspace:
     return Workspace.find(getattr(arguments, "workspace", None))
 
@@ -248,7 +238,6 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("summarize", "polars", "plotly")
     from collect import own_metrics, write_report
     from collect.findings import comparability, prediction_scores
     from collect.loading.load import load
@@ -275,7 +264,6 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("verdicts")
     from collect.findings import comparability
     from collect.loading.load import load
     from collect.report import terminal
@@ -295,7 +283,6 @@ def _of_loaded(loaded: Loaded) -> list[tuple[RunDir, str]]:
 
 
 def _explain(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("explain", "polars", "plotly")
     from collect.explain import command
 
     options = (arguments.matrix, arguments.baseline, arguments.row, arguments.metric)
@@ -303,21 +290,18 @@ def _explain(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _trace(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("trace", "numpy")
     from collect.traces import command
 
     return command.show(_workspace(arguments), arguments.profiled, arguments.against, output, like_hta=arguments.like_hta)
 
 
 def _timeline(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("timeline", "polars")
     from collect.timeline import command
 
     return command.show(_workspace(arguments), arguments.shown, arguments.perfetto, output)
 
 
 def _watch(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("watch", "polars", "plotly")
     from collect.watch import command
 
     if not 0 <= arguments.port <= LAST_PORT:
@@ -326,14 +310,12 @@ def _watch(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _compare(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("compare", "polars", "plotly")
     from collect.comparison import command
 
     return command.show(_workspace(arguments), arguments.a, arguments.b, arguments.matrix, output)
 
 
 def _export(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("export", "polars", "plotly")
     from collect import export
     from collect.loading.load import load
     from collect.summary import summarize
@@ -350,14 +332,12 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _history(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("history", "polars")
     from collect.history import command
 
     return command.show(_workspace(arguments), arguments.places, arguments.since, arguments.until, output)
 
 
 def _archive(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("archive", "polars", "plotly")
     from collect.archiving import command
 
     options = (arguments.matrix, arguments.out, arguments.max_gib)
@@ -365,7 +345,6 @@ def _archive(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _open(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("open", "polars", "plotly")
     from collect.archiving import command
 
     return command.open_(arguments.archived, arguments.out, output, trusted=arguments.trust)
@@ -379,14 +358,12 @@ def _sample(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _track(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("track", "polars")
     from collect.tracking import command
 
     return command.track(_workspace(arguments), arguments.followed, arguments.to, arguments.parent, output)
 
 
 def _metrics(arguments: argparse.Namespace, output: Output) -> int:
-    _need_report("metrics", "polars", "plotly")
     from collect.explain import command
 
     return command.list_metrics(_workspace(arguments), output, trusted=arguments.trust)

@@ -20,7 +20,7 @@ from collect.loading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import Tracked, TrackedStep
 from shardlab import registry
-from shardlab.errors import InputError, MissingExtra, UnknownName
+from shardlab.errors import MissingExtra, UnknownName
 
 
 class OpenRun(Protocol):
@@ -49,8 +49,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     summary: str  # one line that describes the format
     holds: frozenset[str]  # names of all files and folders that this format writes
     write: Callable[[Loaded, Summary, Path, Path], None]
-    extra: str | None = None  # the extra of shardlab (optional packages) that must be installed; None: no extra is needed
-    package: str = ""  # name of the package, installed with `extra`, that the format imports
+    package: str | None = None  # the optional package that the format imports, one of shardlab.extras; None: it needs none
     follow: Callable[[str, Tracked, Path], OpenRun] | None = None
 
 
@@ -62,15 +61,15 @@ def exports() -> dict[str, Export]:
 def export(name: str) -> Export:
     """The export format with this name.
 
-    Raises UnknownName, with a list of all formats, if there is no format of this name, and InputError with the words of
-    MissingExtra if a package that the format needs is not installed: another format can be named, and nothing was changed.
+    Raises UnknownName, with a list of all formats, if there is no format of this name, and MissingExtra if the package that the
+    format needs is not installed.
     """
     menu = exports()
     if name not in menu:
         raise UnknownName("export format", name, menu, summaries={name: format_.summary for name, format_ in menu.items()})
     found = menu[name]
-    if found.extra and importlib.util.find_spec(found.package) is None:
-        raise InputError(str(MissingExtra(found.extra, f"collect export --to {name}", found.package)))
+    if found.package and importlib.util.find_spec(found.package) is None:
+        raise MissingExtra(f"collect export --to {name}", found.package)
     return found
 
 

@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         on_controller.enter_environment(invocation, words)
         return int(arguments.run(invocation))
 
-    return console.run(command, interrupted=INTERRUPTED)
+    return console.run(command, name=f"jobs {arguments.verb}", interrupted=INTERRUPTED)
 
 
 def _plan(invocation: Invocation) -> int:
@@ -212,7 +212,7 @@ def _submit(invocation: Invocation) -> int:
         views.scripts(out, steps, workspace, planned.source)
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return int(skipped > 0)
-    plan.must_train_here(planned.source, here=invocation.arguments.here)
+    plan.must_run_here(planned.source, here=arguments.here)
     scripts_must_be_trusted(workspace, trusted=arguments.trust)
     with workspace.alone():
         readable = sending.finish_interrupted(out, workspace, planned.source)
@@ -261,10 +261,10 @@ def _retry(invocation: Invocation) -> int:
     runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
     source = render.source("", invocation.cluster, workspace, wait_gpus_s=shared_options.wait_gpus_s(arguments))
     how = shared_options.submit_options(invocation, source)
-    cells = [step.run.cell for step in submit.retry(workspace, runs, only, source, trust=arguments.trust)]
-    plan.must_train_here(source, here=invocation.arguments.here)
+    retried = [step.run for step in submit.retry(workspace, runs, only, source, trust=arguments.trust)]
+    plan.must_run_here(source, here=arguments.here, trains=any(run.traces is None for run in retried) or not retried)
     scripts_must_be_trusted(workspace, trusted=arguments.trust)
-    _data_must_be_there(out, workspace, cells, source)
+    _data_must_be_there(out, workspace, [run.cell for run in retried], source)
     with workspace.alone():
         readable = sending.finish_interrupted(out, workspace, source)
         runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)

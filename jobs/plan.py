@@ -32,7 +32,7 @@ from jobs.resolve import Capacity, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from jobs.slurm import allocation, share
 from jobs.slurm.share import Share
-from shardlab import batch_search, host, inventory, login_node, matrix, workspace_trust
+from shardlab import batch_search, extras, host, inventory, login_node, matrix, workspace_trust
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
@@ -276,16 +276,19 @@ def _limits(machine: Capacity) -> list[str]:
     return [*limits, f"({types})", *(f"({types}) and {limit}" for limit in limits)]
 
 
-def must_train_here(source: render.RenderContext, *, here: bool) -> None:
-    """If the runs start on this machine, check that this machine can train.
+def must_run_here(source: render.RenderContext, *, here: bool, trains: bool = True) -> None:
+    """If the runs start on this machine, check that this machine can run them.
 
-    here: whether --here is given, which allows a login node. Raises InputError if this machine is a login node of a Slurm
-    cluster, and MissingExtra if torch is not installed.
+    here: whether --here is given, which allows a login node. trains: whether a run trains; the others analyse traces.
+    Raises InputError if this machine is a login node of a Slurm cluster, and MissingExtra if a package is not installed.
     """
-    if source.scheduler == "local":
-        login_node.must_not_be(here=here)
-    if source.scheduler == "local" and find_spec("torch") is None:
-        raise MissingExtra("trainers", "training on this machine", "torch")
+    if source.scheduler != "local":
+        return
+    login_node.must_not_be(here=here)
+    needed_for, modules = ("training", ("torch",)) if trains else ("the analysis of traces", ("numpy", "zlib_ng"))
+    for module in modules:
+        if find_spec(module) is None:
+            raise MissingExtra(f"{needed_for} on this machine", module)
 
 
 class Rendering(msgspec.Struct, frozen=True):
@@ -339,7 +342,8 @@ def _remarks(cells: Sequence[Cell], machine: Capacity, where: Cluster) -> list[s
         if most > processors:
             remarks.append(f"up to {most} ranks share {processors} processors: the measured times say little.")
     if machine.here and find_spec("torch") is None:
-        remarks.append("torch is not installed here: pip install 'shardlab[trainers]' before `jobs submit` on this machine.")
+        install = extras.install_command("trainers")
+        remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install}")
     if any(cell.rehearses for cell in cells):
         remarks.append("every cell is a rehearsal at scale tiny: it tests that everything works, not the speed.")
     elif any(cell.launcher == "fork" for cell in cells):

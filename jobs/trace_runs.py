@@ -57,7 +57,7 @@ def _trace(invocation: Invocation) -> int:
     on_controller.must_suit(source.where, workspace)
     cells = [cell for cell, _ in runs.parts]
     submit.check(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
-    plan.must_train_here(source, here=invocation.arguments.here)
+    plan.must_run_here(source, here=invocation.arguments.here, trains=False)
     scripts_must_be_trusted(workspace, trusted=invocation.arguments.trust)
     with workspace.alone():
         readable = sending.finish_interrupted(out, workspace, source)

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     completion.answer_shell(parser)
     arguments = parser.parse_intermixed_args(words)  # options may stand before, between and after FILE and the verb
-    return console.run(functools.partial(_run, arguments, words), interrupted=None)
+    return console.run(functools.partial(_run, arguments, words), name="provision", interrupted=None)
 
 
 def _parser() -> console.Parser:

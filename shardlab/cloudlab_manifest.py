@@ -138,7 +138,7 @@ def _root(name: str, content: bytes) -> Element:
         from defusedxml import DefusedXmlException
         from defusedxml.ElementTree import ParseError, fromstring
     except ModuleNotFoundError:
-        raise MissingExtra("cloudlab", "a CloudLab manifest", "defusedxml") from None
+        raise MissingExtra("a CloudLab manifest", "defusedxml") from None
     if len(content) > MOST_BYTES:
         raise InputError(f"{name}: is larger than {MOST_BYTES >> 20} MiB. Allowed: a manifest as CloudLab writes it.")
     try:

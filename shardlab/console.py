@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import msgspec
 
 from shardlab import __version__, command_start, plain_table, printable
-from shardlab.errors import ShardlabError, WorkspaceError
+from shardlab.errors import MissingExtra, ShardlabError, WorkspaceError
 
 if TYPE_CHECKING:
     from shardlab.rich_console import CleanConsole
@@ -206,10 +206,19 @@ class Output:
             sys.stdout.flush()
 
 
-def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) -> int:
+def _print_error(error: ShardlabError) -> int:
+    """Print the sentence of an error on stderr, and return the exit code of the command that failed."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(printable.clean(f"error: {error}") + "\n")
+    return error.exit_code
+
+
+def run(command: Callable[[], int], *, name: str | None = None, interrupted: str | None = INTERRUPTED) -> int:
     """Run a command and return its exit code. A ShardlabError or OSError becomes a sentence on stderr and an exit code.
 
-    interrupted: the sentence that is printed after Ctrl-C or SIGTERM; None: the command handles these signals itself.
+    name: the words of the command, such as `collect summarize`; with them, a failed import of an optional package becomes a
+    sentence too. interrupted: the sentence that is printed after Ctrl-C or SIGTERM; None: the command handles these signals
+    itself.
     """
     try:
         if interrupted is not None:
@@ -218,9 +227,12 @@ def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) ->
         sys.stdout.flush()
         return code
     except ShardlabError as error:
-        with contextlib.suppress(BrokenPipeError):
-            sys.stderr.write(printable.clean(f"error: {error}") + "\n")
-        return error.exit_code
+        return _print_error(error)
+    except ModuleNotFoundError as error:
+        missing = MissingExtra.from_import(error, name) if name is not None else None
+        if missing is None:
+            raise
+        return _print_error(missing)
     except KeyboardInterrupt:
         command_start.on_signal(lambda: command_start.leave("interrupted again."))
         sys.stderr.write(f"{interrupted or INTERRUPTED}\n")
@@ -231,5 +243,4 @@ def run(command: Callable[[], int], *, interrupted: str | None = INTERRUPTED) ->
     except OSError as error:
         if error.errno is None:
             raise
-        sys.stderr.write(printable.clean(f"error: {WorkspaceError.from_os_error(error, 'read or write')}") + "\n")
-        return WorkspaceError.exit_code
+        return _print_error(WorkspaceError.from_os_error(error, "read or write"))

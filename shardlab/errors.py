@@ -18,6 +18,8 @@ import errno
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shardlab import extras
+
 
 class ShardlabError(Exception):
     """A failure that is shown to the user as one or more sentences. exit_code: the exit code of the command that failed."""
@@ -73,14 +75,17 @@ class WorkspaceError(ShardlabError):
 
 
 class MissingExtra(ShardlabError):
-    """A command needs an optional package that is not installed.
+    """A command needs an optional package that is not installed."""
 
-    extra: the extra of shardlab that installs the package, as in `pip install shardlab[EXTRA]`. needed_for: what needs the
-    package. missing: the name of the package.
-    """
-
-    def __init__(self, extra: str, needed_for: str, missing: str) -> None:
+    def __init__(self, needed_for: str, module: str) -> None:
+        """needed_for: what needs the package, the beginning of the message. module: a module in shardlab.extras.EXTRAS."""
         super().__init__(
-            f"{needed_for} needs the package {missing!r}, which is not installed here; "
-            f"install it with: pip install 'shardlab[{extra}]'."
+            f"{needed_for} needs the package {module!r}, which is not installed here; "
+            f"install it with: {extras.install_command(extras.EXTRAS[module])}"
         )
+
+    @classmethod
+    def from_import(cls, error: ModuleNotFoundError, needed_for: str) -> MissingExtra | None:
+        """The MissingExtra for a failed import; None if no extra installs the module."""
+        module = (error.name or "").partition(".")[0]
+        return cls(needed_for, module) if module in extras.EXTRAS else None

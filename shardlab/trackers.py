@@ -18,6 +18,6 @@ def must_be_known(tracker: str, where: str) -> None:
 
 def must_be_installed(tracker: str, needed_for: str) -> None:
     """Raise MissingExtra if a package that the tracker needs is not installed. needed_for: the beginning of the message."""
-    for extra, package in ((tracker, tracker), ("report", "polars")):
+    for package in (tracker, "polars"):
         if importlib.util.find_spec(package) is None:
-            raise MissingExtra(extra, needed_for, package)
+            raise MissingExtra(needed_for, package)

@@ -49,14 +49,9 @@ def test_the_command_has_a_version_and_needs_a_verb(capsys):
     assert end.value.code == 2
 
 
-def test_without_the_extra_the_sentence_says_what_to_install(workspace):
+def test_fetch_needs_no_extra(workspace):
+    """test_extras.py tests the verbs that need an extra."""
     code = "import sys; sys.modules['polars'] = None; from collect.cli import main; sys.exit(main(sys.argv[1:]))"
-    for verb in (["summarize"], ["export", "--to", "csv"]):
-        command = [sys.executable, "-c", code, *verb, "--workspace", str(workspace.path)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 1
-        assert f"collect {verb[0]} needs the package 'polars'" in done.stderr
-        assert "pip install 'shardlab[report]'" in done.stderr
     command = [sys.executable, "-c", code, "fetch", "--workspace", str(workspace.path)]
     assert subprocess.run(command, capture_output=True).returncode == 0
 

@@ -12,6 +12,7 @@ from collect import figure, summary
 from collect.cli import main
 from collect.loading import load
 from collect.report import page
+from shardlab import extras
 from shardlab.workspace import Workspace
 
 
@@ -88,7 +89,7 @@ def test_without_a_browser_or_kaleido_one_sentence_says_what_to_install(workspac
     assert "needs Chrome or Chromium, which was not found; install one" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "kaleido", None)
     assert main([*command, "svg"]) == 1
-    assert "pip install 'shardlab[images]'" in capsys.readouterr().err
+    assert extras.install_command("images") in capsys.readouterr().err
     assert not report.exists()
 
 

@@ -12,6 +12,7 @@ import pytest
 from support_line import MATRIX
 from support_queue import CLUSTER, Queue
 
+ROOT = Path(__file__).parent.parent
 EXTRA = ("torch", "functorch", "numpy", "transformers", "tokenizers", "deepspeed", "polars", "plotly")
 FAR = """\
 schema: 1
@@ -47,14 +48,25 @@ def jobs(light, tmp_path):
     return jobs
 
 
-NEEDS = "error: training on this machine needs the package 'torch', which is not installed here; install it with: pip install"
+NEEDS = "error: training on this machine needs the package 'torch', which is not installed here; install it with: "
 
 
-def test_runs_for_this_machine_are_refused_before_anything_is_written(jobs, tmp_path):
+def test_runs_for_this_machine_are_refused_before_anything_is_written(jobs, light, tmp_path):
     done = jobs("submit")
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"{NEEDS} 'shardlab[trainers]'.\n" in done.stderr
+    assert f"{NEEDS}{light} -m pip install -e '{ROOT}[trainers]'\n" in done.stderr
     assert not (tmp_path / "w").exists()
+
+
+def test_the_analysis_of_traces_needs_no_torch_but_numpy(jobs, tmp_path):
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "rank0.json").write_text("{}")
+    done = jobs("trace", str(tmp_path / "traces"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        "error: the analysis of traces on this machine needs the package 'numpy', which is not installed here; " in done.stderr
+    )
+    assert not (tmp_path / "w" / "runs").exists()
 
 
 def test_a_retry_is_refused_too(jobs, tmp_path):
@@ -69,7 +81,7 @@ def test_a_retry_is_refused_too(jobs, tmp_path):
 def test_plans_and_dry_runs_go_on(jobs):
     done = jobs("plan")
     assert done.returncode == 0
-    assert "note: torch is not installed here: pip install 'shardlab[trainers]'" in done.stderr
+    assert "note: torch is not installed here; before `jobs submit` on this machine, install it with: " in done.stderr
     assert jobs("submit", "--dry-run").returncode == 0
     assert "torch is not" not in jobs("plan", python=sys.executable).stderr
 

@@ -58,9 +58,9 @@ def test_training_on_a_login_node_needs_the_option_here(client, tmp_path, monkey
     assert "provision init > cluster.yaml" in said
     assert not (tmp_path / "runs").exists()
     source = render.source("m", cluster.THIS_MACHINE, Workspace(tmp_path))
-    plan.must_train_here(source, here=True)
+    plan.must_run_here(source, here=True)
     with pytest.raises(InputError):
-        plan.must_train_here(source, here=False)
+        plan.must_run_here(source, here=False)
 
 
 @pytest.mark.parametrize("verb", ["apply", "verify"])

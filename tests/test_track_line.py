@@ -11,6 +11,7 @@ from test_collect_trackers import tensorboard_is
 
 from jobs import cli, shared_options
 from jobs.invocation import Invocation
+from shardlab import extras
 from shardlab.errors import InputError
 from shardlab.record import TRACKER_ENDED
 from shardlab.workspace import Workspace
@@ -57,7 +58,7 @@ def test_a_tracker_that_is_missing_is_named_before_anything_is_submitted(tmp_pat
     assert refused(bench, "--track", "wandb") == 1
     said = capsys.readouterr().err
     assert "jobs submit --track wandb needs the package 'wandb'" in said
-    assert "pip install 'shardlab[wandb]'" in said
+    assert extras.install_command("wandb") in said
     assert list(bench.path.iterdir()) == []
 
 

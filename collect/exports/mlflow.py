@@ -119,7 +119,6 @@ EXPORT = Export(
     summary="one MLflow experiment in a file store",
     holds=frozenset({FOLDER}),
     write=write,
-    extra="mlflow",
     package="mlflow",
     follow=follow,
 )

@@ -109,7 +109,6 @@ EXPORT = Export(
     summary="one event file per run, for tensorboard --logdir",
     holds=frozenset({"runs"}),
     write=write,
-    extra="tensorboard",
     package="tensorboard",
     follow=follow,
 )

@@ -136,7 +136,6 @@ EXPORT = Export(
     summary="one offline run of Weights & Biases per run, for wandb sync",
     holds=frozenset({FOLDER}),
     write=write,
-    extra="wandb",
     package="wandb",
     follow=follow,
 )

@@ -169,6 +169,5 @@ EXPORT = Export(
     summary="the tables summary, runs, verdicts and reported numbers, as an Excel workbook with a sheet each",
     holds=frozenset({FILE}),
     write=write,
-    extra="xlsx",
     package="openpyxl",
 )

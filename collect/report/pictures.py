@@ -46,7 +46,7 @@ def export(suffix: str, summary: str) -> Export:
         (folder / FOLDER).mkdir()
         write(folder / FOLDER, drawings(loaded, summarized), (suffix,), f"collect export --to {suffix}")
 
-    return Export(name=suffix, summary=summary, holds=frozenset({FOLDER}), write=write_all, extra="images", package="kaleido")
+    return Export(name=suffix, summary=summary, holds=frozenset({FOLDER}), write=write_all, package="kaleido")
 
 
 def write(folder: Path, figures: Sequence[DrawnFigure], wanted: Sequence[str], what: str) -> None:
@@ -59,8 +59,8 @@ def write(folder: Path, figures: Sequence[DrawnFigure], wanted: Sequence[str], w
     try:
         import kaleido  # type: ignore[import-untyped]
         from choreographer.errors import ChromeNotFoundError
-    except ModuleNotFoundError as missing:
-        raise MissingExtra("images", what, missing.name or "kaleido") from None
+    except ModuleNotFoundError:
+        raise MissingExtra(what, "kaleido") from None
     drawn = []
     for figure in figures:
         spec = palette.resolved(figure.spec, palette.LIGHT)

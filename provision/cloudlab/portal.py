@@ -94,7 +94,7 @@ class Portal:
         try:
             import httpx
         except ModuleNotFoundError:
-            raise MissingExtra("cloudlab", "the CloudLab portal", "httpx") from None
+            raise MissingExtra("the CloudLab portal", "httpx") from None
         self.url = (url or DEFAULT_URL).rstrip("/")
         parts = urlsplit(self.url)
         if parts.scheme != "https" or not parts.hostname:

@@ -55,7 +55,7 @@ def _encoder(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError:
-        raise MissingExtra("trainers", f"the tokenizer {path}", "tokenizers") from None
+        raise MissingExtra(f"the tokenizer {path}", "tokenizers") from None
     if not path.is_file():
         raise InputError(f"--tokenizer: {path}: no such file. Allowed: bytes, or a tokenizer.json.")
     try:
