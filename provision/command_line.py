@@ -39,8 +39,7 @@ run the same command again to continue
 
 
 def parser() -> console.Parser:
-    """The parser of the command line. Its method `parse_intermixed_args` allows options before, between and after FILE and the
-    verb; then `file_and_verb` decides which word is the verb."""
+    """The parser. Call `parse_intermixed_args`, which allows options between FILE and the verb, then `file_and_verb`."""
     menu = "\n".join(f"  {verb:8} {says}" for verb, says in VERBS.items())
     made = console.Parser(
         prog="provision",
@@ -109,10 +108,15 @@ def _count(text: str) -> int:
 
 def file_and_verb(arguments: argparse.Namespace) -> tuple[str | None, str]:
     """Returns (the cluster file or None, the verb). Raises InputError for words that do not belong together."""
-    file, given = arguments.file, arguments.verb
-    if file in VERBS:
-        file, given = _only_verb(file, given)
-    elif file is not None and given is None and not _may_be_file(file):
+    first, second = arguments.file, arguments.verb
+    if first in VERBS and second is not None:
+        if second in VERBS:
+            raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a cluster file {first} as ./{first}.")
+        if first not in WITHOUT_FILE and _may_be_file(second):
+            raise InputError(f"the cluster file comes before the verb: provision {second} {first}.")
+        raise InputError(f"found the word {second} after the verb {first}, which takes none. See: provision --help")
+    file, given = (None, first) if first in VERBS else (first, second)
+    if file is not None and given is None and not _may_be_file(file):
         raise UnknownName("cluster file or verb", file, VERBS)
     verb = given or ("plan" if arguments.check else "apply")
     if verb not in VERBS:
@@ -128,17 +132,6 @@ def file_and_verb(arguments: argparse.Namespace) -> tuple[str | None, str]:
                 f"the option: provision {owner} --{option}."
             )
     return file, verb
-
-
-def _only_verb(verb: str, word: str | None) -> tuple[None, str]:
-    """Check that no word follows the verb of a command without a cluster file. Raises InputError."""
-    if word in VERBS:
-        raise InputError(f"found two verbs, {verb} and {word}. Allowed: one; write a cluster file {verb} as ./{verb}.")
-    if word is not None and verb not in WITHOUT_FILE and _may_be_file(word):
-        raise InputError(f"the cluster file comes before the verb: provision {word} {verb}.")
-    if word is not None:
-        raise InputError(f"found the word {word} after the verb {verb}, which takes none. See: provision --help")
-    return None, verb
 
 
 def _may_be_file(word: str) -> bool:

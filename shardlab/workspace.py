@@ -55,10 +55,7 @@ class Workspace:
 
     @property
     def own_templates(self) -> Path | None:
-        """The folder with the user's templates, which replace shipped templates of the same name.
-
-        None if the folder is a Python package, as in a checkout of shardlab, where it contains the templates of the checkout.
-        """
+        """The folder with templates that replace shipped templates; None in a checkout of shardlab, where it is our package."""
         folder = self.path / "templates"
         return None if (folder / "__init__.py").exists() else folder
 
